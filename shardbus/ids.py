@@ -1,0 +1,95 @@
+"""Names of things: nodes, entities, shards.
+
+A node is one incarnation of a process, `host:port#uid`. The uid is drawn at process start and never comes back, so
+two processes that follow each other at one address are two nodes. Entity, type and shard ids are values: 1 to 256
+bytes of UTF-8 without control characters, never parts of key names or paths.
+
+Source: S1.2, S1.7, S1.8, S2.15, S2.21, S4.8.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+from shardbus.errors import ConfigError
+
+ID_BYTES_MAX = 256
+
+
+class Address(NamedTuple):
+    """Where a node can be reached: the advertised host and the port of its ROUTER."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read `host:port` or `tcp://host:port`.
+
+        Raises:
+            ConfigError: no host, no port, or a port outside 1..65535.
+        """
+        host, colon, port = text.removeprefix("tcp://").rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigError(f"not an address: {text!r}", hint="write host:port, as in 10.0.0.1:7355")
+        return cls(host, int(port))
+
+
+class NodeId(NamedTuple):
+    """One incarnation of a node. Sorts in address order, which every node computes alike."""
+
+    host: str
+    port: int
+    uid: int
+
+    def __str__(self) -> str:
+        return f"{self.address}#{self.uid:016x}"
+
+    @property
+    def address(self) -> Address:
+        return Address(self.host, self.port)
+
+    @classmethod
+    def parse(cls, text: str) -> NodeId:
+        """Read `host:port#uid`, the uid in hexadecimal.
+
+        Raises:
+            ConfigError: the text is not of that form.
+        """
+        address, mark, uid = text.rpartition("#")
+        try:
+            number = int(uid, 16)
+        except ValueError:
+            number = -1
+        if not mark or not 0 <= number < 2**64:
+            raise ConfigError(
+                f"not a node: {text!r}", hint="write host:port#uid, as `shardbus nodes` prints it"
+            )
+        return cls(*Address.parse(address), number)
+
+
+def check_id(what: str, value: str) -> str:
+    """Return `value` if it may name an entity, a type or a shard (`what` says which, for the message).
+
+    Raises:
+        ConfigError: empty, longer than 256 bytes of UTF-8, not encodable, or with a control character.
+    """
+    try:
+        size = len(value.encode())
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what} {value!r} is not valid Unicode") from None
+    if not 0 < size <= ID_BYTES_MAX:
+        raise ConfigError(f"{what} must have 1 to {ID_BYTES_MAX} bytes of UTF-8, this one has {size}")
+    if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
+        raise ConfigError(f"{what} {value!r} has a control character")
+    return value
+
+
+def shard_of(entity_id: str, shards: int) -> str:
+    """The shard of an entity under the default function, `crc32`: the same in every process and for ever."""
+    return str(crc32(entity_id.encode()) % shards)
