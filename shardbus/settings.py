@@ -1,0 +1,363 @@
+"""Every setting of a node, declared once.
+
+Settings are one tree of frozen dataclasses; `Settings()` is the defaults. Each field says unit,
+range and meaning, and a value is good by itself (`options.parse`) and together with the others
+(`check`). For one entity type four places are asked, the last that speaks wins:
+
+    defaults here < section `sharding` < the class's declaration < `sharding.types.<name>`
+
+Not here: what a kind of value may look like (`options`); files, environment and command line
+(`loading`); what a setting does.
+
+Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32; FEATURES section 6 where seeds disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from ipaddress import ip_address
+from typing import Any
+
+from shardbus.errors import ConfigError
+from shardbus.ids import Address
+from shardbus.options import (
+    count,
+    counts,
+    flag,
+    names,
+    number,
+    option_of,
+    parse,
+    seconds,
+    shown,
+    size,
+    text,
+)
+
+WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Who this node is and whom it joins."""
+
+    host: str = text("127.0.0.1", "interface on which the node listens")
+    port: int = count(7355, "port of the ROUTER; 0 takes a free one", low=0, high=65535)
+    gossip_port: int = count(0, "port of the PUB; 0 is port + 1", low=0, high=65535)
+    advertise: str = text(
+        "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
+    )
+    seeds: tuple[str, ...] = names(
+        "HOST:PORT of nodes to join; without any the node forms a cluster of its own"
+    )
+    roles: tuple[str, ...] = names("roles of this node; types and minimums may ask for one")
+    version: str = text("0.0.0", "version of the application, shown to operators")
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDetectorSettings:
+    """Phi accrual over request/reply heartbeats."""
+
+    heartbeat_interval: float = seconds(1.0, "between two heartbeats to one node")
+    threshold: float = number(
+        8.0, "phi above which a node is unreachable; 12 on clouds", low=0.1, high=1000
+    )
+    max_sample_size: int = count(1000, "intervals remembered per node")
+    min_std_deviation: float = seconds(
+        0.1, "lower bound of the deviation, so that a quiet network is not brittle"
+    )
+    acceptable_heartbeat_pause: float = seconds(3.0, "silence forgiven before phi grows", low=0.0)
+    expected_response_after: float = seconds(1.0, "within which the first heartbeat is expected")
+    monitored_by: int = count(9, "nodes that watch each node; the 2.4.20 documents use 5")
+
+
+@dataclass(frozen=True, slots=True)
+class DowningSettings:
+    """What happens to members that stay unreachable."""
+
+    strategy: str = text(
+        "keep-majority", "who stays after a split", choices=("keep-majority", "none")
+    )
+    stable_after: float = seconds(
+        5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
+    )
+    role: str = text("", "count only members with this role; empty counts all")
+    lease_ttl: float = seconds(20.0, "of the lease in the state store that decides an equal split")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Membership: gossip, joining, the leader's actions."""
+
+    gossip_interval: float = seconds(
+        1.0, "between two rounds; a third of it while fewer than half have seen the news"
+    )
+    gossip_time_to_live: float = seconds(
+        2.0, "gossip that waited longer than this in a queue is dropped"
+    )
+    gossip_different_view_probability: float = number(
+        0.8, "of choosing a node that has not seen this version"
+    )
+    reduce_gossip_different_view_probability: int = count(
+        400, "nodes above which that probability falls linearly"
+    )
+    leader_actions_interval: float = seconds(1.0, "between two looks of the leader")
+    seed_node_timeout: float = seconds(5.0, "for an answer of the seed nodes")
+    retry_unsuccessful_join_after: float = seconds(
+        10.0, "before a join without an answer is tried again"
+    )
+    shutdown_after_unsuccessful_join: float = seconds(
+        0.0, "a node that has not joined ends with an error", off=True
+    )
+    allow_weakly_up_members: float = seconds(
+        7.0, "without convergence before members become weakly up", off=True
+    )
+    min_members: int = count(1, "nodes that must have joined before the first become up")
+    role_min_members: Mapping[str, int] = counts("the same per role")
+    prune_tombstones_after: float = seconds(86400.0, "a removed node's uid is remembered so long")
+    app_stall_timeout: float = seconds(
+        30.0, "a node whose handlers block its loop for so long leaves"
+    )
+    confirmed_death: bool = flag(
+        True, "a refused connection proves that a process ended; off behind a proxy"
+    )
+    news_fanout: int = count(3, "nodes told at once of a change of membership or reachability")
+    failure_detector: FailureDetectorSettings = field(default_factory=FailureDetectorSettings)
+    downing: DowningSettings = field(default_factory=DowningSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSettings:
+    """Sharding of one entity type; section `sharding` holds the defaults for every type."""
+
+    shards: int = count(
+        100, "shards of a type; every node must agree, and it cannot change while a table is stored"
+    )
+    role: str = text("", "host only on nodes with this role; empty is every node")
+    remember: bool = flag(False, "entities that were running start again after a move or a crash")
+    passivate_after: float = seconds(
+        120.0, "an idle entity is stopped; remembered ones are not", off=True
+    )
+    mailbox: int = count(10_000, "messages that may wait for one entity")
+    buffer_size: int = count(
+        100_000, "messages that may wait for shards without a home, per type and node"
+    )
+    buffer_bytes: int = size(64 * 2**20, "the same in bytes")
+    hop_limit: int = count(8, "forwards of one message before it is given up")
+    retry_interval: float = seconds(
+        2.0, "between two registrations or location requests without an answer"
+    )
+    shard_start_timeout: float = seconds(10.0, "for a region to say that it hosts a shard")
+    begin_handoff_timeout: float = seconds(5.0, "for a region to acknowledge; then not waited for")
+    handoff_timeout: float = seconds(60.0, "of moving one shard, entities' on_stop included")
+    shard_failure_backoff: float = seconds(10.0, "before a shard whose store failed starts again")
+    entity_restart_backoff: float = seconds(
+        10.0, "longest wait before a failed entity starts again"
+    )
+    entity_restart_backoff_min: float = seconds(
+        0.2, "the first such wait; it doubles with each failure"
+    )
+    entity_recovery_strategy: str = text(
+        "constant", "remembered entities start", choices=("constant", "all")
+    )
+    entity_recovery_constant_rate_frequency: float = seconds(0.1, "between two batches of them")
+    entity_recovery_constant_rate_number_of_entities: int = count(5, "entities per batch and node")
+    coordinator_failure_backoff: float = seconds(
+        5.0, "first wait of a coordinator whose store failed; at most 5 times"
+    )
+    waiting_for_state_timeout: float = seconds(
+        2.0, "regions may report to a new coordinator; 2.4.20 says 5 s"
+    )
+    updating_state_timeout: float = seconds(5.0, "for the store to confirm a change of the table")
+    shard_region_query_timeout: float = seconds(
+        3.0, "for regions to answer a question about their shards"
+    )
+    min_members: int = count(1, "regions that must have registered before shards get homes")
+    rebalance_interval: float = seconds(10.0, "between two looks at the balance")
+    rebalance_absolute_limit: int = count(0, "shards moved in one plan", off=True)
+    rebalance_relative_limit: float = number(1.0, "part of all shards moved in one plan")
+    rebalance_threshold: int = count(
+        10, "strategy threshold: a difference above this starts a rebalance"
+    )
+    max_simultaneous_rebalance: int = count(3, "strategy threshold: shards moved in one plan")
+    max_moves_in_flight: int = count(100, "shards on the move at a time")
+    types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Entity type to those of the settings above that differ for it."""
+
+    def for_type(self, name: str, declared: Mapping[str, object]) -> ShardingSettings:
+        """The settings of one type. `declared` is what its class says, by setting name.
+
+        A part never outlasts its whole: begin_handoff_timeout is at most handoff_timeout, and
+        entity_restart_backoff_min at most entity_restart_backoff.
+
+        Raises:
+            ConfigError: an unknown name or a value out of range in `declared`.
+        """
+        place = f"the declaration of {name!r}"
+        own = {
+            key: read(ShardingSettings, key, value, key, place) for key, value in declared.items()
+        }
+        chosen = replace(self, **{**own, **self.types.get(name, {}), "types": {}})
+        return replace(
+            chosen,
+            begin_handoff_timeout=min(chosen.begin_handoff_timeout, chosen.handoff_timeout),
+            entity_restart_backoff_min=min(
+                chosen.entity_restart_backoff_min, chosen.entity_restart_backoff
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """The state store."""
+
+    url: str = text(
+        "", "sqlite:///, memory://, redis:// ...; empty is a SQLite file of this user", secret=True
+    )
+    timeout: float = seconds(2.0, "for one answer of the store")
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """CURVE keys and who may connect."""
+
+    insecure: bool = flag(False, "listen outside the loopback without keys")
+    keys: str = text("", "file with this node's key pair")
+    allowed: str = text("", "file with the public keys that may connect")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Health, metrics and the read-only API."""
+
+    host: str = text("127.0.0.1", "interface on which HTTP listens")
+    port: int = count(8558, "port of HTTP; 0 takes a free one", low=0, high=65535)
+    write: bool = flag(False, "accept leave and down, with the token")
+    token: str = text("", "bearer token of writes", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is written to standard error."""
+
+    level: str = text("info", "lowest level shown", choices=("debug", "info", "warning", "error"))
+    format: str = text(
+        "auto", "auto is pretty on a terminal, else json", choices=("auto", "pretty", "json")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Trace context."""
+
+    enabled: bool = flag(False, "carry trace context in messages and make spans")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole tree."""
+
+    node: NodeSettings = field(default_factory=NodeSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    sharding: ShardingSettings = field(default_factory=ShardingSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
+
+
+def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
+    """One value of one section, as the setting's type. `key` and `origin` are for the message.
+
+    Raises:
+        ConfigError: the section has no such setting, or the value is no good.
+    """
+    known = {f.name: option for f in fields(section) if (option := option_of(f))}
+    option = known.get(name)
+    if option is None:
+        raise unknown("setting", key, closest(name, known), origin)
+    try:
+        parsed = parse(option, value)
+        if section is NodeSettings and name == "seeds":
+            for seed in parsed:
+                Address.parse(seed)
+    except ConfigError as wrong:
+        message = f"{key} = {shown(option, value)} ({origin}): {wrong.message}"
+        raise ConfigError(message, hint=wrong.hint) from None
+    return parsed
+
+
+def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
+    """The refusal of a name nobody declared."""
+    hint = f"did you mean {nearest}?" if nearest else "`shardbus config show` lists every setting"
+    return ConfigError(f"unknown {what} {key!r} ({origin})"[:300], hint=hint)
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` was probably meant to be, or nothing."""
+    return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")
+
+
+def check(settings: Settings) -> None:
+    """What must hold between settings.
+
+    Raises:
+        ConfigError: naming both settings.
+    """
+    node, cluster, http = settings.node, settings.cluster, settings.http
+    detector, downing = cluster.failure_detector, cluster.downing
+    if node.port and node.port == node.gossip_port:
+        raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
+    if node.port == 65535 and not node.gossip_port:
+        raise ConfigError(
+            "node.port is 65535, so there is no port + 1", hint="set node.gossip_port"
+        )
+    if node.host in WILDCARDS and not node.advertise:
+        raise ConfigError(
+            f"node.host is {node.host!r}, which nobody can connect to",
+            hint="set node.advertise to HOST or HOST:PORT",
+        )
+    if (
+        detector.heartbeat_interval
+        >= detector.acceptable_heartbeat_pause + detector.expected_response_after
+    ):
+        raise ConfigError(
+            "cluster.failure_detector: heartbeat_interval must be below acceptable_heartbeat_pause"
+            " + expected_response_after, or every node looks dead between two heartbeats"
+        )
+    if downing.lease_ttl <= 2 * settings.store.timeout:
+        raise ConfigError(
+            f"cluster.downing.lease_ttl ({downing.lease_ttl:g} s) must be more than twice "
+            f"store.timeout ({settings.store.timeout:g} s), or a lease runs out while it is renewed"
+        )
+    if http.write and not http.token:
+        raise ConfigError(
+            "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"
+        )
+
+
+def check_exposure(settings: Settings) -> None:
+    """Refuse to listen where strangers can connect, unless there are keys or the user said so.
+
+    Raises:
+        ConfigError: a host outside the loopback, neither keys nor `security.insecure`.
+    """
+    if settings.security.insecure or (settings.security.keys and settings.security.allowed):
+        return
+    for key, host in (("node.host", settings.node.host), ("http.host", settings.http.host)):
+        if not is_loopback(host):
+            raise ConfigError(
+                f"{key} is {host!r}, outside the loopback, without security.keys and .allowed",
+                hint="set both, or security.insecure = true on a network you trust",
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach it. No name but localhost is believed to be inside."""
+    try:
+        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return host == "localhost"
