@@ -2,7 +2,8 @@
 
 Akka's names. Each message names its sender and what must be answered. Everything a coordinator sends carries its
 epoch; a region refuses an epoch lower than the highest it has seen. Lists are batches: everything decided in one turn
-travels in one message.
+travels in one message. What is said about a shard names the home it means, fence and all, so that a late or repeated
+message about an earlier home cannot touch a later one.
 
     region       Register ──────────────> coordinator      once per coordinator, repeated until RegisterAck
     coordinator  RegisterAck ───────────> region           with every home known
@@ -15,7 +16,7 @@ travels in one message.
     coordinator  HandOff ───────────────> the old home
     region       ShardStopped ──────────> coordinator      after the last entity stopped
     region       GracefulShutdownRequest> coordinator      move everything away from me
-    region       RegionStopped ─────────> coordinator      it hosts nothing any more
+    coordinator  RegionStopped ─────────> region           it hosts nothing and gets nothing any more
 
 Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52; N.1 for epoch and fence.
 """
@@ -106,11 +107,11 @@ class ShardStarted:
 
 @dataclass(frozen=True, slots=True)
 class BeginHandOff:
-    """These shards are about to move: stop sending to their home, buffer, and answer BeginHandOffAck once
+    """These shards are about to leave these homes: stop sending there, buffer, and answer BeginHandOffAck once
     everything sent so far has arrived there."""
 
     epoch: int
-    shards: tuple[str, ...]
+    homes: tuple[Home, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,7 @@ class BeginHandOffAck:
     """Everything this region had sent for these shards has arrived at their old home."""
 
     node: NodeId
-    shards: tuple[str, ...]
+    homes: tuple[Home, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class HandOff:
     """Stop these shards: every entity after the messages already in its mailbox. Answer: ShardStopped."""
 
     epoch: int
-    shards: tuple[str, ...]
+    homes: tuple[Home, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,19 +135,19 @@ class ShardStopped:
     """No entity of these shards runs on this node. May come unasked, and then frees them."""
 
     node: NodeId
-    shards: tuple[str, ...]
+    homes: tuple[Home, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GracefulShutdownRequest:
-    """Move every shard of this region away; it takes no new ones."""
+    """Move every shard of this region away; it takes no new ones. Answer: RegionStopped, once it hosts nothing."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class RegionStopped:
-    """The region hosts nothing and is gone from the table."""
+    """The region hosts nothing, will be given nothing, and is a proxy in the table from now on."""
 
     node: NodeId
 
