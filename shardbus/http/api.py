@@ -1,0 +1,90 @@
+"""What a node must be able to say for itself, so that HTTP can show it.
+
+The runtime implements `NodeApi`; nothing in this package knows more of a node. Answers are plain
+dicts and lists in the shapes of the public JSON, so that the command line prints what HTTP sent.
+
+    liveness    this process works: never asks the store or another node
+    readiness   this node should get work: it is up and the coordinators are known
+
+Source: API section 5; B.142, B.143; ECOSYSTEM section 3, probes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that was looked at. `detail` is for people: what was seen, and what is missing."""
+
+    ok: bool
+    detail: str = ""
+
+
+Checks = Mapping[str, Check]
+"""What was looked at, by name, in the order in which a reader should see it."""
+
+
+class NodeApi(Protocol):
+    """A running node, as seen from outside.
+
+    Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
+    that name, and any method may raise another `ShardBusError`. Nothing here changes state but
+    `leave` and `down`.
+    """
+
+    @property
+    def cluster_name(self) -> str: ...
+
+    async def cluster(self) -> Json:
+        """Membership as this node sees it."""
+
+    async def nodes(self) -> Json:
+        """Every member with what it hosts."""
+
+    async def types(self) -> Json:
+        """The entity types of the cluster."""
+
+    async def shards(self, type: str) -> Json:
+        """Where the shards of a type live."""
+
+    async def where(self, type: str, id: str) -> Json:
+        """Where one entity lives, or would."""
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        """A page of at most `limit` entities in memory whose ids begin with `prefix`.
+
+        Raises:
+            ConfigError: the cursor is none of ours.
+        """
+
+    async def explain(self, type: str, id: str) -> Json:
+        """Why an entity is where it is, and what it waits for."""
+
+    def liveness(self) -> Checks: ...
+
+    def readiness(self) -> Checks: ...
+
+    def metrics(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+
+    async def leave(self, node: str | None) -> Json:
+        """Begin to hand off and leave; None is this node. Returns when that has begun.
+
+        Raises:
+            ConfigError: no member has that name.
+        """
+
+    async def down(self, node: str) -> Json:
+        """Declare a member dead. Only for one that surely is.
+
+        Raises:
+            ConfigError: no member has that name.
+        """

@@ -1,0 +1,185 @@
+"""Health, metrics and the state of the cluster over HTTP.
+
+    GET  /livez /readyz /startupz            200 or 503; ?verbose is laid out for people
+    GET  /metrics                            Prometheus's text format
+    GET  /v1/cluster /v1/nodes /v1/types
+    GET  /v1/shards/{type}
+    GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
+    GET  /v1/where/{type}/{id}
+    GET  /v1/explain/{type}/{id}
+    POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
+    POST /v1/nodes/{node}/down
+
+Ids are values: they stand percent-encoded in the path and are taken from it before decoding, so
+that an id may hold a slash. No GET changes anything, no path redirects, and every answer has a
+deadline. What the answers hold is `NodeApi`'s matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from urllib.parse import unquote
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from shardbus.errors import ConfigError, ShardBusError
+from shardbus.http.api import Checks, Json, NodeApi
+from shardbus.http.errors import on_defect, on_http_error, on_known_error
+from shardbus.http.guard import Guard, check_write
+from shardbus.ids import check_id
+from shardbus.settings import HttpSettings
+
+ANSWER_DEADLINE_S = 4.5
+PAGE_DEFAULT, PAGE_MAX = 100, 1000
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
+    """The application that shows this node."""
+    pages = _Pages(node, settings)
+    app = Starlette(
+        routes=[
+            Route("/livez", pages.livez),
+            Route("/readyz", pages.readyz),
+            Route("/startupz", pages.startupz),
+            Route("/metrics", pages.metrics),
+            Route("/v1/cluster", pages.cluster),
+            Route("/v1/nodes", pages.nodes),
+            Route("/v1/types", pages.types),
+            Route("/v1/shards/{rest:path}", pages.shards),
+            Route("/v1/entities/{rest:path}", pages.entities),
+            Route("/v1/where/{rest:path}", pages.where),
+            Route("/v1/explain/{rest:path}", pages.explain),
+            Route("/v1/nodes/{rest:path}", pages.act, methods=["POST"]),
+        ],
+        middleware=[Middleware(Guard, settings=settings)],
+        exception_handlers={
+            ShardBusError: on_known_error,
+            TimeoutError: on_known_error,
+            HTTPException: on_http_error,
+            Exception: on_defect,
+        },
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Pages:
+    """One method per page. Remembers only whether the node has been ready once."""
+
+    def __init__(self, node: NodeApi, settings: HttpSettings) -> None:
+        self.node = node
+        self.settings = settings
+        self.started = False
+
+    async def livez(self, request: Request) -> Response:
+        return _probe(request, self.node.liveness())
+
+    async def readyz(self, request: Request) -> Response:
+        return _probe(request, self._readiness())
+
+    async def startupz(self, request: Request) -> Response:
+        checks = self._readiness()
+        return _probe(request, self.node.liveness() if self.started else checks)
+
+    def _readiness(self) -> Checks:
+        checks = self.node.readiness()
+        self.started = self.started or all(check.ok for check in checks.values())
+        return checks
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.node.metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def cluster(self, request: Request) -> Response:
+        return await _answer(self.node.cluster())
+
+    async def nodes(self, request: Request) -> Response:
+        return await _answer(self.node.nodes())
+
+    async def types(self, request: Request) -> Response:
+        return await _answer(self.node.types())
+
+    async def shards(self, request: Request) -> Response:
+        return await _answer(self.node.shards(_type(request)))
+
+    async def where(self, request: Request) -> Response:
+        return await _answer(self.node.where(*_type_and_id(request)))
+
+    async def explain(self, request: Request) -> Response:
+        return await _answer(self.node.explain(*_type_and_id(request)))
+
+    async def entities(self, request: Request) -> Response:
+        query = request.query_params
+        limit = query.get("limit", str(PAGE_DEFAULT))
+        if not (limit.isascii() and limit.isdigit() and len(limit) < 10) or int(limit) < 1:
+            raise ConfigError(f"limit {limit[:40]!r} is no page size", hint=f"use 1 to {PAGE_MAX}")
+        return await _answer(
+            self.node.entities(
+                _type(request),
+                query.get("shard"),
+                query.get("prefix", ""),
+                min(int(limit), PAGE_MAX),
+                query.get("cursor"),
+            )
+        )
+
+    async def act(self, request: Request) -> Response:
+        node, _, action = "/".join(_after(request, 2)).rpartition("/")
+        if not node or action not in ("leave", "down"):
+            raise HTTPException(404)
+        check_write(request, self.settings)
+        if action == "down":
+            return await _answer(self.node.down(node))
+        return await _answer(self.node.leave(None if node == "self" else node))
+
+
+def _after(request: Request, skipped: int) -> list[str]:
+    """The parts of the path behind the first `skipped`, each decoded by itself."""
+    raw = request.scope.get("raw_path") or request.url.path.encode()
+    parts = raw.decode("latin-1").partition("?")[0].split("/")[1 + skipped :]
+    try:
+        return [unquote(part, errors="strict") for part in parts]
+    except UnicodeDecodeError:
+        raise ConfigError("the path is not UTF-8", hint="percent-encode ids as UTF-8") from None
+
+
+def _type(request: Request) -> str:
+    parts = _after(request, 2)
+    if len(parts) != 1:
+        raise HTTPException(404)
+    return check_id("entity type", parts[0])
+
+
+def _type_and_id(request: Request) -> tuple[str, str]:
+    parts = _after(request, 2)
+    if len(parts) < 2:
+        raise HTTPException(404)
+    return check_id("entity type", parts[0]), check_id("entity id", "/".join(parts[1:]))
+
+
+async def _answer(pending: Awaitable[Json]) -> Response:
+    async with asyncio.timeout(ANSWER_DEADLINE_S):
+        body = await pending
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _probe(request: Request, checks: Checks) -> Response:
+    ok = all(check.ok for check in checks.values())
+    body = msgspec.json.encode(
+        {
+            "status": "ok" if ok else "unavailable",
+            "checks": {name: {"ok": c.ok, "detail": c.detail} for name, c in checks.items()},
+        }
+    )
+    if "verbose" in request.query_params:
+        body = msgspec.json.format(body, indent=2) + b"\n"
+    return Response(body, 200 if ok else 503, media_type="application/json")

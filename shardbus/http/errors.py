@@ -1,0 +1,70 @@
+"""Errors as HTTP shows them: a fitting status and `{"error": {"code", "message", "hint"}}`.
+
+The first class of the table that fits decides, so subclasses stand before their parents. What is in
+no table is a defect: status 500, its text in the log and not in the answer.
+"""
+
+from __future__ import annotations
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from shardbus.errors import (
+    AskTimeout,
+    ConfigError,
+    Refused,
+    ShardBusError,
+    StoreError,
+    UnknownEntityType,
+)
+
+STATUSES: tuple[tuple[type[Exception], int, str], ...] = (
+    (UnknownEntityType, 404, "unknown_entity_type"),
+    (ConfigError, 400, "bad_request"),
+    (Refused, 409, "refused"),
+    (AskTimeout, 504, "timeout"),
+    (TimeoutError, 504, "timeout"),
+    (StoreError, 503, "store_unavailable"),
+    (ShardBusError, 500, "failed"),
+)
+
+CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Forbidden(ShardBusError):
+    """The caller may not do this here: a write without permission, or a foreign Host header."""
+
+
+def error(status: int, code: str, message: str, hint: str = "") -> JSONResponse:
+    """One error in the form that every error has."""
+    return JSONResponse(
+        {"error": {"code": code, "message": message, "hint": hint}}, status_code=status
+    )
+
+
+def on_known_error(request: Request, exception: Exception) -> Response:
+    """The answer to an error that the table knows."""
+    if isinstance(exception, Forbidden):
+        return error(403, "forbidden", exception.message, exception.hint)
+    status, code = next(
+        (status, code) for kind, status, code in STATUSES if isinstance(exception, kind)
+    )
+    if isinstance(exception, ShardBusError):
+        return error(status, code, exception.message, exception.hint)
+    return error(status, code, "no answer in time", "try again, or ask another node")
+
+
+def on_http_error(request: Request, exception: Exception) -> Response:
+    """The answer to a path or a method that there is not."""
+    assert isinstance(exception, HTTPException)
+    code = CODES.get(exception.status_code, "bad_request")
+    message = f"{request.method} {request.url.path}: {exception.detail}"
+    answer = error(exception.status_code, code, message, "see /v1/cluster, /v1/nodes, /v1/types")
+    answer.headers.update(exception.headers or {})
+    return answer
+
+
+def on_defect(request: Request, exception: Exception) -> Response:
+    """The answer to everything else; the server logs the traceback."""
+    return error(500, "internal", "this node failed to answer", "its log has the reason")

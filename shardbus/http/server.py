@@ -1,0 +1,120 @@
+"""A web server inside the node's own event loop.
+
+uvicorn does HTTP. Three things differ from running it alone: it must not touch the process's
+signals (it would raise them once more when it stops), the port is bound here so that a taken one is
+one clear sentence, and `start` returns when connections are accepted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from shardbus.errors import ConfigError
+
+BACKLOG = 128
+CONNECTIONS_MAX = 256
+SHUTDOWN_GRACE_S = 2
+REASONS = {
+    errno.EADDRINUSE: "it is taken",
+    errno.EACCES: "this user may not listen there",
+    errno.EADDRNOTAVAIL: "no interface of this machine has that address",
+}
+
+
+class _Embedded(uvicorn.Server):
+    """uvicorn without signals, and with an event for the moment it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self.listening.set()
+
+
+class Server:
+    """One application on one port. Started once, stopped once."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        """As asked for; after `start` the real one."""
+        self._app = app
+        self._server: _Embedded | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Bind and accept connections.
+
+        Raises:
+            ConfigError: the port cannot be had. Nothing is left open.
+        """
+        listener = await _bind(self.host, self.port)
+        self.port = listener.getsockname()[1]
+        config = uvicorn.Config(
+            self._app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        )
+        self._server = _Embedded(config)
+        self._task = asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
+        listening = asyncio.create_task(self._server.listening.wait())
+        await asyncio.wait((self._task, listening), return_when=asyncio.FIRST_COMPLETED)
+        if self._task.done():
+            listening.cancel()
+            await self._task
+
+    async def stop(self) -> None:
+        """Close the port; requests under way have two seconds. Does nothing before `start`."""
+        if self._server is None or self._task is None:
+            return
+        self._server.should_exit = True
+        await self._task
+
+
+def serve(app: ASGIApp, host: str, port: int) -> Server:
+    """A server for `app`; `await start()` it. Port 0 takes a free one."""
+    return Server(app, host, port)
+
+
+async def _bind(host: str, port: int) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
+    except OSError:
+        raise ConfigError(f"http.host {host!r} is not known here", hint="use an address") from None
+    family, _, _, _, address = found[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as failed:
+        listener.close()
+        reason = REASONS.get(failed.errno or 0, "the system refuses it")
+        raise ConfigError(
+            f"cannot listen for HTTP on {host}:{port}: {reason}",
+            hint="choose another with --http-port (http.port) or http.host",
+        ) from None
+    return listener
