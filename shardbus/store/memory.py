@@ -1,0 +1,217 @@
+"""A store in memory: for tests, for one process, and as the shortest statement of what every store
+must do.
+
+`MemoryData` is what a server would hold; several `MemoryStore` objects may share one, as several
+nodes share a Redis. No method of a `MemoryStore` awaits anything, so each is one atomic step of the
+event loop.
+
+Source: DESIGN section 8; N.23.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right, insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
+from shardbus.ids import NodeId
+from shardbus.store.protocol import Lease, Save, StoredTable
+
+
+@dataclass(slots=True)
+class _Table:
+    epoch: int
+    layout: str
+    claimer: object
+    op_id: int | None = None
+    homes: dict[str, tuple[NodeId, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _State:
+    fence: int
+    op_id: int | None = None
+    data: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Remembered:
+    fence: int
+    entity_ids: list[str] = field(default_factory=list)
+    """Sorted, so that a page can start after any id, present or not."""
+
+
+@dataclass(slots=True)
+class _Lease:
+    owner: str | None
+    counter: int
+    expires: float
+
+    def is_under(self, lease: Lease) -> bool:
+        return (self.owner, self.counter) == (lease.owner, lease.counter)
+
+
+@dataclass(slots=True)
+class MemoryData:
+    """What the store holds. Empty it to play a server that lost its memory."""
+
+    tables: dict[str, _Table] = field(default_factory=dict)
+    states: dict[tuple[str, str], _State] = field(default_factory=dict)
+    remembered: dict[tuple[str, str], _Remembered] = field(default_factory=dict)
+    leases: dict[str, _Lease] = field(default_factory=dict)
+
+
+class MemoryStore:
+    """A `StateStore` over a `MemoryData`. `clock` gives seconds and times the leases."""
+
+    def __init__(
+        self, data: MemoryData | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._held = MemoryData() if data is None else data
+        self._clock = clock
+        self._open = False
+
+    async def start(self) -> None:
+        self._open = True
+
+    async def close(self) -> None:
+        self._open = False
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        table = self._data().tables.get(entity_type)
+        return None if table is None else _stored(table)
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        tables = self._data().tables
+        table = tables.get(entity_type)
+        if table is None:
+            table = tables[entity_type] = _Table(epoch, layout, self)
+            return _stored(table)
+        if (table.epoch, table.layout, table.claimer) == (epoch, layout, self):
+            return _stored(table)
+        if table.epoch >= epoch:
+            raise StaleEpoch(entity_type, epoch, table.epoch)
+        if table.layout != layout and table.homes:
+            raise layout_differs(entity_type, layout, table.layout)
+        table.epoch, table.layout, table.claimer = epoch, layout, self
+        return _stored(table)
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        table = self._data().tables.get(entity_type)
+        if table is None:
+            raise StaleEpoch(entity_type, epoch, 0)
+        if table.op_id == op_id:
+            return
+        if table.epoch != epoch:
+            raise StaleEpoch(entity_type, epoch, table.epoch)
+        for shard, home in homes.items():
+            if home is None:
+                table.homes.pop(shard, None)
+            else:
+                table.homes[shard] = home
+        table.op_id = op_id
+
+    async def remove_table(self, entity_type: str) -> bool:
+        return self._data().tables.pop(entity_type, None) is not None
+
+    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        state = self._data().states.setdefault((entity_type, entity_id), _State(fence))
+        if state.fence > fence:
+            raise StaleFence(entity_type, entity_id, fence, state.fence)
+        state.fence = fence
+        return state.data
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        states = self._data().states
+        return [_save(states, save) for save in saves]
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        known = self._fenced(entity_type, shard, fence)
+        for entity_id in entity_ids:
+            at = bisect_right(known, entity_id)
+            if at == 0 or known[at - 1] != entity_id:
+                insort(known, entity_id)
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        known = self._fenced(entity_type, shard, fence)
+        gone = set(entity_ids)
+        known[:] = [entity_id for entity_id in known if entity_id not in gone]
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        entry = self._data().remembered.get((entity_type, shard))
+        known = [] if entry is None else entry.entity_ids
+        first = 0 if cursor is None else bisect_right(known, cursor)
+        page = known[first : first + limit]
+        return page, page[-1] if len(page) == limit else None
+
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+        now = self._clock()
+        held = self._data().leases.setdefault(name, _Lease(None, 0, now))
+        if held.owner is None or held.expires <= now:
+            held.owner = owner
+            held.counter += 1
+        elif held.owner != owner:
+            return None
+        held.expires = now + ttl
+        return Lease(name, owner, held.counter)
+
+    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        now = self._clock()
+        held = self._data().leases.get(lease.name)
+        if held is None or not held.is_under(lease) or held.expires <= now:
+            return False
+        held.expires = now + ttl
+        return True
+
+    async def release_lease(self, lease: Lease) -> None:
+        held = self._data().leases.get(lease.name)
+        if held is not None and held.is_under(lease):
+            held.owner = None
+
+    def _data(self) -> MemoryData:
+        if not self._open:
+            raise StoreUnavailable("the store memory:// is not open")
+        return self._held
+
+    def _fenced(self, entity_type: str, shard: str, fence: int) -> list[str]:
+        entry = self._data().remembered.setdefault((entity_type, shard), _Remembered(fence))
+        if entry.fence > fence:
+            raise StaleFence(entity_type, shard, fence, entry.fence)
+        entry.fence = fence
+        return entry.entity_ids
+
+
+def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
+    """The error of `claim_epoch` for a table that was cut into shards another way."""
+    return ConfigError(
+        f"{entity_type!r} is declared with the shard layout {layout!r}, the store has {stored!r}",
+        hint="declare the stored layout, or stop the cluster and use `shardbus data remove`",
+    )
+
+
+def _stored(table: _Table) -> StoredTable:
+    return StoredTable(table.epoch, table.layout, dict(table.homes))
+
+
+def _save(states: dict[tuple[str, str], _State], save: Save) -> StaleFence | None:
+    state = states.setdefault((save.entity_type, save.entity_id), _State(save.fence))
+    if state.op_id == save.op_id:
+        return None
+    if state.fence > save.fence:
+        return StaleFence(save.entity_type, save.entity_id, save.fence, state.fence)
+    state.fence, state.op_id, state.data = save.fence, save.op_id, save.data
+    return None

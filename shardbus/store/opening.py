@@ -1,0 +1,155 @@
+"""From a store URL to a store.
+
+| URL | store |
+|---|---|
+| `memory://` | in this process, gone with it |
+| `sqlite:///relative.db`, `sqlite:////absolute.db` | a file; `?durability=cache` syncs less |
+| `redis://[user:password@]host[:port][/db]`, `rediss://` with TLS | one server |
+| `redis+sentinel://host:port,host:port[/db]?master=name` | the master that the sentinels name |
+| `redis+cluster://host:port,host:port` | a Redis Cluster, found through any of these nodes |
+
+`rediss+sentinel` and `rediss+cluster` are the same with TLS. Any other scheme is looked up in the
+entry point group `shardbus.stores`: its value is a callable `(url, *, cluster, timeout) ->
+StateStore`. What a store needs is imported only when a URL asks for it.
+
+Source: DESIGN section 8; API section 4; N.23.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from urllib.parse import parse_qsl, quote
+
+from shardbus.errors import ConfigError
+from shardbus.store.memory import MemoryStore
+from shardbus.store.protocol import StateStore
+
+ENTRY_POINTS = "shardbus.stores"
+DURABILITIES = ("disk", "cache")
+REDIS_SCHEMES = (
+    "redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
+)  # fmt: skip
+
+_USER_INFO = re.compile(r"(?<=://)([^/@]*:)[^/]*(?=@)")
+_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+_NAME_MAX = 200
+
+
+def open_store(url: str, *, cluster: str, timeout: float = 2.0) -> StateStore:
+    """The store that `url` names, not yet started. `timeout` bounds each of its calls, in seconds.
+
+    Raises:
+        ConfigError: no store is known by that scheme, or the URL is wrong.
+    """
+    scheme, mark, _ = url.partition("://")
+    if not mark:
+        raise ConfigError(f"store.url: {mask_url(url)!r} is not a URL", hint=_known())
+    if timeout <= 0:
+        raise ConfigError(f"store.timeout must be above 0, not {timeout:g}")
+    if scheme == "memory":
+        if url != "memory://":
+            raise ConfigError(f"store.url: memory:// stands alone, not as in {mask_url(url)!r}")
+        return MemoryStore()
+    if scheme == "sqlite":
+        return _open_sqlite(url, cluster, timeout)
+    if scheme in REDIS_SCHEMES:
+        return _open_redis(url, cluster, timeout)
+    return _open_other(scheme, url, cluster, timeout)
+
+
+def default_url(cluster: str) -> str:
+    """The store of a cluster that names none: a file under the user's state directory."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    name = quote(cluster, safe=" ")
+    if len(name) > _NAME_MAX:
+        name = f"{name[:100]}-{hashlib.sha256(cluster.encode()).hexdigest()}"
+    return f"sqlite:///{home / 'shardbus' / name}.db"
+
+
+def mask_url(url: str) -> str:
+    """The URL as it may be shown: without its passwords."""
+    return _SECRET_OPTION.sub(r"\1***", _USER_INFO.sub(r"\1***", url))
+
+
+def split_options(url: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, str]]:
+    """The URL without its query, and the query's options.
+
+    Raises:
+        ConfigError: an option is not among the allowed, is given twice, or `durability` has no such
+        value.
+    """
+    base, _, query = url.partition("?")
+    options: dict[str, str] = {}
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name not in allowed or name in options:
+            problem = "is given twice" if name in options else "is unknown"
+            raise ConfigError(
+                f"store.url: the option {name!r} of {mask_url(url)!r} {problem}",
+                hint=f"known are {', '.join(allowed)}",
+            )
+        options[name] = value
+    return base, options
+
+
+def check_durability(value: str, allowed: tuple[str, ...]) -> str:
+    """Return `value` if the store can keep that promise.
+
+    Raises:
+        ConfigError: it is none of `allowed`.
+    """
+    if value not in allowed:
+        raise ConfigError(f"store.url: durability is one of {', '.join(allowed)}, not {value!r}")
+    return value
+
+
+def _open_sqlite(url: str, cluster: str, timeout: float) -> StateStore:
+    from shardbus.store.sqlite import SqliteStore
+
+    base, options = split_options(url, ("durability",))
+    path = base.removeprefix("sqlite:///")
+    if path == base:
+        raise ConfigError(
+            f"store.url: {url!r} names a host",
+            hint="write sqlite:///relative.db or sqlite:////absolute.db",
+        )
+    if path in ("", ":memory:"):
+        raise ConfigError(
+            f"store.url: {url!r} names no file", hint="for a store in memory write memory://"
+        )
+    durability = check_durability(options.get("durability", "disk"), DURABILITIES)
+    return SqliteStore(path, cluster=cluster, timeout=timeout, full_sync=durability == "disk")
+
+
+def _open_redis(url: str, cluster: str, timeout: float) -> StateStore:
+    try:
+        from shardbus.store.redis import RedisStore
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"store.url: {mask_url(url)!r} needs the package {error.name!r}",
+            hint="pip install 'shardbus[redis]'",
+        ) from None
+    return RedisStore(url, f"shardbus:{quote(cluster, safe='')}", timeout=timeout)
+
+
+def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:
+    entry = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
+    if entry is None:
+        raise ConfigError(f"store.url: no store is known by the scheme {scheme!r}", hint=_known())
+    try:
+        opener: Callable[..., StateStore] = entry.load()
+    except Exception as error:
+        raise ConfigError(
+            f"store.url: the plugin {entry.value!r} for {scheme!r} cannot be loaded: {error!r}"
+        ) from error
+    return opener(url, cluster=cluster, timeout=timeout)
+
+
+def _known() -> str:
+    plugged = sorted({entry.name for entry in entry_points(group=ENTRY_POINTS)})
+    return f"known schemes are {', '.join(('memory', 'sqlite', *REDIS_SCHEMES, *plugged))}"

@@ -1,0 +1,118 @@
+"""The store in an SQLite file: the default, for one machine; any number of its processes may share
+the file.
+
+The file is created with mode 0600, its folder with 0700. With `durability` disk, every answered
+write has been synced; with cache, a loss of power may take the last ones (a crash of the process
+takes none).
+
+Source: DESIGN section 8; N.23.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from shardbus.errors import StaleFence
+from shardbus.ids import NodeId
+from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.sqlite_worker import SqliteWorker
+
+
+def machine_clock() -> float:
+    """Seconds of a clock that all processes of the machine share, which goes on while the machine
+    sleeps where the system offers such a one."""
+    boottime: int | None = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+class SqliteStore:
+    """A `StateStore` in the file at `path`. `cluster` keeps the clusters of one file apart; `clock`
+    times leases."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cluster: str = "",
+        timeout: float = 2.0,
+        full_sync: bool = True,
+        clock: Callable[[], float] = machine_clock,
+    ) -> None:
+        self._clock = clock
+        self._worker = SqliteWorker(
+            Path(path), cluster, secrets.token_hex(8), full_sync=full_sync, timeout=timeout
+        )
+
+    async def start(self) -> None:
+        self._worker.start()
+        try:
+            await self._worker.call(lambda steps: None)
+        except BaseException:
+            await self._worker.close()
+            raise
+
+    async def close(self) -> None:
+        await self._worker.close()
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        return await self._worker.call(lambda steps: steps.load_table(entity_type), writes=False)
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        return await self._worker.call(lambda steps: steps.claim_epoch(entity_type, epoch, layout))
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        kept = dict(homes)
+        await self._worker.call(lambda steps: steps.write_homes(entity_type, epoch, kept, op_id))
+
+    async def remove_table(self, entity_type: str) -> bool:
+        return await self._worker.call(lambda steps: steps.remove_table(entity_type))
+
+    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        return await self._worker.call(
+            lambda steps: steps.load_state(entity_type, entity_id, fence)
+        )
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        kept = tuple(saves)
+        return await self._worker.call(lambda steps: steps.save_states(kept))
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        kept = tuple(entity_ids)
+        await self._worker.call(lambda steps: steps.add_remembered(entity_type, shard, kept, fence))
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        kept = tuple(entity_ids)
+        await self._worker.call(
+            lambda steps: steps.remove_remembered(entity_type, shard, kept, fence)
+        )
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        return await self._worker.call(
+            lambda steps: steps.page_remembered(entity_type, shard, cursor, limit), writes=False
+        )
+
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+        return await self._worker.call(
+            lambda steps: steps.acquire_lease(name, owner, ttl, self._clock())
+        )
+
+    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        return await self._worker.call(lambda steps: steps.renew_lease(lease, ttl, self._clock()))
+
+    async def release_lease(self, lease: Lease) -> None:
+        await self._worker.call(lambda steps: steps.release_lease(lease))

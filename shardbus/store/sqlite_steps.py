@@ -1,0 +1,282 @@
+"""What the SQLite store does to its file: the schema, and one function for each step of the
+protocol.
+
+Every step runs inside a transaction that its caller began, on a connection in autocommit mode, and
+checks before it writes. Rows carry the number of their cluster, so that several clusters may share
+a file. Fences, epochs and operation ids are 63 bits, which is what an SQLite integer holds.
+
+A lease's end is kept as a time of the machine's clock. That clock may be set back, or start again
+with the machine; an end that lies further ahead than the lease's own length is therefore pulled in
+to that length by whoever asks.
+
+Source: DESIGN section 8; C.12, C.20, N.6.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from shardbus.errors import ConfigError, StaleEpoch, StaleFence
+from shardbus.ids import NodeId
+from shardbus.store.memory import layout_differs
+from shardbus.store.protocol import Lease, Save, StoredTable
+
+APPLICATION_ID = 0x73686264
+SCHEMA_VERSION = 1
+
+SCHEMA = (
+    "CREATE TABLE cluster (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+    """CREATE TABLE shard_table (cluster INTEGER, type TEXT, epoch INTEGER NOT NULL,
+       layout TEXT NOT NULL, claimer TEXT NOT NULL, op_id INTEGER,
+       PRIMARY KEY (cluster, type)) WITHOUT ROWID""",
+    """CREATE TABLE home (cluster INTEGER, type TEXT, shard TEXT, node TEXT NOT NULL,
+       fence INTEGER NOT NULL, PRIMARY KEY (cluster, type, shard)) WITHOUT ROWID""",
+    """CREATE TABLE entity (cluster INTEGER, type TEXT, id TEXT, fence INTEGER NOT NULL,
+       op_id INTEGER, data BLOB, PRIMARY KEY (cluster, type, id))""",
+    """CREATE TABLE shard_fence (cluster INTEGER, type TEXT, shard TEXT, fence INTEGER NOT NULL,
+       PRIMARY KEY (cluster, type, shard)) WITHOUT ROWID""",
+    """CREATE TABLE remembered (cluster INTEGER, type TEXT, shard TEXT, id TEXT,
+       PRIMARY KEY (cluster, type, shard, id)) WITHOUT ROWID""",
+    """CREATE TABLE lease (cluster INTEGER, name TEXT, owner TEXT, counter INTEGER NOT NULL,
+       expires REAL NOT NULL, ttl REAL NOT NULL, PRIMARY KEY (cluster, name)) WITHOUT ROWID""",
+)
+
+TABLE = "SELECT epoch, layout, claimer, op_id FROM shard_table WHERE cluster = ? AND type = ?"
+ANY_HOME = "SELECT 1 FROM home WHERE cluster = ? AND type = ?"
+LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND name = ?"
+
+
+def prepare(db: sqlite3.Connection, path: str) -> None:
+    """Create the tables in a new file; leave one that has them as it is.
+
+    Raises:
+        ConfigError: the file belongs to another program, or to a newer shardbus. Nothing was
+        written.
+    """
+    (application,) = db.execute("PRAGMA application_id").fetchone()
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    (tables,) = db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if tables and application != APPLICATION_ID:
+        raise ConfigError(f"store.url: {path} is the database of another program")
+    if version > SCHEMA_VERSION:
+        raise ConfigError(
+            f"store.url: {path} has format {version}, this shardbus knows {SCHEMA_VERSION}",
+            hint="upgrade shardbus, or name another file",
+        )
+    if not tables:
+        for statement in SCHEMA:
+            db.execute(statement)
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps of one cluster, `cluster` being its number in the file. `claimer` names the store
+    object that asks."""
+
+    db: sqlite3.Connection
+    cluster: int
+    claimer: str
+
+    @classmethod
+    def of(cls, db: sqlite3.Connection, cluster: str, claimer: str) -> Steps:
+        """The steps for the cluster of that name, which gets a number if it has none."""
+        db.execute("INSERT OR IGNORE INTO cluster (name) VALUES (?)", (cluster,))
+        (number,) = db.execute("SELECT number FROM cluster WHERE name = ?", (cluster,)).fetchone()
+        return cls(db, number, claimer)
+
+    def load_table(self, entity_type: str) -> StoredTable | None:
+        row = self._row(TABLE, entity_type)
+        if row is None:
+            return None
+        homes = self.db.execute(
+            "SELECT shard, node, fence FROM home WHERE cluster = ? AND type = ?",
+            (self.cluster, entity_type),
+        )
+        epoch, layout, _, _ = row
+        return StoredTable(
+            epoch, layout, {shard: (NodeId.parse(node), fence) for shard, node, fence in homes}
+        )
+
+    def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        row = self._row(TABLE, entity_type)
+        if row is None or row[:3] != (epoch, layout, self.claimer):
+            if row is not None:
+                self._check_claim(entity_type, epoch, layout, row[0], row[1])
+            self.db.execute(
+                "INSERT INTO shard_table (cluster, type, epoch, layout, claimer)"
+                " VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET epoch = excluded.epoch,"
+                " layout = excluded.layout, claimer = excluded.claimer",
+                (self.cluster, entity_type, epoch, layout, self.claimer),
+            )
+        table = self.load_table(entity_type)
+        assert table is not None
+        return table
+
+    def _check_claim(
+        self, entity_type: str, epoch: int, layout: str, stored_epoch: int, stored_layout: str
+    ) -> None:
+        if stored_epoch >= epoch:
+            raise StaleEpoch(entity_type, epoch, stored_epoch)
+        if stored_layout != layout and self._row(ANY_HOME, entity_type) is not None:
+            raise layout_differs(entity_type, layout, stored_layout)
+
+    def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        stored, _, _, applied = self._row(TABLE, entity_type) or (0, "", "", None)
+        if applied == op_id:
+            return
+        if stored != epoch:
+            raise StaleEpoch(entity_type, epoch, stored)
+        key = (self.cluster, entity_type)
+        self.db.executemany(
+            "DELETE FROM home WHERE cluster = ? AND type = ? AND shard = ?",
+            [(*key, shard) for shard, home in homes.items() if home is None],
+        )
+        self.db.executemany(
+            "REPLACE INTO home (cluster, type, shard, node, fence) VALUES (?, ?, ?, ?, ?)",
+            [(*key, shard, str(home[0]), home[1]) for shard, home in homes.items() if home],
+        )
+        self.db.execute(
+            "UPDATE shard_table SET op_id = ? WHERE cluster = ? AND type = ?", (op_id, *key)
+        )
+
+    def remove_table(self, entity_type: str) -> bool:
+        key = (self.cluster, entity_type)
+        self.db.execute("DELETE FROM home WHERE cluster = ? AND type = ?", key)
+        gone = self.db.execute("DELETE FROM shard_table WHERE cluster = ? AND type = ?", key)
+        return gone.rowcount > 0
+
+    def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        key = (self.cluster, entity_type, entity_id)
+        row = self.db.execute(
+            "SELECT fence, data FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
+        ).fetchone()
+        if row is None:
+            self.db.execute(
+                "INSERT INTO entity (cluster, type, id, fence) VALUES (?, ?, ?, ?)", (*key, fence)
+            )
+            return None
+        stored: int = row[0]
+        data: bytes | None = row[1]
+        if stored > fence:
+            raise StaleFence(entity_type, entity_id, fence, stored)
+        if stored < fence:
+            self.db.execute(
+                "UPDATE entity SET fence = ? WHERE cluster = ? AND type = ? AND id = ?",
+                (fence, *key),
+            )
+        return data
+
+    def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        return [self._save(save) for save in saves]
+
+    def _save(self, save: Save) -> StaleFence | None:
+        key = (self.cluster, save.entity_type, save.entity_id)
+        row = self.db.execute(
+            "SELECT fence, op_id FROM entity WHERE cluster = ? AND type = ? AND id = ?", key
+        ).fetchone()
+        if row is not None and row[1] == save.op_id:
+            return None
+        if row is not None and row[0] > save.fence:
+            return StaleFence(save.entity_type, save.entity_id, save.fence, row[0])
+        self.db.execute(
+            "INSERT INTO entity (cluster, type, id, fence, op_id, data) VALUES (?, ?, ?, ?, ?, ?)"
+            " ON CONFLICT DO UPDATE SET fence = excluded.fence, op_id = excluded.op_id,"
+            " data = excluded.data",
+            (*key, save.fence, save.op_id, save.data),
+        )
+        return None
+
+    def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        self._raise_shard_fence(entity_type, shard, fence)
+        self.db.executemany(
+            "INSERT OR IGNORE INTO remembered (cluster, type, shard, id) VALUES (?, ?, ?, ?)",
+            self._rows(entity_type, shard, entity_ids),
+        )
+
+    def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        self._raise_shard_fence(entity_type, shard, fence)
+        self.db.executemany(
+            "DELETE FROM remembered WHERE cluster = ? AND type = ? AND shard = ? AND id = ?",
+            self._rows(entity_type, shard, entity_ids),
+        )
+
+    def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        rows = self.db.execute(
+            "SELECT id FROM remembered WHERE cluster = ? AND type = ? AND shard = ? AND id > ?"
+            " ORDER BY id LIMIT ?",
+            (self.cluster, entity_type, shard, cursor or "", limit),
+        )
+        page = [entity_id for (entity_id,) in rows]
+        return page, page[-1] if len(page) == limit else None
+
+    def acquire_lease(self, name: str, owner: str, ttl: float, now: float) -> Lease | None:
+        row = self._row(LEASE, name)
+        held_by, counter, expires, length = row or (None, 0, now, 0.0)
+        if held_by is None or expires <= now:
+            counter += 1
+        elif held_by != owner:
+            if expires > now + length:
+                self._write_lease(name, held_by, counter, now + length, length)
+            return None
+        self._write_lease(name, owner, counter, now + ttl, ttl)
+        return Lease(name, owner, counter)
+
+    def renew_lease(self, lease: Lease, ttl: float, now: float) -> bool:
+        row = self._row(LEASE, lease.name)
+        if row is None or row[:2] != (lease.owner, lease.counter) or row[2] <= now:
+            return False
+        self._write_lease(lease.name, lease.owner, lease.counter, now + ttl, ttl)
+        return True
+
+    def release_lease(self, lease: Lease) -> None:
+        self.db.execute(
+            "UPDATE lease SET owner = NULL"
+            " WHERE cluster = ? AND name = ? AND owner = ? AND counter = ?",
+            (self.cluster, lease.name, lease.owner, lease.counter),
+        )
+
+    def _row(self, select: str, name: str) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self.db.execute(select, (self.cluster, name)).fetchone()
+        return row
+
+    def _rows(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str]
+    ) -> Iterable[tuple[int, str, str, str]]:
+        return [(self.cluster, entity_type, shard, entity_id) for entity_id in entity_ids]
+
+    def _raise_shard_fence(self, entity_type: str, shard: str, fence: int) -> None:
+        key = (self.cluster, entity_type, shard)
+        row = self.db.execute(
+            "SELECT fence FROM shard_fence WHERE cluster = ? AND type = ? AND shard = ?", key
+        ).fetchone()
+        if row is not None and row[0] > fence:
+            raise StaleFence(entity_type, shard, fence, row[0])
+        if row is None or row[0] < fence:
+            self.db.execute(
+                "REPLACE INTO shard_fence (cluster, type, shard, fence) VALUES (?, ?, ?, ?)",
+                (*key, fence),
+            )
+
+    def _write_lease(self, name: str, owner: str, counter: int, expires: float, ttl: float) -> None:
+        self.db.execute(
+            "REPLACE INTO lease (cluster, name, owner, counter, expires, ttl)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (self.cluster, name, owner, counter, expires, ttl),
+        )

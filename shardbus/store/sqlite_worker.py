@@ -1,0 +1,225 @@
+"""One thread that owns the connection to an SQLite file, and the queue through which the event loop
+asks it.
+
+The thread takes everything that waits and runs it in one transaction, so that many callers share
+one sync of the disk; each request sits in a savepoint of its own, and a refused one undoes nothing
+of its neighbours. Requests run in the order in which they came. One that its caller gave up on
+before its turn is not run.
+
+After an error of the file the connection is dropped and the next request opens a new one. The same
+happens when the file at the path is no longer the one that was opened: a process that went on
+writing to a removed file would not see what the others write to its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from shardbus.errors import ShardBusError, StoreUnavailable
+from shardbus.store.sqlite_steps import Steps, prepare
+
+T = TypeVar("T")
+
+BATCH_MAX = 512
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    step: Callable[[Steps], Any]
+    writes: bool
+    loop: asyncio.AbstractEventLoop
+    answer: asyncio.Future[Any]
+    abandoned: bool = False
+    outcome: Any = field(default=None, init=False)
+    failure: Exception | None = field(default=None, init=False)
+
+
+_Queue: TypeAlias = "queue.SimpleQueue[_Request | None]"
+
+
+class SqliteWorker:
+    """Runs steps on the file at `path` for the cluster of that name. `timeout` bounds each call, in
+    seconds."""
+
+    def __init__(
+        self, path: Path, cluster: str, claimer: str, *, full_sync: bool, timeout: float
+    ) -> None:
+        self._path = path
+        self._cluster = cluster
+        self._claimer = claimer
+        self._full_sync = full_sync
+        self._timeout = timeout
+        self._queue: _Queue = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._steps: Steps | None = None
+        self._file: tuple[int, int] | None = None
+
+    def start(self) -> None:
+        """Start the thread. Does nothing if it runs."""
+        if self._thread is None:
+            self._queue = queue.SimpleQueue()
+            self._thread = threading.Thread(
+                target=self._run, args=(self._queue,), name="shardbus-sqlite", daemon=True
+            )
+            self._thread.start()
+
+    async def close(self) -> None:
+        """Let the thread finish what it was given and end; wait for it, but not for a disk that
+        hangs."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(thread.join, self._timeout)
+
+    async def call(self, step: Callable[[Steps], T], *, writes: bool = True) -> T:
+        """Run `step` in the thread.
+
+        Raises:
+            StoreUnavailable: the file failed, or there was no answer in time; the step may have
+            run. StoreError, ConfigError: the step raised it; it changed nothing.
+        """
+        if self._thread is None:
+            raise StoreUnavailable(f"the store sqlite:///{self._path} is not open")
+        loop = asyncio.get_running_loop()
+        request = _Request(step, writes, loop, loop.create_future())
+        self._queue.put(request)
+        try:
+            async with asyncio.timeout(self._timeout):
+                answer: T = await request.answer
+                return answer
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"{self._path} gave no answer within {self._timeout:g} s",
+                hint="is its disk slow, or does another process hold its lock?",
+            ) from None
+        finally:
+            request.abandoned = True
+
+    def _run(self, requests: _Queue) -> None:
+        closing = False
+        while not closing:
+            batch: list[_Request] = []
+            waiting = requests.get()
+            while waiting is not None:
+                batch.append(waiting)
+                if len(batch) == BATCH_MAX or requests.empty():
+                    break
+                waiting = requests.get()
+            closing = waiting is None
+            self._run_batch([request for request in batch if not request.abandoned])
+        self._disconnect()
+
+    def _run_batch(self, batch: list[_Request]) -> None:
+        if not batch:
+            return
+        try:
+            steps = self._connected()
+            steps.db.execute("BEGIN IMMEDIATE" if any(r.writes for r in batch) else "BEGIN")
+            for request in batch:
+                _attempt(steps, request)
+            steps.db.execute("COMMIT")
+        except (sqlite3.Error, OSError, ShardBusError) as error:
+            self._disconnect()
+            for request in batch:
+                request.failure = unavailable(self._path, error)
+        _answer(batch)
+
+    def _connected(self) -> Steps:
+        if self._steps is not None and self._file == _identity(self._path):
+            return self._steps
+        self._disconnect()
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        db = sqlite3.connect(self._path, timeout=self._timeout / 2, isolation_level=None)
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute(f"PRAGMA synchronous = {'FULL' if self._full_sync else 'NORMAL'}")
+            db.execute("BEGIN IMMEDIATE")
+            prepare(db, str(self._path))
+            self._steps = Steps.of(db, self._cluster, self._claimer)
+            db.execute("COMMIT")
+        except BaseException:
+            self._steps = None
+            db.close()
+            raise
+        self._file = _identity(self._path)
+        return self._steps
+
+    def _disconnect(self) -> None:
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            try:
+                steps.db.close()
+            except sqlite3.Error:
+                self._file = None
+
+
+def unavailable(path: Path, error: Exception) -> Exception:
+    """What the caller is told when the file fails: the cause in words, by SQLite's error code."""
+    if isinstance(error, ShardBusError):
+        return error
+    name = getattr(error, "sqlite_errorname", "") or ""
+    for prefix, (text, hint) in _CAUSES.items():
+        if name.startswith(prefix):
+            return StoreUnavailable(f"{path} {text} ({name})", hint=hint)
+    return StoreUnavailable(f"{path} cannot be used: {error}")
+
+
+_MODES = "check the owner and the mode of the file and its folder"
+_LOCK = ("is locked by another process", "end the process that holds a transaction open")
+_CAUSES = {
+    "SQLITE_BUSY": _LOCK,
+    "SQLITE_LOCKED": _LOCK,
+    "SQLITE_FULL": ("cannot grow: the disk is full", "free some space"),
+    "SQLITE_CORRUPT": ("is damaged", "restore it from a backup, or move it away to begin anew"),
+    "SQLITE_NOTADB": ("is not an SQLite database, or is damaged", "name another file in store.url"),
+    "SQLITE_READONLY": ("may not be written", _MODES),
+    "SQLITE_CANTOPEN": ("cannot be opened", _MODES),
+    "SQLITE_IOERR": ("has a disk that fails", "look at the system's log"),
+}
+
+
+def _attempt(steps: Steps, request: _Request) -> None:
+    steps.db.execute("SAVEPOINT request")
+    try:
+        request.outcome = request.step(steps)
+    except sqlite3.Error:
+        raise
+    except Exception as error:
+        request.failure = error
+        steps.db.execute("ROLLBACK TO request")
+    steps.db.execute("RELEASE request")
+
+
+def _answer(batch: list[_Request]) -> None:
+    for loop in dict.fromkeys(request.loop for request in batch):
+        try:
+            loop.call_soon_threadsafe(_settle, [r for r in batch if r.loop is loop])
+        except RuntimeError:
+            continue  # The loop is closed, and with it everyone who waited in it.
+
+
+def _settle(batch: list[_Request]) -> None:
+    for request in batch:
+        if request.answer.done():
+            continue
+        if request.failure is None:
+            request.answer.set_result(request.outcome)
+        else:
+            request.answer.set_exception(request.failure)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
