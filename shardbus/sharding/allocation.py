@@ -1,0 +1,247 @@
+"""Where a shard goes: pure strategies, whole plans.
+
+Two questions, both asked for everything at once:
+
+- `allocate`: these shards have no home and these regions may take one: who gets which?
+- `rebalance`: which shards should move, from where, to where? `in_flight` are the moves under way;
+  they count as done, so that a plan made during a rebalance continues it instead of fighting it.
+
+The coordinator leaves out of `candidates` every region that leaves, drains or is cordoned, so no
+shard is moved twice in a row. A shard on a region that is no candidate is not the strategy's to
+move. Ties go to the first in address order, which every node computes alike.
+
+- **LeastShard** gives each region floor(n/k) or ceil(n/k) shards, in one plan and with the fewest
+  moves that do it: the regions that have most keep the extra ones. Limits cut the plan to its most
+  useful moves; the next plan continues. It cannot oscillate, since in balance it plans nothing.
+- **LeastShardThreshold** is the strategy of the seed documents: one pair of regions at a time, when
+  the difference between most and least is *above* the threshold.
+- **ConsistentHashing** needs no count: a ring of virtual nodes hashed by address, so a node that
+  restarts gets its shards back, and a node that joins or leaves moves only what it takes or held.
+
+Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64; B.64-B.67; C.9, C.11.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from heapq import heapify, heapreplace
+from typing import NamedTuple, Protocol
+
+from shardbus.ids import NodeId
+from shardbus.sharding.table import ShardTable
+
+VIRTUAL_NODES = 10
+
+
+class Move(NamedTuple):
+    """One shard leaves `source` for `target`."""
+
+    shard: str
+    source: NodeId
+    target: NodeId
+
+
+class AllocationStrategy(Protocol):
+    """Decides homes. Pure: the same arguments give the same answer on every node."""
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        """A home for each of `shards`. `loads` is the load per shard where it is known.
+        `candidates` is not empty."""
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        """The moves that improve the table, most useful first."""
+
+
+def assignment(
+    table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+) -> dict[NodeId, list[str]]:
+    """The shards of each candidate, in address order, with the moves under way taken as done.
+    Shards on the move come first, so that what lies above a quota can still be moved."""
+    plan: dict[NodeId, list[str]] = {node: [] for node in sorted(candidates)}
+    for move in in_flight.values():
+        if move.target in plan:
+            plan[move.target].append(move.shard)
+    for node, shards in plan.items():
+        shards.extend(shard for shard in table.shards_at(node) if shard not in in_flight)
+    return plan
+
+
+def fill(counts: Mapping[NodeId, int], shards: Sequence[str]) -> dict[str, NodeId]:
+    """Each shard to the region that has least at that moment."""
+    heap = [(count, node) for node, count in counts.items()]
+    heapify(heap)
+    homes: dict[str, NodeId] = {}
+    for shard in shards:
+        count, node = heap[0]
+        homes[shard] = node
+        heapreplace(heap, (count + 1, node))
+    return homes
+
+
+@dataclass(frozen=True, slots=True)
+class LeastShard:
+    """The whole way to balance in one plan.
+
+    Args:
+        absolute_limit: shards moved at most at a time, 0 for no such limit.
+        relative_limit: the same as a part of all shards; at least one shard moves.
+    """
+
+    absolute_limit: int = 0
+    relative_limit: float = 1.0
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        """Each shard to the region with the fewest."""
+        return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        """The fewest moves that leave every region within one shard of every other."""
+        if not candidates:
+            return []
+        plan = assignment(table, candidates, in_flight)
+        quotas = self._quotas(plan)
+        surplus = [
+            (-(position + 1), node, shard)
+            for node, shards in plan.items()
+            for position, shard in enumerate(shards)
+            if position >= quotas[node] and shard not in in_flight
+        ]
+        wanting = [
+            (level, node)
+            for node, shards in plan.items()
+            for level in range(len(shards), quotas[node])
+        ]
+        surplus.sort()
+        wanting.sort()
+        moves = [
+            Move(shard, source, target)
+            for (_, source, shard), (_, target) in zip(surplus, wanting, strict=False)
+        ]
+        return moves[: self._limit(sum(map(len, plan.values())), len(in_flight))]
+
+    def _limit(self, shards: int, in_flight: int) -> int:
+        limit = max(1, int(self.relative_limit * shards))
+        if self.absolute_limit:
+            limit = min(limit, self.absolute_limit)
+        return max(0, limit - in_flight)
+
+    @staticmethod
+    def _quotas(plan: Mapping[NodeId, Sequence[str]]) -> dict[NodeId, int]:
+        """What each region ends with: those that have most keep the shards that do not divide."""
+        base, extra = divmod(sum(map(len, plan.values())), len(plan))
+        fullest = sorted(plan, key=lambda node: (-len(plan[node]), node))
+        return {node: base + (rank < extra) for rank, node in enumerate(fullest)}
+
+
+@dataclass(frozen=True, slots=True)
+class LeastShardThreshold:
+    """The strategy of the seed documents.
+
+    Args:
+        threshold: the difference between most and least must be above it.
+        max_simultaneous: shards on the move at most at a time.
+    """
+
+    threshold: int = 10
+    max_simultaneous: int = 3
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        """Each shard to the region with the fewest."""
+        return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        """Some of the fullest region's oldest shards to the emptiest."""
+        plan = assignment(table, candidates, in_flight)
+        if not plan:
+            return []
+        most = max(plan, key=lambda node: len(plan[node]))
+        least = min(plan, key=lambda node: len(plan[node]))
+        difference = len(plan[most]) - len(plan[least])
+        if difference <= self.threshold:
+            return []
+        room = self.max_simultaneous - len(in_flight)
+        count = max(0, min(difference - self.threshold, difference // 2, room))
+        movable = [shard for shard in plan[most] if shard not in in_flight]
+        return [Move(shard, most, least) for shard in movable[:count]]
+
+
+@dataclass(frozen=True, slots=True)
+class ConsistentHashing:
+    """A ring: a shard lives at the first virtual node at or after its hash.
+
+    Args:
+        virtual_nodes: points of each node on the ring; more spread better and cost more.
+        max_moves: shards moved in one plan, 0 for no limit.
+    """
+
+    virtual_nodes: int = VIRTUAL_NODES
+    max_moves: int = 0
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        """The ring's answer, whatever the counts are."""
+        ring = self._ring(candidates)
+        return {shard: _at(ring, shard) for shard in shards}
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        """Every shard that is not where the ring wants it."""
+        if not candidates:
+            return []
+        ring = self._ring(candidates)
+        moves = [
+            Move(shard, node, wanted)
+            for node in sorted(candidates)
+            for shard in table.shards_at(node)
+            if shard not in in_flight and (wanted := _at(ring, shard)) != node
+        ]
+        return moves[: max(0, self.max_moves - len(in_flight))] if self.max_moves else moves
+
+    def _ring(self, candidates: Collection[NodeId]) -> list[tuple[int, NodeId]]:
+        return sorted(
+            (_point(f"{node.address}/{index}"), node)
+            for node in candidates
+            for index in range(self.virtual_nodes)
+        )
+
+
+def _point(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def _at(ring: Sequence[tuple[int, NodeId]], shard: str) -> NodeId:
+    index = bisect_left(ring, _point(shard), key=lambda entry: entry[0])
+    return ring[index % len(ring)][1]

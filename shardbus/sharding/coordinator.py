@@ -1,0 +1,495 @@
+"""The coordinator of one entity type: it alone decides where shards live.
+
+One turn of its life, made by `tick`:
+
+    1. questions and drained regions say what is wanted; planned moves begin as the bound allows
+    2. everything that is wanted gets a home in one plan, and the plan is one guarded write: `Persist`
+    3. every question is answered: ShardHomes, or Wait with a reason, and then ShardHomes follows
+    4. everything said is gathered into few messages per receiver
+
+When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the new
+owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is under way,
+what is asked gathers for the next one. A write without an answer is tried again as the same operation;
+one that is refused ends this coordinator, for another one rules.
+
+A shard never leaves a live owner that has not said ShardStopped, however long that takes. The shards
+of a dead node are wanted at once, not when somebody asks.
+
+Not here: how an epoch is claimed (`tenure`), who is there (`registry`), what is to be written
+(`ledger`), where shards should go (`allocation`, `moves`), the phases of a move (`handoff`), what
+regions do (`region`).
+
+Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70;
+B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
+from shardbus.sharding.allocation import AllocationStrategy
+from shardbus.sharding.events import (
+    CoordinatorEffect,
+    CoordinatorEvent,
+    EpochClaimed,
+    EpochRefused,
+    EpochSeen,
+    Members,
+    Message,
+    Note,
+    Persist,
+    Persisted,
+    PersistFailed,
+    Rebalance,
+    Received,
+    Send,
+    Start,
+    StopShards,
+    StoreFailed,
+    TableLoaded,
+)
+from shardbus.sharding.handoff import Cue, Handoff, Phase, Purpose
+from shardbus.sharding.ledger import Ledger, Wish, Writing
+from shardbus.sharding.messages import (
+    BeginHandOffAck,
+    GetShardHome,
+    GracefulShutdownRequest,
+    Home,
+    Register,
+    RegisterRefused,
+    ShardStarted,
+    ShardStopped,
+)
+from shardbus.sharding.moves import Moves
+from shardbus.sharding.outbox import Kind, Outbox
+from shardbus.sharding.registry import Registry
+from shardbus.sharding.table import ShardTable
+from shardbus.sharding.tenure import Reign, Tenure, backoff
+from shardbus.sharding.timers import Timers
+
+COALESCE = 0.2
+"""Seconds in which changes of membership gather before the balance is looked at."""
+
+START_TRIES = 3
+"""HostShard is repeated so often before the shard is taken from a region that does not confirm."""
+
+GRACE, BALANCE, WRITE, START, MOVE = "grace", "balance", "write", "start", "move"
+
+
+class Coordinator:
+    """Decides homes. `handle`, `deadline`, `tick` as `events` describes."""
+
+    def __init__(
+        self,
+        entity_type: str,
+        me: NodeId,
+        layout: str,
+        settings: ShardingSettings,
+        strategy: AllocationStrategy,
+    ) -> None:
+        self.entity_type = entity_type
+        self._settings = settings
+        self._strategy = strategy
+        self._layout = layout
+        self._tenure = Tenure(layout, settings.coordinator_failure_backoff)
+        self._registry = Registry(settings.min_members)
+        self._ledger = Ledger(layout)
+        self._moves = Moves(settings.max_moves_in_flight)
+        self._outbox = Outbox(me)
+        self._timers: Timers[tuple[str, str]] = Timers()
+        self._questions: dict[tuple[NodeId, str], None] = {}
+        self._askers: dict[str, dict[NodeId, None]] = {}
+        self._starting: dict[str, int] = {}
+        self._effects: list[CoordinatorEffect] = []
+        self._turn_at: float | None = None
+
+    @property
+    def reign(self) -> Reign:
+        """Whether it rules."""
+        return self._tenure.reign
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it claims or holds."""
+        return self._tenure.epoch
+
+    @property
+    def table(self) -> ShardTable:
+        """The table, as durable in the store."""
+        return self._ledger.table
+
+    def state_of(self, shard: str) -> str:
+        """`starting`, `running`, `handing_off` or `unallocated`, for people."""
+        if shard in self._moves.handoffs:
+            return "handing_off"
+        if self._ledger.home_of(shard) is None:
+            return "unallocated"
+        return "starting" if shard in self._starting else "running"
+
+    def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorEffect]:
+        """Take in one event."""
+        if self.reign is Reign.STOPPED:
+            return []
+        self._turn_at = now
+        match event:
+            case Received(sender, message):
+                self._on_message(sender, message, now)
+            case Members():
+                self._registry.update(event)
+                self._timers.set((BALANCE, ""), now + COALESCE)
+                self._bury(now)
+            case Persisted(op_id):
+                self._on_persisted(op_id, now)
+            case PersistFailed(op_id, definite_stale):
+                self._on_persist_failed(op_id, definite_stale, now)
+            case Start() | TableLoaded() | EpochClaimed() | EpochRefused() | StoreFailed():
+                before = self.reign
+                self._effects += self._tenure.handle(event, now)
+                if isinstance(event, EpochClaimed) and before is not self.reign:
+                    self._take_over(event, now)
+            case EpochSeen(epoch):
+                self._effects += self._tenure.see(epoch)
+            case Rebalance():
+                self._timers.set((BALANCE, ""), now)
+            case StopShards(shards):
+                for shard in shards:
+                    self._begin(shard, Purpose.STOP, None, now)
+            case _:
+                assert_never(event)
+        return self._take_effects()
+
+    def deadline(self) -> float | None:
+        """When `tick` is due."""
+        if self.reign is Reign.STOPPED:
+            return None
+        dues = (self._turn_at, self._timers.next(), self._tenure.deadline())
+        return min((due for due in dues if due is not None), default=None)
+
+    def tick(self, now: float) -> list[CoordinatorEffect]:
+        """End the turn: see the module's text."""
+        self._turn_at = None
+        self._effects += self._tenure.tick(now)
+        if self.reign is not Reign.RULING:
+            return self._take_effects()
+        for kind, shard in self._timers.due(now):
+            self._on_timer(kind, shard, now)
+        self._take_registrations(now)
+        for _, shard in self._questions:
+            if self._settled(shard) is None:
+                self._ledger.want(shard)
+        for node in list(self._registry.draining):
+            self._drain(node, now)
+        for move in self._moves.ready(self._registry.candidates()):
+            self._begin(move.shard, Purpose.REBALANCE, move.target, now)
+        self._plan(now)
+        self._answer(now)
+        self._effects += self._outbox.drain(self.epoch)
+        return self._take_effects()
+
+    def check(self) -> None:
+        """Audit everything against everything; for tests."""
+        self._ledger.check()
+        for shard in self._ledger.wanted:
+            assert self._settled(shard) is None, f"{shard} is wanted and at home"
+        for shard, handoff in self._moves.handoffs.items():
+            assert self.table.homes.get(shard) == handoff.home, f"{shard} moves from nowhere"
+            assert handoff.phase is not Phase.FREED
+            assert (MOVE, shard) in self._timers, f"the move of {shard} has no deadline"
+        for shard in self._starting:
+            assert shard in self.table.homes and (START, shard) in self._timers
+        if self._ledger.writing is None and not self._timers and self._ledger.wanted:
+            assert self._registry.why_not(float("inf")), "shards are wanted and nothing happens"
+
+    # What arrives.
+
+    def _on_message(self, sender: NodeId, message: Message, now: float) -> None:
+        node = getattr(message, "node", sender)
+        if node != sender:
+            return self._note("forged", f"{sender} speaks for {node}")
+        match message:
+            case Register():
+                self._registry.keep_early(message)
+            case GetShardHome(shards):
+                self._questions.update(dict.fromkeys((sender, shard) for shard in shards))
+            case ShardStarted(homes):
+                for home in homes:
+                    if self.table.homes.get(home.shard) == home and home.node == sender:
+                        self._started(home.shard)
+            case BeginHandOffAck(_, homes):
+                for home in homes:
+                    handoff = self._moves.handoffs.get(home.shard)
+                    if handoff is not None and handoff.home.fence == home.fence:
+                        self._on_ack(handoff, sender, now)
+            case ShardStopped(_, homes):
+                for home in homes:
+                    self._on_stopped(home, sender)
+            case GracefulShutdownRequest(_):
+                if self._registry.registered.get(sender) is False:
+                    self._registry.draining[sender] = None
+                elif sender in self._registry.registered:
+                    self._outbox.region_stopped(sender)
+            case _:
+                self._note("unexpected", f"{type(message).__name__} from {sender}")
+
+    def _take_registrations(self, now: float) -> None:
+        if self._ledger.writing is None and self._registry.known:
+            for register in self._registry.take_early():
+                self._on_register(register, now)
+
+    def _on_register(self, register: Register, now: float) -> None:
+        node = register.node
+        if register.layout != self._layout:
+            reason = f"the table is of layout {self._layout}, {node} has {register.layout}"
+            self._effects.append(Send(node, RegisterRefused(self.epoch, reason)))
+            return self._note("register_refused", reason)
+        if self._registry.register(node, proxy=register.proxy):
+            self._timers.set((BALANCE, ""), now + COALESCE)
+        if register.proxy:
+            for shard in self.table.shards_at(node):
+                self._forget_shard(shard)
+        self._ledger.add(node, proxy=register.proxy)
+        if not register.proxy:
+            self._reconcile(node, register.hosted, now)
+        known = [home for home in self._ledger.homes() if home.shard not in self._moves.handoffs]
+        self._outbox.add(node, Kind.REGISTER_ACK, known)
+
+    def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
+        """Compare what the region hosts with the table: of two homes the higher fence counts."""
+        reported = {home.shard: home for home in hosted if home.node == node}
+        for shard, home in reported.items():
+            rival = self._ledger.adopted.get(shard) or self.table.homes.get(shard)
+            if rival == home:
+                self._started(shard)
+            elif rival is None or home.fence > rival.fence:
+                self._note("adopted", f"shard {shard} at {node}")
+                self._forget_shard(shard)
+                self._ledger.adopt(home)
+                if rival is not None and rival.node != node:
+                    self._outbox.add(rival.node, Kind.HANDOFF, (rival,))
+            elif rival.node != node:
+                self._outbox.add(node, Kind.HANDOFF, (home,))
+        for shard in self.table.shards_at(node):
+            home = self.table.homes[shard]
+            if reported.get(shard) != home and self._settled(shard) == home:
+                self._host(home, now)
+
+    def _on_stopped(self, home: Home, sender: NodeId) -> None:
+        if self.table.homes.get(home.shard) != home or home.node != sender:
+            return
+        handoff = self._moves.handoffs.get(home.shard)
+        if handoff is not None:
+            self._finish(handoff, Cue.STOPPED)
+        elif self._settled(home.shard) == home:
+            if home.shard in self._starting:
+                self._ledger.want(home.shard)
+            self._forget_shard(home.shard)
+            self._ledger.free(home)
+            self._note("shard_freed", home.shard)
+
+    def _bury(self, now: float) -> None:
+        """Membership has spoken: end what waits for nodes that are gone."""
+        if self.reign is not Reign.RULING or not self._registry.known:
+            return
+        known = [*self.table.regions, *self.table.proxies]
+        dead = {node: None for node in known if not self._registry.is_live(node)}
+        for handoff in list(self._moves.handoffs.values()):
+            if handoff.home.node in dead:
+                self._finish(handoff, Cue.OWNER_GONE)
+        for shard in self._ledger.bury(dead):
+            self._forget_shard(shard)
+        for handoff in list(self._moves.handoffs.values()):
+            for node in dead:
+                self._on_ack(handoff, node, now)
+        for node in dead:
+            self._outbox.forget(node)
+            self._note("region_terminated", str(node))
+
+    # The store.
+
+    def _take_over(self, claimed: EpochClaimed, now: float) -> None:
+        self._ledger.open(self.epoch, claimed.table.homes)
+        if claimed.table.homes:
+            self._registry.assume_enough()
+        self._registry.grace_until = now + self._settings.waiting_for_state_timeout
+        self._timers.set((GRACE, ""), self._registry.grace_until)
+        self._timers.set((BALANCE, ""), now + self._settings.rebalance_interval)
+        self._bury(now)
+
+    def _plan(self, now: float) -> None:
+        candidates = [] if self._registry.why_not(now) else self._registry.candidates()
+        writing = self._ledger.plan(self._strategy, candidates)
+        if writing is not None:
+            self._persist(writing)
+
+    def _persist(self, writing: Writing) -> None:
+        homes = {
+            shard: None if home is None else (home.node, home.fence)
+            for shard, home in writing.homes.items()
+        }
+        self._effects.append(Persist(writing.op_id, self.epoch, homes))
+
+    def _on_persisted(self, op_id: int, now: float) -> None:
+        writing = self._ledger.writing
+        if writing is None or writing.op_id != op_id:
+            return
+        self._timers.cancel((WRITE, ""))
+        homes = self._ledger.written()
+        for home in homes:
+            self._host(home, now)
+            for asker in self._askers.pop(home.shard, ()):
+                self._outbox.add(asker, Kind.SHARD_HOMES, (home,))
+        for node in self._registry.registered:
+            self._outbox.add(node, Kind.SHARD_HOMES, homes)
+
+    def _on_persist_failed(self, op_id: int, stale: bool, now: float) -> None:
+        writing = self._ledger.writing
+        if writing is None or writing.op_id != op_id:
+            return
+        if stale:
+            self._effects += self._tenure.stop("the store has a newer epoch")
+            return
+        writing.attempts += 1
+        wait = backoff(self._settings.coordinator_failure_backoff, writing.attempts)
+        self._timers.set((WRITE, ""), now + wait)
+        self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
+
+    # Moves.
+
+    def _begin(self, shard: str, purpose: Purpose, target: NodeId | None, now: float) -> None:
+        home = self._settled(shard)
+        if home is None:
+            return
+        self._forget_shard(shard)
+        handoff = Handoff.begin(home, purpose, target, self._registry.registered)
+        self._moves.handoffs[shard] = handoff
+        for node in handoff.waiting:
+            self._outbox.add(node, Kind.BEGIN_HANDOFF, (home,))
+        self._timers.set((MOVE, shard), now + self._settings.begin_handoff_timeout)
+        if not handoff.waiting:
+            self._advance(handoff, Cue.ALL_ACKED, now)
+
+    def _on_ack(self, handoff: Handoff, node: NodeId, now: float) -> None:
+        if handoff.on_ack(node):
+            self._advance(handoff, Cue.ALL_ACKED, now)
+
+    def _advance(self, handoff: Handoff, cue: Cue, now: float) -> None:
+        """Into STOPPING, or once more around it: the owner is told to stop."""
+        home = handoff.home
+        handoff.cue(cue)
+        if cue is Cue.DEADLINE:
+            late = ", ".join(map(str, handoff.waiting))
+            what = f"asked {home.node} again" if handoff.overdue else f"not waiting for {late}"
+            self._note("handoff_overdue", f"shard {home.shard}: {what}")
+        self._outbox.add(home.node, Kind.HANDOFF, (home,))
+        self._timers.set((MOVE, home.shard), now + self._settings.handoff_timeout)
+
+    def _finish(self, handoff: Handoff, cue: Cue) -> None:
+        handoff.cue(cue)
+        home = handoff.home
+        del self._moves.handoffs[home.shard]
+        self._timers.cancel((MOVE, home.shard))
+        self._ledger.free(home)
+        onward = handoff.purpose is Purpose.REBALANCE or (
+            handoff.purpose is Purpose.DRAIN and bool(self._registry.candidates())
+        )
+        if onward:
+            late = tuple(handoff.waiting)
+            source = (home.node,) if handoff.purpose is Purpose.DRAIN else ()
+            self._ledger.want(home.shard, Wish(handoff.target, late + source))
+        self._note(f"handoff_{cue.name.lower()}", home.shard)
+
+    def _drain(self, node: NodeId, now: float) -> None:
+        """Hand off everything that is left there; confirm when nothing is."""
+        for shard in self.table.shards_at(node):
+            self._begin(shard, Purpose.DRAIN, None, now)
+        writing = self._ledger.writing
+        coming = writing.homes.values() if writing is not None else ()
+        at_node = any(home is not None and home.node == node for home in coming)
+        if self.table.shards_at(node) or at_node or self._adopting(node):
+            return
+        self._registry.register(node, proxy=True)
+        self._ledger.add(node, proxy=True)
+        self._outbox.region_stopped(node)
+        self._note("region_drained", str(node))
+
+    def _adopting(self, node: NodeId) -> bool:
+        return any(home.node == node for home in self._ledger.adopted.values())
+
+    def _rebalance(self, now: float) -> None:
+        self._timers.set((BALANCE, ""), now + self._settings.rebalance_interval)
+        if self._registry.unsettled or self._registry.why_not(now):
+            return
+        if self._ledger.writing is not None or self._ledger.wanted:
+            self._timers.set((BALANCE, ""), now + COALESCE)
+            return
+        moves = self._strategy.rebalance(
+            self.table, self._registry.candidates(), self._moves.in_flight()
+        )
+        self._moves.plan(moves)
+        if moves:
+            self._effects.append(Note("rebalance", f"{len(moves)} moves", len(moves)))
+
+    # Shards that start, questions, time.
+
+    def _host(self, home: Home, now: float) -> None:
+        self._outbox.add(home.node, Kind.HOST_SHARD, (home,))
+        self._starting[home.shard] = 0
+        self._timers.set((START, home.shard), now + self._settings.shard_start_timeout)
+
+    def _started(self, shard: str) -> None:
+        self._starting.pop(shard, None)
+        self._timers.cancel((START, shard))
+
+    def _forget_shard(self, shard: str) -> None:
+        """Nobody waits for the shard to start, or for its move to go on."""
+        self._started(shard)
+        self._moves.handoffs.pop(shard, None)
+        self._timers.cancel((MOVE, shard))
+
+    def _settled(self, shard: str) -> Home | None:
+        return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
+
+    def _answer(self, now: float) -> None:
+        reason = self._registry.why_not(now)
+        for asker, shard in self._questions:
+            home = self._settled(shard)
+            if home is not None:
+                self._outbox.add(asker, Kind.SHARD_HOMES, (home,))
+                if asker == home.node and shard in self._starting:
+                    self._outbox.add(asker, Kind.HOST_SHARD, (home,))
+                continue
+            moving = shard in self._moves.handoffs
+            why = "the shard is on the move" if moving else reason or "its home is being stored"
+            self._outbox.wait(asker, shard, why)
+            if asker not in self._registry.registered:
+                self._askers.setdefault(shard, {})[asker] = None
+        self._questions = {}
+
+    def _on_timer(self, kind: str, shard: str, now: float) -> None:
+        if kind == BALANCE:
+            self._rebalance(now)
+        elif kind == WRITE and self._ledger.writing is not None:
+            self._persist(self._ledger.writing)
+        elif kind == MOVE:
+            self._advance(self._moves.handoffs[shard], Cue.DEADLINE, now)
+        elif kind == START:
+            self._on_start_timeout(shard, now)
+
+    def _on_start_timeout(self, shard: str, now: float) -> None:
+        home = self.table.homes[shard]
+        tries = self._starting[shard] + 1
+        others = [node for node in self._registry.candidates() if node != home.node]
+        self._note("start_overdue", f"shard {shard} at {home.node}, {tries} times")
+        if tries >= START_TRIES and others:
+            return self._begin(shard, Purpose.DRAIN, None, now)
+        self._host(home, now)
+        self._starting[shard] = tries
+
+    def _note(self, kind: str, detail: str) -> None:
+        self._effects.append(Note(kind, detail))
+
+    def _take_effects(self) -> list[CoordinatorEffect]:
+        effects, self._effects = self._effects, []
+        return effects

@@ -1,0 +1,405 @@
+"""What goes into the machines of this floor, and what comes out.
+
+Both machines have one shape. `handle(event, now)` takes in one event and returns what must be done
+at once. What may be batched waits for the end of the loop's turn: `deadline()` is then not after
+`now`, and `tick(now)` returns one message per receiver instead of one per shard. So a shell does
+
+    for event in this_turn: perform(machine.handle(event, now))
+    while (due := machine.deadline()) is not None and due <= now: perform(machine.tick(now))
+
+Effects are performed in the order in which they are returned, before the next event is handled.
+
+The machines call themselves `Coordinator` and `Region`; the event that tells a region where its
+coordinator is, is `CoordinatorAt`.
+
+Not here: the messages between regions and coordinators (`messages`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from shardbus.ids import NodeId
+from shardbus.sharding.messages import (
+    BeginHandOff,
+    BeginHandOffAck,
+    GetShardHome,
+    GracefulShutdownRequest,
+    HandOff,
+    HostShard,
+    RegionStopped,
+    Register,
+    RegisterAck,
+    RegisterRefused,
+    ShardHomes,
+    ShardStarted,
+    ShardStopped,
+    Wait,
+)
+from shardbus.store.protocol import StoredTable
+
+Message = (
+    Register
+    | RegisterAck
+    | RegisterRefused
+    | GetShardHome
+    | Wait
+    | ShardHomes
+    | HostShard
+    | ShardStarted
+    | BeginHandOff
+    | BeginHandOffAck
+    | HandOff
+    | ShardStopped
+    | GracefulShutdownRequest
+    | RegionStopped
+)
+
+
+class Envelope(Protocol):
+    """What a region buffers and never opens."""
+
+    @property
+    def size(self) -> int:
+        """Bytes it counts for in a buffer."""
+
+
+# Into both.
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message arrived. `sender` is the peer that the transport knows, not what the message says."""
+
+    sender: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSeen:
+    """Gossip knows of a coordinator with this epoch."""
+
+    epoch: int
+
+
+# Out of both.
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send this to that node."""
+
+    to: NodeId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that logs, metrics and the flight recorder want to know. `kind` is one word of a
+    fixed vocabulary, `detail` is for people."""
+
+    kind: str
+    detail: str = ""
+    count: int = 1
+
+
+# Into the coordinator.
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Rule. `epoch_floor` is the highest epoch that gossip knows of."""
+
+    epoch_floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TableLoaded:
+    """Answer to LoadTable: what the store has, None for nothing."""
+
+    table: StoredTable | None
+
+
+@dataclass(frozen=True, slots=True)
+class EpochClaimed:
+    """Answer to ClaimEpoch: the epoch is ours, and this is the table."""
+
+    table: StoredTable
+
+
+@dataclass(frozen=True, slots=True)
+class EpochRefused:
+    """Answer to ClaimEpoch: the store is at `stored` already."""
+
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """LoadTable or ClaimEpoch got no answer in time; it may or may not have been done."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The nodes that may run a region or proxy of the type, all of them, each time.
+
+    A node that was there and is not any more is terminated. `unfit` are those among them that take
+    no new shards: leaving, cordoned. `unsettled`: somebody is unreachable or joining, so this is no
+    time to rebalance.
+    """
+
+    live: tuple[NodeId, ...]
+    unfit: tuple[NodeId, ...] = ()
+    unsettled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """Answer to Persist: the store has it."""
+
+    op_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistFailed:
+    """Answer to Persist. `definite_stale`: refused, for another coordinator rules. Otherwise it may
+    or may not have been applied, and the same operation is tried again."""
+
+    op_id: int
+    definite_stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalance:
+    """An operator asks to look at the balance now."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopShards:
+    """An operator asks to stop these shards; they start again when somebody sends to them."""
+
+    shards: tuple[str, ...]
+
+
+CoordinatorEvent = (
+    Start
+    | TableLoaded
+    | EpochClaimed
+    | EpochRefused
+    | StoreFailed
+    | Members
+    | Received
+    | EpochSeen
+    | Persisted
+    | PersistFailed
+    | Rebalance
+    | StopShards
+)
+
+# Out of the coordinator.
+
+
+@dataclass(frozen=True, slots=True)
+class LoadTable:
+    """Read the stored table. Answer: TableLoaded or StoreFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimEpoch:
+    """Claim the stored table. Answer: EpochClaimed, EpochRefused or StoreFailed."""
+
+    epoch: int
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write these homes in one atomic step. Answer: Persisted or PersistFailed. Never two at once."""
+
+    op_id: int
+    epoch: int
+    homes: Mapping[str, tuple[NodeId, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """This coordinator is over: it does and says nothing any more."""
+
+    reason: str
+
+
+CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | Note
+
+# Into a region.
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver:
+    """A message for a shard, or a Flush, that the shell could not send by its own route.
+
+    Local senders come here while the shard's route is unset. What arrives from a link comes here
+    whenever `SetArrivals` does not let it in, even if the route is set: `via` is the node at the
+    other end of that link, `hops` how many nodes forwarded the message before.
+    """
+
+    shard: str
+    envelope: Envelope
+    via: NodeId | None = None
+    hops: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorAt:
+    """The coordinator is there, or nowhere known. Say it again when a new one starts on the same
+    node. For a client: any node it is connected to."""
+
+    node: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class FlushDone:
+    """The Flush was echoed, or its deadline passed."""
+
+    shard: str
+    flush_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReady:
+    """Answer to StartShard: the shard takes messages."""
+
+    shard: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDown:
+    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure."""
+
+    shard: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """That process has ended, or will never be heard again."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Move everything away, then say Drained. Sending goes on."""
+
+
+RegionEvent = (
+    Deliver
+    | Received
+    | CoordinatorAt
+    | EpochSeen
+    | FlushDone
+    | ShardReady
+    | ShardDown
+    | NodeGone
+    | Shutdown
+)
+
+# Out of a region.
+
+
+@dataclass(frozen=True, slots=True)
+class SendCoordinator:
+    """Send this to the node that the last CoordinatorAt named."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class SetRoute:
+    """Local senders send there directly (`node` may be this node), or, None, call Deliver."""
+
+    shard: str
+    node: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetArrivals:
+    """What comes in from links for the shard is delivered here (`local`), or else calls Deliver.
+    With `via`, only what that node sends is let in."""
+
+    shard: str
+    local: bool
+    via: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Send these there (or deliver them here), in this order, now. Comes before the SetRoute that
+    lets others follow."""
+
+    shard: str
+    node: NodeId
+    envelopes: tuple[Envelope, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Send a Flush for the shard to the node, behind everything sent there. It travels as messages
+    do; who hosts the shard echoes it. Answer: FlushDone, within a deadline of the shell's."""
+
+    shard: str
+    node: NodeId
+    flush_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartShard:
+    """Start the shard; its entities see `fence`. Answer: ShardReady."""
+
+    shard: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopShard:
+    """Stop the shard, every entity after the messages in its mailbox. Answer: ShardDown, also when
+    the shard was not ready yet."""
+
+    shard: str
+    fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The message goes nowhere; its sender must be told. `reason` is one of the `REJECT_` words."""
+
+    shard: str
+    envelope: Envelope
+    reason: str
+
+
+REJECT_BUFFER_FULL = "buffer_full"
+REJECT_HOP_LIMIT = "hop_limit"
+REJECT_REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing runs here and nothing will: the answer to Shutdown."""
+
+
+RegionEffect = (
+    SendCoordinator
+    | Send
+    | SetRoute
+    | SetArrivals
+    | Release
+    | Flush
+    | StartShard
+    | StopShard
+    | Reject
+    | Drained
+    | Note
+)

@@ -1,0 +1,226 @@
+"""The coordinator's book: the shard table, what is to change in it, and the one write under way.
+
+    wanted ──plan──> writing ──written──> at home, in the table
+    adopted ───────────^                      │
+    freed ─────────────^ <──────stopped───────┘
+
+`plan` takes everything that is to change and makes one write of it: homes for what is wanted, homes
+that regions reported and the table did not know, and the removal of what was freed and nobody wants.
+`written` applies it to the table. Between the two the table is as the store had it before, and the
+shards of the write have no settled home for anybody.
+
+A node that dies while its shards are being written is found at `written`: they are wanted again.
+
+Source: S0.32; C.35; N.1; DESIGN section 6, batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from shardbus.ids import NodeId
+from shardbus.sharding.allocation import AllocationStrategy
+from shardbus.sharding.messages import Home
+from shardbus.sharding.table import (
+    EPOCH_SHIFT,
+    ProxyRegistered,
+    ProxyTerminated,
+    RegionRegistered,
+    RegionTerminated,
+    ShardHomeAllocated,
+    ShardHomeDeallocated,
+    ShardTable,
+    TableEvent,
+)
+
+
+@dataclass(slots=True)
+class Writing:
+    """One write under way. `homes`: None where the shard's home is removed."""
+
+    op_id: int
+    homes: dict[str, Home | None]
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Where a wanted shard should go, and where it must not."""
+
+    target: NodeId | None = None
+    avoid: tuple[NodeId, ...] = ()
+
+
+NO_WISH = Wish()
+
+
+class Ledger:
+    """The table and what is to change in it."""
+
+    __slots__ = ("_ops", "adopted", "freed", "table", "wanted", "writing")
+
+    def __init__(self, layout: str) -> None:
+        self.table = ShardTable(0, layout)
+        self.wanted: dict[str, Wish] = {}
+        self.freed: dict[str, Home] = {}
+        self.adopted: dict[str, Home] = {}
+        self.writing: Writing | None = None
+        self._ops = 0
+
+    def open(self, epoch: int, homes: Mapping[str, tuple[NodeId, int]]) -> None:
+        """Begin with what the store held, under a new epoch."""
+        nodes = sorted({node for node, _ in homes.values()})
+        events: list[TableEvent] = [RegionRegistered(node) for node in nodes]
+        events += [
+            ShardHomeAllocated(Home(shard, node, fence)) for shard, (node, fence) in homes.items()
+        ]
+        self.table = ShardTable(epoch, self.table.layout).updated_all(events)
+
+    def home_of(self, shard: str) -> Home | None:
+        """The home of the shard, if it is settled: durable, and not about to change."""
+        changing = shard in self.freed or shard in self.adopted
+        if changing or (self.writing is not None and shard in self.writing.homes):
+            return None
+        return self.table.homes.get(shard)
+
+    def homes(self) -> list[Home]:
+        """Every settled home."""
+        return [home for shard in self.table.homes if (home := self.home_of(shard)) is not None]
+
+    def want(self, shard: str, wish: Wish = NO_WISH) -> None:
+        """The shard shall have a home; an earlier wish stands unless this one says more."""
+        if wish != NO_WISH or shard not in self.wanted:
+            self.wanted[shard] = wish
+
+    def free(self, home: Home) -> None:
+        """The shard stopped at its home."""
+        self.freed[home.shard] = home
+
+    def adopt(self, home: Home) -> None:
+        """A region hosts the shard, and the table does not know, or knows an older home."""
+        self.adopted[home.shard] = home
+
+    def add(self, node: NodeId, *, proxy: bool) -> None:
+        """The node is a region or a proxy; the shards of a region that became a proxy are wanted."""
+        events: list[TableEvent] = []
+        if proxy and node in self.table.regions:
+            self._orphan(node)
+            events.append(RegionTerminated(node))
+        if not proxy and node in self.table.proxies:
+            events.append(ProxyTerminated(node))
+        if proxy and node not in self.table.proxies:
+            events.append(ProxyRegistered(node))
+        if not proxy and node not in self.table.regions:
+            events.append(RegionRegistered(node))
+        self.table = self.table.updated_all(events)
+
+    def bury(self, nodes: Iterable[NodeId]) -> list[str]:
+        """The nodes are dead; returns their shards, which are wanted now."""
+        events: list[TableEvent] = []
+        orphans: list[str] = []
+        for node in nodes:
+            if node in self.table.regions:
+                orphans += self._orphan(node)
+                events.append(RegionTerminated(node))
+            else:
+                events.append(ProxyTerminated(node))
+        self.table = self.table.updated_all(events)
+        for shard, home in list(self.adopted.items()):
+            if home.node not in self.table.regions:
+                del self.adopted[shard]
+                if shard not in self.table.homes:
+                    self.want(shard)
+        return orphans
+
+    def plan(self, strategy: AllocationStrategy, candidates: Sequence[NodeId]) -> Writing | None:
+        """One write of everything that is to change; no candidates, no new homes."""
+        if self.writing is not None:
+            return None
+        homes: dict[str, Home | None] = dict.fromkeys(self.freed)
+        homes.update(
+            {s: home for s, home in self.adopted.items() if home.node in self.table.regions}
+        )
+        if candidates:
+            homes.update(self._allocations(strategy, candidates))
+        if not homes:
+            return None
+        self._ops += 1
+        self.writing = Writing(self.table.epoch << EPOCH_SHIFT | self._ops, homes)
+        return self.writing
+
+    def written(self) -> list[Home]:
+        """The write is durable: apply it, and return the new homes, to be announced."""
+        assert self.writing is not None
+        writing, self.writing = self.writing, None
+        events: list[TableEvent] = []
+        homes: list[Home] = []
+        for shard, home in writing.homes.items():
+            if shard in self.table.homes:
+                events.append(ShardHomeDeallocated(shard))
+            self.freed.pop(shard, None)
+            if home is None:
+                continue
+            self.adopted.pop(shard, None)
+            if home.node in self.table.regions:
+                events.append(ShardHomeAllocated(home))
+                homes.append(home)
+                self.wanted.pop(shard, None)
+            else:
+                self.want(shard)
+        self.table = self.table.updated_all(events)
+        return homes
+
+    def check(self) -> None:
+        """Audit: a shard is in one place of the book."""
+        self.table.check()
+        for shard, home in self.freed.items():
+            assert self.table.homes.get(shard, home) == home, shard
+
+    def _allocations(
+        self, strategy: AllocationStrategy, candidates: Sequence[NodeId]
+    ) -> dict[str, Home]:
+        shards = [shard for shard in self.wanted if self._homeless(shard)]
+        if not shards:
+            return {}
+        chosen: dict[str, NodeId] = {}
+        table = self._without(shards)
+        fit = dict.fromkeys(candidates)
+        plain: list[str] = []
+        for shard in shards:
+            wish = self.wanted[shard]
+            allowed = [node for node in candidates if node not in wish.avoid] or candidates
+            if wish.target in fit and wish.target in allowed:
+                chosen[shard] = wish.target
+            elif len(allowed) < len(candidates):
+                chosen.update(strategy.allocate(table, {}, [shard], allowed))
+            else:
+                plain.append(shard)
+        fences = iter(range(self._next_fence(), self._next_fence() + len(shards)))
+        if chosen:
+            table = table.updated_all(
+                ShardHomeAllocated(Home(shard, node, table.next_fence))
+                for shard, node in chosen.items()
+            )
+        chosen.update(strategy.allocate(table, {}, plain, candidates) if plain else {})
+        return {shard: Home(shard, chosen[shard], next(fences)) for shard in shards}
+
+    def _homeless(self, shard: str) -> bool:
+        at_home = shard in self.table.homes and shard not in self.freed
+        return not at_home and shard not in self.adopted
+
+    def _without(self, shards: Iterable[str]) -> ShardTable:
+        """The table as it is once these shards have left their old homes."""
+        leaving = [shard for shard in shards if shard in self.table.homes]
+        return self.table.updated_all(ShardHomeDeallocated(shard) for shard in leaving)
+
+    def _next_fence(self) -> int:
+        reported = max((home.fence for home in self.adopted.values()), default=0)
+        return max(self.table.next_fence, reported + 1)
+
+    def _orphan(self, node: NodeId) -> list[str]:
+        shards = list(self.table.shards_at(node))
+        for shard in shards:
+            self.freed.pop(shard, None)
+            self.want(shard)
+        return shards

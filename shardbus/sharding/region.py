@@ -1,0 +1,414 @@
+"""The region: what a node, a proxy or a client knows of one entity type's shards, and hosts of them.
+
+The hot path is not here. The shell keeps a route per shard, set by `SetRoute`, and sends along it
+without asking. The region sees what has no route yet or no longer, and what arrives for a shard that
+is not here; `router` keeps it in order. This module registers, obeys, hosts and drains.
+
+    HostShard ──> STARTING ──ShardReady──> RUNNING ──HandOff──> STOPPING ──ShardDown──> (gone)
+                      └──────────────────HandOff───────────────────^
+
+- A shard that stopped under a fence never starts again under that fence or a lower one: a late
+  HostShard, or a home told that names this node, is answered with ShardStopped of that very home,
+  which frees it if it is what the table says, and otherwise does nothing.
+- Who may command is the sender of the highest epoch seen. What comes with a lower epoch, or with the
+  same one from somebody else, is refused and noted.
+- A *region* (`me`, hosts) registers with what it hosts. A *proxy* registers and hosts nothing. A
+  *client* (`me` None) does neither and asks any node's region, which answers and keeps it informed.
+- To shut down, it asks the coordinator to move everything away, again and again, and is drained when
+  that confirms. Without a coordinator it stops its shards itself.
+
+Source: S0.1, S0.6, S0.8, S0.14, S0.15, S2.23, S2.24, S2.50, S2.51, S2.62; B.56; C.8, C.36.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import assert_never
+
+from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
+from shardbus.sharding.enrolment import Enrolment
+from shardbus.sharding.events import (
+    CoordinatorAt,
+    Deliver,
+    Drained,
+    EpochSeen,
+    FlushDone,
+    Message,
+    NodeGone,
+    Note,
+    Received,
+    RegionEffect,
+    RegionEvent,
+    Send,
+    SendCoordinator,
+    ShardDown,
+    ShardReady,
+    Shutdown,
+    StartShard,
+    StopShard,
+)
+from shardbus.sharding.messages import (
+    BeginHandOff,
+    BeginHandOffAck,
+    GetShardHome,
+    GracefulShutdownRequest,
+    HandOff,
+    Home,
+    HostShard,
+    RegionStopped,
+    Register,
+    RegisterAck,
+    RegisterRefused,
+    ShardHomes,
+    ShardStarted,
+    ShardStopped,
+    Wait,
+)
+from shardbus.sharding.router import Router
+
+
+class State(Enum):
+    """How far a hosted shard is."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A shard on this node."""
+
+    fence: int
+    state: State = State.STARTING
+    successor: int = 0
+    """The fence under which it starts again once it stopped."""
+    over: int = 0
+    """The fence up to which the coordinator wants it stopped."""
+
+
+class Region:
+    """One entity type on one node, or in one client. `handle`, `deadline`, `tick` as in `events`."""
+
+    def __init__(
+        self,
+        entity_type: str,
+        me: NodeId | None,
+        layout: str,
+        settings: ShardingSettings,
+        *,
+        proxy: bool = False,
+    ) -> None:
+        self.entity_type = entity_type
+        self._me = me
+        self._layout = layout
+        self._retry = settings.retry_interval
+        self._patience = settings.handoff_timeout
+        self._proxy = proxy or me is None
+        self._out: list[RegionEffect] = []
+        self._router = Router(me, settings, self._out)
+        self._enrolment = Enrolment(me is not None, settings.retry_interval)
+        self._hosted: dict[str, Hosted] = {}
+        self._stopped: dict[str, int] = {}
+        self._started_now: dict[str, Home] = {}
+        self._stopped_now: dict[str, Home] = {}
+        self._watchers: dict[NodeId, None] = {}
+        self._shutdown_at: float | None = None
+        self._give_up_at: float | None = None
+        self._alone = False
+        self._confirmed = False
+        self._drained = False
+        self._turn_at: float | None = None
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch of a coordinator seen."""
+        return self._enrolment.epoch
+
+    @property
+    def hosted(self) -> tuple[Home, ...]:
+        """What runs here, starts or stops."""
+        if self._me is None:
+            return ()
+        return tuple(Home(shard, self._me, one.fence) for shard, one in self._hosted.items())
+
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Messages and bytes that wait for a home."""
+        return self._router.buffered
+
+    def state_of(self, shard: str) -> State | None:
+        """How far the shard is here, None if it is not."""
+        hosted = self._hosted.get(shard)
+        return hosted.state if hosted is not None else None
+
+    def home_of(self, shard: str) -> Home | None:
+        """The best home known."""
+        return self._router.home_of(shard)
+
+    def handle(self, event: RegionEvent, now: float) -> list[RegionEffect]:
+        """Take in one event."""
+        self._turn_at = now
+        match event:
+            case Deliver():
+                self._router.deliver(event, now)
+            case Received(sender, message):
+                self._on_message(sender, message, now)
+            case CoordinatorAt(node):
+                self._enrolment.coordinator_at(node, now)
+                self._router.ask_again(now, everything=self._me is None)
+                self._look_for_help(now)
+            case EpochSeen(epoch):
+                self._enrolment.see(epoch, now)
+            case FlushDone(shard, flush_id):
+                self._router.flushed(shard, flush_id, now)
+            case ShardReady(shard):
+                self._on_ready(shard)
+            case ShardDown(shard):
+                self._on_down(shard, now)
+            case NodeGone(node):
+                self._watchers.pop(node, None)
+                self._router.gone(node, now)
+            case Shutdown():
+                if self._shutdown_at is None:
+                    self._shutdown_at = now
+                    self._look_for_help(now)
+            case _:
+                assert_never(event)
+        return self._take()
+
+    def deadline(self) -> float | None:
+        """When `tick` is due."""
+        asks = self._router.deadline() if self._enrolment.coordinator is not None else None
+        dues = (self._turn_at, self._enrolment.due, asks, self._shutdown_at, self._give_up_at)
+        return min((due for due in dues if due is not None), default=None)
+
+    def tick(self, now: float) -> list[RegionEffect]:
+        """End the turn: say what is to be said, once."""
+        self._turn_at = None
+        if self._enrolment.take_due(now) and self._me is not None:
+            proxy = self._proxy or self._drained
+            self._say(Register(self._me, proxy, self._layout, self.hosted))
+        if self._enrolment.coordinator is not None:
+            self._report(now)
+        self._inform_watchers()
+        self._drain(now)
+        return self._take()
+
+    def check(self) -> None:
+        """Audit; for tests."""
+        self._router.check()
+        for shard, hosted in self._hosted.items():
+            assert hosted.fence > self._stopped.get(shard, 0), f"{shard} came back from the dead"
+        assert not (self._drained and self._hosted)
+
+    # What the coordinator, or a client, says.
+
+    def _on_message(self, sender: NodeId, message: Message, now: float) -> None:
+        match message:
+            case RegisterAck(epoch, _, homes):
+                if self._obeys(sender, epoch):
+                    self._enrolment.registered()
+                    self._router.admit()
+                    self._on_homes(homes, epoch, now)
+            case RegisterRefused(epoch, reason):
+                if self._obeys(sender, epoch):
+                    self._on_refused(reason, now)
+            case ShardHomes(epoch, homes):
+                if self._obeys(sender, epoch):
+                    self._on_homes(homes, epoch, now)
+            case HostShard(epoch, homes):
+                if self._obeys(sender, epoch):
+                    for home in homes:
+                        self._on_host(home, epoch, now)
+            case BeginHandOff(epoch, homes):
+                if self._obeys(sender, epoch):
+                    for home in homes:
+                        self._router.begin_handoff(home, epoch, now)
+            case HandOff(epoch, homes):
+                if self._obeys(sender, epoch):
+                    for home in homes:
+                        self._on_handoff(home, now)
+            case Wait(epoch, shards, _):
+                if self._obeys(sender, epoch):
+                    self._router.wait(shards, now)
+            case RegionStopped(node):
+                if node == self._me and sender == self._enrolment.coordinator:
+                    self._confirmed = self._shutdown_at is not None
+            case GetShardHome(shards):
+                self._on_question(sender, shards, now)
+            case (
+                Register() | ShardStarted() | BeginHandOffAck() | ShardStopped()
+                | GracefulShutdownRequest()
+            ):  # fmt: skip
+                self._note("unexpected", f"{type(message).__name__} from {sender}")
+            case _:
+                assert_never(message)
+
+    def _obeys(self, sender: NodeId, epoch: int) -> bool:
+        why_not = self._enrolment.obeys(sender, epoch)
+        if why_not:
+            self._note("refused", why_not)
+        return not why_not
+
+    def _on_homes(self, homes: tuple[Home, ...], epoch: int, now: float) -> None:
+        for home in homes:
+            hosted = self._hosted.get(home.shard)
+            if home.node == self._me and hosted is None:
+                if home.fence <= self._stopped.get(home.shard, 0):
+                    self._stopped_now[home.shard] = home
+                    continue
+            elif hosted is not None and home.node != self._me and home.fence > hosted.fence:
+                self._note("superseded", f"shard {home.shard} lives at {home.node}")
+                hosted.successor = 0
+                self._stop(home.shard, hosted, now)
+            self._router.told(home, epoch, now)
+
+    def _on_host(self, home: Home, epoch: int, now: float) -> None:
+        shard, hosted = home.shard, self._hosted.get(home.shard)
+        if home.node != self._me or self._proxy:
+            return self._note("unexpected", f"HostShard {shard} for {home.node}")
+        if hosted is None:
+            over = home.fence <= self._stopped.get(shard, 0)
+            if over or self._alone or not self._router.believes(home, epoch):
+                return self._say_stopped(home)
+            self._start(home, epoch, now)
+        elif home.fence == hosted.fence and hosted.state is State.RUNNING:
+            self._started_now[shard] = home
+        elif home.fence > hosted.fence:
+            hosted.successor = max(hosted.successor, home.fence)
+            self._stop(shard, hosted, now)
+            self._router.told(home, epoch, now)
+
+    def _on_handoff(self, home: Home, now: float) -> None:
+        hosted = self._hosted.get(home.shard)
+        if hosted is None or home.node != self._me:
+            return self._say_stopped(home)
+        if home.fence < hosted.fence:
+            return self._note("stale_handoff", home.shard)
+        if home.fence >= hosted.successor:
+            hosted.successor = 0
+            hosted.over = home.fence
+        self._stop(home.shard, hosted, now)
+        self._router.stops(home.shard, home.fence, now)
+
+    def _on_refused(self, reason: str, now: float) -> None:
+        self._note("register_refused", reason)
+        self._enrolment.refused(now)
+        for shard, hosted in self._hosted.items():
+            self._stop(shard, hosted, now)
+        self._router.refuse()
+
+    def _on_question(self, sender: NodeId, shards: tuple[str, ...], now: float) -> None:
+        """A client asks: answer what is known, and keep it informed from now on."""
+        self._watchers[sender] = None
+        known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
+        if known:
+            self._out.append(Send(sender, ShardHomes(self.epoch, tuple(known.values()))))
+        unknown = tuple(shard for shard in shards if shard not in known)
+        if unknown:
+            self._out.append(Send(sender, Wait(self.epoch, unknown, "the coordinator is asked")))
+        for shard in unknown:
+            self._router.watch(shard, now)
+
+    # Shards on this node.
+
+    def _start(self, home: Home, epoch: int, now: float) -> None:
+        self._hosted[home.shard] = Hosted(home.fence)
+        self._router.told(home, epoch, now)
+        self._out.append(StartShard(home.shard, home.fence))
+
+    def _stop(self, shard: str, hosted: Hosted, now: float) -> None:
+        if hosted.state is State.STOPPING:
+            return
+        hosted.state = State.STOPPING
+        self._router.stops(shard, hosted.fence, now)
+        self._out.append(StopShard(shard, hosted.fence))
+
+    def _on_ready(self, shard: str) -> None:
+        hosted = self._hosted.get(shard)
+        if hosted is None or hosted.state is not State.STARTING or self._me is None:
+            return
+        hosted.state = State.RUNNING
+        self._started_now[shard] = Home(shard, self._me, hosted.fence)
+        self._router.runs(shard, hosted.fence)
+
+    def _on_down(self, shard: str, now: float) -> None:
+        hosted = self._hosted.pop(shard, None)
+        if hosted is None or self._me is None:
+            return
+        self._stopped[shard] = max(hosted.fence, hosted.over)
+        if hosted.state is not State.STOPPING:
+            self._router.stops(shard, hosted.fence, now)
+        if hosted.successor:
+            self._hosted[shard] = Hosted(hosted.successor)
+            self._out.append(StartShard(shard, hosted.successor))
+        else:
+            self._stopped_now[shard] = Home(shard, self._me, self._stopped[shard])
+
+    def _say_stopped(self, home: Home) -> None:
+        self._stopped[home.shard] = max(self._stopped.get(home.shard, 0), home.fence)
+        self._stopped_now[home.shard] = home
+
+    # What is said at the end of a turn.
+
+    def _report(self, now: float) -> None:
+        if questions := self._router.questions(now):
+            self._say(GetShardHome(questions))
+        started, self._started_now = self._started_now, {}
+        acks, self._router.acks = self._router.acks, {}
+        stopped, self._stopped_now = self._stopped_now, {}
+        if self._me is None:
+            return
+        if started:
+            self._say(ShardStarted(tuple(started.values())))
+        if acks:
+            self._say(BeginHandOffAck(self._me, tuple(acks.values())))
+        if stopped:
+            self._say(ShardStopped(self._me, tuple(stopped.values())))
+
+    def _inform_watchers(self) -> None:
+        news, self._router.news = self._router.news, {}
+        if news:
+            for watcher in self._watchers:
+                self._out.append(Send(watcher, ShardHomes(self.epoch, tuple(news.values()))))
+
+    # The end.
+
+    def _look_for_help(self, now: float) -> None:
+        """While there is no coordinator to drain this region, patience has an end; if there never
+        was one, it has no beginning."""
+        if self._shutdown_at is None or self._enrolment.coordinator is not None:
+            self._give_up_at = None
+        elif self._give_up_at is None:
+            self._give_up_at = now + (self._patience if self.epoch else 0.0)
+
+    def _drain(self, now: float) -> None:
+        if self._shutdown_at is None or self._drained:
+            return
+        if self._give_up_at is not None and now >= self._give_up_at:
+            self._give_up_at = None
+            self._alone = True
+            for shard, hosted in self._hosted.items():
+                self._stop(shard, hosted, now)
+        if not self._hosted and (self._confirmed or self._alone or self._proxy):
+            self._drained = True
+            self._shutdown_at = None
+            self._out.append(Drained())
+        elif now >= self._shutdown_at:
+            self._shutdown_at = now + self._retry
+            if self._enrolment.is_registered and self._me is not None:
+                self._say(GracefulShutdownRequest(self._me))
+
+    def _say(self, message: Message) -> None:
+        self._out.append(SendCoordinator(message))
+
+    def _note(self, kind: str, detail: str) -> None:
+        self._out.append(Note(kind, detail))
+
+    def _take(self) -> list[RegionEffect]:
+        effects = list(self._out)
+        self._out.clear()
+        return effects

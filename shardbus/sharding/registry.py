@@ -1,0 +1,103 @@
+"""Who is there for a coordinator: live members, registered regions and proxies, who may take shards.
+
+Three sources are kept apart. Membership says who lives, whom nothing new should be given, and
+whether the picture is unsettled. Registration says which of them run a region of this type. The
+region itself says that it wants to be drained. A *candidate* is live, a registered region, not
+unfit and not draining.
+
+A coordinator that takes over decides nothing before everybody alive has registered, or a short
+grace is over: what regions report may be all that is left of the table. Nor does the first
+coordinator before `min_members` regions are there, so that not all shards land on the first one.
+
+Source: S2.5, S2.34-S2.36; B.64, B.65; C.3, C.9.
+"""
+
+from __future__ import annotations
+
+from shardbus.ids import NodeId
+from shardbus.sharding.events import Members
+from shardbus.sharding.messages import Register
+
+EARLY_MAX = 1000
+"""Registrations kept for nodes that membership does not show yet."""
+
+
+class Registry:
+    """The people of one coordinator."""
+
+    __slots__ = (
+        "_early", "_enough", "_live", "_min_members", "_unfit", "draining", "grace_until", "known",
+        "registered", "unsettled",
+    )  # fmt: skip
+
+    def __init__(self, min_members: int) -> None:
+        self.known = False
+        """Whether membership has spoken."""
+        self.registered: dict[NodeId, bool] = {}
+        """Node to whether it is a proxy."""
+        self.draining: dict[NodeId, None] = {}
+        self.unsettled = False
+        self.grace_until = 0.0
+        self._live: dict[NodeId, None] = {}
+        self._unfit: dict[NodeId, None] = {}
+        self._early: dict[NodeId, Register] = {}
+        self._min_members = min_members
+        self._enough = False
+
+    def is_live(self, node: NodeId) -> bool:
+        """Whether membership shows the node."""
+        return node in self._live
+
+    def update(self, members: Members) -> None:
+        """Take over what membership says; the caller buries the dead."""
+        self.known = True
+        self._live = dict.fromkeys(members.live)
+        self._unfit = dict.fromkeys(members.unfit)
+        self.unsettled = members.unsettled
+        for gathered in (self.registered, self.draining):
+            for node in [node for node in gathered if node not in self._live]:
+                del gathered[node]
+
+    def register(self, node: NodeId, *, proxy: bool) -> bool:
+        """The node runs a region or proxy. True if that is news."""
+        news = self.registered.get(node) is not proxy
+        self.registered[node] = proxy
+        if proxy:
+            self.draining.pop(node, None)
+        return news
+
+    def keep_early(self, register: Register) -> None:
+        """Remember a registration that cannot be taken yet; the newest of each node counts."""
+        if register.node in self._early or len(self._early) < EARLY_MAX:
+            self._early[register.node] = register
+
+    def take_early(self) -> list[Register]:
+        """Those kept of nodes that are live now."""
+        ready = [register for node, register in self._early.items() if node in self._live]
+        for register in ready:
+            del self._early[register.node]
+        return ready
+
+    def assume_enough(self) -> None:
+        """The table has homes: enough regions were there once."""
+        self._enough = True
+
+    def candidates(self) -> list[NodeId]:
+        """Who may take shards, in address order."""
+        return sorted(
+            node
+            for node, proxy in self.registered.items()
+            if not proxy and node not in self._unfit and node not in self.draining
+        )
+
+    def why_not(self, now: float) -> str:
+        """Why no shard can get a home now; empty if one can."""
+        if not self.known:
+            return "membership is not known yet"
+        if now < self.grace_until and any(node not in self.registered for node in self._live):
+            return "regions are registering with a new coordinator"
+        regions = sum(not proxy for proxy in self.registered.values())
+        self._enough = self._enough or regions >= self._min_members
+        if not self._enough:
+            return f"{regions} of {self._min_members} regions have registered"
+        return "" if self.candidates() else "no region may take shards"

@@ -1,0 +1,358 @@
+"""The sending half of a region: routes, what waits for them, and who must be asked.
+
+Order per sender and entity is kept because a router
+
+1. never sends for a shard to two places at once: it leaves an old home with a Flush behind everything
+   it sent there, and sends to the new one only after the echo (`routes` has the drawing);
+2. forwards what arrives for a shard that is not here in the order of arrival, Flushes of others among
+   it, so that their echo comes from behind what they had sent;
+3. lets in, while the shard runs here already but the Flush towards its old home is still out, only
+   what that home sends on: everything else, local senders included, waits until the echo shows that
+   nothing older is coming.
+
+A message that comes from the very node that it would be sent to shows that one of the two is behind:
+it waits while the coordinator is asked. `hop_limit` ends longer circles.
+
+Every Release stands before the SetRoute or SetArrivals that lets others follow.
+
+Source: S0.11-S0.13, S0.21, S0.34-S0.36, S2.22, S2.65; B.55; C.1, C.5; N.3.
+"""
+
+from __future__ import annotations
+
+from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
+from shardbus.sharding.events import (
+    REJECT_BUFFER_FULL,
+    REJECT_HOP_LIMIT,
+    REJECT_REFUSED,
+    Deliver,
+    Flush,
+    Note,
+    RegionEffect,
+    Reject,
+    Release,
+    SetArrivals,
+    SetRoute,
+)
+from shardbus.sharding.messages import Home
+from shardbus.sharding.routes import Buffers, Route, Way
+from shardbus.sharding.timers import Timers
+
+GONE_MAX = 1000
+"""Dead nodes remembered, so that a coordinator that is behind cannot point at one."""
+
+SUSPECT_HOPS = 4
+"""A message forwarded so often has met a circle: the route it meets is checked."""
+
+PATIENCE = 3.0
+"""After a Wait the question is repeated so many times more slowly: the answer will come unasked."""
+
+
+class Router:
+    """Routes of one entity type. `out` takes the effects."""
+
+    __slots__ = (
+        "_buffers", "_flushes", "_gone", "_hop_limit", "_me", "_out", "_refused", "_retry",
+        "_routes", "_running", "_timers", "acks", "news",
+    )  # fmt: skip
+
+    def __init__(
+        self, me: NodeId | None, settings: ShardingSettings, out: list[RegionEffect]
+    ) -> None:
+        self._me = me
+        self._out = out
+        self._hop_limit = settings.hop_limit
+        self._retry = settings.retry_interval
+        self._routes: dict[str, Route] = {}
+        self._running: dict[str, int] = {}
+        self._buffers = Buffers(settings.buffer_size, settings.buffer_bytes)
+        self._timers: Timers[str] = Timers()
+        self._gone: dict[NodeId, None] = {}
+        self._flushes = 0
+        self._refused = False
+        self.acks: dict[str, Home] = {}
+        """BeginHandOffs to be acknowledged at the end of the turn."""
+        self.news: dict[str, Home] = {}
+        """Homes learned in this turn."""
+
+    @property
+    def buffered(self) -> tuple[int, int]:
+        """Messages and bytes that wait."""
+        return self._buffers.messages, self._buffers.bytes
+
+    def deadline(self) -> float | None:
+        """When the next question is due."""
+        return self._timers.next()
+
+    def home_of(self, shard: str) -> Home | None:
+        """The best home known."""
+        route = self._routes.get(shard)
+        if route is None:
+            return None
+        return route.next or (route.home if route.way is Way.KNOWN else None)
+
+    # Messages.
+
+    def deliver(self, event: Deliver, now: float) -> None:
+        """A message without a route: send it on, or keep it."""
+        route = self._route(event.shard)
+        if self._refused or event.hops >= self._hop_limit:
+            reason = REJECT_REFUSED if self._refused else REJECT_HOP_LIMIT
+            self._out.append(Reject(event.shard, event.envelope, reason))
+            return
+        if route.way is Way.KNOWN and route.home is not None:
+            if not self._circles(event, route.home):
+                self._out.append(Release(event.shard, route.home.node, (event.envelope,)))
+                return
+            self._doubt(route, now)
+        old = route.home if route.way is Way.FLUSHING else None
+        if old is not None and event.via == old.node:
+            if route.next is not None and self._is_open(route.next):
+                self._out.append(Release(event.shard, route.next.node, (event.envelope,)))
+                return
+            queue = route.returned
+        else:
+            queue = route.waiting
+        if not self._buffers.take(event.envelope):
+            self._out.append(Reject(event.shard, event.envelope, REJECT_BUFFER_FULL))
+            return
+        queue.append(event.envelope)
+        self._ask(route, now)
+        if (percent := self._buffers.crossed()) is not None:
+            self._out.append(Note("buffer_use", f"{percent} %"))
+
+    def refuse(self) -> None:
+        """The coordinator does not take this region: nothing waits any more, nothing is sent."""
+        self._refused = True
+        for route in self._routes.values():
+            rejected = route.returned + route.waiting
+            route.returned, route.waiting = [], []
+            self._buffers.give(rejected)
+            self._out.extend(Reject(route.shard, one, REJECT_REFUSED) for one in rejected)
+            if route.way is Way.KNOWN:
+                self._close(route)
+
+    def admit(self) -> None:
+        """The coordinator takes this region after all."""
+        self._refused = False
+
+    # Homes.
+
+    def told(self, home: Home, epoch: int, now: float) -> None:
+        """A home, from somebody who may say so. What is older than what is known is ignored."""
+        route = self._route(home.shard)
+        if home.node in self._gone or not route.believes(home, epoch):
+            return
+        route.asked = False
+        if route.way is Way.UNKNOWN:
+            route.point(home)
+            self._open(route)
+        elif route.home is not None and route.home.node == home.node:
+            self._stay(route, home)
+        elif route.way is Way.KNOWN:
+            route.point(home)
+            self._leave_home(route)
+            if route.home is None:
+                self._open(route)
+        else:
+            route.point(home)
+            self._let_through(route)
+        self.news[home.shard] = home
+
+    def believes(self, home: Home, epoch: int) -> bool:
+        """Whether `told` would take it."""
+        return home.node not in self._gone and self._route(home.shard).believes(home, epoch)
+
+    def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
+        """The shard leaves this home: keep what is for it, and acknowledge when the way is empty."""
+        route = self._route(home.shard)
+        if home.fence < route.floor and (route.left is None or route.left[0] != home.fence):
+            self.acks[home.shard] = home
+            return
+        route.leave(home, epoch)
+        if route.next is not None and route.next.fence <= home.fence:
+            route.next = None
+        if route.way is Way.KNOWN:
+            self._leave_home(route)
+        if route.way is Way.FLUSHING:
+            route.owed = home
+        else:
+            self.acks[home.shard] = home
+        self._ask(route, now + self._retry)
+
+    def flushed(self, shard: str, flush_id: int, now: float) -> None:
+        """The echo came, or its deadline."""
+        route = self._routes.get(shard)
+        if route is not None and route.way is Way.FLUSHING and route.flush_id == flush_id:
+            self._end_flush(route, now)
+
+    def gone(self, node: NodeId, now: float) -> None:
+        """Nothing that was sent there will be answered, nothing must be sent there."""
+        self._gone[node] = None
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        for route in self._routes.values():
+            if route.next is not None and route.next.node == node:
+                route.floor, route.left = route.next.fence + 1, None
+                route.next = None
+            if route.home is not None and route.home.node == node:
+                if route.way is Way.KNOWN:
+                    route.floor, route.left = route.home.fence + 1, None
+                    self._close(route)
+                else:
+                    self._end_flush(route, now)
+            self._ask(route, now)
+
+    # The shard itself.
+
+    def runs(self, shard: str, fence: int) -> None:
+        """The shard runs here now."""
+        self._running[shard] = fence
+        route = self._route(shard)
+        if route.way is Way.FLUSHING:
+            self._let_through(route)
+        else:
+            self._open(route)
+
+    def stops(self, shard: str, fence: int, now: float) -> None:
+        """The shard does not run here any more; what comes for it waits for the next home."""
+        if self._running.pop(shard, None) is not None:
+            self._out.append(SetArrivals(shard, False))
+        route = self._route(shard)
+        if route.next is not None and route.next.node == self._me:
+            route.next = None
+        if route.floor <= fence:
+            route.floor, route.left = fence + 1, None
+        if route.way is Way.KNOWN and route.home is not None and route.home.node == self._me:
+            self._close(route)
+        self._ask(route, now + self._retry)
+
+    # Questions.
+
+    def watch(self, shard: str, now: float) -> None:
+        """Somebody else wants to know the home."""
+        route = self._route(shard)
+        route.asked = True
+        self._ask(route, now)
+
+    def questions(self, now: float) -> tuple[str, ...]:
+        """The shards whose home is to be asked for now."""
+        shards: list[str] = []
+        for shard in self._timers.due(now):
+            if self._routes[shard].needs_home or self._routes[shard].asked:
+                shards.append(shard)
+                self._timers.set(shard, now + self._retry)
+        return tuple(shards)
+
+    def ask_again(self, now: float, *, everything: bool) -> None:
+        """There is somebody new to ask; who is not told of moves asks for every shard it knows."""
+        for shard, route in self._routes.items():
+            route.asked = route.asked or everything
+            if route.needs_home or route.asked:
+                self._timers.set(shard, now)
+
+    def wait(self, shards: tuple[str, ...], now: float) -> None:
+        """The coordinator knows that we want these."""
+        for shard in shards:
+            if shard in self._timers:
+                self._timers.set(shard, now + PATIENCE * self._retry)
+
+    def check(self) -> None:
+        """Audit: counts are exact, and what waits has a reason."""
+        waiting = [one for route in self._routes.values() for one in route.waiting + route.returned]
+        assert len(waiting) == self._buffers.messages
+        assert sum(one.size for one in waiting) == self._buffers.bytes
+        for shard, route in self._routes.items():
+            assert (route.way is Way.UNKNOWN) == (route.home is None)
+            if route.way is Way.KNOWN:
+                assert not route.waiting
+                assert not route.returned
+                assert route.next is None
+            if route.needs_home:
+                assert shard in self._timers, f"{shard} waits for nothing"
+
+    def _route(self, shard: str) -> Route:
+        route = self._routes.get(shard)
+        if route is None:
+            route = self._routes[shard] = Route(shard)
+        return route
+
+    def _ask(self, route: Route, at: float) -> None:
+        if route.needs_home and route.shard not in self._timers:
+            self._timers.set(route.shard, at)
+
+    def _circles(self, event: Deliver, home: Home) -> bool:
+        if event.via is None or home.node == self._me:
+            return False
+        return event.via == home.node or event.hops >= SUSPECT_HOPS
+
+    def _doubt(self, route: Route, now: float) -> None:
+        """The home sent us what is for itself: ask, and send nothing until the answer."""
+        self._out.append(Note("circle", route.shard))
+        self._leave_home(route)
+        self._timers.set(route.shard, now)
+
+    def _is_open(self, home: Home) -> bool:
+        return home.node != self._me or self._running.get(home.shard) == home.fence
+
+    def _open(self, route: Route) -> None:
+        """From UNKNOWN to KNOWN, if the home is known and takes messages."""
+        home = route.next
+        if home is None or not self._is_open(home):
+            return
+        released = route.returned + route.waiting
+        route.returned, route.waiting = [], []
+        self._buffers.give(released)
+        route.way, route.home, route.next = Way.KNOWN, home, None
+        self._timers.cancel(route.shard)
+        if released:
+            self._out.append(Release(route.shard, home.node, tuple(released)))
+        if home.node == self._me:
+            self._out.append(SetArrivals(route.shard, True))
+        self._out.append(SetRoute(route.shard, home.node))
+
+    def _let_through(self, route: Route) -> None:
+        """Still FLUSHING, the next home takes messages: those that came back go first."""
+        home = route.next
+        if home is None or route.home is None or not self._is_open(home):
+            return
+        if route.returned:
+            returned, route.returned = route.returned, []
+            self._buffers.give(returned)
+            self._out.append(Release(route.shard, home.node, tuple(returned)))
+        if home.node == self._me:
+            self._out.append(SetArrivals(route.shard, True, via=route.home.node))
+
+    def _stay(self, route: Route, home: Home) -> None:
+        """The home is where messages go or went already: one link, one order, no Flush needed."""
+        if route.way is Way.KNOWN:
+            route.home, route.floor, route.left = home, home.fence, None
+            return
+        if route.owed is not None:
+            self.acks[route.shard] = route.owed
+        route.way, route.home, route.owed = Way.UNKNOWN, None, None
+        route.point(home)
+        self._open(route)
+
+    def _leave_home(self, route: Route) -> None:
+        """From KNOWN to FLUSHING; from a home that is here, where mailboxes have it all, to UNKNOWN."""
+        home = route.home
+        self._close(route)
+        if home is None or home.node == self._me or home.node in self._gone:
+            return
+        route.way, route.home = Way.FLUSHING, home
+        self._flushes += 1
+        route.flush_id = self._flushes
+        self._out.append(Flush(route.shard, home.node, route.flush_id))
+
+    def _close(self, route: Route) -> None:
+        route.way, route.home = Way.UNKNOWN, None
+        self._out.append(SetRoute(route.shard, None))
+
+    def _end_flush(self, route: Route, now: float) -> None:
+        if route.owed is not None:
+            self.acks[route.shard] = route.owed
+        route.way, route.home, route.owed = Way.UNKNOWN, None, None
+        self._open(route)
+        self._ask(route, now)

@@ -1,0 +1,124 @@
+"""What a region knows of one shard's way: where messages for it go, and those that must wait.
+
+              home told                        other home told, BeginHandOff
+    UNKNOWN ─────────────> KNOWN(home) ──────────────────────────────────────> FLUSHING(old home)
+       ^                     ^   │ home died                                      │
+       └─────────────────────┼───┘                                                │
+       └─────────────────────┴────────────────────────────────────────────────────┘
+                      Flush echoed, or the old home died: next home known, or not
+
+- UNKNOWN: messages wait; the coordinator is asked while any do.
+- KNOWN: messages go straight to the home. The machine sees none of them.
+- FLUSHING: a Flush runs after everything that was sent to the old home. Until its echo, messages wait,
+  even if the next home is known: those on the way to the old home must arrive first.
+
+`floor` is the lowest fence that a home may have to be believed. It rises with every home, with
+BeginHandOff above the home that is left, and with the death of a home. A coordinator that takes over
+may put a shard back to the home it was about to leave: then the fence just below the floor counts
+again, if the new epoch is above the one of BeginHandOff.
+
+Messages that come back from the old home while this region flushes towards it have been sent before
+the Flush. They are `returned`, and are let through to the next home ahead of those `waiting`.
+
+`Buffers` counts all that waits in the region, in messages and in bytes.
+
+Source: S0.12, S0.13, S0.21, S2.65; DESIGN section 6, handoff keeps order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from shardbus.sharding.events import Envelope
+from shardbus.sharding.messages import Home
+
+
+class Way(Enum):
+    """The state of a route."""
+
+    UNKNOWN = "unknown"
+    KNOWN = "known"
+    FLUSHING = "flushing"
+
+
+@dataclass(slots=True)
+class Route:
+    """The way to one shard."""
+
+    shard: str
+    way: Way = Way.UNKNOWN
+    home: Home | None = None
+    """KNOWN: the home; FLUSHING: the old home."""
+    next: Home | None = None
+    """Where messages will go, known but not open yet."""
+    floor: int = 0
+    left: tuple[int, int] | None = None
+    """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
+    flush_id: int = 0
+    owed: Home | None = None
+    """The BeginHandOff to acknowledge when the Flush is done."""
+    asked: bool = False
+    """Somebody else wants to know the home, so it is asked for without messages too."""
+    waiting: list[Envelope] = field(default_factory=list)
+    returned: list[Envelope] = field(default_factory=list)
+
+    def believes(self, home: Home, epoch: int) -> bool:
+        """Whether this home is news, or at least not old."""
+        if home.fence >= self.floor:
+            return True
+        return self.left is not None and home.fence == self.left[0] and epoch > self.left[1]
+
+    def leave(self, home: Home, epoch: int) -> None:
+        """The shard is about to leave this home."""
+        if home.fence >= self.floor:
+            self.floor = home.fence + 1
+            self.left = (home.fence, epoch)
+        elif self.left is not None and self.left[0] == home.fence:
+            self.left = (home.fence, max(epoch, self.left[1]))
+
+    def point(self, home: Home) -> None:
+        """Messages will go to this home."""
+        self.next = home
+        self.floor = home.fence
+        self.left = None
+
+    @property
+    def needs_home(self) -> bool:
+        """Whether the coordinator should be asked."""
+        if self.way is Way.KNOWN or self.next is not None:
+            return False
+        return bool(self.waiting or self.returned or self.asked)
+
+
+class Buffers:
+    """The room that all routes of a region share."""
+
+    __slots__ = ("_bytes_max", "_messages_max", "_tenth", "bytes", "messages")
+
+    def __init__(self, messages_max: int, bytes_max: int) -> None:
+        self.messages = 0
+        self.bytes = 0
+        self._messages_max = messages_max
+        self._bytes_max = bytes_max
+        self._tenth = 0
+
+    def take(self, envelope: Envelope) -> bool:
+        """Count one in, if there is room."""
+        size = envelope.size
+        if self.messages >= self._messages_max or self.bytes + size > self._bytes_max:
+            return False
+        self.messages += 1
+        self.bytes += size
+        return True
+
+    def give(self, envelopes: list[Envelope]) -> None:
+        """Count these out."""
+        self.messages -= len(envelopes)
+        self.bytes -= sum(envelope.size for envelope in envelopes)
+
+    def crossed(self) -> int | None:
+        """The percentage of use, in tens, if it rose to another ten since the last call."""
+        use = max(self.messages / self._messages_max, self.bytes / self._bytes_max)
+        before, self._tenth = self._tenth, int(use * 10)
+        return self._tenth * 10 if self._tenth > before else None

@@ -1,0 +1,136 @@
+"""How a coordinator comes to rule: one epoch, claimed in the store before anything is decided.
+
+    WAITING ──Start──> LOADING ──TableLoaded──> CLAIMING ──EpochClaimed──> RULING
+                          ^ StoreFailed            │  ^
+                          └── after a backoff      │  │ StoreFailed: the same epoch, for the lost
+                                                   └──┘ claim may have been the one that worked;
+                                                        EpochRefused: one above what is stored
+    and from anywhere to STOPPED, for good.
+
+The epoch is one more than the highest of the store and of gossip. Attempts are spaced by a backoff
+that starts at a tenth of the setting, doubles, and ends at five times the setting.
+
+Source: S0.33, S2.61; DESIGN section 6, epochs.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import assert_never
+
+from shardbus.sharding.events import (
+    ClaimEpoch,
+    EpochClaimed,
+    EpochRefused,
+    LoadTable,
+    Note,
+    Start,
+    Stop,
+    StoreFailed,
+    TableLoaded,
+)
+
+BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
+"""First and longest wait, as parts of the setting."""
+
+TenureEvent = Start | TableLoaded | EpochClaimed | EpochRefused | StoreFailed
+TenureEffect = LoadTable | ClaimEpoch | Stop | Note
+
+
+class Reign(Enum):
+    """Where a coordinator stands."""
+
+    WAITING = "waiting"
+    LOADING = "loading"
+    CLAIMING = "claiming"
+    RULING = "ruling"
+    STOPPED = "stopped"
+
+
+def backoff(setting: float, attempts: int) -> float:
+    """Seconds to wait after the `attempts`-th failure in a row, from 1."""
+    return min(setting * BACKOFF_LAST, setting * BACKOFF_FIRST * 2.0 ** min(attempts - 1, 30))
+
+
+class Tenure:
+    """The way to the throne. `epoch` is the one claimed or held, 0 before."""
+
+    __slots__ = ("_attempts", "_backoff", "_floor", "_layout", "_retry_at", "epoch", "reign")
+
+    def __init__(self, layout: str, failure_backoff: float) -> None:
+        self.reign = Reign.WAITING
+        self.epoch = 0
+        self._layout = layout
+        self._backoff = failure_backoff
+        self._floor = 0
+        self._attempts = 0
+        self._retry_at: float | None = None
+
+    def deadline(self) -> float | None:
+        """When the store is asked again."""
+        return self._retry_at
+
+    def handle(self, event: TenureEvent, now: float) -> list[TenureEffect]:
+        """Take in what the store or the node says; `reign` tells how it ended."""
+        match event, self.reign:
+            case Start(epoch_floor), Reign.WAITING:
+                self._floor = epoch_floor
+                self.reign = Reign.LOADING
+                return [LoadTable()]
+            case TableLoaded(table), Reign.LOADING:
+                if table is not None and table.homes and table.layout != self._layout:
+                    return self.stop(
+                        f"the stored table is of layout {table.layout}, this node's is"
+                        f" {self._layout}"
+                    )
+                return self._claim(table.epoch if table is not None else 0)
+            case EpochClaimed(_), Reign.CLAIMING:
+                self.reign = Reign.RULING
+                self._attempts = 0
+                return [Note("epoch_claimed", str(self.epoch))]
+            case EpochRefused(stored), Reign.CLAIMING:
+                self._floor = max(self._floor, stored)
+                self.epoch = 0
+                self._wait(now)
+                return [Note("epoch_refused", f"the store is at {stored}")]
+            case StoreFailed(reason), (Reign.LOADING | Reign.CLAIMING):
+                self._wait(now)
+                return [Note("store_failed", reason)]
+            case (Start() | TableLoaded() | EpochClaimed() | EpochRefused() | StoreFailed()), _:
+                return []
+            case _:
+                assert_never(event)
+
+    def tick(self, now: float) -> list[TenureEffect]:
+        """Ask the store again if it is time."""
+        if self._retry_at is None or now < self._retry_at:
+            return []
+        self._retry_at = None
+        if self.reign is Reign.LOADING:
+            return [LoadTable()]
+        if self.reign is Reign.CLAIMING:
+            return [ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0)
+        return []
+
+    def see(self, epoch: int) -> list[TenureEffect]:
+        """Gossip knows of `epoch`: whoever rules under a lower one is over."""
+        if self.reign is Reign.RULING and epoch > self.epoch:
+            return self.stop(f"a coordinator with epoch {epoch} rules, this one has {self.epoch}")
+        self._floor = max(self._floor, epoch)
+        return []
+
+    def stop(self, reason: str) -> list[TenureEffect]:
+        """Rule no more."""
+        self.reign = Reign.STOPPED
+        self._retry_at = None
+        return [Stop(reason)]
+
+    def _claim(self, stored: int) -> list[TenureEffect]:
+        self.reign = Reign.CLAIMING
+        self._floor = max(self._floor, stored)
+        self.epoch = self._floor + 1
+        return [ClaimEpoch(self.epoch, self._layout)]
+
+    def _wait(self, now: float) -> None:
+        self._attempts += 1
+        self._retry_at = now + backoff(self._backoff, self._attempts)
