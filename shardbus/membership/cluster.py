@@ -1,0 +1,396 @@
+"""One node's part in the cluster: the machine that composes the others.
+
+    joiner      until this node is a member                     join, admission
+    gossip      the state, and exchanging it                    gossip, exchange, targets
+    heartbeats  who does not answer                             heartbeat, detector
+    deaths      whose process is gone                           confirm
+    resolver    who stays after a split                         resolver, downing
+    leader      moving members through their lives              leader
+
+Events go in by `handle`, time by `tick`; both return effects. After either, `_settle` runs until
+nothing changes any more: am I out? may I lead? must a split be decided? Then the new picture is
+shown, and news is pushed.
+
+News is pushed at once to a few nodes, and at most once per `news_pause` to keep bursts of changes
+from multiplying; the leader is told by each node that has a new version, so that it knows of
+convergence without waiting for rounds.
+
+A node that finds itself Down or removed, or Exiting with everybody knowing it, says so to a few
+others, emits Stopped, and is silent for ever.
+
+Source: S1.1-S1.64, B.14, B.15; DESIGN section 5.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import assert_never
+
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import Address, NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.admission import Door
+from shardbus.membership.confirm import DeathWatch, ProbeOutcome
+from shardbus.membership.exchange import Exchange
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.heartbeat import Heartbeats
+from shardbus.membership.join import Progress, Step
+from shardbus.membership.leader import act_on_convergence, enough_members, leader_of, promote_weakly
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import (
+    PROTOCOL,
+    GossipSeen,
+    GossipState,
+    GossipStatus,
+    Greeting,
+    Heartbeat,
+    HeartbeatReply,
+)
+from shardbus.membership.reachability import Flag
+from shardbus.membership.resolver import Plan, Resolver
+from shardbus.membership.view import (
+    DowningDecided,
+    MembershipView,
+    SelfStarved,
+    SlowHeartbeat,
+    changes,
+    view_of,
+)
+from shardbus.settings import ClusterSettings
+
+FAREWELL_FANOUT = 5
+"""How many nodes learn directly that this one is out."""
+
+
+class Cluster:
+    """The membership of one node. `fingerprint` holds the settings that must be equal on every
+    node."""
+
+    def __init__(
+        self,
+        me: Member,
+        cluster: str,
+        settings: ClusterSettings,
+        fingerprint: Mapping[str, str],
+        rng: random.Random,
+    ) -> None:
+        self.me = me.node
+        self.settings = settings
+        self.stopped = ""
+        self.view = MembershipView(me.node)
+        self._door = Door(me, Greeting(cluster, PROTOCOL, dict(fingerprint)), settings)
+        self._exchange = Exchange(me.node, settings, rng)
+        self._heartbeats = Heartbeats(me.node, settings.failure_detector)
+        self._deaths = DeathWatch()
+        self._resolver = Resolver(me.node, settings.downing)
+        self._leader_at: float | None = None
+        self._unconverged_at: float | None = None
+        self._shown: Gossip = self._exchange.gossip
+        self._out: list[ev.Effect] = []
+
+    @property
+    def gossip(self) -> Gossip:
+        """This node's copy of the state."""
+        return self._exchange.gossip
+
+    # -- the machine's four doors ----------------------------------------------------------------
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """Take an event."""
+        if self.stopped:
+            return []
+        self._dispatch(event, now)
+        return self._settle(now)
+
+    def tick(self, now: float) -> list[ev.Effect]:
+        """Do what is due."""
+        if self.stopped:
+            return []
+        if self._door.joining:
+            self._progress(self._door.tick(now), self.me, now)
+        if self._is_member():
+            self._beat(now)
+            self._probe_doubtful(now)
+            self._out += self._exchange.tick(now)
+            if self._leader_at is not None and now >= self._leader_at:
+                self._leader_at = now + self.settings.leader_actions_interval
+        return self._settle(now)
+
+    def deadline(self) -> float | None:
+        """When `tick` must be called next."""
+        if self.stopped:
+            return None
+        times = [
+            self._door.deadline(),
+            self._leader_at,
+            self._exchange.deadline(),
+            self._heartbeats.deadline(),
+            self._deaths.deadline(),
+            self._resolver.deadline(),
+        ]
+        return min((t for t in times if t is not None), default=None)
+
+    def check(self) -> None:
+        """Audit the whole state.
+
+        Raises:
+            LocalProtocolError: something that must always hold does not.
+        """
+        gossip = self.gossip
+        members = gossip.members
+        known = {*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows}
+        for _, subject, _ in gossip.reachability.records():
+            known.add(subject)
+        rules = {
+            "members are in address order": list(members) == sorted(members),
+            "no member has a tombstone": not any(n in gossip.tombstones for n in members),
+            "only members leave traces": all(n in members for n in known),
+            "nobody is Up without a number": all(
+                m.up_number for m in members.values() if m.status is Status.UP
+            ),
+            "a member has seen its own state": not self._is_member() or self.me in gossip.seen,
+            "only members are watched": all(n in members for n in self._heartbeats.watches),
+            "the picture shown is the state": bool(self.stopped)
+            or self.view == (view_of(gossip, self.me) if members else MembershipView(self.me)),
+        }
+        if broken := [rule for rule, holds in rules.items() if not holds]:
+            raise LocalProtocolError(f"{self.me}: broken: {', '.join(broken)}")
+
+    def phis(self, now: float) -> dict[NodeId, float]:
+        """The failure detector's suspicion of every node this one watches."""
+        return self._heartbeats.phis(now)
+
+    # -- events ----------------------------------------------------------------------------------
+
+    def _dispatch(self, event: ev.Event, now: float) -> None:
+        match event:
+            case ev.JoinSelf():
+                self._join((), now)
+            case ev.JoinSeeds(seeds):
+                self._join(seeds, now)
+            case ev.Received():
+                self._on_published(event, now)
+            case ev.ControlReceived(sender, message):
+                progress = self._door.on_message(self.gossip, sender, message, now)
+                self._progress(progress, sender, now)
+            case ev.PeerListening(uid):
+                self._out += self._exchange.on_listening(uid, now)
+            case ev.PeerDisconnected(node):
+                if self.settings.confirmed_death and node in self.gossip.members:
+                    self._deaths.on_disconnected(node, now)
+                    self._probe_doubtful(now)
+            case ev.ProbeResult(node, outcome):
+                self._on_probed(node, outcome, now)
+            case ev.Leave(node):
+                self._on_leave(node, now)
+            case ev.Down(node):
+                if node not in self.gossip.members:
+                    self._out.append(ev.Refused(f"{node} is no member"))
+                self._mark_down((node,), now)
+            case ev.LeaseResult(name, granted):
+                self._carry_out(self._resolver.on_lease(name, granted), now)
+            case ev.EpochSeen(entity_type, epoch):
+                if self._is_member():
+                    self._set(self.gossip.with_epoch(self.me, entity_type, epoch))
+            case _:
+                assert_never(event)
+
+    def _on_leave(self, node: NodeId, now: float) -> None:
+        member = self.gossip.members.get(node)
+        if node == self.me and member is None:
+            self._stop("left", now)
+        elif member is None:
+            self._out.append(ev.Refused(f"{node} is no member"))
+        elif member.status in (Status.JOINING, Status.WEAKLY_UP, Status.UP):
+            self._set(self.gossip.with_members(self.me, member.moved(Status.LEAVING)))
+
+    def _on_probed(self, node: NodeId, outcome: ProbeOutcome, now: float) -> None:
+        self._deaths.on_result(node, outcome, now)
+        self._resolver.on_probe(node, outcome)
+        if outcome.proves_death and node != self.me and node in self.gossip.members:
+            self._set(self.gossip.with_flag(self.me, node, Flag.TERMINATED))
+
+    def _on_published(self, event: ev.Received, now: float) -> None:
+        sender, message = event.sender, event.message
+        if not self._is_member():
+            self._out.append(ev.Dropped(sender, "not a member yet"))
+            return
+        if isinstance(message, Heartbeat):
+            reply = HeartbeatReply(message.sequence, message.sent_at)
+            self._out.append(ev.Publish(sender, reply))
+        if self._exchange.is_out(sender):
+            self._out.append(self._exchange.state_to(sender, now))
+            return
+        if sender not in self.gossip.members:
+            if not isinstance(message, Heartbeat):
+                self._out.append(ev.Dropped(sender, "from no member"))
+            return
+        self._heartbeats.on_sign_of_life(sender, now)
+        match message:
+            case Heartbeat():
+                pass
+            case HeartbeatReply():
+                self._deaths.on_alive(sender, message.sent_at)
+                slow = self._heartbeats.on_reply(sender, message, now)
+                if slow is not None:
+                    self._out.append(ev.Notice(SlowHeartbeat(sender, slow)))
+            case GossipStatus():
+                self._out += self._exchange.on_status(sender, message, now)
+            case GossipSeen(clock):
+                self._out += self._exchange.on_seen(sender, clock, now)
+            case GossipState():
+                self._out += self._exchange.on_state(sender, message, event.waited, now)
+            case _:
+                assert_never(message)
+
+    # -- joining ---------------------------------------------------------------------------------
+
+    def _join(self, seeds: tuple[Address, ...], now: float) -> None:
+        if self._is_member() or self._door.joining:
+            self._out.append(ev.Refused("this node has joined already"))
+        else:
+            self._progress(self._door.knock(seeds, now), self.me, now)
+
+    def _progress(self, progress: Progress, sender: NodeId, now: float) -> None:
+        self._out += progress.send
+        match progress.step:
+            case Step.NONE:
+                pass
+            case Step.FOUND_CLUSTER:
+                self._enter(Gossip().with_members(self.me, self._door.me), now)
+            case Step.ENTER:
+                self._enter(progress.gossip or self.gossip, now)
+            case Step.TAKE_IN:
+                self._set(progress.gossip or self.gossip)
+            case Step.GIVE_UP:
+                self._out.append(ev.Refused(progress.reason))
+                self._stop(f"join failed: {progress.reason}", now)
+            case Step.DROP:
+                self._out.append(ev.Dropped(sender, progress.reason))
+            case _:
+                assert_never(progress.step)
+
+    def _enter(self, gossip: Gossip, now: float) -> None:
+        self._exchange.start(gossip, now)
+        self._heartbeats.start(now)
+        self._leader_at = now + self.settings.leader_actions_interval
+        self._out += self._door.entered()
+
+    # -- after every event -----------------------------------------------------------------------
+
+    def _settle(self, now: float) -> list[ev.Effect]:
+        """Draw the consequences until there are none, show the picture, push the news."""
+        while self._is_member() and self._consequences(now):
+            pass
+        self._show()
+        if not self.stopped:
+            self._out += self._exchange.announce(self.view.leader, now)
+        effects, self._out = self._out, []
+        return effects
+
+    def _consequences(self, now: float) -> bool:
+        """One round of them; True if there may be more."""
+        before = self.gossip
+        self._bow_out(now)
+        if self.stopped:
+            return False
+        self._lead(now)
+        self._carry_out(self._resolver.consider(self.gossip, self._leads(), now), now)
+        return self.gossip is not before
+
+    def _bow_out(self, now: float) -> None:
+        mine = self.gossip.members.get(self.me)
+        if mine is None:
+            last = self.view.status
+            graceful = last in (Status.LEAVING, Status.EXITING)
+            self._stop("left" if graceful else "downed", now)
+        elif mine.status is Status.DOWN:
+            self._stop("downed", now)
+        elif mine.status is Status.EXITING and self.gossip.converged():
+            self._stop("left", now)
+
+    def _lead(self, now: float) -> None:
+        converged = self.gossip.converged()
+        if converged:
+            self._unconverged_at = None
+        elif self._unconverged_at is None:
+            self._unconverged_at = now
+        if not self._leads():
+            return
+        before = self.gossip
+        patience = self.settings.allow_weakly_up_members
+        if converged:
+            enough = enough_members(
+                before, self.settings.min_members, self.settings.role_min_members
+            )
+            self._set(act_on_convergence(before, self.me, enough, now))
+            removed = [n for n in before.members if n not in self.gossip.members]
+            self._out += [self._exchange.state_to(node, now) for node in removed]
+        elif (
+            patience and self._unconverged_at is not None and now >= self._unconverged_at + patience
+        ):
+            self._set(promote_weakly(before, self.me))
+
+    def _leads(self) -> bool:
+        return leader_of(self.gossip, self.me) == self.me
+
+    def _carry_out(self, plan: Plan, now: float) -> None:
+        self._out += [ev.Probe(node) for node in plan.probe]
+        if plan.ask:
+            self._out.append(plan.ask)
+        if plan.decision:
+            self._out.append(ev.Notice(DowningDecided(plan.decision)))
+            self._mark_down(plan.decision.down, now)
+
+    def _mark_down(self, nodes: tuple[NodeId, ...], now: float) -> None:
+        """Mark these members Down, and tell them."""
+        members = [self.gossip.members[n] for n in nodes if n in self.gossip.members]
+        fresh = [m.moved(Status.DOWN) for m in members if m.status is not Status.DOWN]
+        if fresh:
+            self._set(self.gossip.with_members(self.me, *fresh))
+            told = [m.node for m in fresh if m.node != self.me]
+            self._out += [self._exchange.state_to(node, now) for node in told]
+
+    def _beat(self, now: float) -> None:
+        beats, verdicts, starved = self._heartbeats.tick(now)
+        self._out += [ev.Publish(node, beat) for node, beat in beats]
+        if starved:
+            self._out.append(ev.Notice(SelfStarved(starved)))
+        for verdict in verdicts:
+            flag = Flag.REACHABLE if verdict.available else Flag.UNREACHABLE
+            self._set(self.gossip.with_flag(self.me, verdict.node, flag))
+
+    def _probe_doubtful(self, now: float) -> None:
+        self._out += [ev.Probe(node) for node in self._deaths.tick(now)]
+
+    def _show(self) -> None:
+        """Compare the picture shown last with the state, and report what changed."""
+        if self.gossip is self._shown:
+            return
+        self._shown = self.gossip
+        before, self.view = self.view, view_of(self.gossip, self.me)
+        if before == self.view:
+            return
+        old = {m.node for m in before.members}
+        new = {m.node: m for m in self.view.members}
+        self._out += [ev.Unsubscribe(m.node) for m in before.members if m.node not in new]
+        self._out += [ev.Subscribe(m) for n, m in new.items() if n not in old and n != self.me]
+        others = [n for n in new if n != self.me]
+        self._heartbeats.on_members(others, self.view.unreachable)
+        self._deaths.keep(others)
+        self._out += [ev.Notice(change) for change in changes(before, self.view)]
+        self._out.append(ev.ViewChanged(self.view))
+
+    def _stop(self, reason: str, now: float) -> None:
+        if self._is_member():
+            self._out += self._exchange.farewell(FAREWELL_FANOUT, now)
+        self._show()
+        self.stopped = reason
+        self._out.append(ev.Stopped(reason))
+
+    def _is_member(self) -> bool:
+        return self._leader_at is not None
+
+    def _set(self, gossip: Gossip) -> None:
+        self._exchange.gossip = gossip

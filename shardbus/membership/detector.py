@@ -1,0 +1,138 @@
+"""The phi accrual failure detector: how surprising is this silence?
+
+It keeps the last intervals between heartbeats, and answers with a level of suspicion instead of yes
+or no:
+
+    phi = -log10( probability that a heartbeat comes later than now, given the intervals so far )
+
+The intervals are taken as normally distributed; a logistic curve stands for the normal
+distribution's. phi 1 means a false alarm in 10, phi 8 one in 10^8. `acceptable_pause` is added to
+the mean, and the deviation has a lower bound, so that a quiet network does not make the detector
+brittle.
+
+- The first heartbeat brings no interval, so two are made up around an estimate: mean minus and plus
+  a quarter of it.
+- An interval that ended a suspicion is not sampled: an outage is not the network's normal
+  behaviour.
+- Other signs of life reset the silence but bring no sample, and do not end a suspicion.
+- An observer that was itself asleep credits that time: it says nothing about the others.
+
+Source: S1.16-S1.18, B.7; Hayashibara et al., «The phi accrual failure detector», 2004; T.U20.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+TINY = 1e-300
+
+
+class PhiAccrual:
+    """Suspicion of one node. Times are seconds of one monotonic clock."""
+
+    __slots__ = (
+        "_alive_at",
+        "_intervals",
+        "_sampled_at",
+        "_squares",
+        "_sum",
+        "acceptable_pause",
+        "first_estimate",
+        "max_sample_size",
+        "min_std_deviation",
+        "threshold",
+    )
+
+    def __init__(
+        self,
+        *,
+        threshold: float = 8.0,
+        max_sample_size: int = 1000,
+        min_std_deviation: float = 0.1,
+        acceptable_pause: float = 3.0,
+        first_estimate: float = 1.0,
+    ) -> None:
+        self.threshold = threshold
+        self.max_sample_size = max_sample_size
+        self.min_std_deviation = min_std_deviation
+        self.acceptable_pause = acceptable_pause
+        self.first_estimate = first_estimate
+        self._intervals: deque[float] = deque()
+        self._sum = 0.0
+        self._squares = 0.0
+        self._sampled_at: float | None = None
+        self._alive_at: float | None = None
+
+    @property
+    def monitoring(self) -> bool:
+        """True once a first heartbeat has come, or was assumed."""
+        return self._alive_at is not None
+
+    @property
+    def mean(self) -> float:
+        """The mean interval; 0 before the first heartbeat."""
+        return self._sum / len(self._intervals) if self._intervals else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of the intervals, without the lower bound."""
+        if not self._intervals:
+            return 0.0
+        return math.sqrt(max(0.0, self._squares / len(self._intervals) - self.mean**2))
+
+    def heartbeat(self, now: float) -> float | None:
+        """A heartbeat arrived. Returns the interval it ended if that was sampled."""
+        interval: float | None = None
+        if self._alive_at is None:
+            self._sample(self.first_estimate * 0.75)
+            self._sample(self.first_estimate * 1.25)
+        elif self._sampled_at is not None and self.available(now):
+            interval = now - self._sampled_at
+            self._sample(interval)
+        self._sampled_at = self._alive_at = now
+        return interval
+
+    def touch(self, now: float) -> None:
+        """Another sign of life. No effect before the first heartbeat and under suspicion."""
+        if self._alive_at is not None and self.available(now):
+            self._alive_at = max(now, self._alive_at)
+
+    def credit(self, seconds: float) -> None:
+        """The observer itself was asleep for so long: that silence does not count, nor does its
+        interval."""
+        if self._alive_at is not None:
+            self._alive_at += seconds
+            self._sampled_at = None if self._sampled_at is None else self._sampled_at + seconds
+
+    def phi(self, now: float) -> float:
+        """The suspicion; 0 before the first heartbeat."""
+        if self._alive_at is None:
+            return 0.0
+        deviation = max(self.deviation, self.min_std_deviation)
+        return phi_of(now - self._alive_at, self.mean + self.acceptable_pause, deviation)
+
+    def available(self, now: float) -> bool:
+        """True while the suspicion is below the threshold."""
+        return self.phi(now) < self.threshold
+
+    def _sample(self, interval: float) -> None:
+        if len(self._intervals) >= self.max_sample_size:
+            oldest = self._intervals.popleft()
+            self._sum -= oldest
+            self._squares -= oldest * oldest
+        self._intervals.append(interval)
+        self._sum += interval
+        self._squares += interval * interval
+
+
+def phi_of(silence: float, mean: float, deviation: float) -> float:
+    """-log10 of the probability that an interval is longer than `silence`. Bounded, never
+    infinite."""
+    y = (silence - mean) / deviation
+    exponent = -y * (1.5976 + 0.070566 * y * y)
+    if exponent > 700.0:
+        return 0.0
+    e = math.exp(exponent)
+    later = e / (1.0 + e) if silence > mean else 1.0 - 1.0 / (1.0 + e)
+    return -math.log10(max(later, TINY))

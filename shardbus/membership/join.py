@@ -1,0 +1,168 @@
+"""Joining, as the one who joins lives it.
+
+    contacting ──InitAck──> joining ──Welcome──> (member)
+        ^                      │
+        └──── no Welcome ──────┘
+
+- InitJoin goes to every seed and is repeated until one acknowledges; Join goes to the first that
+  does.
+- Only the first seed of the list may found a cluster, and only when no other seed is in one: every
+  other seed said so, or none acknowledged within `seed_node_timeout`. Otherwise two islands could
+  arise at a cold start.
+- Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
+  refusal names both values and ends the attempt: waiting would not mend it.
+- A Join without an answer is repeated, and after `retry_unsuccessful_join_after` the seeds are
+  asked anew.
+- With `shutdown_after_unsuccessful_join` set, a node that is no member by then gives up visibly.
+
+Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3; T.U10, T.U12, T.U13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from shardbus.ids import Address, NodeId
+from shardbus.membership.events import SendControl
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Member
+from shardbus.membership.messages import Greeting, InitJoin, Join
+from shardbus.settings import ClusterSettings
+
+ASK_AGAIN_AFTER = 0.5
+"""Seconds between two InitJoins, or Joins, to the same node."""
+
+
+def disagreement(mine: Greeting, theirs: Greeting) -> str:
+    """Why the two sides cannot be in one cluster, with both values; empty if they can."""
+    if mine.cluster != theirs.cluster:
+        return f"cluster name {theirs.cluster!r} is not {mine.cluster!r}"
+    if mine.protocol != theirs.protocol:
+        return f"membership protocol {theirs.protocol} is not {mine.protocol}"
+    different = [
+        f"setting {name} is {theirs.settings[name]!r} on one side and {value!r} on the other"
+        for name, value in sorted(mine.settings.items())
+        if theirs.settings.get(name, value) != value
+    ]
+    return "; ".join(different)
+
+
+class Phase(Enum):
+    """Where the attempt stands."""
+
+    CONTACTING = auto()
+    JOINING = auto()
+
+
+class Step(Enum):
+    """What the cluster machine must do besides sending."""
+
+    NONE = auto()
+    FOUND_CLUSTER = auto()
+    ENTER = auto()
+    """Become a member, with the progress's gossip as the state."""
+    TAKE_IN = auto()
+    """Somebody else became one: the progress's gossip is the new state."""
+    GIVE_UP = auto()
+    """Stop, for the progress's reason."""
+    DROP = auto()
+    """The message meant nothing, for the progress's reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The result of a step of joining."""
+
+    send: tuple[SendControl, ...] = ()
+    step: Step = Step.NONE
+    reason: str = ""
+    gossip: Gossip | None = None
+
+
+class Joiner:
+    """One node's attempt to join by seeds."""
+
+    def __init__(
+        self, me: Member, greeting: Greeting, seeds: Sequence[Address], settings: ClusterSettings
+    ) -> None:
+        self.me = me
+        self.greeting = greeting
+        self.settings = settings
+        self.others = [seed for seed in dict.fromkeys(seeds) if seed != me.node.address]
+        self.first = bool(seeds) and seeds[0] == me.node.address
+        self.phase = Phase.CONTACTING
+        self.target: NodeId | None = None
+        self.nacked: dict[Address, None] = {}
+        self._began_at = 0.0
+        self._phase_at = 0.0
+        self._ask_at = 0.0
+
+    def start(self, now: float) -> Progress:
+        """Contact the seeds."""
+        self._began_at = now
+        self._contact(now)
+        return self.tick(now)
+
+    def deadline(self) -> float:
+        """When `tick` has something to do."""
+        return min([self._ask_at, *(at for at, _ in self._limits())])
+
+    def tick(self, now: float) -> Progress:
+        """Do what is due."""
+        for at, step in self._limits():
+            if now >= at and step is not Step.NONE:
+                return Progress((), step, self._why_not(now))
+            if now >= at:
+                self._contact(now)
+        if now < self._ask_at:
+            return Progress()
+        self._ask_at = now + ASK_AGAIN_AFTER
+        if self.phase is Phase.JOINING and self.target is not None:
+            return Progress((SendControl(self.target, Join(self.greeting, self.me)),))
+        if not self.others:
+            return Progress((), Step.FOUND_CLUSTER if self.first else Step.NONE)
+        return Progress(tuple(SendControl(seed, InitJoin(self.greeting)) for seed in self.others))
+
+    def on_ack(self, sender: NodeId, greeting: Greeting, now: float) -> Progress:
+        """A seed would take us: the first that says so gets the Join."""
+        if why := disagreement(self.greeting, greeting):
+            return Progress((), Step.GIVE_UP, why)
+        if self.phase is Phase.JOINING:
+            return Progress()
+        self.phase, self.target = Phase.JOINING, sender
+        self._phase_at = self._ask_at = now
+        return self.tick(now)
+
+    def on_nack(self, sender: NodeId, now: float) -> Progress:
+        """A seed is no member itself. If that is true of all, the first may found the cluster."""
+        self.nacked[sender.address] = None
+        if self.phase is Phase.JOINING and sender == self.target:
+            self._contact(now)
+        everyone = all(seed in self.nacked for seed in self.others)
+        if self.first and self.phase is Phase.CONTACTING and everyone:
+            return Progress((), Step.FOUND_CLUSTER)
+        return Progress()
+
+    def _contact(self, now: float) -> None:
+        self.phase, self.target = Phase.CONTACTING, None
+        self.nacked = {}
+        self._phase_at = self._ask_at = now
+
+    def _limits(self) -> list[tuple[float, Step]]:
+        limits = []
+        if self.settings.shutdown_after_unsuccessful_join:
+            at = self._began_at + self.settings.shutdown_after_unsuccessful_join
+            limits.append((at, Step.GIVE_UP))
+        if self.phase is Phase.JOINING:
+            at = self._phase_at + self.settings.retry_unsuccessful_join_after
+            limits.append((at, Step.NONE))
+        elif self.first:
+            at = self._phase_at + self.settings.seed_node_timeout
+            limits.append((at, Step.FOUND_CLUSTER))
+        return limits
+
+    def _why_not(self, now: float) -> str:
+        tried = ", ".join(map(str, self.others)) or "none"
+        return f"no seed took this node in within {now - self._began_at:.0f} s; tried {tried}"

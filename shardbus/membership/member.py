@@ -1,0 +1,123 @@
+"""A member of the cluster, and the way of its life.
+
+    joining ──> weakly_up ──> up ──> leaving ──> exiting ──> removed
+       └──────────────────────^
+    and from every one of them: down ──> removed
+
+`TRANSITIONS` is that drawing as data; whatever changes a status goes through `Member.moved`, which
+refuses what the table does not have. Statuses also have a rank, their order in the drawing, so that
+two views of one member merge to the later status: a status never goes back.
+
+Orders: by address (the node id itself), which picks the leader; by age, which picks the oldest;
+both are computed from gossiped facts alone, so that every node finds the same answer.
+
+Source: S1.47-S1.55, S1.64, B.22; T.U4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+
+
+class Status(Enum):
+    """Where a member is in its life."""
+
+    JOINING = "joining"
+    WEAKLY_UP = "weakly_up"
+    UP = "up"
+    LEAVING = "leaving"
+    EXITING = "exiting"
+    DOWN = "down"
+    REMOVED = "removed"
+
+    @property
+    def rank(self) -> int:
+        """The place in the order of merging: of two views of one member the higher rank is the
+        later truth."""
+        return RANKS[self]
+
+
+RANKS: Mapping[Status, int] = {status: rank for rank, status in enumerate(Status)}
+
+TRANSITIONS: Mapping[Status, tuple[Status, ...]] = {
+    Status.JOINING: (
+        Status.WEAKLY_UP,
+        Status.UP,
+        Status.LEAVING,
+        Status.DOWN,
+    ),
+    Status.WEAKLY_UP: (Status.UP, Status.LEAVING, Status.DOWN),
+    Status.UP: (Status.LEAVING, Status.DOWN),
+    Status.LEAVING: (Status.EXITING, Status.DOWN),
+    Status.EXITING: (Status.DOWN, Status.REMOVED),
+    Status.DOWN: (Status.REMOVED,),
+    Status.REMOVED: (),
+}
+
+LEADING: Mapping[Status, int] = {
+    Status.UP: 0,
+    Status.LEAVING: 0,
+    Status.WEAKLY_UP: 1,
+    Status.JOINING: 2,
+    Status.EXITING: 3,
+    Status.DOWN: 4,
+    Status.REMOVED: 5,
+}
+"""Who is preferred as leader; address order decides among equals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One incarnation of a node as the cluster knows it. All but `status` and `up_number` is fixed
+    for its life."""
+
+    node: NodeId
+    gossip_port: int
+    http: str = ""
+    """Where its HTTP interface listens, `host:port`, or empty."""
+    roles: tuple[str, ...] = ()
+    version: str = ""
+    """The application's version, as the user names it."""
+    status: Status = Status.JOINING
+    up_number: int = 0
+    """The order in which members came up, 1 for the first; 0 while it never was up."""
+
+    def moved(self, status: Status, up_number: int | None = None) -> Member:
+        """This member in its next status.
+
+        Raises:
+            LocalProtocolError: the table has no such transition.
+        """
+        if status not in TRANSITIONS[self.status]:
+            raise LocalProtocolError(
+                f"{self.node} cannot go from {self.status.value} to {status.value}"
+            )
+        return replace(
+            self, status=status, up_number=self.up_number if up_number is None else up_number
+        )
+
+    def merge(self, other: Member) -> Member:
+        """The later of two views of the same incarnation: the higher status, the lower up number
+        that is set."""
+        status = max(self.status, other.status, key=RANKS.__getitem__)
+        numbers = [m.up_number for m in (self, other) if m.up_number]
+        return replace(self, status=status, up_number=min(numbers, default=0))
+
+    def has_role(self, role: str) -> bool:
+        """True if it has the role, or if no role is asked for."""
+        return not role or role in self.roles
+
+
+def age_order(member: Member) -> tuple[int, NodeId]:
+    """Sort key, oldest first. Only members that have been up have an age."""
+    return (member.up_number, member.node)
+
+
+def leader_order(member: Member) -> tuple[int, NodeId]:
+    """Sort key, the one to lead first."""
+    return (LEADING[member.status], member.node)

@@ -1,0 +1,108 @@
+"""Who cannot reach whom.
+
+Every observer has one row: the subjects it monitors and cannot reach, and a version that grows with
+each change of the row. Only the observer changes its row, so two copies merge by taking the one
+with the higher version. A subject is unreachable as soon as one observer says so, and reachable
+again when every observer that said so has taken it back.
+
+    reachable <──> unreachable ──> terminated
+
+`terminated` means that the observer has proof that the subject's process is gone; it is final.
+Reachable subjects are not stored: a row without a subject says «reachable».
+
+Rows of observers that are down or removed carry no weight; callers leave them out by `ignore`.
+
+Source: S1.20, S1.24, B.10; DESIGN section 5 for terminated; T.U5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from shardbus.ids import NodeId
+
+
+class Flag(IntEnum):
+    """What an observer says of a subject; the higher number is the worse news."""
+
+    REACHABLE = 0
+    UNREACHABLE = 1
+    TERMINATED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One observer's word. `flags` holds only subjects that are not reachable."""
+
+    version: int
+    flags: Mapping[NodeId, Flag]
+
+    def merge(self, other: Row) -> Row:
+        """The newer row; rows of one version are equal, and are united if a defect made them
+        differ."""
+        if self.version != other.version:
+            return self if self.version > other.version else other
+        flags = dict(self.flags)
+        for subject, flag in other.flags.items():
+            flags[subject] = max(flag, flags.get(subject, Flag.REACHABLE))
+        return Row(self.version, flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """All rows. Immutable."""
+
+    rows: Mapping[NodeId, Row] = field(default_factory=dict)
+
+    def flag(self, observer: NodeId, subject: NodeId) -> Flag:
+        """What the observer says of the subject."""
+        row = self.rows.get(observer)
+        return row.flags.get(subject, Flag.REACHABLE) if row else Flag.REACHABLE
+
+    def marked(self, observer: NodeId, subject: NodeId, flag: Flag) -> Reachability:
+        """With the observer's new word on the subject. The same object if that changes nothing: it
+        said so already, or it had said `terminated`, which is final."""
+        before = self.flag(observer, subject)
+        if before in (flag, Flag.TERMINATED):
+            return self
+        row = self.rows.get(observer, Row(0, {}))
+        flags = {s: f for s, f in row.flags.items() if s != subject}
+        if flag is not Flag.REACHABLE:
+            flags[subject] = flag
+        return Reachability({**self.rows, observer: Row(row.version + 1, flags)})
+
+    def merge(self, other: Reachability) -> Reachability:
+        """Per observer the newer row."""
+        rows = dict(self.rows)
+        for observer, row in other.rows.items():
+            rows[observer] = rows[observer].merge(row) if observer in rows else row
+        return Reachability(rows)
+
+    def without(self, nodes: Container[NodeId]) -> Reachability:
+        """Without these nodes, as observers and as subjects."""
+        rows = {}
+        for observer, row in self.rows.items():
+            if observer in nodes:
+                continue
+            if any(s in nodes for s in row.flags):
+                row = Row(row.version, {s: f for s, f in row.flags.items() if s not in nodes})
+            rows[observer] = row
+        return Reachability(rows)
+
+    def records(self, ignore: Container[NodeId] = ()) -> list[tuple[NodeId, NodeId, Flag]]:
+        """Every (observer, subject, flag) that is not reachable, in address order."""
+        return sorted(
+            (observer, subject, flag)
+            for observer, row in self.rows.items()
+            if observer not in ignore
+            for subject, flag in row.flags.items()
+        )
+
+    def verdicts(self, ignore: Container[NodeId] = ()) -> dict[NodeId, Flag]:
+        """Every subject that somebody cannot reach, with the worst word on it, in address order."""
+        worst: dict[NodeId, Flag] = {}
+        for _, subject, flag in self.records(ignore):
+            worst[subject] = max(flag, worst.get(subject, Flag.REACHABLE))
+        return dict(sorted(worst.items()))

@@ -1,0 +1,210 @@
+"""What the rest of a node sees of the cluster: an immutable picture, and what changed between two
+of them.
+
+Source: B.20-B.22; T.U3, T.U9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardbus.ids import NodeId
+from shardbus.membership.downing import Decision
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.leader import leader_of
+from shardbus.membership.member import Member, Status, age_order
+from shardbus.membership.reachability import Flag
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipView:
+    """The cluster as this node sees it now. Tuples are in address order."""
+
+    me: NodeId
+    members: tuple[Member, ...] = ()
+    unreachable: tuple[NodeId, ...] = ()
+    """Every member that somebody cannot reach, the terminated ones included."""
+    terminated: tuple[NodeId, ...] = ()
+    """Those whose processes are proved gone."""
+    leader: NodeId | None = None
+    converged: bool = False
+    epochs: Mapping[str, int] = field(default_factory=dict)
+    """The highest coordinator epoch known, per entity type."""
+
+    def member(self, node: NodeId) -> Member | None:
+        """The member, if it is one."""
+        return next((m for m in self.members if m.node == node), None)
+
+    @property
+    def status(self) -> Status | None:
+        """This node's own status; None while it is no member."""
+        mine = self.member(self.me)
+        return mine.status if mine else None
+
+    def oldest(self, role: str = "") -> Member | None:
+        """The oldest Up member with that role. A member that has begun to leave is not Up any
+        more."""
+        up = [m for m in self.members if m.status is Status.UP and m.has_role(role)]
+        return min(up, key=age_order, default=None)
+
+
+def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
+    """The picture that this copy of the state gives."""
+    verdicts = gossip.verdicts()
+    return MembershipView(
+        me=me,
+        members=tuple(gossip.members.values()),
+        unreachable=tuple(verdicts),
+        terminated=tuple(n for n, flag in verdicts.items() if flag is Flag.TERMINATED),
+        leader=leader_of(gossip, me),
+        converged=me in gossip.members and gossip.converged(),
+        epochs=gossip.epochs,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """A node is Joining."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberWeaklyUp:
+    """A member works, though the cluster has not converged on it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberUp:
+    """A member is Up."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeaving:
+    """A member leaves gracefully."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberExiting:
+    """A member is about to be removed gracefully."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDowned:
+    """A member was declared Down."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRemoved:
+    """A member is gone for good. `member` is as it was last known."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class UnreachableMember:
+    """Somebody cannot reach this member."""
+
+    member: Member
+    terminated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReachableMember:
+    """Everybody who watches this member reaches it again."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderChanged:
+    """Another node leads."""
+
+    leader: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class SelfStarved:
+    """This node's own timer came late by so many seconds: its process or its machine was
+    starved."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowHeartbeat:
+    """A reply took so long that a little more would have made the member unreachable."""
+
+    node: NodeId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DowningDecided:
+    """What was decided about a split, and why."""
+
+    decision: Decision
+
+
+Arrival = (
+    MemberJoined
+    | MemberWeaklyUp
+    | MemberUp
+    | MemberLeaving
+    | MemberExiting
+    | MemberDowned
+    | MemberRemoved
+)
+"""A member is in another status than before."""
+
+DomainEvent = (
+    Arrival
+    | UnreachableMember
+    | ReachableMember
+    | LeaderChanged
+    | SelfStarved
+    | SlowHeartbeat
+    | DowningDecided
+)
+
+ARRIVALS: Mapping[Status, type[Arrival]] = {
+    Status.JOINING: MemberJoined,
+    Status.WEAKLY_UP: MemberWeaklyUp,
+    Status.UP: MemberUp,
+    Status.LEAVING: MemberLeaving,
+    Status.EXITING: MemberExiting,
+    Status.DOWN: MemberDowned,
+    Status.REMOVED: MemberRemoved,
+}
+
+
+def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
+    """What happened between two pictures, in address order, the leader last."""
+    events: list[DomainEvent] = []
+    old = {m.node: m for m in before.members}
+    new = {m.node: m for m in after.members}
+    events += [MemberRemoved(m) for node, m in old.items() if node not in new]
+    for node, member in new.items():
+        if node not in old or old[node].status is not member.status:
+            events.append(ARRIVALS[member.status](member))
+    for node in after.unreachable:
+        gone = node in after.terminated
+        if node not in before.unreachable or gone is not (node in before.terminated):
+            events.append(UnreachableMember(new[node], gone))
+    for node in before.unreachable:
+        if node in new and node not in after.unreachable:
+            events.append(ReachableMember(new[node]))
+    if before.leader != after.leader:
+        events.append(LeaderChanged(after.leader))
+    return events

@@ -1,0 +1,342 @@
+"""Membership messages as bytes.
+
+    byte 0      version of this format
+    byte 1      0: what follows is plain; 1: it is compressed by zlib
+    the rest    one msgpack array: a tag that names the message, then its fields in order
+
+Decoding is schema-first: every field has a type and a bound, what is declared nowhere is refused,
+and a compressed body may not grow beyond `BODY_MAX`. Anything that does not fit raises
+RemoteProtocolError, and nothing else does.
+
+A state names each node once, in a table; everything else refers to its place there. Members come
+first in the table, so that a reader can check at a glance that seen nodes, observers, subjects and
+counters are members.
+
+Source: S1.46, B.13; RELIABILITY section 4.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Annotated, assert_never
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership import messages as m
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Member, Status
+from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.vector_clock import VectorClock
+
+FORMAT = 1
+PLAIN, COMPRESSED = 0, 1
+COMPRESS_FROM = 256
+BODY_MAX = 8 << 20
+NODES_MAX = 20_000
+UID_MAX = 2**64 - 1
+
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Name = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+Number = Annotated[int, Meta(ge=0, le=2**62)]
+Place = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
+Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Names = Annotated[list[Name], Meta(max_length=256)]
+Settings = Annotated[dict[Name, Text], Meta(max_length=256)]
+Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
+Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
+Counters = Annotated[list[tuple[Place, Number]], Meta(max_length=NODES_MAX)]
+
+
+class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
+    """A member without its name. `status` is the status's rank."""
+
+    gossip_port: Port
+    http: Name
+    roles: Names
+    version: Name
+    status: Annotated[int, Meta(ge=0, le=Status.DOWN.rank)]
+    up_number: Number
+
+
+class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
+    """One observer's row of reachability."""
+
+    observer: Place
+    version: Number
+    flags: Annotated[
+        list[tuple[Place, Annotated[int, Meta(ge=1, le=2)]]], Meta(max_length=NODES_MAX)
+    ]
+
+
+class WireState(Struct, array_like=True, forbid_unknown_fields=True):
+    """A copy of the state. The first `len(members)` of `nodes` are the members, the rest the
+    tombstones."""
+
+    nodes: Nodes
+    members: Annotated[list[WireMember], Meta(max_length=NODES_MAX)]
+    seen: Places
+    rows: Annotated[list[WireRow], Meta(max_length=NODES_MAX)]
+    clock: Counters
+    tombstones: Annotated[list[Seconds], Meta(max_length=NODES_MAX)]
+    epochs: Annotated[dict[Name, Number], Meta(max_length=4096)]
+
+
+class WireGreeting(Struct, array_like=True, forbid_unknown_fields=True):
+    cluster: Name
+    protocol: Number
+    settings: Settings
+
+
+class InitJoin(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
+    greeting: WireGreeting
+
+
+class InitAck(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
+    greeting: WireGreeting
+
+
+class InitNack(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
+    pass
+
+
+class Join(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
+    greeting: WireGreeting
+    node: tuple[Host, Port, int]
+    member: WireMember
+
+
+class JoinRefused(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+    reason: Text
+
+
+class Welcome(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
+    state: WireState
+
+
+class Heartbeat(Struct, array_like=True, tag=7, forbid_unknown_fields=True):
+    sequence: Number
+    sent_at: Seconds
+
+
+class HeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=True):
+    sequence: Number
+    sent_at: Seconds
+
+
+class GossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
+    nodes: Nodes
+    counts: Annotated[list[Number], Meta(max_length=NODES_MAX)]
+    seen: Number
+
+
+class GossipSeen(Struct, array_like=True, tag=10, forbid_unknown_fields=True):
+    nodes: Nodes
+    counts: Annotated[list[Number], Meta(max_length=NODES_MAX)]
+
+
+class GossipState(Struct, array_like=True, tag=11, forbid_unknown_fields=True):
+    to: tuple[Host, Port, int]
+    state: WireState
+
+
+Wire = (
+    InitJoin
+    | InitAck
+    | InitNack
+    | Join
+    | JoinRefused
+    | Welcome
+    | Heartbeat
+    | HeartbeatReply
+    | GossipStatus
+    | GossipSeen
+    | GossipState
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decode_body: Callable[[bytes], Wire] = msgspec.msgpack.Decoder(Wire).decode
+
+
+def encode(message: m.Message) -> bytes:
+    """The message as bytes."""
+    body = _encoder.encode(_to_wire(message))
+    if len(body) < COMPRESS_FROM:
+        return bytes((FORMAT, PLAIN)) + body
+    return bytes((FORMAT, COMPRESSED)) + zlib.compress(body, 1)
+
+
+def decode(data: bytes) -> m.Message:
+    """The message in these bytes.
+
+    Raises:
+        RemoteProtocolError: they are no message of this format, or break a bound.
+    """
+    if len(data) < 2 or data[0] != FORMAT or data[1] not in (PLAIN, COMPRESSED):
+        raise RemoteProtocolError("not a membership message of a known format")
+    body = data[2:] if data[1] == PLAIN else _inflate(data[2:])
+    try:
+        return _from_wire(_decode_body(body))
+    except (msgspec.DecodeError, UnicodeDecodeError, MemoryError, OverflowError) as error:
+        raise RemoteProtocolError(f"malformed membership message: {error}") from None
+
+
+def _inflate(data: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        body = inflater.decompress(data, BODY_MAX)
+    except zlib.error as error:
+        raise RemoteProtocolError(f"malformed membership message: {error}") from None
+    if not inflater.eof or inflater.unused_data:
+        raise RemoteProtocolError(f"membership message over {BODY_MAX} bytes, or cut off")
+    return body
+
+
+def _to_wire(message: m.Message) -> Wire:
+    match message:
+        case m.InitJoin(greeting):
+            return InitJoin(_wire_greeting(greeting))
+        case m.InitAck(greeting):
+            return InitAck(_wire_greeting(greeting))
+        case m.InitNack():
+            return InitNack()
+        case m.Join(greeting, member):
+            return Join(_wire_greeting(greeting), member.node, _wire_member(member))
+        case m.JoinRefused(reason):
+            return JoinRefused(reason)
+        case m.Welcome(gossip):
+            return Welcome(_wire_state(gossip))
+        case m.Heartbeat(sequence, sent_at):
+            return Heartbeat(sequence, sent_at)
+        case m.HeartbeatReply(sequence, sent_at):
+            return HeartbeatReply(sequence, sent_at)
+        case m.GossipStatus(clock, seen):
+            return GossipStatus(list(clock.counters), list(clock.counters.values()), seen)
+        case m.GossipSeen(clock):
+            return GossipSeen(list(clock.counters), list(clock.counters.values()))
+        case m.GossipState(to, gossip):
+            return GossipState(to, _wire_state(gossip))
+        case _:
+            assert_never(message)
+
+
+def _from_wire(wire: Wire) -> m.Message:
+    match wire:
+        case InitJoin(greeting):
+            return m.InitJoin(_greeting(greeting))
+        case InitAck(greeting):
+            return m.InitAck(_greeting(greeting))
+        case InitNack():
+            return m.InitNack()
+        case Join(greeting, node, member):
+            return m.Join(_greeting(greeting), _member(_node(node), member))
+        case JoinRefused(reason):
+            return m.JoinRefused(reason)
+        case Welcome(state):
+            return m.Welcome(_gossip(state))
+        case Heartbeat(sequence, sent_at):
+            return m.Heartbeat(sequence, sent_at)
+        case HeartbeatReply(sequence, sent_at):
+            return m.HeartbeatReply(sequence, sent_at)
+        case GossipStatus(nodes, counts, seen):
+            return m.GossipStatus(_clock(nodes, counts), seen)
+        case GossipSeen(nodes, counts):
+            return m.GossipSeen(_clock(nodes, counts))
+        case GossipState(to, state):
+            return m.GossipState(_node(to), _gossip(state))
+        case _:
+            assert_never(wire)
+
+
+def _wire_greeting(greeting: m.Greeting) -> WireGreeting:
+    return WireGreeting(greeting.cluster, greeting.protocol, dict(greeting.settings))
+
+
+def _greeting(wire: WireGreeting) -> m.Greeting:
+    return m.Greeting(wire.cluster, wire.protocol, wire.settings)
+
+
+def _wire_member(member: Member) -> WireMember:
+    return WireMember(
+        member.gossip_port,
+        member.http,
+        list(member.roles),
+        member.version,
+        member.status.rank,
+        member.up_number,
+    )
+
+
+STATUSES = tuple(Status)
+
+
+def _member(node: NodeId, wire: WireMember) -> Member:
+    return Member(
+        node,
+        wire.gossip_port,
+        wire.http,
+        tuple(wire.roles),
+        wire.version,
+        STATUSES[wire.status],
+        wire.up_number,
+    )
+
+
+def _node(wire: tuple[str, int, int]) -> NodeId:
+    if not 0 <= wire[2] <= UID_MAX:
+        raise RemoteProtocolError(f"a uid has 64 bits, not {wire[2]}")
+    return NodeId(*wire)
+
+
+def _clock(nodes: list[tuple[str, int, int]], counts: list[int]) -> VectorClock:
+    if len(nodes) != len(counts):
+        raise RemoteProtocolError("a clock needs one count per node")
+    return VectorClock({_node(n): c for n, c in zip(nodes, counts, strict=True)})
+
+
+def _wire_state(gossip: Gossip) -> WireState:
+    nodes = [*gossip.members, *sorted(gossip.tombstones)]
+    place = {node: i for i, node in enumerate(nodes)}
+    return WireState(
+        nodes=[(n.host, n.port, n.uid) for n in nodes],
+        members=[_wire_member(member) for member in gossip.members.values()],
+        seen=sorted(place[n] for n in gossip.seen),
+        rows=[
+            WireRow(place[observer], row.version, [(place[s], f) for s, f in row.flags.items()])
+            for observer, row in gossip.reachability.rows.items()
+        ],
+        clock=[(place[n], c) for n, c in gossip.clock.counters.items()],
+        tombstones=[gossip.tombstones[n] for n in nodes[len(gossip.members) :]],
+        epochs=dict(gossip.epochs),
+    )
+
+
+def _gossip(wire: WireState) -> Gossip:
+    nodes = [_node(n) for n in wire.nodes]
+    alive = len(wire.members)
+    if len(nodes) != alive + len(wire.tombstones) or len(set(nodes)) != len(nodes):
+        raise RemoteProtocolError("a state's nodes are its members and its tombstones, each once")
+    members = {n: _member(n, w) for n, w in zip(nodes, wire.members, strict=False)}
+
+    def at(place: int) -> NodeId:
+        if place >= alive:
+            raise RemoteProtocolError("a state speaks of a node that is no member")
+        return nodes[place]
+
+    rows = {
+        at(row.observer): Row(row.version, {at(s): Flag(flag) for s, flag in row.flags})
+        for row in wire.rows
+    }
+    return Gossip(
+        members=dict(sorted(members.items())),
+        seen=frozenset(at(place) for place in wire.seen),
+        reachability=Reachability(rows),
+        clock=VectorClock({at(place): count for place, count in wire.clock}),
+        tombstones=dict(zip(nodes[alive:], wire.tombstones, strict=True)),
+        epochs=wire.epochs,
+    )
