@@ -1,0 +1,221 @@
+"""The store in Redis: one server, a master under Sentinels, or a Redis Cluster.
+
+Each step of the protocol is one script (redis_scripts) sent over the link (redis_link). Nothing
+here depends on the version of the wire protocol, because scripts answer in lists.
+
+Source: DESIGN section 8; B.164, C.15, C.20, N.1, N.6, N.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from shardbus.errors import StaleEpoch, StaleFence
+from shardbus.ids import NodeId
+from shardbus.store import redis_scripts as scripts
+from shardbus.store.memory import layout_differs
+from shardbus.store.opening import mask_url
+from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.redis_check import check_server
+from shardbus.store.redis_link import Client, RedisLink, Value
+from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
+from shardbus.store.redis_urls import RedisUrl
+
+CHUNK_SAVES = 128
+CHUNK_BYTES = 512 * 1024
+
+
+class RedisStore:
+    """A `StateStore` at the Redis of `url`, under keys that begin with `prefix`. `connect` replaces
+    the client."""
+
+    def __init__(
+        self,
+        url: str,
+        prefix: str = "shardbus",
+        *,
+        timeout: float = 2.0,
+        connect: Callable[[], Client] | None = None,
+    ) -> None:
+        parsed = RedisUrl.parse(url)
+        self._prefix = prefix
+        self._timeout = timeout
+        self._shown = mask_url(url)
+        self._durability = parsed.durability
+        self._connect = connect or parsed.connector(timeout)
+        self._link = RedisLink(
+            self._connect,
+            session=secrets.token_hex(SESSION_WIDTH // 2),
+            shown=self._shown,
+            timeout=timeout,
+        )
+
+    async def start(self) -> None:
+        client = self._connect()
+        try:
+            fsync = await check_server(client, self._shown, self._durability, self._timeout)
+        finally:
+            with contextlib.suppress(Exception):
+                await client.aclose()
+        self._link.open(fsync=fsync)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))
+        return None if reply is None else _table(reply)
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        reply = await self._link.call(
+            scripts.CLAIM_EPOCH, self._table(entity_type), _wide(epoch), layout
+        )
+        if reply[0] == b"stale":
+            raise StaleEpoch(entity_type, epoch, int(reply[1]))
+        if reply[0] == b"layout":
+            raise layout_differs(entity_type, layout, reply[1].decode())
+        return _table(reply)
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        pairs: list[Value] = []
+        for shard, home in homes.items():
+            pairs += [shard, "" if home is None else f"{home[1]} {home[0]}"]
+        reply = await self._link.call(
+            scripts.WRITE_HOMES, self._table(entity_type), _wide(epoch), f"{op_id:016x}", *pairs
+        )
+        if reply[0] == b"stale":
+            raise StaleEpoch(entity_type, epoch, int(reply[1]))
+
+    async def remove_table(self, entity_type: str) -> bool:
+        return bool(await self._link.call(scripts.REMOVE_TABLE, self._table(entity_type)))
+
+    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        key = self._key(entity_type, "entity", entity_id)
+        reply = await self._link.call(scripts.LOAD_STATE, (key,), _wide(fence))
+        if reply[0] == b"stale":
+            raise StaleFence(entity_type, entity_id, fence, int(reply[1]))
+        data: bytes | None = reply[1]
+        return data
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        answers: list[StaleFence | None] = [None] * len(saves)
+        chunks = list(_chunks(saves))
+        replies = await asyncio.gather(*(self._save_chunk([saves[i] for i in c]) for c in chunks))
+        for chunk, reply in zip(chunks, replies, strict=True):
+            for i, stored in zip(chunk, reply, strict=True):
+                if stored:
+                    save = saves[i]
+                    answers[i] = StaleFence(
+                        save.entity_type, save.entity_id, save.fence, int(stored)
+                    )
+        return answers
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        await self._remember(entity_type, shard, entity_ids, fence, "1")
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        await self._remember(entity_type, shard, entity_ids, fence, "0")
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        key = self._key(entity_type, "remembered", shard)
+        lowest = "-" if cursor is None else f"({cursor}"
+        reply = await self._link.call(scripts.PAGE_REMEMBERED, (key,), lowest, limit)
+        page = [entity_id.decode() for entity_id in reply]
+        return page, page[-1] if len(page) == limit else None
+
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+        counter = await self._link.call(
+            scripts.ACQUIRE_LEASE, (self._lease(name),), owner, _milliseconds(ttl)
+        )
+        return None if counter is None else Lease(name, owner, int(counter))
+
+    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        renewed = await self._link.call(
+            scripts.RENEW_LEASE,
+            (self._lease(lease.name),),
+            lease.owner,
+            lease.counter,
+            _milliseconds(ttl),
+        )
+        return bool(renewed)
+
+    async def release_lease(self, lease: Lease) -> None:
+        key = self._lease(lease.name)
+        await self._link.call(scripts.RELEASE_LEASE, (key,), lease.owner, lease.counter)
+
+    async def _save_chunk(self, saves: list[Save]) -> list[bytes]:
+        keys = [self._key(save.entity_type, "entity", save.entity_id) for save in saves]
+        args: list[Value] = []
+        for save in saves:
+            data = (b"0", b"") if save.data is None else (b"1", save.data)
+            args += [_wide(save.fence), f"{save.op_id:016x}", *data]
+        answers: list[bytes] = await self._link.call(scripts.SAVE_STATES, keys, *args)
+        return answers
+
+    async def _remember(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int, add: str
+    ) -> None:
+        keys = (self._key(entity_type, "shards"), self._key(entity_type, "remembered", shard))
+        reply = await self._link.call(scripts.REMEMBER, keys, shard, _wide(fence), add, *entity_ids)
+        if reply[0] == b"stale":
+            raise StaleFence(entity_type, shard, fence, int(reply[1]))
+
+    def _key(self, entity_type: str, *parts: str) -> str:
+        tag = quote(entity_type, safe="")
+        return ":".join([f"{self._prefix}:{{{tag}}}", *(quote(part, safe="") for part in parts)])
+
+    def _table(self, entity_type: str) -> tuple[str, str]:
+        return self._key(entity_type, "table"), self._key(entity_type, "homes")
+
+    def _lease(self, name: str) -> str:
+        return f"{self._prefix}:lease:{{{quote(name, safe='')}}}"
+
+
+def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
+    """Cut the saves into groups of one type, bounded in number and bytes, as indexes into
+    `saves`."""
+    groups: dict[str, list[int]] = {}
+    sizes: dict[str, int] = {}
+    for i, save in enumerate(saves):
+        group = groups.setdefault(save.entity_type, [])
+        group.append(i)
+        size = sizes.get(save.entity_type, 0) + len(save.data or b"")
+        sizes[save.entity_type] = size
+        if len(group) == CHUNK_SAVES or size >= CHUNK_BYTES:
+            yield groups.pop(save.entity_type)
+            del sizes[save.entity_type]
+    yield from groups.values()
+
+
+def _table(reply: list[Any]) -> StoredTable:
+    _, epoch, layout, flat = reply
+    homes: dict[str, tuple[NodeId, int]] = {}
+    for shard, home in zip(flat[::2], flat[1::2], strict=True):
+        fence, _, node = home.decode().partition(" ")
+        homes[shard.decode()] = (NodeId.parse(node), int(fence))
+    return StoredTable(int(epoch), layout.decode(), homes)
+
+
+def _wide(number: int) -> str:
+    return str(number).zfill(FENCE_WIDTH)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))

@@ -1,0 +1,234 @@
+"""The way to a Redis server: one queue, one task, one connection, many callers.
+
+Callers put a script call into the queue and wait. The task sends everything that waits as one
+pipeline and hands out the answers, so that callers share round trips, keep their order, and can be
+cancelled at any moment without an answer reaching the wrong one: only the task ever reads.
+
+An answer that does not come, or one that says that this server cannot write now (READONLY, LOADING,
+MASTERDOWN and the like), drops the connection. The task connects anew, which looks the master up
+again, and sends what is still waited for. How long that goes on is the callers' own limit: each
+waits `timeout` seconds and then gets `StoreUnavailable`. The client library's own retries are off,
+because a repeat must carry a new sequence number (see redis_scripts).
+
+Source: C.16, C.20; RELIABILITY section 3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis import exceptions as redis_errors
+
+from shardbus.errors import StoreUnavailable
+from shardbus.store.redis_scripts import SEQUENCE_WIDTH, Script
+
+BATCH_CALLS = 512
+BATCH_BYTES = 4 * 1024 * 1024
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.2
+
+# What a server answers that may soon, or elsewhere, be able to do it: as the client library's
+# errors, and as words, because an error inside a script, or an unknown one, keeps its word.
+TRANSIENT_ERRORS = (
+    redis_errors.ReadOnlyError,
+    redis_errors.ConnectionError,
+    redis_errors.ClusterDownError,
+    redis_errors.TryAgainError,
+    redis_errors.AskError,
+)
+TRANSIENT_WORDS = re.compile(
+    r"\b(READONLY|LOADING|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED)\b|^BUSY\b"
+)
+
+Value = str | bytes | int
+
+
+class Pipeline(Protocol):
+    def execute_command(self, *args: Any) -> Any: ...
+    def execute(self, raise_on_error: bool = ...) -> Awaitable[list[Any]]: ...
+
+
+class Client(Protocol):
+    """What the link needs of a client of redis-py, for one server or for a cluster."""
+
+    def pipeline(self, transaction: Any = ...) -> Any: ...
+    def execute_command(self, *args: Any) -> Any: ...
+    def aclose(self) -> Any: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    script: Script
+    keys: Sequence[Value]
+    args: Sequence[Value]
+    size: int
+    answer: asyncio.Future[Any]
+    in_full: bool = False
+    """Send the script's text: the server does not know its digest."""
+
+    def command(self, session: str, sequence: int) -> tuple[Value, ...]:
+        name = ("EVAL", self.script.source) if self.in_full else ("EVALSHA", self.script.sha)
+        seq = str(sequence).zfill(SEQUENCE_WIDTH)
+        return (*name, len(self.keys), *self.keys, session, seq, *self.args)
+
+
+class RedisLink:
+    """Calls scripts through the client that `connect` makes. `shown` names the server in errors."""
+
+    def __init__(
+        self,
+        connect: Callable[[], Client],
+        *,
+        session: str,
+        shown: str,
+        timeout: float,
+    ) -> None:
+        self._connect = connect
+        self._session = session
+        self._shown = shown
+        self._timeout = timeout
+        self._fsync = False
+        self._sequence = 0
+        self._waiting: deque[_Call] = deque()
+        self._client: Client | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._failure = ""
+        self._open = False
+
+    def open(self, *, fsync: bool) -> None:
+        """Take calls from now on. With `fsync`, answer them once the server has synced its log."""
+        self._fsync = fsync
+        self._open = True
+
+    async def close(self) -> None:
+        """Give up what waits, and the connection."""
+        self._open = False
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        while self._waiting:
+            self._refuse(self._waiting.popleft(), "the store was closed")
+        self._disconnect()
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=self._timeout)
+
+    async def call(self, script: Script, keys: Sequence[Value], *args: Value) -> Any:
+        """Run `script` on the server and return its reply: bytes, int, None or a list of them.
+
+        Raises:
+            StoreUnavailable: no answer in time, or an error as the answer; the script may have run.
+        """
+        if not self._open:
+            raise StoreUnavailable(f"the store {self._shown} is not open")
+        size = sum(len(arg) for arg in args if not isinstance(arg, int))
+        call = _Call(script, keys, args, size, asyncio.get_running_loop().create_future())
+        self._waiting.append(call)
+        if self._task is None or self._task.done():
+            self._failure = ""
+            self._task = asyncio.create_task(self._run(), name="shardbus-redis")
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await call.answer
+        except TimeoutError:
+            cause = f": {self._failure}" if self._failure else ""
+            raise StoreUnavailable(
+                f"{self._shown} gave no answer within {self._timeout:g} s{cause}"
+            ) from None
+
+    async def _run(self) -> None:
+        pause = FIRST_PAUSE_S
+        while batch := self._take():
+            try:
+                async with asyncio.timeout(self._timeout / 2):
+                    replies = await self._send(batch)
+            except asyncio.CancelledError:
+                self._waiting.extendleft(reversed(batch))
+                raise
+            except Exception as error:  # The client library's errors have no common root.
+                self._failure = str(error) or "the server does not respond"
+                again = batch
+            else:
+                again = self._deliver(batch, replies)
+            if not again:
+                pause = FIRST_PAUSE_S
+                continue
+            self._waiting.extendleft(reversed(again))
+            if self._failure:
+                self._disconnect()
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _take(self) -> list[_Call]:
+        batch: list[_Call] = []
+        size = 0
+        while self._waiting and len(batch) < BATCH_CALLS and size < BATCH_BYTES:
+            call = self._waiting.popleft()
+            if not call.answer.done():
+                batch.append(call)
+                size += call.size
+        return batch
+
+    async def _send(self, batch: list[_Call]) -> list[Any]:
+        if self._client is None:
+            self._client = self._connect()
+        pipeline: Pipeline = self._client.pipeline(transaction=False)
+        for call in batch:
+            self._sequence += 1
+            pipeline.execute_command(*call.command(self._session, self._sequence))
+        if self._fsync:
+            pipeline.execute_command("WAITAOF", 1, 0, int(self._timeout * 400))
+        replies = await pipeline.execute(raise_on_error=False)
+        if self._fsync:
+            synced = replies.pop()
+            if isinstance(synced, Exception):
+                raise synced
+            if synced[0] < 1:
+                raise TimeoutError("the server has not synced its log")
+        return replies
+
+    def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
+        """Answer the calls; return those that must be sent again."""
+        again: list[_Call] = []
+        self._failure = ""
+        for call, reply in zip(batch, replies, strict=True):
+            if call.answer.done():
+                continue
+            if isinstance(reply, redis_errors.NoScriptError):
+                call.in_full = True
+                again.append(call)
+            elif reply == b"late":
+                again.append(call)
+            elif isinstance(reply, Exception):
+                text = str(reply)
+                if isinstance(reply, TRANSIENT_ERRORS) or TRANSIENT_WORDS.search(text):
+                    self._failure = text
+                    again.append(call)
+                else:
+                    self._refuse(call, text)
+            else:
+                call.answer.set_result(reply)
+        return again
+
+    def _refuse(self, call: _Call, why: str) -> None:
+        if not call.answer.done():
+            call.answer.set_exception(StoreUnavailable(f"{self._shown}: {why}"))
+
+    def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            task = asyncio.create_task(_close(client))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+async def _close(client: Client) -> None:
+    with contextlib.suppress(Exception):
+        await client.aclose()

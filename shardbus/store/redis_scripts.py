@@ -1,0 +1,225 @@
+"""The store's steps as Lua, so that Redis compares and writes in one atomic step on its own side.
+
+Every script takes the session of the store object as ARGV[1] and a sequence number as ARGV[2],
+which grows with every command the object sends, repeats included. What a script writes, it signs
+with both. A command that was given up on may still reach the server later, over the connection that
+was abandoned, and would overwrite what its own sender wrote after it; it is recognised by the lower
+number and answered `late`. A live sender that is told so sends its command again.
+
+Numbers of 63 bits do not fit a Lua number. Fences, epochs and sequence numbers are therefore texts
+of a fixed width, which compare as the numbers do.
+
+| key (its type is the hash tag) | kind | holds |
+|---|---|---|
+| `<prefix>:{<type>}:table` | hash | `epoch`, `layout`, `claimer`, `op`, `sign` |
+| `<prefix>:{<type>}:homes` | hash | shard -> `<fence> <node>` |
+| `<prefix>:{<type>}:entity:<id>` | hash | `v` = fence, signature, op; `data` |
+| `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
+| `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
+| `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
+
+Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
+
+Source: C.20, N.1, N.6; RELIABILITY section 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+FENCE_WIDTH = 19
+SESSION_WIDTH = 10
+SEQUENCE_WIDTH = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script and the digest under which a server that has seen it knows it."""
+
+    source: str
+    sha: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        digest = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+        object.__setattr__(self, "sha", digest)
+
+
+# `signed` is session and sequence as some write left them: is this command older than that write?
+_LATE = """
+local session, seq = ARGV[1], ARGV[2]
+local function late(signed)
+  return signed and signed:sub(1, 10) == session and signed:sub(11, 25) > seq
+end
+"""
+
+# KEYS table, homes; ARGV 3 epoch, 4 layout
+CLAIM_EPOCH = Script(
+    _LATE
+    + """
+local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout', 'claimer')
+local epoch, layout, claimer = t[1], t[2], t[3]
+if not (epoch == ARGV[3] and layout == ARGV[4] and claimer == session) then
+  if epoch and epoch >= ARGV[3] then return {'stale', epoch} end
+  if layout and layout ~= ARGV[4] and redis.call('HLEN', KEYS[2]) > 0 then
+    return {'layout', layout}
+  end
+  redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'layout', ARGV[4], 'claimer', session,
+    'sign', session .. seq)
+end
+return {'ok', ARGV[3], ARGV[4], redis.call('HGETALL', KEYS[2])}
+"""
+)
+
+# KEYS table, homes
+LOAD_TABLE = Script(
+    """
+local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout')
+if not t[1] then return false end
+return {'ok', t[1], t[2], redis.call('HGETALL', KEYS[2])}
+"""
+)
+
+# KEYS table, homes; ARGV 3 epoch, 4 op, then shard and home in turn, the home empty for none
+WRITE_HOMES = Script(
+    _LATE
+    + """
+local t = redis.call('HMGET', KEYS[1], 'epoch', 'op', 'sign')
+if t[2] == ARGV[4] then return {'ok'} end
+if t[1] ~= ARGV[3] then return {'stale', t[1] or '0'} end
+if late(t[3]) then return 'late' end
+for i = 5, #ARGV, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', KEYS[2], ARGV[i])
+  else
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+  end
+end
+redis.call('HSET', KEYS[1], 'op', ARGV[4], 'sign', session .. seq)
+return {'ok'}
+"""
+)
+
+# KEYS table, homes
+REMOVE_TABLE = Script("redis.call('DEL', KEYS[2]) return redis.call('DEL', KEYS[1])")
+
+# KEYS entity; ARGV 3 fence
+LOAD_STATE = Script(
+    _LATE
+    + """
+local v = redis.call('HGET', KEYS[1], 'v')
+local op = ''
+if v then
+  local fence = v:sub(1, 19)
+  if fence > ARGV[3] then return {'stale', fence} end
+  if fence == ARGV[3] and late(v:sub(20, 44)) then return 'late' end
+  op = v:sub(45)
+end
+redis.call('HSET', KEYS[1], 'v', ARGV[3] .. session .. seq .. op)
+return {'ok', redis.call('HGET', KEYS[1], 'data')}
+"""
+)
+
+# KEYS entities; ARGV from 3 on: fence, op, '1' with data or '0' without, data, for each of them.
+# Nothing is written before all have been looked at, so that `late` means that none was.
+SAVE_STATES = Script(
+    _LATE
+    + """
+for i, key in ipairs(KEYS) do
+  local fence, op = ARGV[i * 4 - 1], ARGV[i * 4]
+  local v = redis.call('HGET', key, 'v')
+  if v and v:sub(45) ~= op and v:sub(1, 19) == fence and late(v:sub(20, 44)) then return 'late' end
+end
+local answers = {}
+for i, key in ipairs(KEYS) do
+  local fence, op = ARGV[i * 4 - 1], ARGV[i * 4]
+  local v = redis.call('HGET', key, 'v')
+  if v and v:sub(45) == op then
+    answers[i] = ''
+  elseif v and v:sub(1, 19) > fence then
+    answers[i] = v:sub(1, 19)
+  else
+    answers[i] = ''
+    if ARGV[i * 4 + 1] == '1' then
+      redis.call('HSET', key, 'v', fence .. session .. seq .. op, 'data', ARGV[i * 4 + 2])
+    else
+      redis.call('HSET', key, 'v', fence .. session .. seq .. op)
+      redis.call('HDEL', key, 'data')
+    end
+  end
+end
+return answers
+"""
+)
+
+# KEYS shards, remembered; ARGV 3 shard, 4 fence, 5 '1' to add or '0' to remove, then entity ids
+REMEMBER = Script(
+    _LATE
+    + """
+local v = redis.call('HGET', KEYS[1], ARGV[3])
+if v then
+  local fence = v:sub(1, 19)
+  if fence > ARGV[4] then return {'stale', fence} end
+  if fence == ARGV[4] and late(v:sub(20)) then return 'late' end
+end
+redis.call('HSET', KEYS[1], ARGV[3], ARGV[4] .. session .. seq)
+for i = 6, #ARGV do
+  if ARGV[5] == '1' then
+    redis.call('ZADD', KEYS[2], 0, ARGV[i])
+  else
+    redis.call('ZREM', KEYS[2], ARGV[i])
+  end
+end
+return {'ok'}
+"""
+)
+
+# KEYS remembered; ARGV 3 the lowest id in ZRANGEBYLEX's notation, 4 limit
+PAGE_REMEMBERED = Script(
+    "return redis.call('ZRANGEBYLEX', KEYS[1], ARGV[3], '+', 'LIMIT', 0, ARGV[4])"
+)
+
+_NOW = """
+local clock = redis.call('TIME')
+local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+local function text(number) return string.format('%.0f', number) end
+"""
+
+# KEYS lease; ARGV 3 owner, 4 ttl in ms. An end further ahead than the lease's own length comes from
+# a clock that was set back since, and is pulled in.
+ACQUIRE_LEASE = Script(
+    _NOW
+    + """
+local held = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl')
+if not held[1] or tonumber(held[2]) <= now then
+  redis.call('HINCRBY', KEYS[1], 'counter', 1)
+elseif held[1] ~= ARGV[3] then
+  if tonumber(held[2]) > now + held[3] then
+    redis.call('HSET', KEYS[1], 'until', text(now + held[3]))
+  end
+  return false
+end
+redis.call('HSET', KEYS[1], 'owner', ARGV[3], 'until', text(now + ARGV[4]), 'ttl', ARGV[4])
+return redis.call('HGET', KEYS[1], 'counter')
+"""
+)
+
+# KEYS lease; ARGV 3 owner, 4 counter, 5 ttl in ms
+RENEW_LEASE = Script(
+    _NOW
+    + """
+local held = redis.call('HMGET', KEYS[1], 'owner', 'counter', 'until')
+if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] or tonumber(held[3]) <= now then return 0 end
+redis.call('HSET', KEYS[1], 'until', text(now + ARGV[5]), 'ttl', ARGV[5])
+return 1
+"""
+)
+
+# KEYS lease; ARGV 3 owner, 4 counter
+RELEASE_LEASE = Script(
+    """
+local held = redis.call('HMGET', KEYS[1], 'owner', 'counter')
+if held[1] == ARGV[3] and held[2] == ARGV[4] then redis.call('HDEL', KEYS[1], 'owner') end
+return 1
+"""
+)

@@ -1,0 +1,161 @@
+"""From a Redis URL to a client: one server, the master that Sentinels name, or a Redis Cluster.
+
+Timeouts are explicit and the library's own retries are off: its defaults would outlive a lease.
+With TLS, the server's certificate and host name are always checked.
+
+Source: API section 4; ECOSYSTEM section 4; RELIABILITY section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.cluster import ClusterNode
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+
+from shardbus.errors import ConfigError
+from shardbus.ids import Address
+from shardbus.store.opening import check_durability, mask_url, split_options
+from shardbus.store.redis_link import Client
+
+DURABILITIES = ("disk", "cache", "fsync")
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+SENTINEL_OPTIONS = ("master", "sentinel_username", "sentinel_password")
+PORTS = {"redis": 6379, "redis+cluster": 6379, "redis+sentinel": 26379}
+
+
+@dataclass(frozen=True, slots=True)
+class RedisUrl:
+    """A Redis URL, taken apart. `kind` is its scheme without the mark of TLS."""
+
+    kind: str
+    tls: bool
+    hosts: tuple[Address, ...]
+    db: int
+    username: str | None
+    password: str | None
+    options: dict[str, str]
+    durability: str
+
+    @classmethod
+    def parse(cls, url: str) -> RedisUrl:
+        """Read `scheme://[user[:password]@]host[:port][,host[:port]...][/db][?option=value&...]`.
+
+        Raises:
+            ConfigError: it is not of that form, or an option is unknown or misplaced.
+        """
+        scheme, _, rest = url.partition("://")
+        kind = scheme.replace("rediss", "redis", 1)
+        tls = scheme != kind
+        allowed = ("durability", *(TLS_OPTIONS if tls else ()))
+        allowed += SENTINEL_OPTIONS if kind == "redis+sentinel" else ()
+        rest, options = split_options(rest, allowed)
+        user_info, _, place = rest.rpartition("@")
+        username, _, password = user_info.partition(":")
+        netloc, _, db = place.partition("/")
+        durability = check_durability(options.pop("durability", "disk"), DURABILITIES)
+        problem = _problem(kind, netloc, db, options, durability)
+        if problem:
+            raise ConfigError(f"store.url: {mask_url(url)!r} {problem}")
+        return cls(
+            kind,
+            tls,
+            tuple(_address(host, PORTS[kind]) for host in netloc.split(",")),
+            int(db or 0),
+            unquote(username) or None,
+            unquote(password) or None,
+            options,
+            durability,
+        )
+
+    def connector(self, timeout: float) -> Callable[[], Client]:
+        """A function that makes a client. It connects at its first command, and anew looks up who
+        is the master."""
+        shared: dict[str, Any] = {
+            "socket_timeout": timeout / 2,
+            "socket_connect_timeout": timeout / 4,
+            "protocol": 2,
+        }
+        if self.tls:
+            shared |= {"ssl": True, "ssl_cert_reqs": "required", "ssl_check_hostname": True}
+            shared |= {name: self.options[name] for name in TLS_OPTIONS if name in self.options}
+        login: dict[str, Any] = {"username": self.username, "password": self.password}
+        match self.kind:
+            case "redis+cluster":
+                return lambda: self._cluster({**shared, **login})
+            case "redis+sentinel":
+                return lambda: _SentinelClient.of(self, shared, {**shared, **login})
+            case _:
+                host = self.hosts[0]
+                return lambda: Redis(
+                    host=host.host, port=host.port, db=self.db, retry=_no_retry(), **shared, **login
+                )
+
+    def _cluster(self, settings: dict[str, Any]) -> Client:
+        nodes = [ClusterNode(host.host, host.port) for host in self.hosts]
+        return RedisCluster(
+            startup_nodes=nodes, retry=_no_retry(), require_full_coverage=False, **settings
+        )
+
+
+class _SentinelClient:
+    """A client of the master, which takes its Sentinels' connections with it when it is closed."""
+
+    def __init__(self, sentinel: Sentinel, master: Redis) -> None:
+        self._sentinel = sentinel
+        self._master = master
+        self.pipeline = master.pipeline
+        self.execute_command = master.execute_command
+
+    @classmethod
+    def of(cls, url: RedisUrl, shared: dict[str, Any], settings: dict[str, Any]) -> Client:
+        login = {
+            "username": url.options.get("sentinel_username"),
+            "password": url.options.get("sentinel_password"),
+        }
+        sentinel = Sentinel(  # type: ignore[no-untyped-call]
+            [(host.host, host.port) for host in url.hosts],
+            sentinel_kwargs={**shared, **login, "retry": _no_retry()},
+        )
+        master = sentinel.master_for(
+            url.options["master"], db=url.db, retry=_no_retry(), **settings
+        )
+        return cls(sentinel, master)
+
+    async def aclose(self) -> None:
+        try:
+            await self._master.aclose()
+        finally:
+            for client in self._sentinel.sentinels:
+                await client.aclose()
+
+
+def _no_retry() -> Retry:
+    return Retry(NoBackoff(), 0)
+
+
+def _problem(kind: str, netloc: str, db: str, options: dict[str, str], durability: str) -> str:
+    if not netloc:
+        return "names no host"
+    if kind == "redis" and "," in netloc:
+        return "names several hosts: write redis+sentinel:// or redis+cluster://"
+    if kind == "redis+sentinel" and not options.get("master"):
+        return "does not name the master: add ?master=<name>"
+    if kind == "redis+cluster" and durability == "fsync":
+        return "asks for durability=fsync: in a cluster, set appendfsync to always on its servers"
+    if db and not (db.isascii() and db.isdigit()):
+        return "must end in the number of a database"
+    if kind == "redis+cluster" and db not in ("", "0"):
+        return "names a database: a Redis Cluster has only 0"
+    return ""
+
+
+def _address(host: str, port: int) -> Address:
+    bare = host.endswith("]") or ":" not in host
+    return Address.parse(f"{host}:{port}" if bare else host)

@@ -1,0 +1,41 @@
+"""Fixtures that several floors share. Nothing starts before a test asks for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.redis_server import RedisServer
+
+DATABASES = 16
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One Redis server for the whole session. A test that kills or pauses one starts its own."""
+    with RedisServer(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def _redis_databases() -> Iterator[int]:
+    return itertools.cycle(range(DATABASES))
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer, _redis_databases: Iterator[int]) -> str:
+    """The URL of an empty database of the session's server."""
+    db = next(_redis_databases)
+    with redis_server.client(db) as client:
+        client.flushdb()
+    return redis_server.url(db)
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis server that this test may kill, pause and restart."""
+    with RedisServer(tmp_path / "redis") as server:
+        yield server

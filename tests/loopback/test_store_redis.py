@@ -1,0 +1,339 @@
+"""The Redis store against a real server: the whole suite, then what only a server can do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+from test_store_conformance import StoreConformance, StoreFactory, remembered, save, until
+
+from shardbus.errors import ConfigError, StoreUnavailable
+from shardbus.ids import NodeId
+from shardbus.store.opening import open_store
+from shardbus.store.protocol import StateStore
+from shardbus.store.redis import RedisStore
+from tests.redis_server import RedisServer
+
+A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
+
+
+@pytest.fixture
+async def store(own_redis: RedisServer) -> AsyncIterator[StateStore]:
+    store = open_store(own_redis.url(), cluster="shop", timeout=1.0)
+    await store.start()
+    yield store
+    await store.close()
+
+
+async def answers(store: StateStore) -> bool:
+    try:
+        await store.load_table("counter")
+    except StoreUnavailable:
+        return False
+    return True
+
+
+class TestRedis(StoreConformance):
+    @pytest.fixture
+    def pass_time(self) -> Callable[[float], None]:
+        return lambda seconds: None
+
+    @pytest.fixture(params=["RESP2", "RESP3", "fsync"])
+    def store_factory(self, request: pytest.FixtureRequest, redis_url: str) -> StoreFactory:
+        port, db = redis_url.removeprefix("redis://127.0.0.1:").split("/")
+        match request.param:
+            case "RESP2":
+                return lambda: open_store(redis_url, cluster="shop", timeout=10.0)
+            case "RESP3":
+                return lambda: RedisStore(
+                    redis_url,
+                    timeout=10.0,
+                    connect=lambda: Redis(port=int(port), db=int(db), protocol=3),
+                )
+            case _:
+                url = f"{redis_url}?durability=fsync"
+                return lambda: open_store(url, cluster="shop", timeout=10.0)
+
+
+async def test_a_killed_server_is_unavailable_and_used_again_when_it_is_back(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    await store.claim_epoch("counter", 1, "crc32/100")
+    await store.write_homes("counter", 1, {"7": (A, 1)}, 1)
+    own_redis.kill()
+    with pytest.raises(StoreUnavailable, match=r"no answer within 1 s: .*Connect call failed"):
+        await store.load_state("counter", "a", 1)
+    own_redis.restart()
+    await until(lambda: answers(store))
+    table = await store.load_table("counter")
+    assert table is not None
+    assert dict(table.homes) == {"7": (A, 1)}
+
+
+async def test_a_call_outlives_a_short_absence(own_redis: RedisServer) -> None:
+    store = open_store(own_redis.url(), cluster="shop", timeout=30.0)
+    await store.start()
+    own_redis.kill()
+    call = asyncio.create_task(store.claim_epoch("counter", 1, "crc32/100"))
+    await asyncio.sleep(0)
+    await asyncio.to_thread(own_redis.restart)
+    assert (await call).epoch == 1
+    await store.close()
+
+
+async def test_a_stopped_server_is_unavailable_in_time(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    await store.load_state("counter", "a", 1)
+    own_redis.pause()
+    calls = [store.load_state("counter", f"e-{n}", 1) for n in range(50)]
+    async with asyncio.timeout(10.0):
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
+    own_redis.resume()
+    await until(lambda: answers(store))
+
+
+async def test_starting_at_a_stopped_server_ends_in_time(own_redis: RedisServer) -> None:
+    own_redis.pause()
+    store = open_store(own_redis.url(), cluster="shop", timeout=0.5)
+    with pytest.raises(StoreUnavailable):
+        await asyncio.wait_for(store.start(), 10.0)
+    own_redis.resume()
+    await store.start()
+    await store.close()
+
+
+async def test_starting_without_a_server_names_it_and_hides_the_password() -> None:
+    store = open_store("redis://bus:hush@127.0.0.1:1/0", cluster="shop", timeout=1.0)
+    with pytest.raises(
+        StoreUnavailable, match=r"redis://bus:\*\*\*@127\.0\.0\.1:1/0 cannot be reached"
+    ):
+        await store.start()
+
+
+async def test_a_write_given_up_on_cannot_undo_what_came_after_it(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    """While the server stands still, commands wait in its sockets; it reads them when it goes on,
+    in any order."""
+    for turn in range(1, 6):
+        await store.claim_epoch("counter", turn, "crc32/100")
+        await store.load_state("counter", "a", turn)
+        own_redis.pause()
+        lost = await asyncio.gather(
+            store.write_homes("counter", turn, {"7": (A, turn)}, 2 * turn),
+            store.save_states([save("a", turn, b"old", 2 * turn)]),
+            store.remove_remembered("counter", "7", ["e"], turn),
+            return_exceptions=True,
+        )
+        assert all(isinstance(outcome, StoreUnavailable) for outcome in lost)
+        later = asyncio.gather(
+            store.write_homes("counter", turn, {"7": (B, turn)}, 2 * turn + 1),
+            store.save_states([save("a", turn, b"new", 2 * turn + 1)]),
+            store.add_remembered("counter", "7", ["e"], turn),
+        )
+        await asyncio.sleep(0)
+        own_redis.resume()
+        await later
+        for _ in range(20):
+            await store.page_remembered("counter", "8", None, 1)
+        table = await store.load_table("counter")
+        assert table is not None
+        assert dict(table.homes) == {"7": (B, turn)}
+        assert await store.load_state("counter", "a", turn) == b"new"
+        assert await remembered(store) == {"e"}
+
+
+async def test_scripts_are_sent_again_to_a_server_that_forgot_them(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    await store.load_state("counter", "a", 1)
+    with own_redis.client() as client:
+        client.script_flush()
+    saves = (store.save_states([save(f"e-{n}", 1, b"x", n)]) for n in range(1, 300))
+    assert await asyncio.gather(*saves) == [[None]] * 299
+
+
+async def test_two_clusters_share_a_server(own_redis: RedisServer, store: StateStore) -> None:
+    other = open_store(own_redis.url(), cluster="{shop}:x", timeout=1.0)
+    await other.start()
+    await store.claim_epoch("counter", 5, "crc32/100")
+    await store.save_states([save("a", 5, b"shop", 1)])
+    assert await store.acquire_lease("sbr", "a", 60.0) is not None
+    assert await other.load_table("counter") is None
+    assert await other.load_state("counter", "a", 1) is None
+    assert await other.acquire_lease("sbr", "b", 60.0) is not None
+    with own_redis.client() as client:
+        assert all(key.startswith(b"shardbus:") for key in client.scan_iter())
+    await other.close()
+
+
+async def test_a_replica_of_the_moment_is_left_for_the_master(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    await store.load_state("counter", "a", 1)
+    with own_redis.client() as client:
+        client.replicaof("127.0.0.1", 1)
+        with pytest.raises(StoreUnavailable, match="read only"):
+            await store.save_states([save("a", 1, b"x", 1)])
+        again = open_store(own_redis.url(), cluster="shop", timeout=1.0)
+        with pytest.raises(StoreUnavailable, match="replica"):
+            await again.start()
+        client.replicaof("NO", "ONE")
+    assert await store.save_states([save("a", 1, b"x", 1)]) == [None]
+
+
+async def test_a_server_out_of_memory_is_unavailable_at_once(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    with own_redis.client() as client:
+        client.config_set("maxmemory", "1")
+        with pytest.raises(StoreUnavailable, match="maxmemory"):
+            await store.save_states([save("a", 1, b"x", 1)])
+        client.config_set("maxmemory", "0")
+    assert await store.save_states([save("a", 1, b"x", 1)]) == [None]
+
+
+@pytest.mark.parametrize(
+    ("options", "query", "refusal"),
+    [
+        (["--maxmemory-policy", "allkeys-lru"], "", "maxmemory-policy is allkeys-lru"),
+        (["--maxmemory-policy", "allkeys-random"], "?durability=cache", "maxmemory-policy"),
+        (["--maxmemory-policy", "volatile-ttl"], "", ""),
+        (["--appendonly", "no"], "", "appendonly is no and save is empty"),
+        (["--appendonly", "no"], "?durability=cache", ""),
+        (["--appendonly", "no", "--save", "60 1"], "", ""),
+        (["--appendonly", "no", "--save", "60 1"], "?durability=fsync", "cannot sync each write"),
+        (["--requirepass", "hush"], "", "refuses this user"),
+        (["--rename-command", "CONFIG", "", "--appendonly", "no"], "", ""),
+        (["--rename-command", "INFO", ""], "", ""),
+    ],
+)
+async def test_a_server_is_taken_or_refused_by_its_settings(
+    tmp_path: Path, options: list[str], query: str, refusal: str
+) -> None:
+    with RedisServer(tmp_path / "redis", *options) as server:
+        store = open_store(server.url() + query, cluster="shop", timeout=5.0)
+        if refusal:
+            with pytest.raises(ConfigError, match=refusal):
+                await store.start()
+        else:
+            await store.start()
+            await store.claim_epoch("counter", 1, "crc32/100")
+            await store.close()
+
+
+async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with own_redis.client() as client:
+        client.execute_command(
+            "ACL", "SETUSER", "bus", "on", ">hush", "~shardbus:*", "+@scripting",
+            "+@hash", "+@sortedset", "+del", "+time", "+info",
+        )  # fmt: skip
+        client.execute_command("ACL", "SETUSER", "poor", "on", ">hush", "~shardbus:*", "+@hash")
+    url = own_redis.url().replace("://", "://bus:hush@")
+    store = open_store(url, cluster="shop", timeout=5.0)
+    with caplog.at_level(logging.WARNING):
+        await store.start()
+    await store.claim_epoch("counter", 1, "crc32/100")
+    await store.add_remembered("counter", "7", ["a"], 1)
+    assert await store.acquire_lease("sbr", "a", 60.0) is not None
+    await store.close()
+    with pytest.raises(ConfigError, match="scripting"):
+        await open_store(url.replace("bus", "poor", 1), cluster="shop").start()
+    assert "hush" not in caplog.text
+
+
+async def test_a_cluster_takes_every_step(tmp_path: Path) -> None:
+    with RedisServer(tmp_path / "redis", "--cluster-enabled", "yes") as server:
+        with server.client() as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        url = f"redis+cluster://127.0.0.1:{server.port}"
+        store = open_store(url, cluster="shop", timeout=10.0)
+
+        async def started() -> bool:
+            try:
+                await store.start()
+            except StoreUnavailable:
+                return False
+            return True
+
+        await until(started)
+        for entity_type in ("counter", "ledger", "a}b"):
+            await store.claim_epoch(entity_type, 1, "crc32/100")
+            await store.write_homes(entity_type, 1, {"7": (A, 1)}, 1)
+            table = await store.load_table(entity_type)
+            assert table is not None
+            assert dict(table.homes) == {"7": (A, 1)}
+        saves = [save(f"e-{n}", 1, b"x", n) for n in range(1, 1001)]
+        assert await store.save_states(saves) == [None] * 1000
+        await store.add_remembered("counter", "7", ["a", "b"], 1)
+        assert await remembered(store) == {"a", "b"}
+        assert await store.acquire_lease("sbr", "a", 60.0) is not None
+        server.restart()
+        await until(lambda: answers(store))
+        await store.close()
+
+
+async def test_sentinels_name_the_master(tmp_path: Path, own_redis: RedisServer) -> None:
+    folder = tmp_path / "sentinel"
+    folder.mkdir()
+    config = folder / "sentinel.conf"
+    config.write_text(f"sentinel monitor shop 127.0.0.1 {own_redis.port} 1\n")
+    with RedisServer(folder, sentinel=config) as sentinel:
+        url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/3?master=shop"
+        store = open_store(url, cluster="shop", timeout=5.0)
+        await store.start()
+        await store.claim_epoch("counter", 1, "crc32/100")
+        with own_redis.client(3) as client:
+            assert client.dbsize() == 1
+        await store.close()
+        missing = open_store(url.replace("=shop", "=bank"), cluster="shop", timeout=1.0)
+        with pytest.raises(StoreUnavailable):
+            await missing.start()
+
+
+async def test_no_task_or_socket_is_left_behind(own_redis: RedisServer, store: StateStore) -> None:
+    await store.load_state("counter", "a", 1)
+    own_redis.kill()
+    with pytest.raises(StoreUnavailable):
+        await store.load_state("counter", "a", 1)
+    await store.close()
+
+    async def alone() -> bool:
+        return asyncio.all_tasks() == {asyncio.current_task()}
+
+    await until(alone)
+
+
+def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from tests.redis_server import RedisServer\n"
+        "server = RedisServer(Path(sys.argv[1])).__enter__()\n"
+        "print(server._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    root = Path(__file__).parent.parent.parent
+    ended = subprocess.run(
+        [sys.executable, "-c", code, tmp_path],
+        stdout=subprocess.PIPE,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    pid = int(ended.stdout)
+
+    async def gone() -> bool:
+        stat: Any = Path(f"/proc/{pid}/stat")
+        return not stat.exists() or stat.read_text().split()[2] == "Z"
+
+    asyncio.run(until(gone))
