@@ -1,0 +1,1 @@
+"""The `shardbus` command: starts nodes, asks running ones, sends messages."""

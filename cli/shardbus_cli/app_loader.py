@@ -1,0 +1,169 @@
+"""From `APP` to a `ShardBus`.
+
+`APP` is `module:attribute` as for uvicorn, `module`, or a path to a `.py` file, with or without
+`:attribute`. Three things can be wrong, and each has its own sentence: there is no such module, the
+module has no such attribute, the attribute is no ShardBus. When the user's own module raises, its
+traceback is shown from the user's first line on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import traceback
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING
+
+from shardbus.errors import ShardBusError
+from shardbus_cli.exits import Code, Failure
+
+if TYPE_CHECKING:
+    from shardbus import ShardBus
+
+FORM = "write module:attribute, a module, or a path to a .py file"
+
+
+def load_app(app: str) -> ShardBus:
+    """Import what `app` names. The current directory is importable, as with `python -m`.
+
+    Raises:
+        Failure: it cannot be loaded; exit code 3.
+    """
+    where, _, attribute = _split(app)
+    if not where or (":" in app and not attribute):
+        raise Failure(f"cannot load {app!r}", FORM, code=Code.APP)
+    if str(Path.cwd()) not in sys.path and "" not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    is_path = where.endswith(".py") or "/" in where
+    module = _from_path(Path(where)) if is_path else _from_name(where)
+    return _named(module, where, attribute) if attribute else _only(module, where)
+
+
+def _split(app: str) -> tuple[str, str, str]:
+    """`where`, colon, attribute; the colon counts only behind the last slash."""
+    where, colon, attribute = app.rpartition(":")
+    if not colon or "/" in attribute:
+        return app, "", ""
+    return where, colon, attribute
+
+
+def _from_name(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise Failure(f"cannot load {name!r}: that is no module", FORM, code=Code.APP)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
+            raise Failure(
+                f"cannot load {name!r}: there is no module {missing.name!r}",
+                f"run from its folder {_nearest_module(missing.name)}".rstrip(),
+                code=Code.APP,
+            ) from None
+        raise _broken(name, missing) from None
+    except Exception as raised:
+        raise _broken(name, raised) from None
+
+
+def _nearest_module(name: str) -> str:
+    """A Python file here whose name is like it, for the hint."""
+    here = sorted(file.stem for file in Path.cwd().glob("*.py"))
+    near = get_close_matches(name, here, n=1)
+    return f"(did you mean {near[0]}?)" if near else "or install it"
+
+
+def _from_path(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise Failure(f"cannot load {str(path)!r}: there is no such file", FORM, code=Code.APP)
+    path = path.resolve()
+    name = (
+        path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "shardbus_app"
+    )
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise Failure(f"cannot load {str(path)!r}: it is no Python file", FORM, code=Code.APP)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as raised:
+        raise _broken(str(path), raised) from None
+    return module
+
+
+def _broken(what: str, raised: Exception) -> Failure:
+    """Show where the user's module failed. A refusal by shardbus itself needs only its line."""
+    frames = _users_frames(raised.__traceback__)
+    last = traceback.extract_tb(frames)[-1:] if frames else []
+    place = f" (line {last[0].lineno} of {Path(last[0].filename).name})" if last else ""
+    if isinstance(raised, ShardBusError):
+        return Failure(f"cannot load {what!r}{place}: {raised.message}", raised.hint, code=Code.APP)
+    traceback.print_exception(type(raised), raised, frames)
+    return Failure(
+        f"cannot load {what!r}: it raised {type(raised).__name__}{place}",
+        "mend the module; its traceback stands above",
+        code=Code.APP,
+    )
+
+
+def _users_frames(tb: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of the import machinery and of this file."""
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        if file != __file__ and not file.startswith("<frozen") and "importlib" not in file:
+            return tb
+        tb = tb.tb_next
+    return None
+
+
+def _named(module: ModuleType, where: str, attribute: str) -> ShardBus:
+    found: object = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            near = get_close_matches(part, _candidates(found), n=1)
+            hint = f"did you mean {where}:{near[0]}?" if near else _offer(module, where)
+            raise Failure(f"module {where!r} has no attribute {attribute!r}", hint, code=Code.APP)
+        found = getattr(found, part)
+    from shardbus import ShardBus
+
+    if not isinstance(found, ShardBus):
+        kind = type(found).__name__
+        raise Failure(
+            f"{where}:{attribute} is of type {kind}, not a ShardBus",
+            _offer(module, where),
+            code=Code.APP,
+        )
+    return found
+
+
+def _candidates(found: object) -> list[str]:
+    return [name for name in dir(found) if not name.startswith("__")]
+
+
+def _offer(module: ModuleType, where: str) -> str:
+    names = _buses(module)
+    return f"did you mean {where}:{names[0]}?" if names else 'write bus = ShardBus("name") in it'
+
+
+def _buses(module: ModuleType) -> list[str]:
+    from shardbus import ShardBus
+
+    return [name for name, value in vars(module).items() if isinstance(value, ShardBus)]
+
+
+def _only(module: ModuleType, where: str) -> ShardBus:
+    from shardbus import ShardBus
+
+    buses = {id(value): value for value in vars(module).values() if isinstance(value, ShardBus)}
+    if len(buses) == 1:
+        return next(iter(buses.values()))
+    if not buses:
+        raise Failure(f"{where!r} has no ShardBus", _offer(module, where), code=Code.APP)
+    raise Failure(
+        f"{where!r} has several ShardBus objects",
+        f"name one, as in {where}:{_buses(module)[0]}",
+        code=Code.APP,
+    )

@@ -1,0 +1,142 @@
+"""`tell` and `ask`: send one message from the command line.
+
+    shardbus ask counter page-7 add 2          the handler `add`, with the argument 2
+    shardbus ask counter page-7 total          the handler `total`, without arguments
+    shardbus tell counter page-7 '{"n": 1}'    a message for `receive`
+    shardbus ask counter page-7 '"get"'        the message "get" for `receive`
+
+The first word behind the id is a handler's name if it is a Python name and not a JSON value. What
+follows are its arguments in order; one that is not JSON is a string.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
+
+if TYPE_CHECKING:
+    from shardbus import Client
+
+ADDRESSES_MAX = 5
+DEFAULT_TIMEOUT_S = 5.0
+USABLE = ("up", "weakly_up", "leaving", "joining", "exiting")
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[METHOD] [JSON]...", help="A handler and its arguments, or a message."),
+]
+Timeout = Annotated[str, typer.Option(metavar="DURATION", help="For the answer: 2, 2s, 100ms.")]
+
+
+def value_of(word: str) -> Any:
+    """The JSON value, or the word itself where it is none."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+def parse_words(words: list[str]) -> tuple[str | None, list[Any]]:
+    """The handler (None: a message for `receive`) and the values."""
+    for word in words:
+        if word.startswith("--"):
+            raise Failure(
+                f"no such option: {word}", f"a string is written '\"{word}\"'", code=Code.USAGE
+            )
+    if not words:
+        raise Failure("nothing to send", "give a METHOD, or a JSON message", code=Code.USAGE)
+    first = value_of(words[0])
+    if first == words[0] and words[0].isidentifier() and not keyword.iskeyword(words[0]):
+        return words[0], [value_of(word) for word in words[1:]]
+    if len(words) > 1:
+        raise Failure(
+            f"{words[0]!r} is no handler's name", "a message is one JSON value", code=Code.USAGE
+        )
+    return None, [first]
+
+
+def tell(
+    entity_type: EntityType, entity_id: EntityId, words: Words = None, node: NodeUrl = NODE_URL
+) -> None:
+    """Send a message and return when a node has it."""
+    method, values = parse_words(words or [])
+    with _client(node, timeout=DEFAULT_TIMEOUT_S) as client:
+        if method is None:
+            client.tell(entity_type, entity_id, *values)
+        else:
+            getattr(client.ref(entity_type, entity_id), method).tell(*values)
+        client.flush()
+
+
+def ask(
+    entity_type: EntityType,
+    entity_id: EntityId,
+    words: Words = None,
+    timeout: Timeout = f"{DEFAULT_TIMEOUT_S:g}s",
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message and print the answer as JSON, with --json or without."""
+    from shardbus.options import Kind, Option, parse
+
+    wait = parse(Option(Kind.SECONDS, "", low=0.001, high=86400.0), timeout)
+    method, values = parse_words(words or [])
+    with _client(node, timeout=wait) as client:
+        if method is None:
+            reply = client.ask(entity_type, entity_id, *values)
+        else:
+            reply = getattr(client.ref(entity_type, entity_id), method)(*values)
+    output.data(as_text(reply))
+
+
+def as_text(reply: object) -> str:
+    """The answer as JSON on one line. Bytes are Base64, as everywhere in JSON."""
+    import msgspec
+
+    return msgspec.json.encode(reply).decode()
+
+
+@contextmanager
+def _client(url: str, *, timeout: float) -> Iterator[Client]:
+    """A client of the cluster that the node is in."""
+    from shardbus import Client
+    from shardbus.errors import NodeLost
+
+    cluster, addresses = _members(NodeHttp(url))
+    with ExitStack() as stack:
+        try:
+            client = stack.enter_context(Client(*addresses, cluster=cluster, timeout=timeout))
+        except NodeLost as lost:
+            raise Failure(
+                lost.message,
+                "HTTP answers, but the port of messages does not: is there a firewall?",
+                code=Code.UNREACHABLE,
+            ) from None
+        yield client
+
+
+def _members(node: NodeHttp) -> tuple[str, list[str]]:
+    """The cluster's name, and addresses of members, those that are up first."""
+    cluster = str(node.read("v1", "cluster").get("cluster", ""))
+    members = [
+        member
+        for member in node.read("v1", "nodes").get("nodes", ())
+        if member.get("reachable") and member.get("status") in USABLE
+    ]
+    members.sort(key=lambda member: USABLE.index(member["status"]))
+    if not members:
+        raise Failure(
+            f"the cluster at {node.url} has no reachable member",
+            "see `shardbus nodes`",
+            code=Code.UNREACHABLE,
+        )
+    return cluster, [f"tcp://{member['address']}" for member in members[:ADDRESSES_MAX]]

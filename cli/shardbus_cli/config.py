@@ -1,0 +1,156 @@
+"""`config show` and `check`: what a node would start with, without starting it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code
+from shardbus_cli.parameters import App, Assignments, ConfigFile
+from shardbus_cli.view import show_checks
+
+if TYPE_CHECKING:
+    from shardbus import ShardBus
+    from shardbus.loading import Layer
+    from shardbus.settings import Settings
+
+app = typer.Typer(help="The settings of a node.", no_args_is_help=True)
+
+
+def layers_of(file: Path | None, flags: list[Layer], assignments: list[str] | None) -> list[Layer]:
+    """What file, environment and command line say, in the order in which they count.
+
+    Raises:
+        ConfigError: the file cannot be read, a variable is unknown, an assignment has no value.
+    """
+    from shardbus.loading import from_assignments, from_environment
+
+    own = [(str(file), read_file(file))] if file else []
+    return [*own, *from_environment(os.environ), *flags, *from_assignments(assignments or [])]
+
+
+def read_file(file: Path) -> dict[str, Any]:
+    """The settings that a TOML file holds.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML.
+    """
+    from shardbus.errors import ConfigError
+
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {str(file)!r}", hint="mend --config") from None
+    except OSError:
+        raise ConfigError(f"{str(file)!r} cannot be read", hint="is it a file of yours?") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
+        reason = str(wrong).splitlines()[0]
+        raise ConfigError(f"{str(file)!r} is no TOML: {reason}", hint="see configs/") from None
+
+
+def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """Every setting by its key. Tokens and the passwords of URLs are masked."""
+    from shardbus.loading import options
+    from shardbus.store.opening import mask_url
+
+    for key, option in options():
+        value: Any = settings
+        for part in key.split("."):
+            value = getattr(value, part)
+        if key == "store.url":
+            value = mask_url(value)
+        elif option.secret and value:
+            value = "***"
+        yield key, value
+    for name, overrides in settings.sharding.types.items():
+        for key, value in overrides.items():
+            yield f"sharding.types.{name}.{key}", value
+
+
+@app.command()
+def show(
+    file: ConfigFile = None,
+    assignments: Assignments = None,
+    origin: Annotated[bool, typer.Option("--origin", help="Say who set each value.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show every setting as a node started here would have it."""
+    from shardbus.loading import load, origins
+
+    layers = layers_of(file, [], assignments)
+    values = dict(shown_values(load(layers)))
+    places = dict.fromkeys(values, "default") | origins(layers)
+    if as_json:
+        answer: dict[str, Any] = {"settings": values}
+        if origin:
+            answer["origins"] = places
+        output.data(json.dumps(answer))
+        return
+    rows = [
+        {"setting": key, "value": json.dumps(value), "origin": places[key]}
+        for key, value in values.items()
+    ]
+    output.table(("setting", "value", "origin") if origin else ("setting", "value"), rows)
+
+
+def check(
+    app: App,
+    file: ConfigFile = None,
+    assignments: Assignments = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look whether a node could start here: application, settings, store. Starts nothing."""
+    from shardbus.loading import load
+    from shardbus_cli.app_loader import load_app
+
+    bus = load_app(app)
+    settings = load(layers_of(file, [], assignments))
+    checks = asyncio.run(_checks(bus, settings))
+    good = all(found["ok"] for found in checks.values())
+    if as_json:
+        output.data(json.dumps({"status": "ok" if good else "failed", "checks": checks}))
+    else:
+        show_checks(checks)
+    if not good:
+        raise typer.Exit(Code.UNHEALTHY)
+
+
+async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
+    from shardbus.errors import ShardBusError
+    from shardbus.settings import check_exposure
+    from shardbus.store.opening import default_url, mask_url, open_store
+
+    url = settings.store.url or default_url(bus.name)
+
+    async def store() -> str:
+        opened = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
+        try:
+            await opened.start()
+        finally:
+            await opened.close()
+        return mask_url(url)
+
+    async def types() -> str:
+        for name, kind in bus.types.items():
+            settings.sharding.for_type(name, kind.declared)
+        return ", ".join(bus.types) or "none: this node would host nothing"
+
+    async def exposure() -> str:
+        check_exposure(settings)
+        return f"node on {settings.node.host}, HTTP on {settings.http.host}"
+
+    found: dict[str, dict[str, Any]] = {"app": {"ok": True, "detail": f"cluster {bus.name}"}}
+    for looked_at in (types, exposure, store):
+        try:
+            found[looked_at.__name__] = {"ok": True, "detail": await looked_at()}
+        except ShardBusError as failed:
+            found[looked_at.__name__] = {"ok": False, "detail": str(failed)}
+    return found

@@ -1,0 +1,145 @@
+"""`data show` and `data remove`: what a stopped cluster left in its store.
+
+Removing the table of a type makes the next start allocate from nothing, as after a change of the
+number of shards. It is refused while nodes run: theirs would be a table without a store. A node
+runs if its HTTP answers for this cluster, or if something listens at an address in the table.
+
+Source: S2.53, S2.54.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, NodeUrl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from shardbus.ids import Address
+    from shardbus.store.protocol import StateStore, StoredTable
+
+app = typer.Typer(help="Shard tables in the state store.", no_args_is_help=True)
+
+CONNECT_TIMEOUT_S = 1.0
+Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of entity types.")]
+StoreUrl = Annotated[
+    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="The store.")
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", metavar="NAME", help="Its name; asked of the node by default."),
+]
+
+
+@app.command()
+def show(
+    types: Types,
+    store: StoreUrl,
+    cluster: Cluster = None,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the stored shard tables of some types."""
+    name = cluster or _running_cluster(node) or _no_name()
+    tables = asyncio.run(_load(store, name, types))
+    answer = {"cluster": name, "types": [_described(kind, tables[kind]) for kind in types]}
+    if as_json:
+        output.data(json.dumps(answer))
+    else:
+        output.table(("type", "epoch", "layout", "shards", "nodes"), answer["types"])  # type: ignore[arg-type]
+
+
+@app.command()
+def remove(
+    types: Types, store: StoreUrl, cluster: Cluster = None, node: NodeUrl = NODE_URL
+) -> None:
+    """Remove the stored shard tables of some types. The cluster must be stopped."""
+    running = _running_cluster(node)
+    name = cluster or running or _no_name()
+    if running == name:
+        raise _runs(name, node)
+    tables = asyncio.run(_load(store, name, types))
+    for address in _addresses(tables.values()):
+        if _listens(address):
+            raise _runs(name, str(address))
+    for kind, removed in asyncio.run(_remove(store, name, types)).items():
+        output.note(f"{kind}: {'removed' if removed else 'nothing was stored'}")
+
+
+def _no_name() -> str:
+    raise Failure("which cluster?", "give --cluster NAME", code=Code.USAGE)
+
+
+def _runs(name: str, where: str) -> Failure:
+    return Failure(
+        f"cluster {name!r} runs: a node answers at {where}", "stop all nodes", code=Code.REFUSED
+    )
+
+
+def _running_cluster(url: str) -> str | None:
+    """The name of the cluster of the node that answers there, if one does."""
+    try:
+        return str(NodeHttp(url).read("v1", "cluster").get("cluster"))
+    except Failure as failure:
+        if failure.code is Code.USAGE:
+            raise
+        return None
+
+
+def _addresses(tables: Iterable[StoredTable | None]) -> list[Address]:
+    homes = [home for table in tables if table for home, _ in table.homes.values()]
+    return sorted({home.address for home in homes})
+
+
+def _listens(address: Address) -> bool:
+    try:
+        with socket.create_connection(address, CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False
+
+
+def _described(kind: str, table: StoredTable | None) -> dict[str, Any]:
+    if table is None:
+        return {"type": kind, "epoch": None, "layout": None, "shards": 0, "nodes": []}
+    nodes = sorted({str(home) for home, _ in table.homes.values()})
+    return {
+        "type": kind,
+        "epoch": table.epoch,
+        "layout": table.layout,
+        "shards": len(table.homes),
+        "nodes": nodes,
+    }
+
+
+async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTable | None]:
+    opened = await _opened(url, cluster)
+    try:
+        return {kind: await opened.load_table(kind) for kind in types}
+    finally:
+        await opened.close()
+
+
+async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
+    opened = await _opened(url, cluster)
+    try:
+        return {kind: await opened.remove_table(kind) for kind in types}
+    finally:
+        await opened.close()
+
+
+async def _opened(url: str, cluster: str) -> StateStore:
+    from shardbus.store.opening import open_store
+
+    opened = open_store(url, cluster=cluster)
+    await opened.start()
+    return opened

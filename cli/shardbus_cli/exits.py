@@ -1,0 +1,56 @@
+"""Exit codes, and the one line that explains each failure.
+
+    0 ok or drained     3 app cannot be loaded             6 refused
+    1 failed            4 cluster or store unreachable     7 drain deadline passed
+    2 usage             5 unhealthy or check failed
+
+Source: API section 3.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from shardbus.errors import ConfigError, Refused, ShardBusError, StaleEpoch, StaleFence, StoreError
+
+
+class Code(IntEnum):
+    """What a shell learns of how a command ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    APP = 3
+    UNREACHABLE = 4
+    UNHEALTHY = 5
+    REFUSED = 6
+    DRAIN_DEADLINE = 7
+
+
+class Failure(Exception):
+    """A command cannot do what it was asked to. Shown as one line; the process ends with `code`."""
+
+    def __init__(self, message: str, hint: str = "", *, code: Code = Code.FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+    @classmethod
+    def of(cls, error: ShardBusError) -> Failure:
+        """The failure that an error of the library is for a command."""
+        match error:
+            case ConfigError():
+                code = Code.USAGE
+            case Refused():
+                code = Code.REFUSED
+            case StaleEpoch() | StaleFence():
+                code = Code.FAILED
+            case StoreError():
+                code = Code.UNREACHABLE
+            case _:
+                code = Code.FAILED
+        return cls(error.message if error.hint else str(error), error.hint, code=code)
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message

@@ -1,0 +1,123 @@
+"""The `shardbus` command.
+
+Commands import what they need when they run, so that `--help` answers at once. Whatever fails ends
+in `main`: one line on standard error, and the exit code that says what kind of failure it was.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from shardbus_cli import ask, config, data, node, view
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.output import data as print_data
+from shardbus_cli.output import error
+
+app = typer.Typer(
+    name="shardbus",
+    help="Stateful entities, sharded over a cluster of Python processes.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(node.app, name="node")
+app.add_typer(view.cluster_app, name="cluster")
+app.add_typer(data.app, name="data")
+app.add_typer(config.app, name="config")
+READING: tuple[Callable[..., None], ...] = (
+    view.nodes,
+    view.types,
+    view.shards,
+    view.entities,
+    view.where,
+    view.explain,
+    view.health,
+    config.check,
+)
+for read in READING:
+    app.command()(read)
+SENDING: tuple[Callable[..., None], ...] = (ask.tell, ask.ask)
+for send in SENDING:
+    app.command(context_settings={"ignore_unknown_options": True})(send)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as installed
+
+    try:
+        print_data(installed("shardbus"))
+    except PackageNotFoundError:
+        print_data("0 (not installed)")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", is_eager=True, callback=_print_version, help="Print the version."
+        ),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks; stands anywhere.")
+    ] = False,
+) -> None:
+    """Nothing is common to all commands but their way to fail."""
+
+
+def main() -> None:
+    """Run one command and end the process with its exit code."""
+    arguments = sys.argv[1:]
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    debug = "--debug" in own
+    if debug:
+        arguments.remove("--debug")
+    sys.exit(run(arguments, debug=debug))
+
+
+def run(arguments: list[str], *, debug: bool = False) -> int:
+    """Run one command and return its exit code."""
+    from shardbus.errors import ShardBusError
+
+    try:
+        app(args=arguments, prog_name="shardbus")
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else Code.OK
+    except Failure as failure:
+        return _failed(failure, debug=debug)
+    except ShardBusError as raised:
+        return _failed(Failure.of(raised), debug=debug)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Code.FAILED
+    except KeyboardInterrupt:
+        return 130
+    except Exception as raised:
+        what = f"{type(raised).__name__}: {raised}".rstrip(": ")
+        hint = "run it again with --debug and report what it prints"
+        return _failed(Failure(f"defect of this command: {what}", hint), debug=debug)
+    return Code.OK
+
+
+def _failed(failure: Failure, *, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    error(str(failure))
+    return failure.code

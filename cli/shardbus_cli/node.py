@@ -1,0 +1,115 @@
+"""`node start`, `node leave` and `node down`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardbus_cli import flags, output
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, App, AsJson, Assignments, ConfigFile, NodeUrl
+
+if TYPE_CHECKING:
+    from shardbus import ShardBus
+    from shardbus.loading import Layer
+    from shardbus.settings import Settings
+
+app = typer.Typer(help="Start a node, or send one away.", no_args_is_help=True)
+
+Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or host:port.")]
+
+
+@app.command()
+def start(
+    app: App,
+    file: ConfigFile = None,
+    host: flags.Host = None,
+    port: flags.Port = None,
+    gossip_port: flags.GossipPort = None,
+    http_port: flags.HttpPort = None,
+    advertise: flags.Advertise = None,
+    seeds: flags.Seeds = None,
+    roles: flags.Roles = None,
+    store: flags.Store = None,
+    log_level: flags.LogLevel = None,
+    log_format: flags.LogFormat = None,
+    assignments: Assignments = None,
+    ready_fd: Annotated[
+        int | None, typer.Option("--ready-fd", metavar="FD", help="Descriptor told when Up.")
+    ] = None,
+) -> None:
+    """Start a node and run it until it is told to leave (SIGTERM or Ctrl-C; twice: at once)."""
+    from shardbus_cli.app_loader import load_app
+    from shardbus_cli.config import layers_of
+    from shardbus_cli.logs import configure
+
+    given = {
+        "--host": host,
+        "--port": port,
+        "--gossip-port": gossip_port,
+        "--http-port": http_port,
+        "--advertise": advertise,
+        "--seed": seeds,
+        "--role": roles,
+        "--store": store,
+        "--log-level": log_level,
+        "--log-format": log_format,
+    }
+    settings = _settings(layers_of(file, flags.layers(given), assignments))
+    configure(settings.log.level, settings.log.format)
+    raise SystemExit(_run(load_app(app), settings, ready_fd))
+
+
+def _settings(layers: list[Layer]) -> Settings:
+    from shardbus.loading import load
+    from shardbus.settings import check_exposure
+
+    settings = load(layers)
+    check_exposure(settings)
+    return settings
+
+
+def _run(bus: ShardBus, settings: Settings, ready_fd: int | None) -> int:
+    """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
+    from shardbus.runtime.run import run_node
+
+    from shardbus.errors import ConfigError
+    from shardbus.store.opening import default_url
+
+    if not settings.store.url:
+        own = replace(settings.store, url=default_url(bus.name))
+        settings = replace(settings, store=own)
+    try:
+        return run_node(bus, settings, ready_fd=ready_fd)
+    except ConfigError as refused:
+        raise Failure(refused.message, refused.hint, code=Code.FAILED) from refused
+
+
+@app.command()
+def leave(
+    member: Annotated[
+        str, typer.Argument(metavar="[NODE]", help="host:port#uid; the asked node by default.")
+    ] = "self",
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a node to hand off its shards and leave."""
+    _act(node, member, "leave", as_json)
+
+
+@app.command()
+def down(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Declare a node dead. Only for one whose process has surely ended."""
+    _act(node, member, "down", as_json)
+
+
+def _act(url: str, member: str, action: str, as_json: bool) -> None:
+    asked = NodeHttp(url)
+    text = asked.post("v1", "nodes", member, action)
+    if as_json:
+        output.data(text)
+    else:
+        output.facts({"node": member, "action": action, **asked.parse(text)})

@@ -1,0 +1,106 @@
+"""Questions to a running node over HTTP. Commands never join the cluster."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import quote, urlencode, urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+from shardbus_cli.exits import Code, Failure
+
+TIMEOUT_S = 5.0
+ANSWER_BYTES_MAX = 64 * 2**20
+TOKEN_VARIABLE = "SHARDBUS_NODE_TOKEN"  # noqa: S105  (the name of a variable)
+CODES = {403: Code.REFUSED, 409: Code.REFUSED, 503: Code.UNREACHABLE, 504: Code.UNREACHABLE}
+START_HINT = "start one with `shardbus node start`, or name one with --node or SHARDBUS_NODE_URL"
+
+
+class NodeHttp:
+    """One node, by the address of its HTTP."""
+
+    def __init__(self, url: str) -> None:
+        self.url = (url if "://" in url else f"http://{url}").rstrip("/")
+        try:
+            parts = urlsplit(self.url)
+            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            good = False
+        if not good or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
+            raise Failure(
+                f"--node {url!r} is no URL", "write http://127.0.0.1:8558", code=Code.USAGE
+            )
+
+    def get(self, *path: str, **query: object) -> str:
+        """The answer's text, as it came. Each part of the path is quoted by itself."""
+        asked = {key: value for key, value in query.items() if value is not None}
+        return self._ask("GET", path, asked, accepted=())[1]
+
+    def read(self, *path: str, **query: object) -> dict[str, Any]:
+        """The answer as an object."""
+        return self.parse(self.get(*path, **query))
+
+    def probe(self, name: str) -> tuple[bool, str]:
+        """Whether a health check passed, and the answer's text."""
+        status, text = self._ask("GET", (name,), {}, accepted=(503,))
+        return status == 200, text
+
+    def post(self, *path: str) -> str:
+        """The answer to a write, for which the token is taken from the environment."""
+        return self._ask("POST", path, {}, accepted=())[1]
+
+    def parse(self, text: str) -> dict[str, Any]:
+        """Read an answer.
+
+        Raises:
+            Failure: it is no JSON object, so what answers is no node of shardbus.
+        """
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise Failure(
+                f"what answers at {self.url} is no shardbus node", START_HINT, code=Code.UNREACHABLE
+            )
+        return found
+
+    def _ask(
+        self, method: str, path: tuple[str, ...], query: dict[str, Any], accepted: tuple[int, ...]
+    ) -> tuple[int, str]:
+        url = "/".join([self.url, *(quote(part, safe="") for part in path)])
+        request = Request(f"{url}?{urlencode(query)}" if query else url, method=method)  # noqa: S310
+        if method == "POST" and (token := os.environ.get(TOKEN_VARIABLE)):
+            request.add_header("Authorization", f"Bearer {token}")
+        opener = build_opener(ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=TIMEOUT_S) as answer:
+                return answer.status, answer.read(ANSWER_BYTES_MAX).decode(errors="replace")
+        except HTTPError as refused:
+            text = refused.read(ANSWER_BYTES_MAX).decode(errors="replace")
+            if refused.code in accepted:
+                return refused.code, text
+            raise self._failure(refused.code, text) from None
+        except TimeoutError:
+            raise self._silent(f"no answer within {TIMEOUT_S:g} s") from None
+        except URLError as failed:
+            timed_out = isinstance(failed.reason, TimeoutError)
+            raise self._silent("no answer in time" if timed_out else "nobody listens") from None
+        except (OSError, http.client.HTTPException, ValueError):
+            raise self._silent("the answer broke off or was no HTTP") from None
+
+    def _silent(self, why: str) -> Failure:
+        return Failure(f"no node at {self.url}: {why}", START_HINT, code=Code.UNREACHABLE)
+
+    def _failure(self, status: int, text: str) -> Failure:
+        try:
+            found = json.loads(text)["error"]
+            message, hint = str(found["message"]), str(found["hint"])
+        except (ValueError, KeyError, TypeError):
+            return Failure(
+                f"{self.url} answered with status {status}", START_HINT, code=Code.UNREACHABLE
+            )
+        return Failure(message, hint, code=CODES.get(status, Code.FAILED))

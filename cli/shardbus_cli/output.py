@@ -1,0 +1,87 @@
+"""What commands print: JSON as it came, tables for people and for `awk`, errors on one line.
+
+Standard output holds data and nothing else. On a terminal a table is drawn by rich; otherwise its
+columns are aligned with spaces and never cut. Text that came from elsewhere is shown with its
+control characters escaped, so that no id can move the cursor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+Row = Mapping[str, object]
+
+
+def safe(value: object) -> str:
+    """The value as one line of text: lists joined, mappings as `a=1`, no control characters."""
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case float():
+            return f"{value:g}"
+        case Mapping():
+            return ", ".join(f"{safe(key)}={safe(inner)}" for key, inner in value.items()) or "-"
+        case list() | tuple():
+            return ", ".join(safe(inner) for inner in value) or "-"
+        case _:
+            return escape(str(value))
+
+
+def escape(text: str) -> str:
+    """The text with everything that is not printable written as Python would write it."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def data(text: str) -> None:
+    """Print one piece of data."""
+    sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+
+
+def note(text: str) -> None:
+    """Say something beside the data."""
+    sys.stderr.write(f"{escape(text)}\n")
+
+
+def error(text: str) -> None:
+    """Say in one line why the command failed."""
+    note(f"shardbus: {text}")
+
+
+def table(columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """Print rows under upper-case headings. A column that a row lacks is shown as `-`."""
+    headings = [column.upper() for column in columns]
+    cells = [[safe(row.get(column)) for column in columns] for row in rows]
+    if sys.stdout.isatty():
+        _drawn(headings, cells)
+    else:
+        _aligned([headings, *cells])
+
+
+def facts(values: Mapping[str, object]) -> None:
+    """Print one thing as its names and values, a line each."""
+    _aligned([[name, safe(value)] for name, value in values.items()])
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> None:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))] if lines else []
+    for line in lines:
+        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        data("  ".join(padded).rstrip())
+
+
+def _drawn(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    drawn = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        drawn.add_column(heading, overflow="fold")
+    for line in cells:
+        drawn.add_row(*(Text(cell) for cell in line))
+    Console().print(drawn)

@@ -1,0 +1,30 @@
+"""Parameters that several commands share, so that each is explained once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+NodeUrl = Annotated[
+    str,
+    typer.Option(
+        "--node", envvar="SHARDBUS_NODE_URL", metavar="URL", help="HTTP address of any node."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the node's JSON as it came.")]
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file of settings.")
+]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in log.level=debug."),
+]
+App = Annotated[
+    str, typer.Argument(metavar="APP", help="module:attribute, a module, or a path to a .py file.")
+]
+EntityType = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
+EntityId = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
+
+NODE_URL = "http://127.0.0.1:8558"

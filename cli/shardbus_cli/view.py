@@ -1,0 +1,132 @@
+"""Commands that show what a node sees. Each prints one page of the HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
+
+cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
+
+
+def _page(url: str, as_json: bool, *path: str, **query: object) -> dict[str, Any]:
+    """The page; printed as it came, and then empty, if JSON was asked for."""
+    node = NodeHttp(url)
+    text = node.get(*path, **query)
+    answer = node.parse(text)
+    if not as_json:
+        return answer
+    output.data(text)
+    return {}
+
+
+def _total(counts: object) -> int:
+    return sum(counts.values()) if isinstance(counts, Mapping) else 0
+
+
+@cluster_app.command()
+def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Who is in the cluster, who leads, and which node coordinates which type."""
+    if answer := _page(node, as_json, "v1", "cluster"):
+        coordinators = answer.pop("coordinators", {})
+        output.facts(
+            {
+                **answer,
+                "coordinators": [
+                    f"{kind} on {found.get('node')} (epoch {found.get('epoch')})"
+                    for kind, found in coordinators.items()
+                ],
+            }
+        )
+
+
+def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """List the members and what each hosts."""
+    answer = _page(node, as_json, "v1", "nodes")
+    rows = [
+        {
+            **member,
+            "shards": _total(member.get("shards")),
+            "entities": _total(member.get("entities")),
+            "is": [mark for mark in ("leader", "oldest") if member.get(mark)],
+        }
+        for member in answer.get("nodes", ())
+    ]
+    if answer:
+        columns = ("node", "status", "reachable", "roles", "shards", "entities", "version", "is")
+        output.table(columns, rows)
+
+
+def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """List the entity types of the cluster."""
+    if answer := _page(node, as_json, "v1", "types"):
+        rows = [row for row in answer.get("types", ()) if isinstance(row, dict)]
+        columns = list(dict.fromkeys(column for row in rows for column in row)) or ["type"]
+        output.table(columns, rows)
+
+
+def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """List the shards of a type and where they live."""
+    if answer := _page(node, as_json, "v1", "shards", entity_type):
+        output.table(("shard", "node", "state", "fence", "entities"), answer.get("shards", ()))
+
+
+def entities(
+    entity_type: EntityType,
+    shard: Annotated[str | None, typer.Option(help="Only of this shard.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin so.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Go on where a page ended.")] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List entities that are in memory, a page at a time."""
+    query = {"shard": shard, "prefix": prefix or None, "limit": limit, "cursor": cursor}
+    if answer := _page(node, as_json, "v1", "entities", entity_type, **query):
+        output.table(("id", "shard", "node"), answer.get("entities", ()))
+        if answer.get("next"):
+            output.note(f"there are more: --cursor {answer['next']}")
+
+
+def where(
+    entity_type: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
+) -> None:
+    """Say where one entity lives, or would."""
+    if answer := _page(node, as_json, "v1", "where", entity_type, entity_id):
+        output.facts(answer)
+
+
+def explain(
+    entity_type: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
+) -> None:
+    """Say why an entity is where it is, and what it waits for."""
+    if answer := _page(node, as_json, "v1", "explain", entity_type, entity_id):
+        output.facts(answer)
+
+
+def health(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Say whether a node is ready for work; exit code 5 if it is not."""
+    asked = NodeHttp(node)
+    ready, text = asked.probe("readyz")
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        show_checks(answer.get("checks", {}))
+    if not ready:
+        raise typer.Exit(Code.UNHEALTHY)
+
+
+def show_checks(checks: Mapping[str, Mapping[str, object]]) -> None:
+    """Print checks as a table."""
+    rows = [
+        {"check": name, "result": "ok" if found.get("ok") else "FAILED", "detail": found["detail"]}
+        for name, found in checks.items()
+    ]
+    output.table(("check", "result", "detail"), rows)

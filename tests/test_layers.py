@@ -1,0 +1,290 @@
+"""The architecture, as failing tests: floors, banned names, sizes, and no module that nobody uses.
+
+    floor 0   errors ids options settings loading, and store.protocol: types without a store
+    floor 1   membership sharding          pure machines
+    floor 2   wire                         pure codecs
+    floor 3   transport store              input and output
+    floor 4   runtime client http simulation
+    floor 5   app entity testing and the package itself
+    floor 6   the command line
+
+An import points down or stays within its package. Siblings do not see each other, except where
+`SIBLINGS` says so. Imports under `TYPE_CHECKING` count, too: a type is knowledge.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+FLOORS = {
+    "shardbus.errors": 0,
+    "shardbus.ids": 0,
+    "shardbus.options": 0,
+    "shardbus.settings": 0,
+    "shardbus.loading": 0,
+    "shardbus.store.protocol": 0,
+    "shardbus.membership": 1,
+    "shardbus.sharding": 1,
+    "shardbus.wire": 2,
+    "shardbus.transport": 3,
+    "shardbus.store": 3,
+    "shardbus.runtime": 4,
+    "shardbus.client": 4,
+    "shardbus.http": 4,
+    "shardbus.simulation": 4,
+    "shardbus.app": 5,
+    "shardbus.entity": 5,
+    "shardbus.testing": 5,
+    "shardbus": 5,
+    "shardbus_cli": 6,
+}
+
+SIBLINGS = {
+    ("shardbus.runtime", "shardbus.http"),
+    ("shardbus.testing", "shardbus.app"),
+    ("shardbus.testing", "shardbus.entity"),
+    ("shardbus.app", "shardbus.entity"),
+    ("shardbus", "shardbus.app"),
+    ("shardbus", "shardbus.entity"),
+}
+"""Who may import whom on its own floor, above floor 0."""
+
+UPWARD = {
+    # A node runs a `ShardBus` and makes `Entity` objects: it knows them by type, never by import
+    # at run time.
+    ("shardbus.runtime", "shardbus.app"),
+    ("shardbus.runtime", "shardbus.entity"),
+}
+"""Imports upward that only type checkers see."""
+
+ENTRY_POINTS = {"shardbus_cli.main", "shardbus.testing"}
+"""Modules that are started or imported from outside."""
+
+PURE = ("shardbus.membership", "shardbus.sharding", "shardbus.wire")
+PURE_BANNED = {"asyncio", "zmq", "redis", "time", "uuid", "logging", "threading", "socket", "os"}
+BANNED_EVERYWHERE = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+BANNED_CALLS = {"eval", "exec", "__import__"}
+BANNED_NAMES = {"CONNECT_ROUTING_ID", "CONNECT_RID", "ROUTER_HANDOVER"}
+
+EXEMPT = {
+    ("shardbus.transport.sockets", "ROUTER_HANDOVER"): "sets it to 0 by name",
+    ("shardbus.transport.router", "ROUTER_HANDOVER"): "sets it to 0 by name",
+}
+
+MODULE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 64
+
+
+def name_of(path: Path) -> str:
+    base = ROOT / "cli" if path.is_relative_to(ROOT / "cli") else ROOT
+    parts = list(path.relative_to(base).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {
+    name_of(path): path
+    for folder in ("shardbus", "cli/shardbus_cli")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+
+
+@cache
+def tree_of(module: str) -> ast.Module:
+    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+
+
+def package_of(module: str) -> str:
+    """The longest name of the table that the module lies in."""
+    parts = module.split(".")
+    for length in range(len(parts), 0, -1):
+        if ".".join(parts[:length]) in FLOORS:
+            return ".".join(parts[:length])
+    raise AssertionError(f"{module} is on no floor: put it into the table")
+
+
+def guarded(tree: ast.Module) -> set[ast.AST]:
+    """The nodes under `if TYPE_CHECKING`."""
+    return {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+
+
+def imports_of(module: str, tree: ast.Module) -> Iterator[tuple[str, bool]]:
+    """Every module that is imported, wherever the import stands, and if only for types."""
+    typing_only = guarded(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node in typing_only
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            assert node.module
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield full if full in MODULES else node.module, node in typing_only
+
+
+def own(name: str) -> bool:
+    return name.split(".")[0] in ("shardbus", "shardbus_cli")
+
+
+def complaints_about_floors(module: str, tree: ast.Module) -> list[str]:
+    here = package_of(module)
+    found = []
+    for imported, typing_only in imports_of(module, tree):
+        if not own(imported):
+            continue
+        there = package_of(imported)
+        if there == here or (FLOORS[here] == 0 == FLOORS[there]) or (here, there) in SIBLINGS:
+            continue
+        if typing_only and (here, there) in UPWARD:
+            continue
+        if FLOORS[there] >= FLOORS[here]:
+            found.append(f"{module} (floor {FLOORS[here]}) imports {imported} ({FLOORS[there]})")
+    return found
+
+
+def complaints_about_purity(module: str, tree: ast.Module) -> list[str]:
+    found = [
+        f"{module} imports {imported}"
+        for imported, _ in imports_of(module, tree)
+        if imported.split(".")[0] in PURE_BANNED
+    ]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="random"), attr=name) if name != "Random":
+                found.append(f"{module}:{node.lineno} random.{name}: pass a Random in")
+            case ast.ImportFrom(module="random", names=names):
+                if [alias.name for alias in names] != ["Random"]:
+                    found.append(f"{module}:{node.lineno} imports from random")
+            case ast.Call(func=ast.Name(id="hash")):
+                found.append(f"{module}:{node.lineno} hash(): differs between processes")
+    return found
+
+
+def complaints_about_names(module: str, tree: ast.Module) -> list[str]:
+    found = [
+        f"{module} imports {imported}"
+        for imported, _ in imports_of(module, tree)
+        if imported.split(".")[0] in BANNED_EVERYWHERE
+    ]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in BANNED_CALLS:
+                found.append(f"{module}:{node.lineno} {name}()")
+            case ast.Attribute(attr=name) if name in BANNED_NAMES:
+                if (module, name) not in EXEMPT:
+                    found.append(f"{module}:{node.lineno} {name}")
+    return found
+
+
+def complaints_about_size(module: str, tree: ast.Module, lines: int) -> list[str]:
+    found = [f"{module} has {lines} lines"] if lines > MODULE_LINES_MAX else []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_LINES_MAX:
+                found.append(f"{module}:{node.lineno} {node.name} has {length} lines")
+    return found
+
+
+def test_imports_point_down():
+    assert [c for m in MODULES for c in complaints_about_floors(m, tree_of(m))] == []
+
+
+def test_pure_floors_have_no_clock_socket_thread_or_dice():
+    pure = [m for m in MODULES if package_of(m) in PURE]
+    assert pure
+    assert [c for m in pure for c in complaints_about_purity(m, tree_of(m))] == []
+
+
+def test_nothing_unpickles_evaluates_or_takes_a_routing_id_over():
+    assert [c for m in MODULES for c in complaints_about_names(m, tree_of(m))] == []
+
+
+def test_modules_and_functions_can_be_read_in_one_go():
+    found = []
+    for module, path in MODULES.items():
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        found += complaints_about_size(module, tree_of(module), lines)
+    assert found == []
+
+
+def test_somebody_imports_every_module():
+    used = {imported for m in MODULES for imported, _ in imports_of(m, tree_of(m)) if imported != m}
+    alone = [
+        module
+        for module, path in MODULES.items()
+        if module not in used and module not in ENTRY_POINTS and path.name != "__init__.py"
+    ]
+    assert alone == []
+
+
+def test_the_tables_name_only_what_there_is():
+    assert [m for m, _ in EXEMPT if m not in MODULES] == []
+    assert [m for m in ENTRY_POINTS if m not in MODULES and m != "shardbus.testing"] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("shardbus.ids", "from shardbus.wire import batch"),
+        ("shardbus.membership.gossip", "import shardbus.sharding.table"),
+        ("shardbus.http.app", "def f():\n    from shardbus.app import ShardBus"),
+        ("shardbus.runtime.node", "from shardbus.app import ShardBus"),
+        ("shardbus.store.sqlite", "from shardbus_cli import output"),
+    ],
+)
+def test_an_import_that_points_up_is_found(module, source):
+    assert complaints_about_floors(module, ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from asyncio import sleep",
+        "import random\nrandom.random()",
+        "from random import choice",
+        "x = hash('a')",
+        "def f():\n    import logging",
+    ],
+)
+def test_what_is_not_pure_is_found(source):
+    assert complaints_about_purity("shardbus.sharding.table", ast.parse(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["import pickle", "eval('1')", "s.setsockopt(zmq.CONNECT_ROUTING_ID, b'x')"]
+)
+def test_what_is_banned_is_found(source):
+    assert complaints_about_names("shardbus.runtime.node", ast.parse(source))
+
+
+def test_what_is_allowed_is_not_complained_about():
+    source = (
+        "from typing import TYPE_CHECKING\nfrom random import Random\n"
+        "from shardbus.errors import ConfigError\n"
+        "if TYPE_CHECKING:\n    from shardbus.app import ShardBus\n"
+    )
+    tree = ast.parse(source)
+    assert complaints_about_floors("shardbus.runtime.node", tree) == []
+    assert complaints_about_purity("shardbus.wire.batch", ast.parse(source)) == []
+    assert complaints_about_names("shardbus.runtime.node", tree) == []
+
+
+def test_a_long_function_is_found():
+    body = "\n".join(["def f():", *(["    pass"] * FUNCTION_LINES_MAX)])
+    assert complaints_about_size("m", ast.parse(body), 10)
+    assert complaints_about_size("m", ast.parse("pass"), MODULE_LINES_MAX + 1)

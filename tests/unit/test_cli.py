@@ -1,0 +1,701 @@
+"""The command line: exit codes, one line per failure, and data alone on standard output."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from shardbus_cli import ask, flags, logs, output
+from shardbus_cli.app_loader import load_app
+from shardbus_cli.config import read_file
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.main import app as command
+from shardbus_cli.main import run
+
+import shardbus
+from shardbus.errors import (
+    AskTimeout,
+    ConfigError,
+    Refused,
+    ShardBusError,
+    StaleFence,
+    StoreUnavailable,
+)
+from shardbus.http.api import Check, Checks, Json
+from shardbus.http.app import create_app
+from shardbus.http.server import Server, serve
+from shardbus.ids import NodeId
+from shardbus.loading import load, options, variable_of
+from shardbus.settings import HttpSettings
+from shardbus.store.opening import open_store
+from shardbus.store.protocol import StateStore, StoredTable
+
+ME = "127.0.0.1:7355#00000000000000aa"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class FakeNode:
+    """A node with one of everything; ids may be hostile."""
+
+    cluster_name = "shop"
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.acts: list[tuple[str, str | None]] = []
+        self.status = "up"
+
+    async def cluster(self) -> Json:
+        return {
+            "cluster": "shop",
+            "self": ME,
+            "status": "up",
+            "unreachable": [],
+            "coordinators": {"counter": {"node": ME, "epoch": 3}},
+        }
+
+    async def nodes(self) -> Json:
+        member = {
+            "node": ME,
+            "address": "127.0.0.1:7355",
+            "status": self.status,
+            "reachable": True,
+            "roles": ["web", "backend"],
+            "shards": {"counter": 60, "page": 40},
+            "entities": {"counter": 7},
+            "version": "1.2",
+            "oldest": True,
+            "leader": True,
+        }
+        return {"nodes": [member, member | {"address": "10.0.0.9:1", "reachable": False}]}
+
+    async def types(self) -> Json:
+        return {"types": [{"type": "counter", "shards": 100}]}
+
+    async def shards(self, type: str) -> Json:
+        if type != "counter":
+            raise shardbus.errors.UnknownEntityType(f"no entity type {type!r}", hint="see types")
+        row = {"shard": "1", "node": None, "state": "unallocated", "fence": 0, "entities": 0}
+        return {"type": type, "shards": [row]}
+
+    async def where(self, type: str, id: str) -> Json:
+        return {"type": type, "id": id, "shard": "7", "node": ME, "running": True}
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        rows = [{"id": f"{prefix}\x1b[31mé", "shard": shard or "7", "node": ME}]
+        return {"entities": rows * min(limit, 2), "next": "abc"}
+
+    async def explain(self, type: str, id: str) -> Json:
+        return {"type": type, "id": id, "because": "least shards"}
+
+    def liveness(self) -> Checks:
+        return {"loop": Check(True)}
+
+    def readiness(self) -> Checks:
+        return {"member": Check(self.ready, "joining")}
+
+    def metrics(self) -> bytes:
+        return b""
+
+    async def leave(self, node: str | None) -> Json:
+        self.acts.append(("leave", node))
+        return {"leaving": node or ME}
+
+    async def down(self, node: str) -> Json:
+        if node != ME:
+            raise ConfigError(f"no member {node!r}", hint="see `shardbus nodes`")
+        self.acts.append(("down", node))
+        return {"down": node}
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    return FakeNode()
+
+
+@pytest.fixture
+def url(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The node's HTTP, run by a loop of its own as a node would."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    settings = HttpSettings(write=True, token="sesame")
+    server: Server = serve(create_app(node, settings), "127.0.0.1", 0)
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    address = f"http://127.0.0.1:{server.port}"
+    monkeypatch.setenv("SHARDBUS_NODE_URL", address)
+    monkeypatch.delenv("SHARDBUS_NODE_TOKEN", raising=False)
+    yield address
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+class Shell:
+    """Runs commands in this process and keeps what they wrote."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *words: str, debug: bool = False) -> int:
+        code = run(list(words), debug=debug)
+        self.out, self.err = self._capsys.readouterr()
+        return int(code)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+# Reading
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cluster", "status"),
+        ("nodes",),
+        ("types",),
+        ("shards", "counter"),
+        ("entities", "counter", "--prefix", "p"),
+        ("where", "counter", "a/b c"),
+        ("explain", "counter", "x"),
+        ("health",),
+    ],
+)
+def test_json_is_what_http_sent_and_nothing_else(shell, url, words):
+    assert shell(*words, "--json") == Code.OK
+    assert json.loads(shell.out)
+    assert (shell.out.count("\n"), shell.err) == (1, "")
+    assert shell(*words) == Code.OK
+    assert shell.out
+    with pytest.raises(ValueError, match=r"Expecting value|Extra data"):
+        json.loads(shell.out)
+
+
+def test_plain_tables_are_aligned_and_never_cut(shell, url):
+    shell("nodes")
+    heading, first, *_ = shell.out.splitlines()
+    assert heading.split() == [
+        "NODE",
+        "STATUS",
+        "REACHABLE",
+        "ROLES",
+        "SHARDS",
+        "ENTITIES",
+        "VERSION",
+        "IS",
+    ]
+    assert first[heading.index("ROLES") :].startswith("web, backend")
+    assert first[heading.index("SHARDS") :].split()[0] == "100"
+    assert first.endswith("leader, oldest")
+
+
+def test_ids_cannot_move_the_cursor(shell, url):
+    shell("entities", "counter")
+    assert "\x1b" not in shell.out
+    assert "\\x1b[31mé" in shell.out
+    assert "--cursor abc" in shell.err
+
+
+def test_an_id_is_one_value_whatever_it_holds(shell, url):
+    for entity_id in ("a/b", "..", "ä?x=1#y", "%2F"):
+        shell("where", "counter", entity_id, "--json")
+        assert json.loads(shell.out)["id"] == entity_id
+
+
+def test_what_the_node_refuses_is_one_line(shell, url):
+    assert shell("shards", "counted") == Code.FAILED
+    assert shell.err == "shardbus: no entity type 'counted'; see types\n"
+    assert shell.out == ""
+
+
+def test_health_has_its_own_exit_code(shell, url, node):
+    node.ready = False
+    assert shell("health") == Code.UNHEALTHY
+    assert shell.out.splitlines()[1].split() == ["member", "FAILED", "joining"]
+    assert shell("health", "--json") == Code.UNHEALTHY
+    assert json.loads(shell.out)["status"] == "unavailable"
+
+
+def test_nobody_there_is_unreachable(shell):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        free = taken.getsockname()[1]
+    assert shell("nodes", "--node", f"http://127.0.0.1:{free}") == Code.UNREACHABLE
+    assert shell.err.startswith(f"shardbus: no node at http://127.0.0.1:{free}: nobody listens; ")
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "", "http://", "http://a b", "http://h:99999", "h\n:1"])
+def test_a_bad_url_is_a_usage_error(shell, url):
+    assert shell("nodes", "--node", url) == Code.USAGE
+    assert shell.err.count("\n") == 1
+
+
+def test_something_else_there_is_no_node(shell, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert shell("nodes", "--node", f"127.0.0.1:{port}") == Code.UNREACHABLE
+        thread.join(10)
+    assert "is no shardbus node" in shell.err
+
+
+# Writing
+
+
+def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
+    assert shell("node", "leave") == Code.REFUSED
+    assert "token" in shell.err
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("node", "leave") == Code.OK
+    assert shell("node", "leave", ME) == Code.OK
+    assert shell("node", "down", ME, "--json") == Code.OK
+    assert json.loads(shell.out) == {"down": ME}
+    assert node.acts == [("leave", None), ("leave", ME), ("down", ME)]
+    assert shell("node", "down", "127.0.0.1:1") == Code.FAILED
+
+
+# Sending
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["add", "2"], ("add", [2])),
+        (["add", "2", '{"a": [1]}', "text", "null"], ("add", [2, {"a": [1]}, "text", None])),
+        (["add", "-5"], ("add", [-5])),
+        (["total"], ("total", [])),
+        (['"get"'], (None, ["get"])),
+        (['{"n": 1}'], (None, [{"n": 1}])),
+        (["true"], (None, [True])),
+        (["12"], (None, [12])),
+        (["two words"], (None, ["two words"])),
+    ],
+)
+def test_words_are_a_handler_with_arguments_or_a_message(words, meant):
+    assert ask.parse_words(words) == meant
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["1", "2"], ["a-b", "1"], ["add", "--timeot"], ["class", "1"]]
+)
+def test_words_that_mean_nothing(words):
+    with pytest.raises(Failure) as failed:
+        ask.parse_words(words)
+    assert failed.value.code is Code.USAGE
+
+
+class FakeClient:
+    """Remembers what was sent, and answers 42."""
+
+    sent: list[tuple[object, ...]]
+    failure: ShardBusError | None
+
+    def __init__(self, *addresses: str, cluster: str, timeout: float) -> None:
+        self.sent = [("connect", addresses, cluster, timeout)]
+        self.failure = None
+        FakeClient.last = self
+
+    last: FakeClient
+
+    def __enter__(self) -> FakeClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sent.append(("close",))
+
+    def tell(self, *args: object) -> None:
+        self.sent.append(("tell", *args))
+
+    def ask(self, *args: object) -> object:
+        self.sent.append(("ask", *args))
+        return {"answer": 42, "raw": b"\x00"}
+
+    def flush(self) -> None:
+        self.sent.append(("flush",))
+
+    def ref(self, kind: str, entity_id: str) -> FakeRef:
+        return FakeRef(self, kind, entity_id)
+
+
+class FakeRef:
+    def __init__(self, client: FakeClient, kind: str, entity_id: str) -> None:
+        self.client, self.to = client, (kind, entity_id)
+
+    def __getattr__(self, name: str) -> FakeCall:
+        return FakeCall(self, name)
+
+
+class FakeCall:
+    def __init__(self, ref: FakeRef, name: str) -> None:
+        self.ref, self.name = ref, name
+
+    def __call__(self, *args: object) -> object:
+        self.ref.client.sent.append(("call", *self.ref.to, self.name, *args))
+        return 42
+
+    def tell(self, *args: object) -> None:
+        self.ref.client.sent.append(("call.tell", *self.ref.to, self.name, *args))
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
+    monkeypatch.setattr(shardbus, "Client", FakeClient, raising=False)
+    return FakeClient
+
+
+def test_ask_finds_the_cluster_by_http_and_prints_the_answer(shell, url, client):
+    assert shell("ask", "counter", "p", "add", "-5", "--timeout", "300ms") == Code.OK
+    assert shell.out == "42\n"
+    assert client.last.sent == [
+        ("connect", ("tcp://127.0.0.1:7355",), "shop", 0.3),
+        ("call", "counter", "p", "add", -5),
+        ("close",),
+    ]
+
+
+def test_a_message_for_receive_and_its_answer_as_json(shell, url, client):
+    assert shell("ask", "counter", "p", '{"n": 1}', "--json") == Code.OK
+    assert json.loads(shell.out) == {"answer": 42, "raw": "AA=="}
+    assert client.last.sent[1] == ("ask", "counter", "p", {"n": 1})
+
+
+def test_tell_returns_when_a_node_has_it(shell, url, client):
+    assert shell("tell", "counter", "p", "add", "2") == Code.OK
+    assert client.last.sent[1:] == [("call.tell", "counter", "p", "add", 2), ("flush",), ("close",)]
+    assert shell("tell", "counter", "p", '"get"') == Code.OK
+    assert client.last.sent[1] == ("tell", "counter", "p", "get")
+    assert shell.out == ""
+
+
+def test_a_cluster_without_members_is_unreachable(shell, url, node, client):
+    node.status = "down"
+    assert shell("ask", "counter", "p", "1") == Code.UNREACHABLE
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("x"), Code.USAGE),
+        (Refused("x"), Code.REFUSED),
+        (StoreUnavailable("x"), Code.UNREACHABLE),
+        (StaleFence("t", "i", 1, 2), Code.FAILED),
+        (AskTimeout("x"), Code.FAILED),
+    ],
+)
+def test_every_error_of_the_library_has_an_exit_code(shell, monkeypatch, error, code):
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("shardbus_cli.view.NodeHttp", fail)
+    assert shell("nodes") == code
+    assert shell.err == f"shardbus: {error}\n"
+
+
+def test_a_defect_is_one_line_and_a_traceback_only_on_demand(shell, monkeypatch):
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr("shardbus_cli.view.NodeHttp", fail)
+    assert shell("nodes") == Code.FAILED
+    assert shell.err.count("\n") == 1
+    assert "ZeroDivisionError" in shell.err
+    assert shell("nodes", debug=True) == Code.FAILED
+    assert "Traceback" in shell.err
+
+
+@pytest.mark.parametrize(
+    "words", [["frobnicate"], ["nodes", "--frob"], ["where", "counter"], [], ["node"]]
+)
+def test_wrong_usage(shell, words):
+    assert shell(*words) == Code.USAGE
+
+
+def test_help_names_every_command(shell):
+    assert shell("--help") == Code.OK
+    listed = re.findall(r"^  (\w+)  +\S", shell.out, re.MULTILINE)
+    assert {"node", "nodes", "ask", "tell", "check", "health", "data", "config"} <= set(listed)
+
+
+def test_flags_say_the_settings_they_stand_for(shell):
+    assert shell("node", "start", "--help") == Code.OK
+    text = " ".join(shell.out.split())
+    declared = dict(options())
+    stated = {}
+    for flag, key in flags.FLAGS.items():
+        assert key in declared
+        variable = variable_of(key)
+        stands = rf"{flag} [A-Z:]+(?:\[:PORT\])? [^\[]*\[default: ([^;]*); env: {variable}\]"
+        found = re.search(stands, text)
+        assert found, flag
+        stated[flag] = found[1]
+    defaults = load()
+    assert stated["--host"] == defaults.node.host
+    assert stated["--port"] == str(defaults.node.port)
+    assert stated["--http-port"] == str(defaults.http.port)
+    assert stated["--log-level"] == defaults.log.level
+    assert stated["--log-format"] == defaults.log.format
+
+
+def test_starting_the_command_imports_nothing_heavy():
+    program = "import sys, shardbus_cli.main; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60
+    )
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
+    assert command
+    assert not loaded & {"zmq", "redis", "starlette", "uvicorn", "prometheus_client", "msgspec"}
+
+
+# Applications
+
+
+@pytest.fixture
+def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = set(sys.modules)
+    (tmp_path / "good_app.py").write_text(
+        "from shardbus import ShardBus\nbus = ShardBus('shop')\nport = 3\n"
+    )
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("app", ["good_app:bus", "good_app", "good_app.py", "./good_app.py:bus"])
+def test_an_app_is_a_module_an_attribute_or_a_file(apps, app):
+    assert load_app(app).name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        ("god_app:bus", r"no module 'god_app'; .*did you mean good_app\?"),
+        ("good_app:bos", r"'good_app' has no attribute 'bos'; did you mean good_app:bus\?"),
+        ("good_app:port", r"good_app:port is of type int, not a ShardBus; .*good_app:bus"),
+        ("good_app:", r"cannot load 'good_app:'; write module:attribute"),
+        (":bus", r"cannot load ':bus'"),
+        ("", r"cannot load ''"),
+        ("good-app", r"'good-app': that is no module"),
+        ("missing/app.py", r"there is no such file"),
+    ],
+)
+def test_each_wrong_app_has_its_own_sentence(shell, apps, app, said):
+    assert shell("node", "start", app) == Code.APP
+    assert re.search(said, shell.err)
+    assert shell.err.count("\n") == 1
+
+
+def test_a_module_without_or_with_several_buses(shell, apps):
+    (apps / "empty_app.py").write_text("x = 1\n")
+    (apps / "two_apps.py").write_text(
+        "from shardbus import ShardBus\na, b = ShardBus('a'), ShardBus('b')\n"
+    )
+    assert shell("check", "empty_app") == Code.APP
+    assert "has no ShardBus" in shell.err
+    assert shell("check", "two_apps") == Code.APP
+    assert "two_apps:a" in shell.err
+
+
+def test_the_users_own_traceback_is_shown_from_his_first_line(shell, apps):
+    (apps / "broken_app.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
+    assert shell("node", "start", "broken_app:bus") == Code.APP
+    assert "ZeroDivisionError" in shell.err
+    assert "importlib" not in shell.err
+    assert "shardbus_cli" not in shell.err
+    assert "line 2 of broken_app.py" in shell.err.splitlines()[-1]
+
+
+def test_a_module_that_misses_another_is_not_taken_for_a_missing_one(shell, apps):
+    (apps / "needy_app.py").write_text("import no_such_module_anywhere\n")
+    assert shell("node", "start", "needy_app:bus") == Code.APP
+    assert "it raised ModuleNotFoundError (line 1 of needy_app.py)" in shell.err
+
+
+# Settings
+
+
+def test_files_are_read_or_refused_in_one_line(shell, tmp_path):
+    assert shell("config", "show", "-c", str(tmp_path / "none.toml")) == Code.USAGE
+    assert "there is no file" in shell.err
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[node\n")
+    assert shell("config", "show", "-c", str(broken)) == Code.USAGE
+    assert "is no TOML" in shell.err
+    assert shell.err.count("\n") == 1
+
+
+def test_config_show_says_who_set_what_and_no_secret(shell, monkeypatch, tmp_path):
+    file = tmp_path / "shop.toml"
+    file.write_text('[node]\nport = 1\n[store]\nurl = "redis://u:hunter2@h/0"\n')
+    monkeypatch.setenv("SHARDBUS_HTTP__TOKEN", "hunter2")
+    words = ("config", "show", "-c", str(file), "--set", "sharding.types.counter.shards=7")
+    assert shell(*words, "--origin") == Code.OK
+    assert re.search(rf"node\.port +1 +{file}", shell.out)
+    assert re.search(r"http\.token +\"\*\*\*\" +environment SHARDBUS_HTTP__TOKEN", shell.out)
+    assert re.search(r"sharding\.types\.counter\.shards +7 +--set", shell.out)
+    assert re.search(r"http\.port +8558 +default", shell.out)
+    assert "hunter2" not in shell.out
+    assert shell(*words, "--json") == Code.OK
+    assert json.loads(shell.out)["settings"]["node.port"] == 1
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda f: f.stem)
+def test_the_shipped_files_are_good_and_differ_from_the_defaults(file):
+    text = file.read_text()
+    settings = load([(file.name, read_file(file)), ("test", {"node": {"advertise": "10.0.0.1"}})])
+    assert settings != load()
+    assert len(text.splitlines()) < 40
+
+
+def test_a_bad_setting_stops_node_start_before_the_app_is_loaded(shell, apps):
+    assert shell("node", "start", "good_app", "--port", "x") == Code.USAGE
+    assert "node.port = 'x' (--port): not a whole number" in shell.err
+    assert shell("node", "start", "good_app", "--host", "10.0.0.1") == Code.USAGE
+    assert "security.insecure" in shell.err
+
+
+# Stored tables
+
+
+NOBODY = ("--node", "http://127.0.0.1:1")
+
+
+class Stored:
+    """A real store in a file, filled and read beside the command."""
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"sqlite:///{folder}/store.db"
+        self.words = ("counter", "--store", self.url)
+
+    async def _open(self) -> StateStore:
+        store = open_store(self.url, cluster="shop")
+        await store.start()
+        return store
+
+    def fill(self, home: NodeId) -> None:
+        async def fill() -> None:
+            store = await self._open()
+            await store.claim_epoch("counter", 3, "crc32/10")
+            await store.write_homes("counter", 3, {"1": (home, 9)}, 1)
+            await store.close()
+
+        asyncio.run(fill())
+
+    def table(self) -> StoredTable | None:
+        async def load() -> StoredTable | None:
+            store = await self._open()
+            table = await store.load_table("counter")
+            await store.close()
+            return table
+
+        return asyncio.run(load())
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Stored:
+    return Stored(tmp_path)
+
+
+def test_data_is_shown(shell, stored):
+    stored.fill(NodeId("192.0.2.1", 1, 5))
+    words = ("data", "show", "none", *stored.words, "--cluster", "shop", *NOBODY)
+    assert shell(*words, "--json") == Code.OK
+    none, counter = json.loads(shell.out)["types"]
+    assert (counter["epoch"], counter["layout"], counter["shards"]) == (3, "crc32/10", 1)
+    assert counter["nodes"] == ["192.0.2.1:1#0000000000000005"]
+    assert none["epoch"] is None
+    assert shell(*words) == Code.OK
+    assert shell.out.splitlines()[2].split()[:4] == ["counter", "3", "crc32/10", "1"]
+
+
+def test_data_is_not_removed_while_a_node_runs(shell, stored, url):
+    stored.fill(NodeId("192.0.2.1", 1, 5))
+    assert shell("data", "remove", *stored.words) == Code.REFUSED
+    assert "cluster 'shop' runs" in shell.err
+    assert stored.table() is not None
+
+
+def test_data_is_not_removed_while_something_listens_at_a_home(shell, stored):
+    words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stored.fill(NodeId("127.0.0.1", listener.getsockname()[1], 5))
+        assert shell(*words) == Code.REFUSED
+        assert stored.table() is not None
+    assert shell(*words) == Code.OK
+    assert stored.table() is None
+
+
+def test_data_needs_a_clusters_name(shell, stored):
+    assert shell("data", "show", *stored.words, *NOBODY) == Code.USAGE
+    assert "--cluster" in shell.err
+
+
+# Output and logs
+
+
+def test_values_are_shown_on_one_line():
+    assert output.safe({"a": 1, "b": [True, None]}) == "a=1, b=yes, -"
+    assert output.safe("a\nb\u202ec\x7f") == "a\\nb\\u202ec\\x7f"
+    assert output.safe("é 漢") == "é 漢"
+
+
+def logged(form: str, message: str, *, terminal: bool = False) -> str:
+    stream = StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    kept = logging.getLogger().handlers[:]
+    try:
+        logs.configure("info", form, stream)
+        logger = logging.getLogger("shardbus.test")
+        logger.debug("unseen")
+        try:
+            raise ValueError("inner\x1b")
+        except ValueError:
+            logger.warning(message, exc_info=True, extra={"entity_type": "counter\n"})
+    finally:
+        logging.getLogger().handlers[:] = kept
+        logging.captureWarnings(False)
+    return stream.getvalue()
+
+
+def test_logs_are_json_lines_off_a_terminal():
+    (line,) = logged("auto", "hello\n\x1b[31m").splitlines()
+    entry = json.loads(line)
+    assert (entry["level"], entry["logger"]) == ("warning", "shardbus.test")
+    assert (entry["message"], entry["entity_type"]) == ("hello\n\x1b[31m", "counter\n")
+    assert "ValueError" in entry["exception"]
+    assert "\x1b" not in line
+
+
+def test_logs_are_pretty_on_a_terminal_and_forge_nothing():
+    text = logged("auto", "hello\n\x1b[31m", terminal=True)
+    head, *trace = text.splitlines()
+    assert "hello\\n\\x1b[31m  entity_type=counter\\n" in head
+    assert head.startswith("\x1b[33m")
+    assert all("\x1b" not in line for line in trace)
