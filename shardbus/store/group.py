@@ -1,0 +1,118 @@
+"""Group commit: the saves of many entities share a round trip to the store.
+
+A save waits for nobody when the store is idle: it goes with the others of its loop turn. While a
+write is in flight, everything that arrives is collected for the next one; the busier the store, the
+larger the batches. A batch is bounded in number and bytes, and holds at most one save of an entity,
+so that a repeated batch ends as the first would have.
+
+A batch that got no answer is sent again with the same operation ids, a bounded number of times, and
+then fails for each of its callers: what is stored is then the old value or the new one.
+
+Source: API section 1; C.20; DESIGN section 8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.store.protocol import Save, StateStore
+
+BATCH_SAVES = 1000
+BATCH_BYTES = 4 * 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    save: Save
+    answer: asyncio.Future[None]
+
+
+class SaveGroup:
+    """Collects saves for `store`. `op_ids` yields an unused operation id each time; a batch is
+    tried `attempts` times, `pause` seconds apart."""
+
+    def __init__(
+        self, store: StateStore, op_ids: Iterator[int], *, attempts: int = 3, pause: float = 0.05
+    ) -> None:
+        self._store = store
+        self._op_ids = op_ids
+        self._attempts = attempts
+        self._pause = pause
+        self._waiting: deque[_Waiting] = deque()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
+        """Return once the store has it. A cancelled call may still be written.
+
+        Raises:
+            StaleFence: a newer activation loaded or wrote. Nothing was written.
+            StoreUnavailable: the store did not answer; it may or may not have been written.
+        """
+        save = Save(entity_type, entity_id, fence, data, next(self._op_ids))
+        waiting = _Waiting(save, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write(), name="shardbus-saves")
+        await waiting.answer
+
+    async def _write(self) -> None:
+        while batch := self._take():
+            try:
+                outcomes = await self._save([waiting.save for waiting in batch])
+            except StoreUnavailable as error:
+                for waiting in batch:
+                    if not waiting.answer.done():
+                        own = StoreUnavailable(error.message, hint=error.hint)
+                        waiting.answer.set_exception(own)
+            except Exception as error:
+                for waiting in batch:
+                    if not waiting.answer.done():
+                        waiting.answer.set_exception(error)
+            else:
+                _answer(batch, outcomes)
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        entities: set[tuple[str, str]] = set()
+        size = 0
+        while self._waiting and len(batch) < BATCH_SAVES and size < BATCH_BYTES:
+            save = self._waiting[0].save
+            entity = (save.entity_type, save.entity_id)
+            if entity in entities:
+                break
+            waiting = self._waiting.popleft()
+            if not waiting.answer.done():
+                batch.append(waiting)
+                entities.add(entity)
+                size += len(save.data or b"")
+        return batch
+
+    async def _save(self, saves: list[Save]) -> list[StaleFence | None]:
+        for _ in range(self._attempts - 1):
+            try:
+                return await self._store.save_states(saves)
+            except StoreUnavailable:
+                await asyncio.sleep(self._pause)
+        return await self._store.save_states(saves)
+
+
+def op_ids(uid: int) -> Iterator[int]:
+    """Operation ids of the node with this uid: 63 bits each, as good as unique in the cluster."""
+    dice = random.Random(uid)
+    while True:
+        yield dice.getrandbits(63)
+
+
+def _answer(batch: list[_Waiting], outcomes: list[StaleFence | None]) -> None:
+    for waiting, outcome in zip(batch, outcomes, strict=True):
+        if waiting.answer.done():
+            continue
+        if outcome is None:
+            waiting.answer.set_result(None)
+        else:
+            waiting.answer.set_exception(outcome)
