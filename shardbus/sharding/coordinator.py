@@ -138,7 +138,7 @@ class Coordinator:
                 self._on_message(sender, message, now)
             case Members():
                 self._registry.update(event)
-                self._timers.set((BALANCE, ""), now + COALESCE)
+                self._look_soon(now + COALESCE)
                 self._bury(now)
             case Persisted(op_id):
                 self._on_persisted(op_id, now)
@@ -152,7 +152,7 @@ class Coordinator:
             case EpochSeen(epoch):
                 self._effects += self._tenure.see(epoch)
             case Rebalance():
-                self._timers.set((BALANCE, ""), now)
+                self._look_soon(now)
             case StopShards(shards):
                 for shard in shards:
                     self._begin(shard, Purpose.STOP, None, now)
@@ -245,7 +245,7 @@ class Coordinator:
             self._effects.append(Send(node, RegisterRefused(self.epoch, reason)))
             return self._note("register_refused", reason)
         if self._registry.register(node, proxy=register.proxy):
-            self._timers.set((BALANCE, ""), now + COALESCE)
+            self._look_soon(now + COALESCE)
         if register.proxy:
             for shard in self.table.shards_at(node):
                 self._forget_shard(shard)
@@ -416,6 +416,10 @@ class Coordinator:
 
     def _adopting(self, node: NodeId) -> bool:
         return any(home.node == node for home in self._ledger.adopted.values())
+
+    def _look_soon(self, at: float) -> None:
+        if self.reign is Reign.RULING:
+            self._timers.set((BALANCE, ""), at)
 
     def _rebalance(self, now: float) -> None:
         self._timers.set((BALANCE, ""), now + self._settings.rebalance_interval)

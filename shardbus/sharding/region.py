@@ -395,7 +395,7 @@ class Region:
                 self._stop(shard, hosted, now)
         if not self._hosted and (self._confirmed or self._alone or self._proxy):
             self._drained = True
-            self._shutdown_at = None
+            self._shutdown_at = self._give_up_at = None
             self._out.append(Drained())
         elif now >= self._shutdown_at:
             self._shutdown_at = now + self._retry
