@@ -10,6 +10,8 @@ import pytest
 
 from tests.redis_server import RedisServer
 
+pytest.register_assert_rewrite("store_suite")
+
 DATABASES = 16
 
 

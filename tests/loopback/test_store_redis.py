@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from test_store_conformance import StoreConformance, StoreFactory, remembered, save, until
+from store_suite import StoreFactory, remembered, save, until
+from test_store_conformance import StoreConformance
 
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
