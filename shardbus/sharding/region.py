@@ -135,6 +135,11 @@ class Region:
         return tuple(Home(shard, self._me, one.fence) for shard, one in self._hosted.items())
 
     @property
+    def registered(self) -> bool:
+        """The coordinator of the highest epoch seen has this region in its table."""
+        return self._enrolment.is_registered
+
+    @property
     def buffered(self) -> tuple[int, int]:
         """Messages and bytes that wait for a home."""
         return self._router.buffered
@@ -172,7 +177,7 @@ class Region:
                 self._watchers.pop(node, None)
                 self._router.gone(node, now)
             case Shutdown():
-                if self._shutdown_at is None:
+                if self._shutdown_at is None and not self._drained:
                     self._shutdown_at = now
                     self._look_for_help(now)
             case _:
@@ -181,8 +186,13 @@ class Region:
 
     def deadline(self) -> float | None:
         """When `tick` is due."""
-        asks = self._router.deadline() if self._enrolment.coordinator is not None else None
-        dues = (self._turn_at, self._enrolment.due, asks, self._shutdown_at, self._give_up_at)
+        dues = (
+            self._turn_at,
+            self._router.deadline(),
+            self._enrolment.due,
+            self._shutdown_at,
+            self._give_up_at,
+        )
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[RegionEffect]:
@@ -191,8 +201,9 @@ class Region:
         if self._enrolment.take_due(now) and self._me is not None:
             proxy = self._proxy or self._drained
             self._say(Register(self._me, proxy, self._layout, self.hosted))
+        questions = self._router.questions(now)
         if self._enrolment.coordinator is not None:
-            self._report(now)
+            self._report(questions)
         self._inform_watchers()
         self._drain(now)
         return self._take()
@@ -354,8 +365,8 @@ class Region:
 
     # What is said at the end of a turn.
 
-    def _report(self, now: float) -> None:
-        if questions := self._router.questions(now):
+    def _report(self, questions: tuple[str, ...]) -> None:
+        if questions:
             self._say(GetShardHome(questions))
         started, self._started_now = self._started_now, {}
         acks, self._router.acks = self._router.acks, {}

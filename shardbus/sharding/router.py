@@ -152,7 +152,7 @@ class Router:
             self._stay(route, home)
         elif route.way is Way.KNOWN:
             route.point(home)
-            self._leave_home(route)
+            self._leave_home(route, now)
             if route.home is None:
                 self._open(route)
         else:
@@ -174,7 +174,7 @@ class Router:
         if route.next is not None and route.next.fence <= home.fence:
             route.next = None
         if route.way is Way.KNOWN:
-            self._leave_home(route)
+            self._leave_home(route, now)
         if route.way is Way.FLUSHING:
             route.owed = home
         else:
@@ -237,12 +237,18 @@ class Router:
         self._ask(route, now)
 
     def questions(self, now: float) -> tuple[str, ...]:
-        """The shards whose home is to be asked for now."""
+        """The shards whose home is to be asked for now. A Flush that is out for so long is sent again:
+        a node that forwarded the first may have died with it."""
         shards: list[str] = []
         for shard in self._timers.due(now):
-            if self._routes[shard].needs_home or self._routes[shard].asked:
+            route = self._routes[shard]
+            if route.needs_home or route.asked:
                 shards.append(shard)
-                self._timers.set(shard, now + self._retry)
+            elif route.way is not Way.FLUSHING:
+                continue
+            self._timers.set(shard, now + self._retry)
+            if route.way is Way.FLUSHING and route.home is not None:
+                self._out.append(Flush(shard, route.home.node, route.flush_id))
         return tuple(shards)
 
     def ask_again(self, now: float, *, everything: bool) -> None:
@@ -255,7 +261,7 @@ class Router:
     def wait(self, shards: tuple[str, ...], now: float) -> None:
         """The coordinator knows that we want these."""
         for shard in shards:
-            if shard in self._timers:
+            if shard in self._timers and self._routes[shard].way is Way.UNKNOWN:
                 self._timers.set(shard, now + PATIENCE * self._retry)
 
     def check(self) -> None:
@@ -290,7 +296,7 @@ class Router:
     def _doubt(self, route: Route, now: float) -> None:
         """The home sent us what is for itself: ask, and send nothing until the answer."""
         self._out.append(Note("circle", route.shard))
-        self._leave_home(route)
+        self._leave_home(route, now)
         self._timers.set(route.shard, now)
 
     def _is_open(self, home: Home) -> bool:
@@ -335,7 +341,7 @@ class Router:
         route.point(home)
         self._open(route)
 
-    def _leave_home(self, route: Route) -> None:
+    def _leave_home(self, route: Route, now: float) -> None:
         """From KNOWN to FLUSHING; from a home that is here, where mailboxes have it all, to UNKNOWN."""
         home = route.home
         self._close(route)
@@ -344,6 +350,7 @@ class Router:
         route.way, route.home = Way.FLUSHING, home
         self._flushes += 1
         route.flush_id = self._flushes
+        self._timers.set(route.shard, now + self._retry)
         self._out.append(Flush(route.shard, home.node, route.flush_id))
 
     def _close(self, route: Route) -> None:
