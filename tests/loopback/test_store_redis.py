@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from store_suite import StoreFactory, remembered, save, until
+from store_suite import NASTY_IDS, StoreFactory, remembered, save, until
 from test_store_conformance import StoreConformance
 
 from shardbus.errors import ConfigError, StoreUnavailable
@@ -23,7 +24,7 @@ from shardbus.store.protocol import StateStore
 from shardbus.store.redis import RedisStore
 from tests.redis_server import RedisServer
 
-A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
+A = NodeId("10.0.0.1", 7355, 1)
 
 
 @pytest.fixture
@@ -121,39 +122,6 @@ async def test_starting_without_a_server_names_it_and_hides_the_password() -> No
         await store.start()
 
 
-async def test_a_write_given_up_on_cannot_undo_what_came_after_it(
-    own_redis: RedisServer, store: StateStore
-) -> None:
-    """While the server stands still, commands wait in its sockets; it reads them when it goes on,
-    in any order."""
-    for turn in range(1, 6):
-        await store.claim_epoch("counter", turn, "crc32/100")
-        await store.load_state("counter", "a", turn)
-        own_redis.pause()
-        lost = await asyncio.gather(
-            store.write_homes("counter", turn, {"7": (A, turn)}, 2 * turn),
-            store.save_states([save("a", turn, b"old", 2 * turn)]),
-            store.remove_remembered("counter", "7", ["e"], turn),
-            return_exceptions=True,
-        )
-        assert all(isinstance(outcome, StoreUnavailable) for outcome in lost)
-        later = asyncio.gather(
-            store.write_homes("counter", turn, {"7": (B, turn)}, 2 * turn + 1),
-            store.save_states([save("a", turn, b"new", 2 * turn + 1)]),
-            store.add_remembered("counter", "7", ["e"], turn),
-        )
-        await asyncio.sleep(0)
-        own_redis.resume()
-        await later
-        for _ in range(20):
-            await store.page_remembered("counter", "8", None, 1)
-        table = await store.load_table("counter")
-        assert table is not None
-        assert dict(table.homes) == {"7": (B, turn)}
-        assert await store.load_state("counter", "a", turn) == b"new"
-        assert await remembered(store) == {"e"}
-
-
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(
     own_redis: RedisServer, store: StateStore
 ) -> None:
@@ -173,9 +141,20 @@ async def test_two_clusters_share_a_server(own_redis: RedisServer, store: StateS
     assert await other.load_table("counter") is None
     assert await other.load_state("counter", "a", 1) is None
     assert await other.acquire_lease("sbr", "b", 60.0) is not None
-    with own_redis.client() as client:
-        assert all(key.startswith(b"shardbus:") for key in client.scan_iter())
     await other.close()
+
+
+async def test_ids_do_not_shape_keys(own_redis: RedisServer, store: StateStore) -> None:
+    for name in NASTY_IDS:
+        await store.claim_epoch(name, 1, "crc32/100")
+        await store.load_state("counter", name, 1)
+        await store.add_remembered("counter", name, ["a"], 1)
+        await store.acquire_lease(name, name, 60.0)
+    with own_redis.client() as client:
+        keys = [key.decode() for key in client.scan_iter()]
+    assert len(keys) == 4 * len(NASTY_IDS) + 1
+    shape = re.compile(r"shardbus:shop:(lease:)?\{[\w.~%-]+\}(:[a-z]+(:[\w.~%-]+)?)?", re.ASCII)
+    assert [key for key in keys if not shape.fullmatch(key)] == []
 
 
 async def test_a_replica_of_the_moment_is_left_for_the_master(

@@ -1,0 +1,221 @@
+"""What a network does to the Redis store: lost answers, late commands, a master that moved."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from store_suite import remembered, save, until
+
+from shardbus.errors import StoreUnavailable
+from shardbus.ids import NodeId
+from shardbus.store.opening import open_store
+from shardbus.store.protocol import StateStore
+from tests.redis_server import RedisServer
+
+A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
+
+
+class Proxy:
+    """Sits between the store and its server. It can hold what the connections of the moment send,
+    and lose answers."""
+
+    def __init__(self, target: int) -> None:
+        self.target = target
+        self.port = 0
+        self.lose_answers = 0
+        self.held: list[tuple[asyncio.StreamWriter, list[bytes]]] = []
+        self.holding = False
+        self.connections = 0
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *reason: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def release(self) -> None:
+        """Send what was held, as the connections that sent it would have, and wait for the server's
+        answers."""
+        held, self.held = self.held, []
+        for writer, chunks in held:
+            writer.write(b"".join(chunks))
+            await writer.drain()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self.target)
+        held: list[bytes] = []
+        if self.holding:
+            self.held.append((server_writer, held))
+        for pump in (
+            self._forward(reader, server_writer, held),
+            self._answer(server_reader, writer),
+        ):
+            task = asyncio.create_task(pump)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _forward(
+        self, reader: asyncio.StreamReader, server: asyncio.StreamWriter, held: list[bytes]
+    ) -> None:
+        with contextlib.suppress(ConnectionError):
+            while chunk := await reader.read(65536):
+                if not self.holding or b"EVAL" not in chunk:
+                    server.write(chunk)
+                else:
+                    if all(server is not writer for writer, _ in self.held):
+                        self.held.append((server, held))
+                    held.append(chunk)
+        if not held:
+            server.close()
+
+    async def _answer(self, server: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while chunk := await server.read(65536):
+                if self.lose_answers > 0:
+                    self.lose_answers -= 1
+                    break
+                writer.write(chunk)
+        writer.close()
+
+
+@pytest.fixture
+async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
+    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    async with Proxy(port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+async def store(proxy: Proxy, redis_url: str) -> AsyncIterator[StateStore]:
+    db = redis_url.rpartition("/")[2]
+    store = open_store(f"redis://127.0.0.1:{proxy.port}/{db}", cluster="shop", timeout=1.0)
+    await store.start()
+    await store.claim_epoch("counter", 1, "crc32/100")
+    await store.load_state("counter", "a", 1)
+    await store.add_remembered("counter", "7", [], 1)
+    yield store
+    await store.close()
+
+
+async def test_a_step_whose_answer_was_lost_counts_once(proxy: Proxy, store: StateStore) -> None:
+    for step in (
+        lambda: store.claim_epoch("counter", 2, "crc32/100"),
+        lambda: store.write_homes("counter", 2, {"7": (A, 1)}, 1),
+        lambda: store.save_states([save("a", 1, b"x", 1)]),
+        lambda: store.load_state("counter", "a", 1),
+        lambda: store.add_remembered("counter", "7", ["e"], 1),
+        lambda: store.acquire_lease("sbr", "a", 60.0),
+    ):
+        before = proxy.connections
+        proxy.lose_answers = 1
+        answer = await step()
+        assert proxy.connections > before
+        assert not isinstance(answer, list) or answer == [None]
+    lease = await store.acquire_lease("sbr", "a", 60.0)
+    assert lease is not None
+    assert lease.counter == 1
+
+
+async def test_a_write_that_arrives_after_its_sender_gave_up_undoes_nothing(
+    proxy: Proxy, store: StateStore
+) -> None:
+    proxy.holding = True
+    lost = await asyncio.gather(
+        store.write_homes("counter", 1, {"7": (A, 1)}, 1),
+        store.save_states([save("a", 1, b"old", 2)]),
+        store.remove_remembered("counter", "7", ["e"], 1),
+        return_exceptions=True,
+    )
+    assert [type(outcome) for outcome in lost] == [StoreUnavailable] * 3
+    proxy.holding = False
+    await store.write_homes("counter", 1, {"7": (B, 1)}, 3)
+    await store.save_states([save("a", 1, b"new", 4)])
+    await store.add_remembered("counter", "7", ["e"], 1)
+    assert proxy.held
+    await proxy.release()
+    for _ in range(20):
+        table = await store.load_table("counter")
+        assert table is not None
+        assert dict(table.homes) == {"7": (B, 1)}
+        assert await remembered(store) == {"e"}
+    assert await store.load_state("counter", "a", 1) == b"new"
+
+
+async def test_a_load_keeps_earlier_writes_of_its_own_node_out(
+    proxy: Proxy, store: StateStore
+) -> None:
+    proxy.holding = True
+    with pytest.raises(StoreUnavailable):
+        await store.save_states([save("a", 1, b"late", 1)])
+    proxy.holding = False
+    assert await store.load_state("counter", "a", 1) is None
+    await proxy.release()
+    for _ in range(20):
+        assert await store.load_state("counter", "a", 1) is None
+
+
+async def test_a_master_that_was_demoted_is_left_for_its_successor(
+    proxy: Proxy, store: StateStore, redis_server: RedisServer, tmp_path: Path
+) -> None:
+    with RedisServer(tmp_path / "old") as old:
+        through = open_store(f"redis://127.0.0.1:{proxy.port}/0", cluster="bank", timeout=5.0)
+        proxy.target = old.port
+        await through.start()
+        await through.claim_epoch("counter", 1, "crc32/100")
+        with old.client() as client:
+            client.replicaof("127.0.0.1", redis_server.port)
+        proxy.target = redis_server.port
+        assert (await through.claim_epoch("counter", 2, "crc32/100")).epoch == 2
+        await through.close()
+
+
+async def test_answers_are_never_mixed_while_connections_break(
+    proxy: Proxy, store: StateStore
+) -> None:
+    dice = random.Random(11)
+    await store.save_states([save(f"e-{n}", 1, b"%d" % n, n) for n in range(1, 101)])
+
+    async def load(n: int) -> None:
+        assert await store.load_state("counter", f"e-{n}", 1) == b"%d" % n
+
+    for turn in range(100):
+        tasks = [asyncio.create_task(load(dice.randint(1, 100))) for _ in range(5)]
+        proxy.lose_answers = int(turn % 3 == 0)
+        for _ in range(dice.randint(0, 8)):
+            await asyncio.sleep(0)
+        for task in dice.sample(tasks, 2):
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert outcome is None or isinstance(outcome, asyncio.CancelledError)
+
+
+async def test_a_partition_that_heals_is_forgotten(proxy: Proxy, store: StateStore) -> None:
+    target, proxy.target = proxy.target, 1
+    proxy.lose_answers = 1
+    with pytest.raises(StoreUnavailable):
+        await store.load_table("counter")
+    proxy.target, proxy.lose_answers = target, 0
+
+    async def answers() -> bool:
+        try:
+            await store.load_table("counter")
+        except StoreUnavailable:
+            return False
+        return True
+
+    await until(answers)
