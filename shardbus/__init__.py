@@ -1,0 +1,64 @@
+"""Cluster sharding for Python: entities addressed by (type, id), moved and kept by a cluster of
+nodes."""
+
+from shardbus.app import ShardBus
+from shardbus.client.asynchronous import AsyncClient
+from shardbus.client.blocking import Client
+from shardbus.entity import Entity, handler
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    ConfigError,
+    EntityFailed,
+    LocalProtocolError,
+    MailboxFull,
+    MessageTooLarge,
+    NodeLost,
+    ProtocolError,
+    ReentrancyError,
+    Refused,
+    RemoteProtocolError,
+    RequestError,
+    SchemaError,
+    ShardBusError,
+    StaleEpoch,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+    Unhandled,
+    UnknownEntityType,
+)
+from shardbus.runtime.context import Context
+from shardbus.runtime.entity_type import Directive, StopReason
+
+__all__ = [
+    "AskTimeout",
+    "AsyncClient",
+    "BufferFull",
+    "Client",
+    "ConfigError",
+    "Context",
+    "Directive",
+    "Entity",
+    "EntityFailed",
+    "LocalProtocolError",
+    "MailboxFull",
+    "MessageTooLarge",
+    "NodeLost",
+    "ProtocolError",
+    "ReentrancyError",
+    "Refused",
+    "RemoteProtocolError",
+    "RequestError",
+    "SchemaError",
+    "ShardBus",
+    "ShardBusError",
+    "StaleEpoch",
+    "StaleFence",
+    "StopReason",
+    "StoreError",
+    "StoreUnavailable",
+    "Unhandled",
+    "UnknownEntityType",
+    "handler",
+]

@@ -42,11 +42,13 @@ class ProtocolError(ShardBusError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This process broke a rule: a defect, not bad input. The state of the machine that raised it is unchanged."""
+    """This process broke a rule: a defect, not bad input. The state of the machine that raised it
+    is unchanged."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol does not allow. The frame was dropped and counted; nothing else changed."""
+    """The peer sent what the protocol does not allow. The frame was dropped and counted; nothing
+    else changed."""
 
 
 class StoreError(ShardBusError):
@@ -54,11 +56,13 @@ class StoreError(ShardBusError):
 
 
 class StoreUnavailable(StoreError):
-    """No answer in time. The write may or may not have been applied; the same operation id may safely be sent again."""
+    """No answer in time. The write may or may not have been applied; the same operation id may
+    safely be sent again."""
 
 
 class StaleEpoch(StoreError):
-    """The table carries a newer epoch: another coordinator took over. Nothing was written; do not try again."""
+    """The table carries a newer epoch: another coordinator took over. Nothing was written; do not
+    try again."""
 
     def __init__(self, entity_type: str, epoch: int, stored: int) -> None:
         super().__init__(
@@ -68,13 +72,19 @@ class StaleEpoch(StoreError):
 
 
 class StaleFence(StoreError):
-    """The stored fence is newer: the entity lives elsewhere. Nothing was written; this activation is over."""
+    """The stored fence is newer: the entity lives elsewhere. Nothing was written; this activation
+    is over."""
 
     def __init__(self, entity_type: str, entity_id: str, fence: int, stored: int) -> None:
         super().__init__(
             f"fence {fence} of {entity_type!r} {entity_id!r} is over: the store is at fence {stored}"
         )
-        self.entity_type, self.entity_id, self.fence, self.stored = entity_type, entity_id, fence, stored
+        self.entity_type, self.entity_id, self.fence, self.stored = (
+            entity_type,
+            entity_id,
+            fence,
+            stored,
+        )
 
 
 class Refused(ShardBusError):
@@ -86,7 +96,8 @@ class ReentrancyError(ShardBusError):
 
 
 class RequestError(ShardBusError):
-    """A tell or an ask failed. `definite`: the handler surely did not run, so sending again cannot do a thing twice."""
+    """A tell or an ask failed. `definite`: the handler surely did not run, so sending again cannot
+    do a thing twice."""
 
     definite: ClassVar[bool] = False
 
@@ -116,7 +127,8 @@ class Unhandled(RequestError):
 
 
 class SchemaError(RequestError):
-    """The message does not fit what the handler declares; the text names the field path. Definite."""
+    """The message does not fit what the handler declares; the text names the field path.
+    Definite."""
 
     definite = True
 
@@ -136,7 +148,8 @@ class NodeLost(RequestError):
 
 
 class EntityFailed(RequestError):
-    """The handler raised. `type` and `message` are those of its exception; what it had done before, it did."""
+    """The handler raised. `type` and `message` are those of its exception; what it had done before,
+    it did."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(f"{type}: {message}")

@@ -1,8 +1,9 @@
 """Names of things: nodes, entities, shards.
 
-A node is one incarnation of a process, `host:port#uid`. The uid is drawn at process start and never comes back, so
-two processes that follow each other at one address are two nodes. Entity, type and shard ids are values: 1 to 256
-bytes of UTF-8 without control characters, never parts of key names or paths.
+A node is one incarnation of a process, `host:port#uid`. The uid is drawn at process start and never
+comes back, so two processes that follow each other at one address are two nodes. Entity, type and
+shard ids are values: 1 to 256 bytes of UTF-8 without control characters, never parts of key names
+or paths.
 
 Source: S1.2, S1.7, S1.8, S2.15, S2.21, S4.8.
 """
@@ -35,8 +36,16 @@ class Address(NamedTuple):
         """
         host, colon, port = text.removeprefix("tcp://").rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ConfigError(f"not an address: {text!r}", hint="write host:port, as in 10.0.0.1:7355")
+        if (
+            not colon
+            or not host
+            or not port.isascii()
+            or not port.isdigit()
+            or not 0 < int(port) < 65536
+        ):
+            raise ConfigError(
+                f"not an address: {text!r}", hint="write host:port, as in 10.0.0.1:7355"
+            )
         return cls(host, int(port))
 
 
@@ -74,22 +83,26 @@ class NodeId(NamedTuple):
 
 
 def check_id(what: str, value: str) -> str:
-    """Return `value` if it may name an entity, a type or a shard (`what` says which, for the message).
+    """Return `value` if it may name an entity, a type or a shard (`what` says which, for the
+    message).
 
     Raises:
-        ConfigError: empty, longer than 256 bytes of UTF-8, not encodable, or with a control character.
-    """
+        ConfigError: empty, longer than 256 bytes of UTF-8, not encodable, or with a control
+    character."""
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
         raise ConfigError(f"{what} {value!r} is not valid Unicode") from None
     if not 0 < size <= ID_BYTES_MAX:
-        raise ConfigError(f"{what} must have 1 to {ID_BYTES_MAX} bytes of UTF-8, this one has {size}")
+        raise ConfigError(
+            f"{what} must have 1 to {ID_BYTES_MAX} bytes of UTF-8, this one has {size}"
+        )
     if not value.isprintable() and any(ord(c) < 32 or 127 <= ord(c) < 160 for c in value):
         raise ConfigError(f"{what} {value!r} has a control character")
     return value
 
 
 def shard_of(entity_id: str, shards: int) -> str:
-    """The shard of an entity under the default function, `crc32`: the same in every process and for ever."""
+    """The shard of an entity under the default function, `crc32`: the same in every process and for
+    ever."""
     return str(crc32(entity_id.encode()) % shards)

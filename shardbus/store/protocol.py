@@ -2,13 +2,15 @@
 
 Two rules make a store safe to retry and safe to share:
 
-- **Fenced.** A table is written under an epoch, an entity's state under a fence, both numbers that only grow. The store
-  compares on its own side, in the same atomic step as the write, and refuses what is older. *Loading* an entity's state
-  raises its fence, so that a predecessor cannot write between its successor's load and first save.
-- **Idempotent.** A write carries an operation id. A client that got no answer sends it again; the store remembers
-  the last one applied and answers «done» without applying it twice.
+- **Fenced.** A table is written under an epoch, an entity's state under a fence, both numbers that
+  only grow. The store compares on its own side, in the same atomic step as the write, and refuses
+  what is older. *Loading* an entity's state raises its fence, so that a predecessor cannot write
+  between its successor's load and first save.
+- **Idempotent.** A write carries an operation id. A client that got no answer sends it again; the
+  store remembers the last one applied and answers «done» without applying it twice.
 
-An implementation turns its client's failures into `StoreUnavailable`, always within `timeout` seconds.
+An implementation turns its client's failures into `StoreUnavailable`, always within `timeout`
+seconds.
 
 Source: DESIGN section 8; S0.32, S2.29; C.12, C.20, C.35; RELIABILITY sections 3 and 5.
 """
@@ -25,7 +27,8 @@ from shardbus.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """The shard table of one entity type, as stored. `layout` names the shard function, as in `crc32/100`."""
+    """The shard table of one entity type, as stored. `layout` names the shard function, as in
+    `crc32/100`."""
 
     epoch: int
     layout: str
@@ -47,7 +50,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as granted. `counter` grows with each change of owner and fences what the owner does elsewhere."""
+    """A lease as granted. `counter` grows with each change of owner and fences what the owner does
+    elsewhere."""
 
     name: str
     owner: str
@@ -58,7 +62,8 @@ class StateStore(Protocol):
     """A durable place for shard tables, entity state, remembered entities and leases."""
 
     async def start(self) -> None:
-        """Connect, create what is missing, and refuse a server that may lose or evict what it is given.
+        """Connect, create what is missing, and refuse a server that may lose or evict what it is
+        given.
 
         Raises:
             StoreUnavailable: it cannot be reached.
@@ -72,9 +77,11 @@ class StateStore(Protocol):
         """The table, or None if none was ever claimed."""
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
-        """Become the writer of the table under `epoch`; the table keeps its homes. Returns the table as it is now.
+        """Become the writer of the table under `epoch`; the table keeps its homes. Returns the
+        table as it is now.
 
-        A repeated claim of the stored epoch with the same layout by the same store object answers as the first did.
+        A repeated claim of the stored epoch with the same layout by the same store object answers
+        as the first did.
 
         Raises:
             StaleEpoch: the stored epoch is not lower.
@@ -82,7 +89,11 @@ class StateStore(Protocol):
         """
 
     async def write_homes(
-        self, entity_type: str, epoch: int, homes: Mapping[str, tuple[NodeId, int] | None], op_id: int
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
     ) -> None:
         """Set these shards' homes (None: the shard has none) in one atomic step.
 
@@ -91,18 +102,21 @@ class StateStore(Protocol):
         """
 
     async def remove_table(self, entity_type: str) -> bool:
-        """Forget the table and its epoch. Only for a cluster that is stopped. True if there was one."""
+        """Forget the table and its epoch. Only for a cluster that is stopped. True if there was
+        one."""
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
-        """The entity's state, None if there is none; raises the stored fence to `fence` in the same atomic step.
+        """The entity's state, None if there is none; raises the stored fence to `fence` in the same
+        atomic step.
 
         Raises:
             StaleFence: the stored fence is higher. Nothing changed.
         """
 
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
-        """Write many entities' states in one round trip. Each is atomic by itself; the answer is in their order:
-        None where it was written (or had been, under this operation id), StaleFence where it was refused."""
+        """Write many entities' states in one round trip. Each is atomic by itself; the answer is in
+        their order: None where it was written (or had been, under this operation id), StaleFence
+        where it was refused."""
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -110,8 +124,8 @@ class StateStore(Protocol):
         """Remember these entities as running in the shard.
 
         Raises:
-            StaleFence: the shard's stored fence is higher (`entity_id` is then the shard). Nothing was written.
-        """
+            StaleFence: the shard's stored fence is higher (`entity_id` is then the shard). Nothing
+        was written."""
 
     async def remove_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -121,11 +135,13 @@ class StateStore(Protocol):
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
-        """Up to `limit` (give or take) remembered entities after `cursor`, and the next cursor, None at the end.
-        An entity that is there throughout is in at least one page; pages may repeat one."""
+        """Up to `limit` (give or take) remembered entities after `cursor`, and the next cursor,
+        None at the end. An entity that is there throughout is in at least one page; pages may
+        repeat one."""
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
-        """The lease for `ttl` seconds if it is free, run out, or already `owner`'s; None while another holds it."""
+        """The lease for `ttl` seconds if it is free, run out, or already `owner`'s; None while
+        another holds it."""
 
     async def renew_lease(self, lease: Lease, ttl: float) -> bool:
         """Hold it for `ttl` seconds from now. False: it is lost."""

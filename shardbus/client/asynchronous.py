@@ -1,0 +1,333 @@
+"""`AsyncClient`: a producer outside of the cluster.
+
+A client is no member. It talks to one node, its *contact*, to learn what a type is and where its
+shards live, and sends messages to their homes directly. The contact pushes every change; when a
+node dies or leaves, the client learns it from its own connections and takes another contact. What
+had not been sent goes another way; what had, and was not answered, fails as NodeLost, because its
+handler may have run.
+
+Source: API section 2; B.130, S2.37, S3.58-S3.64 (flush before switching homes), T.G12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from shardbus.client.kinds import Kinds
+from shardbus.errors import BufferFull, ConfigError, NodeLost, Refused, RequestError
+from shardbus.ids import Address, NodeId, check_id
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.refs import Ref, ask, pack
+from shardbus.transport.router import Router
+from shardbus.transport.session import Session, Unsent
+from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
+from shardbus.wire.control import Members, TypeInfo, decode_control
+
+E = TypeVar("E")
+ASK_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 10.0
+RETRY_S = 0.2
+CONTACT_WAIT_S = 3.0
+
+
+class AsyncClient:
+    """Sends to entities from any asyncio program; use it as `async with
+    AsyncClient("tcp://host:port", ...)`.
+
+    Any address that answers will do; give several, so that one dead node does not matter at the
+    start."""
+
+    def __init__(
+        self,
+        *addresses: str,
+        cluster: str,
+        timeout: float = ASK_TIMEOUT_S,
+        connect_timeout: float = CONNECT_TIMEOUT_S,
+    ) -> None:
+        if not addresses:
+            raise ConfigError(
+                "a client needs the address of a node", hint="as in tcp://10.0.0.1:7355"
+            )
+        self.cluster = check_id("a cluster name", cluster)
+        self.timeout_ms = int(timeout * 1000)
+        self._given = [Address.parse(a) for a in addresses]
+        self._connect_timeout = connect_timeout
+        self._members: tuple[NodeId, ...] = ()
+        self._contact: Session | None = None
+        self._refused = ""
+        self._contacted = asyncio.Event()
+        self._seeking: asyncio.Task[None] | None = None
+        self._leaving: set[NodeId] = set()
+        self._closed = False
+        self.lost_messages = 0
+        """Tells that were sent to a node which died before it acknowledged them, in batches."""
+
+    async def __aenter__(self) -> AsyncClient:
+        uid = int.from_bytes(os.urandom(8), "big")
+        self._endpoint = Endpoint(
+            self.cluster,
+            f"client#{uid:016x}",
+            uid,
+            self,
+            on_open=self._on_open,
+            on_lost=self._on_lost,
+            on_leaving=self._on_leaving,
+            on_refused=self._on_refused,
+            on_tick=self._on_tick,
+        )
+        self._endpoint.start()
+        self._kinds = Kinds(self._endpoint, self.to_contact)
+        self._seek()
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                await self._contacted.wait()
+        except TimeoutError:
+            await self.close()
+            raise self._no_contact() from None
+        if self._refused:
+            await self.close()
+            raise self._no_contact()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Let go. Tells that are not acknowledged yet get a second; `flush` first to wait for
+        all."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._seeking is not None:
+            self._seeking.cancel()
+        sessions = [s for s in self._endpoint.sessions() if s.open]
+        if sessions:
+            await asyncio.wait([asyncio.ensure_future(s.drained()) for s in sessions], timeout=1.0)
+        self._kinds.close()
+        self._endpoint.close()
+
+    # ---- sending
+
+    def ref(self, kind: type[E], entity_id: str) -> E:
+        """A reference to one entity, typed as its class.
+
+        Raises:
+            ConfigError: the class is no entity class, or the id is not one.
+        """
+        return cast("E", Ref(self._kinds.of_class(kind), entity_id, self.timeout_ms))
+
+    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
+        """Send without waiting for an answer; await it: it waits while the send buffer is full.
+
+        With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
+        MessageTooLarge, UnknownEntityType: nothing was sent.
+        """
+        router = self._kinds.known(kind)
+        if router is None:
+            return self._tell_later(kind, entity_id, message, args)
+        key, payload = pack(router, message, args)
+        return router.tell(key, entity_id, payload)
+
+    async def _tell_later(
+        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
+    ) -> None:
+        router = await self._router(kind)
+        key, payload = pack(router, message, args)
+        await router.tell(key, entity_id, payload)
+
+    def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+        """Send, or raise BufferFull where `tell` would wait."""
+        router = self._kinds.known(kind)
+        if router is None:
+            raise BufferFull(
+                f"entity type {kind!r} is not known yet", hint="await a tell or an ask first"
+            )
+        out = router.route_of(entity_id).out
+        if out is not None and not out.writable:
+            raise BufferFull(f"the send buffer to {out.name} is full")
+        key, payload = pack(router, message, args)
+        router.tell(key, entity_id, payload)
+
+    async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
+        """Send a batch of (entity id, message), in order."""
+        router = self._kinds.known(kind) or await self._router(kind)
+        tell = router.tell
+        for entity_id, message in messages:
+            key, payload = pack(router, message, ())
+            waits = tell(key, entity_id, payload)
+            if waits is not None and type(waits) is asyncio.Future:
+                await waits
+
+    def ask(
+        self,
+        kind: str | type,
+        entity_id: str,
+        message: object,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send and await the answer, at most `timeout` seconds.
+
+        With further arguments `message` is the name of a handler. Raises a RequestError; its
+        `definite` says whether the handler surely did not run."""
+        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        router = self._kinds.known(kind)
+        if router is None:
+            return self._ask_later(kind, entity_id, message, args, timeout_ms)
+        return ask(router, entity_id, message, args, timeout_ms)
+
+    async def _ask_later(
+        self,
+        kind: str | type,
+        entity_id: str,
+        message: object,
+        args: tuple[Any, ...],
+        timeout_ms: int,
+    ) -> Any:
+        return await ask(await self._router(kind), entity_id, message, args, timeout_ms)
+
+    async def ask_many(
+        self,
+        kind: str | type,
+        messages: Iterable[tuple[str, object]],
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Ask a batch of (entity id, message); answers or errors, in their order."""
+        router = self._kinds.known(kind) or await self._router(kind)
+        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        asks = [ask(router, entity_id, m, (), timeout_ms) for entity_id, m in messages]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    async def flush(self) -> None:
+        """Wait until a node has acknowledged every tell so far. What went to a node that died
+        before it acknowledged is lost, and counted in `lost_messages`."""
+        while True:
+            await self._kinds.unbuffered()
+            waits = [s.drained() for s in self._endpoint.sessions() if s.outstanding or s.unflushed]
+            if not waits and not self._kinds.buffering:
+                return
+            if waits:
+                await asyncio.wait(waits)
+
+    async def _router(self, kind: str | type) -> Router:
+        return await self._kinds.learn(kind, self.timeout_ms / 1000)
+
+    # ---- the contact
+
+    def to_contact(self, control: Control) -> bool:
+        """Send to the contact; False if there is none now."""
+        if self._contact is None:
+            return False
+        self._contact.control(control)
+        return True
+
+    def _seek(self) -> None:
+        if not self._closed and (self._seeking is None or self._seeking.done()):
+            self._contacted.clear()
+            self._seeking = asyncio.get_running_loop().create_task(self._find_contact())
+
+    async def _find_contact(self) -> None:
+        while not self._refused:
+            known = [n.address for n in self._members if n not in self._leaving]
+            candidates = list(dict.fromkeys([*known, *self._given]))
+            random.shuffle(candidates)
+            open_already = [
+                s for s in self._endpoint.sessions() if s.open and s.tag not in self._leaving
+            ]
+            for address in candidates if not open_already else [open_already[0].tag.address]:
+                session = self._endpoint.session_to(address, probe=True)
+                if await self._welcomed(session):
+                    self._take_contact(session)
+                    return
+            await asyncio.sleep(RETRY_S)
+        self._contacted.set()
+
+    async def _welcomed(self, session: Session) -> bool:
+        try:
+            async with asyncio.timeout(CONTACT_WAIT_S):
+                await session.opening()
+        except TimeoutError:
+            return False
+        return session.open
+
+    def _take_contact(self, session: Session) -> None:
+        self._contact = session
+        self._kinds.contact_at(session.tag)
+        self._contacted.set()
+
+    def _no_contact(self) -> Exception:
+        if self._refused:
+            return Refused(self._refused)
+        tried = ", ".join(map(str, self._given))
+        return NodeLost(f"no node of cluster {self.cluster!r} answers at {tried}")
+
+    # ---- what the endpoint tells
+
+    def _on_open(self, session: Session) -> None:
+        pass
+
+    def _on_refused(self, reason: str) -> None:
+        if self._contact is None:
+            self._refused = reason
+
+    def _on_leaving(self, session: Session) -> None:
+        """That node goes: nothing new is sent there, what is under way comes to its end."""
+        self._leaving.add(session.tag)
+        if session is self._contact:
+            self._contact = None
+            self._seek()
+
+    def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
+        self.lost_messages += session.lost_batches
+        if session is self._contact:
+            self._contact = None
+            self._kinds.contact_at(None)
+        if isinstance(session.tag, NodeId):
+            self._kinds.node_gone(session.tag)
+            self._leaving.discard(session.tag)
+        self._kinds.resend(unsent)
+        if self._contact is None:
+            self._seek()
+
+    def _on_tick(self) -> None:
+        self._kinds.expire()
+        for node in list(self._leaving):
+            self._endpoint.part(node, in_use=self._kinds.uses)
+
+    # ---- what arrives
+
+    def on_control(self, session: Session, control: Control) -> None:
+        """The contact, or another node, informs us."""
+        message = decode_control(control)
+        match message:
+            case Members():
+                self._members = message.nodes
+            case TypeInfo():
+                self._kinds.described(control.type, message)
+            case _:
+                self._kinds.received(control.type, session.tag, message)
+
+    def on_tells(self, session: Session, run: TellRun) -> None:
+        """Nobody tells a client."""
+
+    def on_asks(self, session: Session, run: AskRun) -> None:
+        """Nobody asks a client."""
+        for corr in run.corrs:
+            session.fail(corr, RequestError("a client hosts nothing"))
+
+    def on_relayed(self, session: Session, message: Relayed) -> None:
+        """Nobody sends a client on."""
+
+    def on_flush(self, session: Session, flush: Flush) -> None:
+        """A client hosts nothing; the echo is true at once."""
+        session.reply(flush.corr, b"")

@@ -1,0 +1,199 @@
+"""The entity types that a client uses: a router for each, fed by what the contact says.
+
+A type known by its class brings its own shard function; one known by name is described by the
+contact. If its function is the node's own secret, the client sends to its contact, which finds the
+home.
+
+Source: API section 2; S2.37; B.57.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from shardbus.errors import AskTimeout, ConfigError, UnknownEntityType
+from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
+from shardbus.sharding import events
+from shardbus.sharding.region import Region
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.router import Router
+from shardbus.transport.session import Session, Unsent
+from shardbus.wire.batch import Control
+from shardbus.wire.control import Describe, TypeInfo, encode_control
+from shardbus.wire.schema import Interface
+
+DESCRIBE_EVERY_S = 1.0
+
+
+class Kind:
+    """One type: its router, and what a router asks of its owner."""
+
+    def __init__(self, kinds: Kinds, interface: Interface) -> None:
+        self._kinds, self.interface = kinds, interface
+        endpoint = kinds.endpoint
+        region = Region(interface.name, None, interface.layout, kinds.settings)
+        self.router = Router(interface, region, self, endpoint.loop, endpoint.clock)
+        self.dropped_messages: dict[str, int] = {}
+
+    def out_for(self, node: NodeId) -> Session:
+        """The session to a node."""
+        return self._kinds.endpoint.session_to(node.address, node, probe=True)
+
+    def is_here(self, node: NodeId) -> bool:
+        """Nothing lives in a client."""
+        return False
+
+    def perform(self, effect: events.RegionEffect) -> None:
+        """Ask the contact; what else there is does not concern a client."""
+        match effect:
+            case events.SendCoordinator(message=message):
+                self._kinds.to_contact(encode_control(self.interface.name, message))
+            case _:
+                pass
+
+    def dropped(self, reason: str, count: int) -> None:
+        """Messages that were not sent."""
+        self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
+
+
+class Kinds:
+    """See the module."""
+
+    def __init__(self, endpoint: Endpoint, to_contact: Callable[[Control], bool]) -> None:
+        self.endpoint, self.to_contact = endpoint, to_contact
+        self.settings = ShardingSettings()
+        self._kinds: dict[str, Kind] = {}
+        self._contact: NodeId | None = None
+        self._learning: dict[str, list[asyncio.Future[Router]]] = {}
+
+    # ---- finding a type
+
+    def of_class(self, cls: type) -> Router:
+        """The router of a decorated class.
+
+        Raises:
+            ConfigError: the class is not one.
+        """
+        interface = getattr(cls, "__shardbus_interface__", None)
+        if not isinstance(interface, Interface):
+            raise ConfigError(
+                f"{cls.__name__} is no entity class", hint="decorate it with @bus.entity"
+            )
+        kind = self._kinds.get(interface.name)
+        return kind.router if kind is not None else self._add(interface).router
+
+    def known(self, kind: str | type) -> Router | None:
+        """The router if the type is known already."""
+        if isinstance(kind, str):
+            known = self._kinds.get(kind)
+            return known.router if known is not None else None
+        return self.of_class(kind)
+
+    async def learn(self, kind: str | type, timeout: float) -> Router:
+        """The router of a type, described by the contact if need be.
+
+        Raises:
+            UnknownEntityType: the cluster has no such type. AskTimeout: no answer.
+        """
+        known = self.known(kind)
+        if known is not None:
+            return known
+        assert isinstance(kind, str)
+        future: asyncio.Future[Router] = self.endpoint.loop.create_future()
+        self._learning.setdefault(kind, []).append(future)
+        deadline = self.endpoint.loop.time() + timeout
+        while not future.done():
+            left = deadline - self.endpoint.loop.time()
+            if left <= 0:
+                raise AskTimeout(f"no node says what entity type {kind!r} is")
+            self.to_contact(encode_control(kind, Describe()))
+            await asyncio.wait([future], timeout=min(left, DESCRIBE_EVERY_S))
+        return future.result()
+
+    def described(self, name: str, info: TypeInfo) -> None:
+        """The contact says what a type is."""
+        waiting = self._learning.pop(name, [])
+        kind = self._kinds.get(name)
+        if not info.known:
+            error: Exception = UnknownEntityType(f"the cluster has no entity type {name!r}")
+            for future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        if kind is None and not info.shards:
+            for future in waiting:
+                text = f"entity type {name!r} has a shard function of its own"
+                future.set_exception(ConfigError(text, hint="name it by its class instead"))
+            return
+        if kind is None:
+            kind = self._add(Interface(name, info.shards, info.layout))
+        for future in waiting:
+            if not future.done():
+                future.set_result(kind.router)
+
+    def _add(self, interface: Interface) -> Kind:
+        kind = self._kinds[interface.name] = Kind(self, interface)
+        if self._contact is not None:
+            kind.router.handle(events.CoordinatorAt(self._contact))
+        return kind
+
+    # ---- news
+
+    def contact_at(self, node: NodeId | None) -> None:
+        """Who is asked from now on."""
+        self._contact = node
+        for kind in self._kinds.values():
+            kind.router.handle(events.CoordinatorAt(node))
+
+    def received(self, name: str, sender: NodeId, message: Any) -> None:
+        """A message for a type's region."""
+        kind = self._kinds.get(name)
+        if kind is not None and sender == self._contact:
+            kind.router.handle(events.Received(sender, message))
+
+    def node_gone(self, node: NodeId) -> None:
+        """That process has ended."""
+        for kind in self._kinds.values():
+            kind.router.handle(events.NodeGone(node))
+
+    def resend(self, unsent: list[Unsent]) -> None:
+        """Messages that a lost session never sent."""
+        by_kind: dict[str, list[Unsent]] = {}
+        for message in unsent:
+            by_kind.setdefault(message.key[0], []).append(message)
+        for name, messages in by_kind.items():
+            if name in self._kinds:
+                self._kinds[name].router.resend(messages)
+
+    def uses(self, session: Session) -> bool:
+        """Whether some shard's messages still go there."""
+        return any(r.out is session for k in self._kinds.values() for r in k.router.routes.values())
+
+    # ---- waiting
+
+    @property
+    def buffering(self) -> bool:
+        """Whether some message waits for its shard's home."""
+        return any(kind.router.region.buffered[0] for kind in self._kinds.values())
+
+    async def unbuffered(self) -> None:
+        """Return once no message waits for a home."""
+        while self.buffering:
+            await asyncio.sleep(0.02)
+
+    def expire(self) -> None:
+        """Fail the asks that have waited for too long."""
+        for kind in self._kinds.values():
+            if kind.router.buffered_asks:
+                self.endpoint.asks_timed_out += kind.router.expire()
+
+    def close(self) -> None:
+        """Stop the clocks."""
+        for kind in self._kinds.values():
+            kind.router.close()
+        for futures in self._learning.values():
+            for future in futures:
+                future.cancel()

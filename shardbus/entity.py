@@ -1,0 +1,104 @@
+"""What users write: `Entity` and `handler`.
+
+Source: API section 1; S2.9, S4.15-S4.25; ECOSYSTEM section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+
+from shardbus.errors import Unhandled
+from shardbus.runtime.context import Context
+from shardbus.runtime.entity_type import StopReason
+from shardbus.wire.schema import encode_value
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class Called(Protocol[P, R_co]):
+    """A handler as a reference has it, for type checkers."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R_co]:
+        """Ask; the answer is what the handler returns."""
+
+    def tell(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]:
+        """Send without an answer."""
+
+    def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
+        """Send without an answer, or raise BufferFull instead of waiting."""
+
+
+class Handler(Generic[P, R]):
+    """A method that can be asked and told. Inside its own entity it is the plain method."""
+
+    def __init__(self, function: Callable[..., Any], *, thread: bool) -> None:
+        self.function = function
+        self.thread = thread
+        self.__doc__ = function.__doc__
+        self.__name__ = function.__name__
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Handler[P, R]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Called[P, R]: ...
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        return self if instance is None else self.function.__get__(instance, owner)
+
+
+@overload
+def handler(function: Callable[Concatenate[S, P], Awaitable[R]]) -> Handler[P, R]: ...
+@overload
+def handler(function: Callable[Concatenate[S, P], R]) -> Handler[P, R]: ...
+@overload
+def handler(
+    *, thread: bool = False
+) -> Callable[[Callable[Concatenate[S, P], R]], Handler[P, R]]: ...
+def handler(function: Callable[..., Any] | None = None, *, thread: bool = False) -> Any:
+    """Make a method a handler, sync or async. A sync one runs on the event loop and must not block;
+    `@handler(thread=True)` runs a blocking one in a worker thread, still one message at a time."""
+    if function is not None:
+        return Handler(function, thread=False)
+    return lambda f: Handler(f, thread=thread)
+
+
+class Entity:
+    """Base of entity classes. An entity sees one message at a time, `await` included.
+
+    `context` is there before `__init__` runs. A class that declares `state: SomeMessage` finds it
+    loaded before `on_start`."""
+
+    context: Context
+
+    async def on_start(self) -> None:
+        """Called before the first message; messages wait until it returns. Raising restarts it."""
+
+    async def on_stop(self, reason: StopReason) -> None:
+        """Called after the last message."""
+
+    async def save(self) -> None:
+        """Write `self.state`; returns when the store has it.
+
+        Raises:
+            StaleFence: this activation is over, the entity lives elsewhere; this one stops.
+            StoreUnavailable: the stored value is the old one or the new one; unless the handler
+            goes
+                on in spite of it, the entity starts again with what is stored.
+        """
+        await self.context.save(encode_value(self.state))  # type: ignore[attr-defined]
+
+    async def clear(self) -> None:
+        """Remove the stored state. Raises as `save`."""
+        await self.context.save(None)
+
+    def unhandled(self, message: object) -> Any:
+        """Say that no handler takes the message: it is counted, and an asker gets Unhandled.
+
+        Raises:
+            Unhandled: always.
+        """
+        kind = type(message).__name__
+        raise Unhandled(f"{self.context.entity_type} takes no such {kind}")

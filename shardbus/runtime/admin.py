@@ -1,0 +1,277 @@
+"""What a node says for itself over HTTP: `http.api.NodeApi`, answered from the node's own picture
+and by questions to the nodes that know.
+
+Source: API section 5; S2.82, S2.83; B.61, B.142, B.143.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardbus.errors import ConfigError, RequestError, UnknownEntityType
+from shardbus.http.api import Check, Checks, Json
+from shardbus.ids import NodeId
+from shardbus.membership import events as cluster
+from shardbus.membership.member import Member, Status
+from shardbus.runtime.metrics import render
+
+if TYPE_CHECKING:
+    from shardbus.runtime.kind import Kind
+    from shardbus.runtime.node import Node
+
+ENTITIES_MAX = 1000
+STALLED_S = 10.0
+_STATES = {
+    "begin": "handing_off",
+    "stopping": "handing_off",
+    "handing_off": "handing_off",
+    "starting": "starting",
+    "unallocated": "unallocated",
+}
+
+
+class Admin:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    @property
+    def cluster_name(self) -> str:
+        return self._node.cluster_name
+
+    # ---- the cluster
+
+    async def cluster(self) -> Json:
+        """Membership as this node sees it, and where the coordinators are."""
+        node, view = self._node, self._node.view
+        coordinators: dict[str, object] = {}
+        for name, kind in node.kinds.items():
+            if kind.coordinator is not None:
+                epoch = kind.router.region.epoch
+                coordinators[name] = {"node": str(kind.coordinator), "epoch": epoch}
+        oldest = view.oldest() if view is not None else None
+        return {
+            "cluster": node.cluster_name,
+            "self": str(node.me),
+            "status": self._status(),
+            "leader": str(view.leader) if view is not None and view.leader else None,
+            "oldest": str(oldest.node) if oldest is not None else None,
+            "converged": view.converged if view is not None else False,
+            "members": len(view.members) if view is not None else 0,
+            "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
+            "coordinators": coordinators,
+        }
+
+    def _status(self) -> str:
+        status = self._node.view.status if self._node.view is not None else None
+        return status.value if status is not None else "joining"
+
+    async def nodes(self) -> Json:
+        """Every member with what it hosts; who does not answer in time has empty counts."""
+        view = self._node.view
+        if view is None:
+            return {"nodes": []}
+        stats = await self._node.questions.ask_all("stats")
+        return {"nodes": [self._row(m, stats.get(m.node), view) for m in view.members]}
+
+    @staticmethod
+    def _row(member: Member, stats: Any, view: Any) -> Json:
+        oldest = view.oldest()
+        stats = stats or {}
+        return {
+            "node": str(member.node),
+            "address": str(member.node.address),
+            "http": member.http,
+            "status": member.status.value,
+            "reachable": member.node not in view.unreachable,
+            "roles": list(member.roles),
+            "shards": {name: len(shards) for name, shards in stats.items()},
+            "entities": {name: sum(shards.values()) for name, shards in stats.items()},
+            "version": member.version,
+            "oldest": oldest is not None and member.node == oldest.node,
+            "leader": member.node == view.leader,
+        }
+
+    async def types(self) -> Json:
+        """The entity types of this application."""
+        rows = []
+        for name, kind in self._node.kinds.items():
+            settings = kind.settings
+            rows.append(
+                {
+                    "type": name,
+                    "shards": kind.kind.interface.shards,
+                    "layout": kind.kind.interface.layout,
+                    "role": settings.role,
+                    "remember": settings.remember,
+                    "hosted_here": kind.hosts,
+                    "coordinator": str(kind.coordinator) if kind.coordinator else None,
+                }
+            )
+        return {"types": rows}
+
+    # ---- one type
+
+    def _kind(self, name: str) -> Kind:
+        kind = self._node.kinds.get(name)
+        if kind is None:
+            raise UnknownEntityType(f"there is no entity type {name!r}")
+        return kind
+
+    async def _table(self, name: str) -> dict[str, Any]:
+        """The coordinator's table, or what this node knows of it."""
+        kind = self._kind(name)
+        if kind.coordinator is not None:
+            try:
+                table = await self._node.questions.ask(kind.coordinator, "table", name)
+                if table is not None:
+                    return dict(table)
+            except RequestError:
+                pass
+        region = kind.router.region
+        known = [region.home_of(shard) for shard in kind.router.routes]
+        rows = [[h.shard, str(h.node), h.fence, "running"] for h in known if h is not None]
+        return {"epoch": region.epoch, "shards": rows}
+
+    async def shards(self, type: str) -> Json:
+        """Where the shards of a type live, and how many entities each has in memory."""
+        kind = self._kind(type)
+        table = await self._table(type)
+        stats = await self._node.questions.ask_all("stats")
+        live = {
+            (str(node), shard): count
+            for node, types in stats.items()
+            for shard, count in types.get(type, {}).items()
+        }
+        rows = [
+            {
+                "shard": shard,
+                "node": node,
+                "state": _STATES.get(state, "running"),
+                "fence": fence,
+                "entities": live.get((node, shard), 0),
+            }
+            for shard, node, fence, state in table["shards"]
+        ]
+        rows.sort(key=lambda row: (len(row["shard"]), row["shard"]))
+        return {
+            "type": type,
+            "coordinator": str(kind.coordinator) if kind.coordinator else None,
+            "epoch": table["epoch"],
+            "shards": rows,
+        }
+
+    async def where(self, type: str, id: str) -> Json:
+        """Where one entity lives, or would."""
+        kind = self._kind(type)
+        shard = kind.router.route_of(id).shard
+        home = kind.router.region.home_of(shard)
+        running = False
+        state = "unallocated"
+        if home is not None:
+            state = "running"
+            try:
+                running = await self._node.questions.ask(home.node, "running", type, shard, id)
+            except RequestError:
+                state = "unknown"
+        return {
+            "type": type,
+            "id": id,
+            "shard": shard,
+            "node": str(home.node) if home is not None else None,
+            "state": state,
+            "running": running,
+        }
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        """A page of the entities in memory, by id."""
+        self._kind(type)
+        limit = min(limit, ENTITIES_MAX)
+        pages = await self._node.questions.ask_all(
+            "entities", type, shard or "", prefix, cursor or "", limit + 1
+        )
+        rows = [
+            {"id": i, "shard": s, "node": str(node)}
+            for node, page in pages.items()
+            for i, s in page
+        ]
+        rows.sort(key=lambda row: (row["id"], row["node"]))
+        more = len(rows) > limit
+        rows = rows[:limit]
+        return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
+
+    async def explain(self, type: str, id: str) -> Json:
+        """Where an entity is, why, and what its messages wait for."""
+        kind = self._kind(type)
+        answer = await self.where(type, id)
+        region = kind.router.region
+        shard = str(answer["shard"])
+        home = region.home_of(shard)
+        route = kind.router.routes.get(shard)
+        messages, size = region.buffered
+        if home is None:
+            why = "no home is known here; the coordinator is asked while messages wait"
+        elif route is not None and route.out is None:
+            why = "messages wait here: the shard is on the move"
+        else:
+            why = "the home is known, messages go there directly"
+        answer |= {
+            "layout": kind.kind.interface.layout,
+            "fence": home.fence if home is not None else None,
+            "coordinator": str(kind.coordinator) if kind.coordinator else None,
+            "epoch": region.epoch,
+            "why": why,
+            "buffered": {"messages": messages, "bytes": size},
+        }
+        return answer
+
+    # ---- health
+
+    def liveness(self) -> Checks:
+        """This process works. Never asks the store or another node."""
+        ended = self._node.stopped.done()
+        lag = self._node.cluster.lag if hasattr(self._node, "cluster") else 0.0
+        return {
+            "loop": Check(lag < STALLED_S, f"{lag:.3f} s late"),
+            "membership": Check(not ended, self._node.stopped.result() if ended else "running"),
+        }
+
+    def readiness(self) -> Checks:
+        """This node is Up and its regions are registered with their coordinators."""
+        status = self._node.view.status if self._node.view is not None else None
+        checks = {"membership": Check(status is Status.UP, self._status())}
+        for name, kind in self._node.kinds.items():
+            known = kind.coordinator is not None and kind.router.region.registered
+            detail = f"coordinator {kind.coordinator}" if known else "not registered yet"
+            checks[f"coordinator:{name}"] = Check(known, detail)
+        return checks
+
+    def metrics(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+        return render(self._node)
+
+    # ---- writes
+
+    async def leave(self, node: str | None) -> Json:
+        """Begin to hand off and leave."""
+        target = self._node.me if node is None else self._member(node)
+        if not await self._node.questions.ask(target, "leave"):
+            raise ConfigError(f"{target} is not able to leave now")
+        return {"node": str(target), "leaving": True}
+
+    async def down(self, node: str) -> Json:
+        """Declare a member dead."""
+        target = self._member(node)
+        self._node.cluster.post(cluster.Down(target))
+        return {"node": str(target), "down": True}
+
+    def _member(self, text: str) -> NodeId:
+        view = self._node.view
+        members = [m.node for m in view.members] if view is not None else []
+        for node in members:
+            if text in (str(node), str(node.address)):
+                return node
+        raise ConfigError(f"no member is called {text!r}", hint="`shardbus nodes` lists them")

@@ -1,0 +1,309 @@
+"""The thread in which this node's membership lives.
+
+Gossip, heartbeats and failure detection have a thread, an event loop and sockets of their own, so
+that a handler that blocks the application's loop for seconds does not get its node removed. The two
+sides share no objects: events come in by `post`, effects that the application must act on go out by
+`notify`, which is called in this thread.
+
+    socket, timer, post ──> Cluster.handle / tick ──> effects ──> socket, probe, notify
+                                    │
+                              one timer, armed to Cluster.deadline
+
+**The watchdog** looks at the other side: the application calls `app_alive` from its loop at least
+every 250 ms. A node that answers heartbeats and handles nothing is not alive: after
+`app_stall_timeout` it declares itself down. The watchdog counts its own ticks, not the clock, so
+that a process that was stopped as a whole does not accuse its application.
+
+An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
+
+Source: DESIGN section 3; RELIABILITY section 2; B.8, C.27.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, assert_never
+
+from shardbus.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.cluster import Cluster
+from shardbus.membership.confirm import ProbeOutcome
+from shardbus.membership.member import Member
+from shardbus.membership.messages import PublishedMessage
+from shardbus.membership.view import MembershipView
+from shardbus.runtime.gossip_sockets import GossipSockets
+from shardbus.settings import ClusterSettings
+from shardbus.wire.gossip import decode, encode
+
+TICK = 0.25
+"""Seconds between two looks of the watchdog."""
+TICKS_PER_POLL = 4
+PROBE_WITHIN = 1.0
+START_WITHIN = 10.0
+
+log = logging.getLogger("shardbus.cluster")
+
+AppEffect = ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.Stopped | ev.Refused
+"""What `notify` is given."""
+
+
+class ClusterThread:
+    """Runs one `Cluster`. `me.gossip_port` is the port to bind, 0 for any free one."""
+
+    def __init__(
+        self,
+        me: Member,
+        cluster: str,
+        settings: ClusterSettings,
+        fingerprint: Mapping[str, str],
+        *,
+        bind_host: str,
+        notify: Callable[[AppEffect], None],
+    ) -> None:
+        self.me = me
+        self.cluster = cluster
+        self.settings = settings
+        self.fingerprint = fingerprint
+        self.bind_host = bind_host
+        self.notify = notify
+        self.gossip_port = 0
+        self.view = MembershipView(me.node)
+        """The last view; replaced as a whole, so any thread may read it."""
+        self.dropped: Counter[str] = Counter()
+        """Messages without effect, by reason."""
+        self._started_loop: asyncio.AbstractEventLoop | None = None
+        self._sockets = GossipSockets(me.node, self)
+        self._thread = threading.Thread(target=self._run, name="shardbus-cluster", daemon=True)
+        self._ready = threading.Event()
+        self._failure: ConfigError | None = None
+        self._machine: Cluster | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_due = 0.0
+        self._ticks = 0
+        self._probes: dict[asyncio.Task[None], None] = {}
+        self._app_seen = True
+        self._stalled = 0.0
+        self._gave_up = False
+
+    # -- for the application's thread ----------------------------------------------------------
+
+    def start(self) -> None:
+        """Bind, and run. `gossip_port` is the real port when this returns.
+
+        Raises:
+            ConfigError: the port cannot be bound. Nothing runs.
+        """
+        self._started_loop = asyncio.new_event_loop()
+        self._thread.start()
+        if not self._ready.wait(START_WITHIN):
+            raise LocalProtocolError(f"the cluster thread did not start within {START_WITHIN} s")
+        if self._failure:
+            self._thread.join(START_WITHIN)
+            raise self._failure
+
+    def stop(self, timeout: float = 5.0) -> bool:
+        """End the thread without leaving the cluster. True if it ended in time."""
+        if self._started_loop is None:
+            return True
+        self._call(self._loop.stop)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def post(self, event: ev.Event) -> None:
+        """Give the machine an event. From any thread; without effect once the thread has ended."""
+        self._call(lambda: self._handle(event))
+
+    def app_alive(self) -> None:
+        """The application's loop turns."""
+        self._app_seen = True
+
+    @property
+    def lag(self) -> float:
+        """For how many seconds the application has not said that it is alive."""
+        return self._stalled
+
+    @property
+    def missed_edges(self) -> int:
+        """Messages that only the watchdog found."""
+        return self._sockets.missed_edges
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._started_loop is None:
+            raise LocalProtocolError("the cluster thread is not started")
+        return self._started_loop
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def on_frames(self, sender: bytes, payload: bytes) -> None:
+        """A message was published to this node."""
+        waited = max(0.0, self._loop.time() - self._tick_due)
+        try:
+            node = NodeId.parse(sender.decode())
+            message = decode(payload)
+        except (RemoteProtocolError, ConfigError, UnicodeDecodeError) as error:
+            log.debug("dropped a malformed message: %s", error)
+            self.dropped["malformed"] += 1
+            return
+        if isinstance(message, PublishedMessage):
+            self._handle(ev.Received(node, message, waited))
+        else:
+            self.dropped["malformed"] += 1
+
+    def on_listening(self, uid: int) -> None:
+        """A peer can hear this node."""
+        self._handle(ev.PeerListening(uid))
+
+    def on_disconnected(self, node: NodeId) -> None:
+        """A connection dropped."""
+        self._handle(ev.PeerDisconnected(node))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._on_exception)
+        try:
+            self._open()
+            self._ready.set()
+            self._loop.run_forever()
+        except ConfigError as error:
+            self._failure = error
+        finally:
+            self._machine = None
+            for task in self._probes:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._sockets.close()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+            self._ready.set()
+
+    def _open(self) -> None:
+        self._sockets.open(self.bind_host, self.me.gossip_port, self._loop)
+        self.gossip_port = self._sockets.port
+        self.me = replace(self.me, gossip_port=self.gossip_port)
+        rng = random.Random(secrets.randbits(64))
+        self._machine = Cluster(self.me, self.cluster, self.settings, self.fingerprint, rng)
+        self._tick_due = self._loop.time()
+        self._watch()
+
+    def _watch(self) -> None:
+        """The watchdog's tick."""
+        self._tick_due = self._loop.time() + TICK
+        self._ticks += 1
+        if self._ticks % TICKS_PER_POLL == 0:
+            self._sockets.watchdog()
+        self._stalled = 0.0 if self._app_seen else self._stalled + TICK
+        self._app_seen = False
+        if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
+            self._gave_up = True
+            log.error("the application has not turned its loop for %.1f s: down", self._stalled)
+            self._handle(ev.Down(self.me.node))
+        self._loop.call_at(self._tick_due, self._watch)
+
+    def _handle(self, event: ev.Event) -> None:
+        if self._machine is not None:
+            self._apply(self._machine.handle(event, self._loop.time()))
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._machine is not None:
+            self._apply(self._machine.tick(self._loop.time()))
+
+    def _apply(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Publish(to, message):
+                    self._sockets.publish(to, encode(message))
+                case ev.Subscribe(member):
+                    self._sockets.subscribe(member)
+                case ev.Unsubscribe(node):
+                    self._sockets.unsubscribe(node)
+                case ev.Probe(node):
+                    task = self._loop.create_task(self._probe(node))
+                    self._probes[task] = None
+                    task.add_done_callback(self._probes.pop)
+                case ev.Dropped(_, reason):
+                    self.dropped[reason] += 1
+                case ev.ViewChanged(view):
+                    self.view = view
+                    self.notify(effect)
+                case (
+                    ev.SendControl() | ev.Notice() | ev.AcquireLease() | ev.Stopped() | ev.Refused()
+                ):
+                    self.notify(effect)
+                case _:
+                    assert_never(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        at = self._machine.deadline() if self._machine else None
+        if self._timer is not None:
+            if at is not None and self._timer.when() == at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = self._loop.call_at(at, self._tick)
+
+    async def _probe(self, node: NodeId) -> None:
+        self._handle(ev.ProbeResult(node, await probe(node)))
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        log.error(
+            "the cluster thread failed: %s",
+            context.get("message"),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+        self._machine = None
+        loop.stop()
+        self.notify(ev.Stopped(f"cluster thread failed: {error or context.get('message')}"))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:
+            log.debug("the cluster thread has ended")
+
+
+async def probe(node: NodeId) -> ProbeOutcome:
+    """Open a fresh connection to the node's ROUTER, and close it again. REFUSED only if every
+    address of the host refuses; a connection of a port to itself, which the kernel may make on an
+    unused one, is a refusal too."""
+    loop = asyncio.get_running_loop()
+    outcomes = []
+    try:
+        async with asyncio.timeout(PROBE_WITHIN):
+            kind = socket.SOCK_STREAM
+            for family, _, _, _, address in await loop.getaddrinfo(node.host, node.port, type=kind):
+                outcomes.append(await _connect(loop, family, address))
+    except (OSError, TimeoutError):
+        return ProbeOutcome.UNKNOWN
+    if ProbeOutcome.OPEN in outcomes:
+        return ProbeOutcome.OPEN
+    refused = bool(outcomes) and all(o is ProbeOutcome.REFUSED for o in outcomes)
+    return ProbeOutcome.REFUSED if refused else ProbeOutcome.UNKNOWN
+
+
+async def _connect(
+    loop: asyncio.AbstractEventLoop, family: int, address: tuple[Any, ...]
+) -> ProbeOutcome:
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            await loop.sock_connect(client, address)
+        except ConnectionRefusedError:
+            return ProbeOutcome.REFUSED
+        except OSError:
+            return ProbeOutcome.UNKNOWN
+        itself = client.getsockname() == client.getpeername()
+        return ProbeOutcome.REFUSED if itself else ProbeOutcome.OPEN

@@ -1,0 +1,178 @@
+"""`self.context`: what the runtime keeps for one running entity, and what the entity may ask of it.
+
+Source: API section 1; B.49, S2.38-S2.42, S4.17.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardbus.runtime.entity_type import Invoker, StopReason
+from shardbus.transport.session import Session
+
+if TYPE_CHECKING:
+    from shardbus.runtime.hosting import Host, HostedShard
+
+
+class Message(NamedTuple):
+    """A message that waits for its entity. `session` None: nobody waits for an answer; then
+    `deadline` is 0."""
+
+    invoker: Invoker
+    payload: bytes
+    session: Session | None
+    corr: int
+    deadline: int
+
+
+class Context:
+    """One running entity as the runtime sees it; one object per entity, so it is small.
+
+    `busy`: starting, waiting in a handler, or stopping; messages queue in the mailbox. Otherwise
+    the next message is handled where it arrives."""
+
+    __slots__ = (
+        "_host",
+        "_shard",
+        "busy",
+        "current",
+        "entity",
+        "entity_id",
+        "extras",
+        "failed_at",
+        "failures",
+        "mailbox",
+        "stopping",
+        "used",
+    )
+
+    def __init__(self, host: Host, shard: HostedShard, entity_id: str) -> None:
+        self._host, self._shard = host, shard
+        self.entity_id = entity_id
+        self.entity: Any = None
+        self.busy = False
+        self.mailbox: deque[Message] | None = None
+        self.stopping: StopReason | None = None
+        self.used = 0
+        self.failures = 0
+        self.failed_at = 0
+        self.current: Message | None = None
+        """What is being handled."""
+        self.extras: Extras | None = None
+
+    @property
+    def entity_type(self) -> str:
+        return self._host.name
+
+    @property
+    def shard_id(self) -> str:
+        return self._shard.shard
+
+    @property
+    def shard(self) -> HostedShard:
+        """For the runtime."""
+        return self._shard
+
+    @property
+    def node(self) -> str:
+        """This node, `host:port#uid`."""
+        return self._host.node_name
+
+    @property
+    def fence(self) -> int:
+        """The number of this shard's allocation; it only grows. Writes elsewhere that carry it can
+        be told from a predecessor's."""
+        return self._shard.fence
+
+    @property
+    def sender(self) -> str | None:
+        """Who asked: the routing name of the node or client, None for a tell."""
+        return (
+            None
+            if self.current is None or self.current.session is None
+            else self.current.session.name
+        )
+
+    def ref(self, entity_type: Any, entity_id: str) -> Any:
+        """A reference to another entity."""
+        return self._host.ref(entity_type, entity_id)
+
+    async def save(self, data: bytes | None) -> None:
+        """For `Entity.save`: write these bytes as the entity's state."""
+        await self._host.save(self, data)
+
+    def passivate(self) -> None:
+        """Stop this entity after what it is doing; messages that wait for it start a new
+        incarnation."""
+        self._host.request_stop(self, passivate=True)
+
+    def stop(self) -> None:
+        """The same, and it counts as stopped by itself."""
+        self._host.request_stop(self, passivate=False)
+
+    def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
+        """Send `message` to this entity's `receive` in `delay` seconds, unless it has stopped by
+        then."""
+        return self.more().add_timer(
+            self._host.loop.call_later(delay, self._host.tell_self, self, message)
+        )
+
+    def schedule(self, interval: float, message: object) -> None:
+        """Send `message` every `interval` seconds for as long as the entity runs."""
+
+        def again() -> None:
+            self._host.tell_self(self, message)
+            self.schedule(interval, message)
+
+        self.more().add_timer(self._host.loop.call_later(interval, again))
+
+    def stash(self) -> None:
+        """Put the message being handled aside, with whoever waits for its answer.
+
+        Raises:
+            LocalProtocolError: no message is being handled.
+        """
+        self._host.stash(self)
+
+    def unstash_all(self) -> None:
+        """Handle the stashed messages next, in the order in which they came."""
+        self._host.unstash_all(self)
+
+    def set_idle_timeout(self, seconds: float) -> None:
+        """Passivate this entity after so many idle seconds instead of its type's; 0 is never."""
+        self.more().idle_timeout = seconds
+        self._host.own_idle_timeout(self)
+
+    def more(self) -> Extras:
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
+
+
+class Extras:
+    """What only some entities need: timers, a stash, an idle timeout of their own."""
+
+    __slots__ = ("idle_timeout", "stash", "stashed", "timers")
+
+    def __init__(self) -> None:
+        self.timers: list[asyncio.TimerHandle] = []
+        self.stash: list[Message] = []
+        self.stashed = False
+        """The message being handled was put aside: it has no answer yet."""
+        self.idle_timeout: float | None = None
+
+    def add_timer(self, timer: asyncio.TimerHandle) -> asyncio.TimerHandle:
+        """Keep it, to be cancelled with the entity; spent ones are let go."""
+        if len(self.timers) >= 16:
+            now = asyncio.get_running_loop().time()
+            self.timers = [t for t in self.timers if not t.cancelled() and t.when() > now]
+        self.timers.append(timer)
+        return timer
+
+    def cancel_timers(self) -> None:
+        """The entity stops."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()

@@ -1,0 +1,84 @@
+"""What a node knows of one entity type: the class, its handlers, and what the class declares about
+itself.
+
+`app.py` builds it from the decorators once; everything here is read-only afterwards.
+
+Source: S2.7, S2.57; STYLE (options declared once).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from shardbus.wire.schema import Decode, Interface
+
+
+class StopReason(Enum):
+    """Why an entity stops; `on_stop` gets it."""
+
+    HANDOFF = "handoff"
+    PASSIVATION = "passivation"
+    SHUTDOWN = "shutdown"
+    FAILURE = "failure"
+    STOPPED = "stopped"
+
+
+class Directive(Enum):
+    """What becomes of an entity whose handler raised."""
+
+    RESUME = "resume"
+    RESTART = "restart"
+    STOP = "stop"
+
+
+Read = Callable[[bytes], tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Invoker:
+    """One method, ready to run: `function(entity, *read(payload))`."""
+
+    name: str
+    function: Callable[..., Any]
+    read: Read
+    is_async: bool
+    in_thread: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EntityType:
+    """See the module."""
+
+    cls: type
+    interface: Interface
+    invokers: Mapping[str, Invoker]
+    declared: Mapping[str, object]
+    """Sharding settings that the class sets, by name."""
+    starts: bool
+    """The class has an `on_start` of its own."""
+    stops: bool
+    """The class has an `on_stop` of its own."""
+    state_class: type | None = None
+    read_state: Decode | None = None
+    supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
+    strategy: object | None = None
+    """An allocation strategy; None: least shards."""
+    extract_entity_id: Callable[[Any], str] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.interface.name
+
+    @property
+    def plain(self) -> bool:
+        """Starting such an entity needs no waiting: no state to load, no `on_start`."""
+        return not self.starts and self.state_class is None
+
+
+def is_coroutine_function(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives a coroutine."""
+    return inspect.iscoroutinefunction(function)

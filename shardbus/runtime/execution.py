@@ -1,0 +1,367 @@
+"""One message at a time: running an entity's handlers, its start, its restarts and its end.
+
+    receive ── idle ──> run ── done ──> idle
+        └──── busy ──> mailbox      └─ waits ──> busy ── done ──> settle: the mailbox, or the stop, or idle
+
+`busy` is set while somebody else will call `settle`: a task that carries a handler on, a start, a
+restart. A message that finds the entity idle runs where it arrived. `run` says whether the message
+is done.
+
+Supervision: a handler that raises fails its asker with EntityFailed and restarts the entity (a new
+object, its state loaded anew, `on_start`), the first time at once, then with a doubling backoff;
+messages wait. `resume` keeps the object, `stop` stops it.
+
+Source: S2.47-S2.49, S4.15, S4.19, S4.20, S4.23; C.18, C.19, C.30; B.108, B.136.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from shardbus.errors import (
+    EntityFailed,
+    MailboxFull,
+    SchemaError,
+    StaleFence,
+    StoreError,
+    Unhandled,
+)
+from shardbus.runtime.context import Context, Message
+from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.runtime.turn import Driver
+from shardbus.settings import ShardingSettings
+from shardbus.transport.session import Session
+from shardbus.wire.schema import encode_value
+
+log = logging.getLogger("shardbus.entity")
+
+SETTLE_MAX = 256
+"""Messages handled in one go before the loop's other work gets a turn."""
+FAILURE_MEMORY_TICKS = 200
+"""A failure so long ago (10 s) does not lengthen the next backoff."""
+_AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
+"""Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
+
+
+class Keeper(Protocol):
+    """Where entities' state is kept."""
+
+    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None: ...
+    async def save(
+        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+    ) -> None: ...
+
+
+class Counts:
+    """What happened to messages and entities, for metrics."""
+
+    __slots__ = ("delivered", "dropped", "failures", "started", "stopped")
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.failures = 0
+        self.dropped: dict[str, int] = {}
+        self.started: dict[str, int] = {}
+        self.stopped: dict[str, int] = {}
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Messages that no handler will see."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+
+class Execution:
+    """See the module. `gone(cell)` is called once an entity has stopped."""
+
+    def __init__(
+        self,
+        kind: EntityType,
+        settings: ShardingSettings,
+        loop: asyncio.AbstractEventLoop,
+        keeper: Keeper,
+        gone: Callable[[Context], None],
+    ) -> None:
+        self.kind, self.settings, self.loop = kind, settings, loop
+        self.counts = Counts()
+        self.tick = 0
+        """Coarse time in ticks of 50 ms, moved on by the node."""
+        self._keeper, self._gone = keeper, gone
+        self._driver = Driver(loop)
+        self._mailbox_max = settings.mailbox
+        self._tasks: dict[Context, asyncio.Task[Any]] = {}
+
+    # ---- messages
+
+    def receive(
+        self,
+        cell: Context,
+        invoker: Invoker,
+        payload: bytes,
+        session: Session | None,
+        corr: int,
+        deadline: int,
+    ) -> None:
+        """Handle the message now if the entity is idle, else queue it."""
+        if not cell.busy:
+            cell.used = self.tick
+            if not self._run(cell, invoker, payload, session, corr):
+                return
+            if cell.stopping is not None or cell.mailbox:
+                self.settle(cell)
+            return
+        mailbox = cell.mailbox
+        if mailbox is None:
+            mailbox = cell.mailbox = deque()
+        if len(mailbox) < self._mailbox_max:
+            mailbox.append(Message(invoker, payload, session, corr, deadline))
+            return
+        self.counts.drop("mailbox_full")
+        if session is not None:
+            text = f"{self.kind.name} {cell.entity_id!r} has {len(mailbox)} messages waiting"
+            session.fail(corr, MailboxFull(text))
+
+    def settle(self, cell: Context) -> None:
+        """The entity is done with something: go on with its mailbox, stop it, or let it be idle."""
+        cell.busy = True
+        for _ in range(SETTLE_MAX):
+            mailbox = cell.mailbox
+            if cell.stopping is not None and (not mailbox or cell.stopping in _AFTER_CURRENT):
+                self._finish(cell)
+                return
+            if not mailbox:
+                cell.busy, cell.mailbox, cell.used = False, None, self.tick
+                return
+            message = mailbox.popleft()
+            if message.session is not None and message.deadline <= self.tick:
+                self.counts.drop("expired")
+            elif not self._run(cell, *message[:4]):
+                return
+        self.loop.call_soon(self.settle, cell)
+
+    def _run(
+        self, cell: Context, invoker: Invoker, payload: bytes, session: Session | None, corr: int
+    ) -> bool:
+        """Run one message; whether it is done. If not, `settle` will be called when it is."""
+        self.counts.delivered += 1
+        try:
+            args = invoker.read(payload)
+        except SchemaError as e:
+            self.counts.drop("schema")
+            if session is not None:
+                session.fail(corr, e)
+            return True
+        cell.current = Message(invoker, payload, session, corr, 0)
+        try:
+            if invoker.in_thread:
+                value: Any = self._in_thread(invoker, cell.entity, args)
+            else:
+                value = invoker.function(cell.entity, *args)
+            if invoker.is_async:
+                waits_for = self._driver.step(value)
+                self._carry_on(cell, value, waits_for, session, corr)
+                return False
+        except StopIteration as end:
+            value = end.value
+        except Exception as e:
+            return self._failed(cell, e, session, corr)
+        self._answer(cell, value, session, corr)
+        return True
+
+    async def _in_thread(self, invoker: Invoker, entity: Any, args: tuple[Any, ...]) -> Any:
+        return await self.loop.run_in_executor(None, lambda: invoker.function(entity, *args))
+
+    def _answer(self, cell: Context, value: Any, session: Session | None, corr: int) -> None:
+        cell.current = None
+        if cell.extras is not None and cell.extras.stashed:
+            cell.extras.stashed = False
+        elif session is not None:
+            try:
+                session.reply(corr, encode_value(value))
+            except SchemaError as e:
+                text = f"the handler returned what cannot travel: {e.message}"
+                session.fail(corr, EntityFailed("SchemaError", text))
+
+    def _carry_on(
+        self,
+        cell: Context,
+        coroutine: Coroutine[Any, Any, Any],
+        waits_for: Any,
+        session: Session | None,
+        corr: int,
+    ) -> None:
+        cell.busy = True
+
+        def done(task: asyncio.Task[Any]) -> None:
+            if self._tasks.get(cell) is not task:
+                return  # cut off
+            del self._tasks[cell]
+            if task.cancelled():
+                error: BaseException | None = EntityFailed("CancelledError", "was cancelled")
+            else:
+                error = task.exception()
+            if error is None:
+                self._answer(cell, task.result(), session, corr)
+            elif not self._failed(cell, error, session, corr):
+                return
+            self.settle(cell)
+
+        task = self._driver.take_over(coroutine, waits_for)
+        self._tasks[cell] = task
+        task.add_done_callback(done)
+
+    # ---- start and restart
+
+    def start(self, cell: Context) -> None:
+        """Start an entity. A plain one is idle at once; another is busy until it has started."""
+        if self.kind.plain:
+            try:
+                self._construct(cell)
+                return
+            except Exception as e:
+                self._count_failure(cell, "failed to start", e)
+        self._begin(cell)
+
+    def _begin(self, cell: Context) -> None:
+        """Start it, after a backoff if it has failed lately."""
+        cell.busy = True
+        coroutine = self._starting(cell)
+        try:
+            waits_for = self._driver.step(coroutine)
+        except StopIteration:
+            self.settle(cell)
+        else:
+            self._carry_on(cell, coroutine, waits_for, None, 0)
+
+    async def _starting(self, cell: Context) -> None:
+        """Construct, load the state, run `on_start`; again after a backoff while that fails."""
+        while cell.stopping is None:
+            backoff = self._backoff(cell)
+            if backoff:
+                await asyncio.sleep(backoff)
+            try:
+                self._construct(cell)
+                if self.kind.state_class is not None:
+                    await self._load(cell)
+                if self.kind.starts:
+                    await cell.entity.on_start()
+                return
+            except StaleFence as e:
+                self._count_failure(cell, "is over", e)
+                cell.entity, cell.stopping = None, StopReason.FAILURE
+            except Exception as e:
+                self._count_failure(cell, "failed to start", e)
+                cell.entity = None
+
+    def _construct(self, cell: Context) -> None:
+        cls: Any = self.kind.cls
+        entity = cls.__new__(cls)
+        entity.context = cell
+        entity.__init__()
+        cell.entity = entity
+
+    async def _load(self, cell: Context) -> None:
+        read, cls = self.kind.read_state, self.kind.state_class
+        assert read is not None and cls is not None
+        data = await self._keeper.load(self.kind.name, cell.entity_id, cell.shard.fence)
+        cell.entity.state = cls() if data is None else read(data)
+
+    def _backoff(self, cell: Context) -> float:
+        """0 unless it failed more than once lately; then doubling."""
+        if cell.failures <= 1:
+            return 0.0
+        least, most = self.settings.entity_restart_backoff_min, self.settings.entity_restart_backoff
+        return min(most, least * 2.0 ** min(cell.failures - 2, 16))
+
+    def _count_failure(self, cell: Context, what: str, error: BaseException) -> None:
+        self.counts.failures += 1
+        if self.tick - cell.failed_at > FAILURE_MEMORY_TICKS:
+            cell.failures = 0
+        cell.failures, cell.failed_at = cell.failures + 1, self.tick
+        log.warning(
+            "%s %r %s: %s: %s",
+            self.kind.name,
+            cell.entity_id,
+            what,
+            type(error).__name__,
+            error,
+            exc_info=None if isinstance(error, StoreError) else error,
+        )
+
+    # ---- failures
+
+    def _failed(
+        self, cell: Context, error: BaseException, session: Session | None, corr: int
+    ) -> bool:
+        """A handler raised: tell the asker, do what the supervision says; whether that is done."""
+        cell.current = None
+        if isinstance(error, Unhandled):
+            self.counts.drop("unhandled")
+            if session is not None:
+                session.fail(corr, error)
+            return True
+        if session is not None:
+            told = error if isinstance(error, EntityFailed) else None
+            session.fail(corr, told or EntityFailed(type(error).__name__, str(error)))
+        self._count_failure(cell, "failed", error)
+        if isinstance(error, StaleFence):
+            directive = Directive.STOP
+        elif isinstance(error, StoreError) or not isinstance(error, Exception):
+            directive = Directive.RESTART  # memory may be ahead of the store, or half-way
+        else:
+            directive = self.kind.supervision(error)
+        if directive is Directive.RESUME:
+            return True
+        if directive is Directive.STOP or cell.stopping is not None:
+            cell.stopping = cell.stopping or StopReason.FAILURE
+            return True
+        if cell.extras is not None:
+            cell.extras.cancel_timers()
+        cell.entity = None
+        self._begin(cell)
+        return False
+
+    # ---- the end
+
+    def stop(self, cell: Context, reason: StopReason) -> None:
+        """Stop it: for a hand-off after its mailbox, otherwise after its current message."""
+        if cell.stopping is None or reason not in _AFTER_CURRENT:
+            cell.stopping = reason
+        if not cell.busy and cell.current is None:
+            self.settle(cell)
+
+    def cut_off(self, cell: Context) -> None:
+        """It did not stop in time."""
+        task = self._tasks.pop(cell, None)
+        if task is not None:
+            task.cancel()
+        self._gone(cell)
+
+    def _finish(self, cell: Context) -> None:
+        entity, cell.entity = cell.entity, None
+        if entity is None or not self.kind.stops:
+            self._gone(cell)
+            return
+        coroutine = self._on_stop(entity, cell)
+        try:
+            waits_for = self._driver.step(coroutine)
+        except StopIteration:
+            self._gone(cell)
+            return
+
+        def done(task: asyncio.Task[Any]) -> None:
+            if self._tasks.pop(cell, None) is task:
+                self._gone(cell)
+
+        task = self._driver.take_over(coroutine, waits_for)
+        self._tasks[cell] = task
+        task.add_done_callback(done)
+
+    async def _on_stop(self, entity: Any, cell: Context) -> None:
+        try:
+            await entity.on_stop(cell.stopping)
+        except Exception:
+            self.counts.failures += 1
+            log.exception("on_stop of %s %r failed", self.kind.name, cell.entity_id)

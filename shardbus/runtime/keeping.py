@@ -1,0 +1,50 @@
+"""Entities' state in the store, as entities see it: one load at a time, saves in shared round
+trips.
+
+Source: API section 1 (state); DESIGN section 6 (fence).
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+from shardbus.store.group import SaveGroup
+from shardbus.store.protocol import StateStore
+
+
+class Keeping:
+    """The keeper of a node's entities, with what it measured."""
+
+    def __init__(self, store: StateStore, uid: int) -> None:
+        self._store = store
+        self._group = SaveGroup(store, itertools.count(uid >> 2))
+        self.errors = 0
+        self.seconds = 0.0
+        self.calls = 0
+
+    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        """The stored state, under a fence that is raised to `fence`."""
+        began = time.perf_counter()
+        try:
+            return await self._store.load_state(entity_type, entity_id, fence)
+        except Exception:
+            self.errors += 1
+            raise
+        finally:
+            self._measure(began)
+
+    async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
+        """Write it; returns when the store has it."""
+        began = time.perf_counter()
+        try:
+            await self._group.save(entity_type, entity_id, fence, data)
+        except Exception:
+            self.errors += 1
+            raise
+        finally:
+            self._measure(began)
+
+    def _measure(self, began: float) -> None:
+        self.seconds += time.perf_counter() - began
+        self.calls += 1

@@ -1,0 +1,257 @@
+"""One entity type on one node: its host, its router and its coordinator, and what passes between
+them.
+
+The way of a message, from the link to the handler: a run of messages of one type and method
+arrives; each id is looked up among the active entities and handed over. An id that is not there
+takes the slow
+path: its shard lives here and lets it in (start the entity), or the region machine has the word (it
+buffers, or sends it on).
+
+Source: S0.10, S0.14, S0.15, S2.22-S2.24; DESIGN sections 2 and 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shardbus.errors import ConfigError, RequestError, Unhandled
+from shardbus.ids import NodeId
+from shardbus.runtime.entity_type import EntityType, Invoker, StopReason
+from shardbus.runtime.execution import Keeper
+from shardbus.runtime.hosting import Host
+from shardbus.settings import ShardingSettings
+from shardbus.sharding import events
+from shardbus.sharding.region import Region
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.router import Envelope, Router
+from shardbus.transport.session import Loopback, Session
+from shardbus.wire.batch import AskRun, Flush, Relayed, TellRun
+
+log = logging.getLogger("shardbus.sharding")
+
+
+class Surroundings(Protocol):
+    """What a type needs from its node."""
+
+    me: NodeId
+    endpoint: Endpoint
+    loopback: Loopback
+
+    def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
+    def coordinator_of(self, entity_type: str) -> NodeId | None: ...
+    def note(self, entity_type: str, note: events.Note) -> None: ...
+
+
+class Passing:
+    """Waits, for somebody on a session, for the answer to a message that we sent on."""
+
+    __slots__ = ("_corr", "_session")
+
+    def __init__(self, session: Session, corr: int) -> None:
+        self._session, self._corr = session, corr
+
+    def resolve(self, payload: bytes) -> None:
+        if self._session.lost is None:
+            self._session.reply(self._corr, payload)
+
+    def fail(self, error: RequestError) -> None:
+        if self._session.lost is None:
+            self._session.fail(self._corr, error)
+
+
+class Kind:
+    """See the module."""
+
+    def __init__(
+        self,
+        kind: EntityType,
+        settings: ShardingSettings,
+        node: Surroundings,
+        keeper: Keeper,
+        ref: Callable[[Any, str], Any],
+        *,
+        hosts: bool,
+    ) -> None:
+        self.kind, self.name, self.settings, self.hosts = kind, kind.name, settings, hosts
+        self._node = node
+        loop = asyncio.get_running_loop()
+        self._loop = loop
+        self.host = Host(kind, settings, str(node.me), loop, keeper, ref, self._on_down)
+        interface = kind.interface
+        region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
+        self.router = Router(interface, region, self, loop, node.endpoint.clock)
+        self.coordinator: NodeId | None = None
+        """Where this node believes the coordinator to be."""
+        self.drained: asyncio.Future[None] = loop.create_future()
+        self.relayed_messages = 0
+        self._stopping: list[str] = []
+        self._stop_reason = StopReason.HANDOFF
+        self._active = self.host.active
+        self._receive = self.host.execution.receive
+
+    # ---- what arrives
+
+    def on_tells(self, session: Session, run: TellRun) -> None:
+        """Messages to which nobody waits for an answer."""
+        invoker = self.kind.invokers.get(run.method)
+        if invoker is None:
+            self.host.counts.drop("unhandled", len(run.ids))
+            return
+        find, receive = self._active.get, self._receive
+        for entity_id, payload in zip(run.ids, run.payloads, strict=True):
+            cell = find(entity_id)
+            if cell is not None:
+                receive(cell, invoker, payload, None, 0, 0)
+            else:
+                self._arrive(session, invoker, entity_id, payload, 0, 0, 0)
+
+    def on_asks(self, session: Session, run: AskRun) -> None:
+        """Messages whose senders wait."""
+        invoker = self.kind.invokers.get(run.method)
+        if invoker is None:
+            self.host.counts.drop("unhandled", len(run.ids))
+            text = (
+                f"{self.name} has no handler {run.method!r}"
+                if run.method
+                else f"{self.name} has no receive"
+            )
+            for corr in run.corrs:
+                session.fail(corr, Unhandled(text))
+            return
+        deadline = self._node.endpoint.clock.after(run.timeout_ms)
+        find, receive = self._active.get, self._receive
+        rows = zip(run.ids, run.payloads, run.corrs, strict=True)
+        for entity_id, payload, corr in rows:
+            cell = find(entity_id)
+            if cell is not None:
+                receive(cell, invoker, payload, session, corr, deadline)
+            else:
+                self._arrive(session, invoker, entity_id, payload, corr, deadline, 0)
+
+    def on_relayed(self, session: Session, message: Relayed) -> None:
+        """A message that another node, or our own router, sends on."""
+        invoker = self.kind.invokers.get(message.method)
+        if invoker is None:
+            self.host.counts.drop("unhandled")
+            if message.corr:
+                session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
+            return
+        deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
+        cell = self._active.get(message.id)
+        if cell is not None:
+            asker = session if message.corr else None
+            self._receive(cell, invoker, message.payload, asker, message.corr, deadline)
+        else:
+            self._arrive(
+                session, invoker, message.id, message.payload, message.corr, deadline, message.hops
+            )
+
+    def _arrive(
+        self,
+        session: Session,
+        invoker: Invoker,
+        entity_id: str,
+        payload: bytes,
+        corr: int,
+        deadline: int,
+        hops: int,
+    ) -> None:
+        """The entity is not active: start it, or let the region machine decide."""
+        try:
+            shard = self.router.route_of(entity_id).shard
+        except ConfigError as e:
+            self.host.counts.drop("malformed")
+            if corr:
+                session.fail(corr, Unhandled(str(e)))
+            return
+        local = session is self._node.loopback
+        hosted = self.host.shards.get(shard)
+        if hosted is not None and hosted.lets_in(session, local):
+            cell = hosted.cells.get(entity_id) or self.host.activate(hosted, entity_id)
+            self._receive(cell, invoker, payload, session if corr else None, corr, deadline)
+            return
+        waiter = Passing(session, corr) if corr else None
+        key = self.router.key(invoker.name)
+        envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline)
+        self.relayed_messages += 1
+        self.router.arrived(envelope, None if local else session.tag)
+
+    def on_flush(self, session: Session, flush: Flush) -> None:
+        """Answer if the shard lives here and everything before has come in; else send it on."""
+        local = session is self._node.loopback
+        hosted = self.host.shards.get(flush.shard)
+        if hosted is not None and hosted.lets_in(session, local):
+            session.reply(flush.corr, b"")
+            return
+        deadline = self._node.endpoint.clock.after(flush.timeout_ms)
+        waiter = Passing(session, flush.corr)
+        envelope = Envelope(
+            None, flush.shard, self.name, b"", flush.hops + 1, waiter, None, deadline
+        )
+        self.router.arrived(envelope, None if local else session.tag)
+
+    # ---- what the router asks for
+
+    def out_for(self, node: NodeId) -> Session:
+        """The session to a node; to this one, the loopback."""
+        if node == self._node.me:
+            return self._node.loopback
+        return self._node.endpoint.session_to(node.address, node)
+
+    def is_here(self, node: NodeId) -> bool:
+        """Whether that is this node."""
+        return node == self._node.me
+
+    def perform(self, effect: events.RegionEffect) -> None:
+        """Carry out what the region machine says about anything but routes."""
+        match effect:
+            case events.SendCoordinator(message=message):
+                coordinator = self._node.coordinator_of(self.name)
+                if coordinator is not None:
+                    self._node.send(coordinator, self.name, message)
+            case events.Send(to=to, message=message):
+                self._node.send(to, self.name, message)
+            case events.SetArrivals(shard=shard, local=local, via=via):
+                self.host.set_arrivals(shard, local, via)
+            case events.StartShard(shard=shard, fence=fence):
+                self.host.start_shard(shard, fence)
+                self._loop.call_soon(self.router.handle, events.ShardReady(shard))
+            case events.StopShard(shard=shard):
+                if not self._stopping:
+                    self._loop.call_soon(self._stop_shards)
+                self._stopping.append(shard)
+            case events.Drained():
+                if not self.drained.done():
+                    self.drained.set_result(None)
+            case events.Note():
+                self._node.note(self.name, effect)
+            case _:
+                log.error("nothing performs a %s", type(effect).__name__)
+
+    def _stop_shards(self) -> None:
+        shards, self._stopping = self._stopping, []
+        self.host.stop_shards(shards, self._stop_reason)
+
+    def _on_down(self, shard: str) -> None:
+        self.router.handle(events.ShardDown(shard))
+
+    def dropped(self, reason: str, count: int) -> None:
+        """The router could not send messages."""
+        self.host.counts.drop(reason, count)
+
+    # ---- news
+
+    def shutdown(self) -> asyncio.Future[None]:
+        """Move everything away; done when nothing runs here."""
+        self._stop_reason = StopReason.SHUTDOWN
+        self.router.handle(events.Shutdown())
+        return self.drained
+
+    def advance(self, tick: int) -> None:
+        """Coarse time goes on."""
+        self.host.execution.tick = tick
+        if self.router.buffered_asks:
+            self._node.endpoint.asks_timed_out += self.router.expire()

@@ -1,0 +1,100 @@
+"""What a node counts, in Prometheus's text format. Collected when asked: the hot path only adds to
+plain integers.
+
+Source: API section 5 (metric names); B.55, B.150; ECOSYSTEM section 3.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from shardbus.runtime.node import Node
+
+VERSION = "0.1.0"
+
+
+def render(node: Node) -> bytes:
+    """Every metric of the node, now."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(node))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, node: Node) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._messages()
+        yield from self._entities()
+        yield from self._cluster()
+
+    def _messages(self) -> Iterable[Metric]:
+        kinds, endpoint = self._node.kinds, self._node.endpoint
+        received = _counter("messages_received", "Messages handed to entities")
+        forwarded = _counter("messages_forwarded", "Messages that arrived here and were sent on")
+        dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
+        buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
+        for name, kind in kinds.items():
+            received.add_metric([name], kind.host.counts.delivered)
+            forwarded.add_metric([name], kind.relayed_messages)
+            buffered.add_metric([name], kind.router.region.buffered[0])
+            for reason, count in sorted(kind.host.counts.dropped.items()):
+                dropped.add_metric([name, reason], count)
+        for reason, count in sorted(endpoint.dropped_frames.items()):
+            dropped.add_metric(["", reason], count)
+        late = CounterMetricFamily("shardbus_asks_timed_out", "Asks without an answer in time")
+        late.add_metric([], endpoint.asks_timed_out)
+        return [received, forwarded, dropped, buffered, late]
+
+    def _entities(self) -> Iterable[Metric]:
+        started = _counter("entities_started", "Entities started", "cause")
+        stopped = _counter("entities_stopped", "Entities stopped", "reason")
+        failures = _counter("entity_failures", "Handlers, starts and stops that raised")
+        entities = _gauge("entities", "Entities in memory")
+        shards = _gauge("shards", "Shards hosted here")
+        for name, kind in self._node.kinds.items():
+            counts = kind.host.counts
+            failures.add_metric([name], counts.failures)
+            entities.add_metric([name], kind.host.entities)
+            shards.add_metric([name], len(kind.host.shards))
+            for cause, count in sorted(counts.started.items()):
+                started.add_metric([name, cause], count)
+            for reason, count in sorted(counts.stopped.items()):
+                stopped.add_metric([name, reason], count)
+        notes = _counter("sharding_notes", "What regions and coordinators noted", "kind")
+        for (name, what), count in sorted(self._node.notes.items()):
+            notes.add_metric([name, what], count)
+        return [started, stopped, failures, entities, shards, notes]
+
+    def _cluster(self) -> Iterable[Metric]:
+        node = self._node
+        members = GaugeMetricFamily("shardbus_members", "Members by status", labels=["status"])
+        if node.view is not None:
+            statuses = Counter(m.status.value for m in node.view.members)
+            for status, count in sorted(statuses.items()):
+                members.add_metric([status], count)
+        epoch = _gauge("coordinator_epoch", "Highest coordinator epoch seen")
+        for name, kind in node.kinds.items():
+            epoch.add_metric([name], kind.router.region.epoch)
+        lag = GaugeMetricFamily("shardbus_loop_lag_seconds", "How late the application loop is")
+        lag.add_metric([], node.cluster.lag if hasattr(node, "cluster") else 0.0)
+        errors = CounterMetricFamily("shardbus_store_errors", "Store calls that failed")
+        errors.add_metric([], node.keeping.errors)
+        build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])
+        build.add_metric([VERSION], 1)
+        return [members, epoch, lag, errors, build]
+
+
+def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(f"shardbus_{name}", text, labels=["entity_type", *labels])
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"shardbus_{name}", text, labels=["entity_type", *labels])

@@ -1,0 +1,431 @@
+"""A node: two loops, wired together.
+
+The cluster thread knows who is in the cluster; this, the application loop, runs links, entities,
+coordinators and HTTP. They exchange immutable events only: what the cluster thread says arrives by
+`call_soon_threadsafe`, and what it must know is posted to it.
+
+    start   store, cluster thread, ROUTER, types, HTTP, then join
+    leave   regions move everything away, then the member leaves, then clients part, then sockets close
+    downed  stop at once: others may have our shards already
+
+Source: DESIGN section 3; S0.1, S1.60-S1.62, S2.52; B.14, B.15, B.141.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, cast, get_args
+
+from shardbus.errors import NodeLost, ShardBusError, UnknownEntityType
+from shardbus.ids import Address, NodeId
+from shardbus.membership import events as cluster
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import ControlMessage
+from shardbus.membership.view import MembershipView
+from shardbus.runtime.cluster_thread import ClusterThread
+from shardbus.runtime.coordination import Coordination
+from shardbus.runtime.entity_type import EntityType
+from shardbus.runtime.keeping import Keeping
+from shardbus.runtime.kind import Kind
+from shardbus.runtime.questions import Questions
+from shardbus.settings import Settings
+from shardbus.sharding import events, messages
+from shardbus.sharding.allocation import LeastShard
+from shardbus.sharding.coordinator import Coordinator
+from shardbus.store.protocol import StateStore
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.refs import Ref
+from shardbus.transport.session import Loopback, Session, Unsent
+from shardbus.wire import gossip
+from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
+from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
+from shardbus.wire.schema import Interface
+
+log = logging.getLogger("shardbus.node")
+
+ASK_TIMEOUT_MS = 5000
+ALIVE_EVERY_S = 0.2
+PART_S = 5.0
+CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
+_HOSTING = (Status.UP, Status.LEAVING)
+
+
+class Node:
+    """See the module. `stopped` is done when membership is over, with its reason."""
+
+    def __init__(
+        self,
+        name: str,
+        types: Mapping[str, EntityType],
+        settings: Settings,
+        store: StateStore,
+    ) -> None:
+        self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
+        self.view: MembershipView | None = None
+        self.kinds: dict[str, Kind] = {}
+        self.coordinations: dict[str, Coordination] = {}
+        self.notes: dict[tuple[str, str], int] = {}
+        """What the machines noted, by entity type and kind."""
+        self._peers: dict[NodeId, Member] = {}
+        self._clients: dict[NodeId, Session] = {}
+        self._timers: list[asyncio.TimerHandle] = []
+        self._leases: set[asyncio.Task[None]] = set()
+        self._swept = 0
+
+    # ---- start
+
+    async def start(self) -> None:
+        """Listen, host nothing yet, and begin to join.
+
+        Raises:
+            ConfigError: a port is taken, or a setting is unfit. StoreUnavailable: no store.
+        """
+        self.loop = asyncio.get_running_loop()
+        self.stopped: asyncio.Future[str] = self.loop.create_future()
+        self.refusals: list[str] = []
+        settings = self.settings.node
+        uid = int.from_bytes(os.urandom(8), "big")
+        host, port = settings.host, settings.port
+        if settings.advertise:
+            text = settings.advertise
+            address = Address.parse(text if text.rpartition(":")[2].isdigit() else f"{text}:{port}")
+        else:
+            address = Address(host, port)
+        self.me = NodeId(*address, uid)
+        await self.store.start()
+        self.keeping = Keeping(self.store, uid)
+        self.endpoint = Endpoint(
+            self.cluster_name,
+            str(self.me),
+            uid,
+            self,
+            node=self.me,
+            on_lost=self._on_lost,
+            on_client=self._on_client,
+            on_membership=self._on_membership,
+        )
+        self.endpoint.start(host, port)
+        self.loopback = Loopback(str(self.me), self.loop, self.endpoint.clock, self)
+        self.loopback.tag = self.me
+        self.questions = Questions(self)
+        for name, kind in self.types.items():
+            self._add_kind(name, kind)
+        self._every_so_often()
+
+    def _add_kind(self, name: str, kind: EntityType) -> None:
+        chosen = self.settings.sharding.for_type(name, kind.declared)
+        hosts = not chosen.role or chosen.role in self.settings.node.roles
+        self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
+        strategy: Any = kind.strategy or LeastShard(
+            absolute_limit=chosen.rebalance_absolute_limit,
+            relative_limit=chosen.rebalance_relative_limit,
+        )
+
+        def make() -> Coordinator:
+            return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
+
+        self.coordinations[name] = Coordination(name, make, self.store, self)
+
+    def join(self, http: str) -> None:
+        """Join by the seeds, or found a cluster without any. `http`: where this node's HTTP is."""
+        settings = self.settings.node
+        member = Member(
+            node=self.me,
+            gossip_port=settings.gossip_port or settings.port + 1,
+            http=http,
+            roles=tuple(settings.roles),
+            version=settings.version,
+        )
+        fingerprint = {
+            f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()
+        }
+        fingerprint["cluster.downing.strategy"] = self.settings.cluster.downing.strategy
+        self.cluster = ClusterThread(
+            member,
+            self.cluster_name,
+            self.settings.cluster,
+            fingerprint,
+            bind_host=settings.host,
+            notify=self._notified,
+        )
+        self.cluster.start()
+        seeds = tuple(Address.parse(seed) for seed in settings.seeds)
+        self.cluster.post(cluster.JoinSeeds(seeds) if seeds else cluster.JoinSelf())
+
+    # ---- what the cluster thread says
+
+    def _notified(self, effect: object) -> None:
+        """Called in the cluster thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended: so has this node
+            self.loop.call_soon_threadsafe(self._on_cluster, effect)
+
+    def _on_cluster(self, effect: object) -> None:
+        match effect:
+            case cluster.ViewChanged(view=view):
+                self._on_view(view)
+            case cluster.SendControl(to=to, message=message):
+                self.endpoint.membership(to, gossip.encode(message))
+            case cluster.AcquireLease():
+                task = self.loop.create_task(self._acquire(effect))
+                self._leases.add(task)
+                task.add_done_callback(self._leases.discard)
+            case cluster.Stopped(reason=reason):
+                if not self.stopped.done():
+                    self.stopped.set_result(reason)
+            case cluster.Refused(reason=reason):
+                log.error("the cluster refuses: %s", reason)
+                self.refusals.append(reason)
+            case cluster.Notice(event=event):
+                log.info("%s", event)
+            case _:
+                pass
+
+    async def _acquire(self, wanted: cluster.AcquireLease) -> None:
+        granted: bool | None
+        try:
+            lease = await self.store.acquire_lease(wanted.name, wanted.owner, wanted.ttl)
+            granted = lease is not None
+        except ShardBusError as e:
+            log.warning("no answer about lease %s: %s", wanted.name, e)
+            granted = None
+        self.cluster.post(cluster.LeaseResult(wanted.name, granted))
+
+    def _on_view(self, view: MembershipView) -> None:
+        before, self.view = self._peers, view
+        alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
+        self._peers = alive
+        for node in before:
+            if node not in alive and node != self.me:
+                self._node_gone(node)
+        for name in self.kinds:
+            self._look_after(name, view)
+        nodes = tuple(m.node for m in view.members if m.status in _HOSTING)
+        for session in self._clients.values():
+            session.control(encode_control("", Members(nodes)))
+
+    def _node_gone(self, node: NodeId) -> None:
+        for kind in self.kinds.values():
+            kind.router.handle(events.NodeGone(node))
+        self.endpoint.drop(node, NodeLost(f"{node} is gone"))
+
+    def _look_after(self, name: str, view: MembershipView) -> None:
+        """Who coordinates the type now; if it is this node, over whom."""
+        kind = self.kinds[name]
+        role = kind.settings.role
+        live = tuple(m.node for m in view.members if m.status in (*_HOSTING, Status.EXITING))
+        unfit = tuple(m.node for m in view.members if m.status in (Status.LEAVING, Status.EXITING))
+        arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
+        unsettled = bool(view.unreachable) or arriving
+        oldest = view.oldest(role)
+        rules = oldest is not None and oldest.node == self.me
+        members = events.Members(live, unfit, unsettled)
+        self.coordinations[name].update(rules, members, view.epochs.get(name, 0))
+        if view.epochs.get(name):
+            kind.router.handle(events.EpochSeen(view.epochs[name]))
+        node = oldest.node if oldest is not None and self.is_up else None
+        if node != kind.coordinator:
+            kind.coordinator = node
+            kind.router.handle(events.CoordinatorAt(node))
+
+    @property
+    def is_up(self) -> bool:
+        """This node is a full member, so that its regions may register."""
+        return self.view is not None and self.view.status in _HOSTING
+
+    def _on_membership(self, sender: NodeId, body: bytes) -> None:
+        message = gossip.decode(body)
+        if isinstance(message, CONTROL_MESSAGES):
+            self.cluster.post(cluster.ControlReceived(sender, cast("ControlMessage", message)))
+        else:
+            self.endpoint.count_drop("unexpected")
+
+    # ---- what types and coordinators need
+
+    def send(self, to: NodeId, entity_type: str, message: events.Message) -> None:
+        """Send a machine's message to a node's machine, or to a client."""
+        control = encode_control(entity_type, message)
+        if to == self.me:
+            self.loopback.control(control)
+        elif to in self._clients:
+            self._clients[to].control(control)
+        elif to in self._peers:
+            self.endpoint.session_to(to.address, to).control(control)
+
+    def coordinator_of(self, entity_type: str) -> NodeId | None:
+        """Where the type's coordinator is, if that is known."""
+        return self.kinds[entity_type].coordinator
+
+    def epoch_claimed(self, entity_type: str, epoch: int) -> None:
+        """A coordinator here rules under this epoch: let gossip spread it."""
+        self.cluster.post(cluster.EpochSeen(entity_type, epoch))
+        self.kinds[entity_type].router.handle(events.CoordinatorAt(self.me))
+
+    def note(self, entity_type: str, note: events.Note) -> None:
+        """Count and log what a machine noted."""
+        key = (entity_type, note.kind)
+        self.notes[key] = self.notes.get(key, 0) + note.count
+        log.info("%s: %s %s", entity_type, note.kind, note.detail)
+
+    def ref(self, kind: Any, entity_id: str) -> Any:
+        """A reference for code inside this node.
+
+        Raises:
+            UnknownEntityType: no such type here.
+        """
+        interface = getattr(kind, "__shardbus_interface__", None)
+        name = interface.name if isinstance(interface, Interface) else kind
+        if name not in self.kinds:
+            raise UnknownEntityType(f"there is no entity type {name!r}")
+        return Ref(self.kinds[name].router, entity_id, ASK_TIMEOUT_MS)
+
+    # ---- what arrives
+
+    def on_tells(self, session: Session, run: TellRun) -> None:
+        """Messages for entities."""
+        kind = self.kinds.get(run.type)
+        if kind is None:
+            self.endpoint.count_drop("unknown_type")
+        else:
+            kind.on_tells(session, run)
+
+    def on_asks(self, session: Session, run: AskRun) -> None:
+        """Messages for entities whose senders wait, and questions of other nodes."""
+        kind = self.kinds.get(run.type)
+        if kind is not None:
+            kind.on_asks(session, run)
+        elif run.type == Questions.TYPE:
+            self.questions.asked(session, run)
+        else:
+            self.endpoint.count_drop("unknown_type")
+            for corr in run.corrs:
+                session.fail(corr, UnknownEntityType(f"there is no entity type {run.type!r}"))
+
+    def on_relayed(self, session: Session, message: Relayed) -> None:
+        """A message that another node sends on."""
+        kind = self.kinds.get(message.type)
+        if kind is not None:
+            kind.on_relayed(session, message)
+        elif message.corr:
+            session.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
+
+    def on_flush(self, session: Session, flush: Flush) -> None:
+        """A flush for a shard."""
+        kind = self.kinds.get(flush.type)
+        if kind is not None:
+            kind.on_flush(session, flush)
+        else:
+            session.reply(flush.corr, b"")
+
+    def on_control(self, session: Session, control: Control) -> None:
+        """A message for a machine."""
+        message = decode_control(control)
+        if isinstance(message, Describe):
+            self._describe(session, control.type)
+            return
+        kind = self.kinds.get(control.type)
+        if kind is None or not isinstance(session.tag, NodeId):
+            self.endpoint.count_drop("unknown_type")
+            return
+        sender: NodeId = session.tag
+        if type(message) in FOR_COORDINATOR and sender not in self._clients:
+            self.coordinations[control.type].received(sender, message)  # type: ignore[arg-type]
+        elif sender in self._clients and not isinstance(message, messages.GetShardHome):
+            self.endpoint.count_drop("not_allowed")
+        else:
+            kind.router.handle(events.Received(sender, message))  # type: ignore[arg-type]
+
+    def _describe(self, session: Session, name: str) -> None:
+        kind = self.kinds.get(name)
+        info = TypeInfo(False, "", 0)
+        if kind is not None:
+            interface = kind.kind.interface
+            info = TypeInfo(True, interface.layout, 0 if interface.shard_of else interface.shards)
+        session.control(encode_control(name, info))
+
+    def _on_client(self, session: Session) -> None:
+        self._clients[session.tag] = session
+        if self.view is not None:
+            nodes = tuple(m.node for m in self.view.members if m.status in _HOSTING)
+            session.control(encode_control("", Members(nodes)))
+
+    def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
+        if self._clients.get(session.tag) is session:
+            del self._clients[session.tag]
+            for kind in self.kinds.values():
+                kind.router.handle(events.NodeGone(session.tag))
+            return
+        by_kind: dict[str, list[Unsent]] = {}
+        for message in unsent:
+            by_kind.setdefault(message.key[0], []).append(message)
+        for kind in self.kinds.values():
+            kind.router.reconnect(session)
+        for name, messages in by_kind.items():
+            if name in self.kinds:
+                self.kinds[name].router.resend(messages)
+
+    # ---- time
+
+    def _every_so_often(self) -> None:
+        tick = self.endpoint.clock.tick
+        for kind in self.kinds.values():
+            kind.advance(tick)
+        if tick - self._swept >= 20:
+            self._swept = tick
+            for kind in self.kinds.values():
+                kind.host.sweep(tick)
+        self.loopback.expire()
+        if hasattr(self, "cluster"):
+            self.cluster.app_alive()
+        self._pulse = self.loop.call_later(ALIVE_EVERY_S / 4, self._every_so_often)
+
+    # ---- the end
+
+    async def leave(self, progress: Callable[[str], None]) -> None:
+        """Move everything away, leave the cluster, let clients part."""
+        hosted = sum(len(kind.host.shards) for kind in self.kinds.values())
+        progress(f"handing off {hosted} shards")
+        if self.is_up:
+            await asyncio.gather(*(kind.shutdown() for kind in self.kinds.values()))
+        progress("leaving the cluster")
+        self.cluster.post(cluster.Leave(self.me))
+        await asyncio.shield(self.stopped)
+        self.endpoint.announce_leaving()
+        for session in self._clients.values():
+            session.flush()
+        deadline = self.loop.time() + PART_S
+        while self._busy_links() and self.loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
+    def _busy_links(self) -> bool:
+        """Somebody still talks to us, or waits for what we sent on."""
+        if self.endpoint.clients:
+            return True
+        return any(s.open and (s.waiting_asks or s.outstanding) for s in self.endpoint.sessions())
+
+    async def close(self) -> None:
+        """Let go of everything, hard. Safe at any time after `start`."""
+        self._pulse.cancel()
+        for coordination in self.coordinations.values():
+            coordination.stop()
+        for kind in self.kinds.values():
+            kind.router.close()
+        if hasattr(self, "cluster"):
+            await self.loop.run_in_executor(None, self.cluster.stop, 2.0)
+        self.endpoint.close()
+        await self.store.close()
+
+
+FOR_COORDINATOR: frozenset[type] = frozenset(
+    {
+        messages.Register,
+        messages.GetShardHome,
+        messages.ShardStarted,
+        messages.BeginHandOffAck,
+        messages.ShardStopped,
+        messages.GracefulShutdownRequest,
+    }
+)

@@ -1,0 +1,129 @@
+"""Questions between nodes: what is shown of the cluster is asked of those who know.
+
+A question is an ask of the reserved type `$node`; its method is the question, its payload the
+arguments, its answer plain data. The coordinator knows where shards are, each node knows what runs
+in its own.
+
+Source: S2.82-S2.84; B.54, B.61.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from shardbus.errors import RequestError, Unhandled, UnknownEntityType
+from shardbus.ids import NodeId
+from shardbus.transport.session import Session
+from shardbus.wire.batch import AskRun
+from shardbus.wire.schema import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from shardbus.runtime.kind import Kind
+    from shardbus.runtime.node import Node
+
+TIMEOUT_MS = 1500
+
+
+class Questions:
+    """Asks other nodes, and answers theirs."""
+
+    TYPE = "$node"
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._answers: dict[str, Callable[..., Any]] = {
+            "stats": self.stats,
+            "table": self.table,
+            "running": self.running,
+            "entities": self.entities,
+            "leave": self.leave,
+        }
+        self._keys = {name: (self.TYPE, name) for name in self._answers}
+        self.on_leave: Callable[[], None] | None = None
+
+    async def ask(self, node: NodeId, question: str, *args: object) -> Any:
+        """Ask a node; this one answers itself.
+
+        Raises:
+            RequestError: no answer in time, or the node is gone.
+        """
+        if node == self._node.me:
+            return self._answers[question](*args)
+        future: asyncio.Future[Any] = self._node.loop.create_future()
+        session = self._node.endpoint.session_to(node.address, node)
+        session.ask(self._keys[question], "", encode_value(args), TIMEOUT_MS, future, decode_value)
+        return await future
+
+    async def ask_all(self, question: str, *args: object) -> dict[NodeId, Any]:
+        """Ask every member; those that did not answer in time are missing."""
+        view = self._node.view
+        nodes = [m.node for m in view.members] if view is not None else []
+        answers = await asyncio.gather(
+            *(self.ask(node, question, *args) for node in nodes), return_exceptions=True
+        )
+        return {
+            node: answer
+            for node, answer in zip(nodes, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        }
+
+    def asked(self, session: Session, run: AskRun) -> None:
+        """Another node asks."""
+        answer = self._answers.get(run.method)
+        for payload, corr in zip(run.payloads, run.corrs, strict=True):
+            try:
+                if answer is None:
+                    raise Unhandled(f"nobody knows {run.method!r} here")
+                session.reply(corr, encode_value(answer(*decode_value(payload))))
+            except (RequestError, TypeError) as e:
+                session.fail(corr, e)
+
+    def _kind(self, name: str) -> Kind:
+        kind = self._node.kinds.get(name)
+        if kind is None:
+            raise UnknownEntityType(f"there is no entity type {name!r}")
+        return kind
+
+    # ---- answers
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Type to its shards here and how many entities each has in memory."""
+        return {
+            name: {shard: hosted.live for shard, hosted in kind.host.shards.items()}
+            for name, kind in self._node.kinds.items()
+        }
+
+    def table(self, name: str) -> dict[str, Any] | None:
+        """The coordinator's table of a type; None if the coordinator is not here."""
+        self._kind(name)
+        coordinator = self._node.coordinations[name].coordinator
+        if coordinator is None:
+            return None
+        homes = coordinator.table.homes
+        shards = [
+            [home.shard, str(home.node), home.fence, coordinator.state_of(home.shard)]
+            for home in homes.values()
+        ]
+        return {"epoch": coordinator.epoch, "shards": shards}
+
+    def running(self, name: str, shard: str, entity_id: str) -> bool:
+        """Whether the entity is in memory here."""
+        return self._kind(name).host.find(entity_id, shard) is not None
+
+    def entities(
+        self, name: str, shard: str, prefix: str, after: str, limit: int
+    ) -> list[list[str]]:
+        """Up to `limit` entities (id, shard) in memory here, by id, after `after`."""
+        host = self._kind(name).host
+        shards = [shard] if shard else list(host.shards)
+        found = [(i, s) for s in shards for i in host.ids(s) if i.startswith(prefix) and i > after]
+        return [list(row) for row in sorted(found)[:limit]]
+
+    def leave(self) -> bool:
+        """This node shall leave, as at a SIGTERM."""
+        if self.on_leave is None:
+            return False
+        self.on_leave()
+        return True

@@ -1,0 +1,375 @@
+"""The sockets of one process and the sessions over them.
+
+A node binds one ROUTER; whoever wants to talk to it connects a DEALER of its own. So between two
+nodes there are two connections, one opened by each, and each is a full session: tells and asks go
+out on the connection one has opened, answers come back on it. A client has only the connections
+that it opens.
+
+    HELLO ──> WELCOME      the session is open; on the same session number after a break: both resend
+          └─> REFUSED      another cluster, or another incarnation than the one that was meant
+
+Who is dead is not decided here. A node learns it from membership and calls `drop`; a client has no
+membership, so its links probe: when a connection breaks and a fresh one is *refused*, that process
+is gone; when the peer stays silent for `silence_s`, it is given up.
+
+Source: DESIGN sections 4, 5 (confirmed death) and 7; S1.2; C.32; RELIABILITY section 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import zmq
+
+from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
+from shardbus.ids import Address, NodeId
+from shardbus.transport.link import Link
+from shardbus.transport.reader import Reader
+from shardbus.transport.session import Clock, Receiver, Session, Unsent
+from shardbus.transport.sockets import bind_router
+from shardbus.wire.batch import (
+    PROTOCOL_VERSION,
+    Hello,
+    Kind,
+    Membership,
+    RefusedBody,
+    Welcome,
+    cluster_tag,
+    decode_hello,
+    decode_membership,
+    encode_body,
+    pack_header,
+    read_header,
+)
+
+log = logging.getLogger("shardbus.link")
+
+KEEP_ALIVE_S = 5.0
+CLIENT_SILENCE_TICKS = 60_000 // Clock.TICK_MS
+"""A client that says nothing for so long, not even that it lives, is forgotten."""
+
+
+class Inbound:
+    """A session that another process opened to our ROUTER. Its routing id changes when it connects
+    anew."""
+
+    __slots__ = ("heard", "hello", "identity", "session", "uid")
+
+    def __init__(self, identity: bytes, uid: int, hello: Hello) -> None:
+        self.identity, self.uid, self.hello = identity, uid, hello
+        self.heard = 0
+        self.session: Session
+
+
+class Endpoint:
+    """See the module. All methods belong to the event loop's thread."""
+
+    def __init__(
+        self,
+        cluster: str,
+        name: str,
+        uid: int,
+        receiver: Receiver,
+        *,
+        node: NodeId | None = None,
+        on_open: Callable[[Session], None] | None = None,
+        on_lost: Callable[[Session, list[Unsent]], None] | None = None,
+        on_client: Callable[[Session], None] | None = None,
+        on_leaving: Callable[[Session], None] | None = None,
+        on_refused: Callable[[str], None] | None = None,
+        on_tick: Callable[[], None] | None = None,
+        on_membership: Callable[[NodeId, bytes], None] | None = None,
+    ) -> None:
+        self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
+        self.receiver = receiver
+        self.tag = cluster_tag(cluster)
+        self.clock = Clock()
+        self.dropped_frames: dict[str, int] = {}
+        """Frames that could not be used, by reason."""
+        self.asks_timed_out = 0
+        self._on_open, self._on_lost = on_open, on_lost
+        self._on_client, self._on_membership = on_client, on_membership
+        self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._router: zmq.Socket[bytes] | None = None
+        self._reader: Reader | None = None
+        self._links: dict[Address, Link] = {}
+        self._inbound: dict[str, Inbound] = {}
+        self._by_identity: dict[bytes, Inbound] = {}
+        self._serial = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
+        self._kept = 0.0
+
+    def start(self, host: str | None = None, port: int = 0) -> None:
+        """Begin; with a host, listen there.
+
+        Raises:
+            ConfigError: the port is taken.
+        """
+        self.loop = asyncio.get_running_loop()
+        if host is not None:
+            self._router = bind_router(self.context, host, port, self.name.encode())
+            self._reader = Reader(self.loop, self._router, self._on_router)
+            self._reader.start()
+        self._began = self._kept = self.loop.time()
+        self._timer = self.loop.call_later(Clock.TICK_MS / 1000, self._tick)
+
+    # ---- sessions
+
+    def session_to(
+        self, address: Address, node: NodeId | None = None, *, probe: bool = False
+    ) -> Session:
+        """The session we opened to this address, opened now if there is none. With a `node`, no
+        other incarnation will do. `probe`: find out by ourselves when the process is gone."""
+        link = self._links.get(address)
+        if link is not None and (
+            link.session.lost is not None or (node and link.node and link.node != node)
+        ):
+            link.close()
+            link = None
+        if link is None:
+            self._serial += 1
+            link = self._links[address] = Link(self, address, node, self._serial, probe=probe)
+            link.start()
+        return link.session
+
+    def drop(self, node: NodeId, error: RequestError) -> None:
+        """This incarnation is gone: end every session with it."""
+        link = self._links.get(node.address)
+        if link is not None and (link.node is None or link.node == node):
+            self.lose(link, error)
+        inbound = self._inbound.pop(str(node), None)
+        if inbound is not None:
+            self._by_identity.pop(inbound.identity, None)
+            self._end(inbound.session, error)
+
+    def lose(self, link: Link, error: RequestError) -> None:
+        """A link has ended."""
+        if self._links.get(link.address) is link:
+            del self._links[link.address]
+        link.close()
+        self._end(link.session, error)
+
+    def announce_leaving(self) -> None:
+        """Ask clients to finish what they have with us and to part."""
+        for inbound in self._inbound.values():
+            if inbound.hello.node is None:
+                self._transmit(inbound.identity, inbound.uid, Kind.LEAVING, 0, 0, b"")
+
+    @property
+    def clients(self) -> int:
+        """Sessions of clients."""
+        return sum(inbound.hello.node is None for inbound in self._inbound.values())
+
+    def part(self, node: NodeId, in_use: Callable[[Session], bool]) -> bool:
+        """Close the link to a node that leaves, once nothing is under way on it; whether it is
+        closed."""
+        link = self._links.get(node.address)
+        if link is None or link.node != node:
+            return True
+        session = link.session
+        if in_use(session) or session.outstanding or session.unflushed or session.waiting_asks:
+            return False
+        link.transmit(Kind.BYE, 0, session.received, b"")
+        self.lose(link, NodeLost(f"{session.name} has left"))
+        return True
+
+    def leaving(self, session: Session) -> None:
+        """The node at the other end of a link leaves."""
+        if self._on_leaving is not None:
+            self._on_leaving(session)
+
+    def refused(self, reason: str) -> None:
+        """A node does not take us."""
+        if self._on_refused is not None:
+            self._on_refused(reason)
+
+    def opened(self, link: Link) -> None:
+        """A link was welcomed (again)."""
+        if self._on_open is not None:
+            self._on_open(link.session)
+
+    def sessions(self) -> list[Session]:
+        """Every session, opened by either side."""
+        return [link.session for link in self._links.values()] + [
+            i.session for i in self._inbound.values()
+        ]
+
+    def _end(self, session: Session, error: RequestError) -> None:
+        if session.lost is None:
+            unsent = session.close(error)
+            if self._on_lost is not None:
+                self._on_lost(session, unsent)
+
+    def membership(self, to: Address | NodeId, body: bytes) -> None:
+        """Send a membership message outside of any session; it may be lost."""
+        assert self.node is not None
+        frame = encode_body(Membership(self.node, body))
+        if isinstance(to, NodeId):
+            inbound = self._inbound.get(str(to))
+            if inbound is not None:
+                self._transmit(inbound.identity, inbound.uid, Kind.MEMBERSHIP, 0, 0, frame)
+                return
+            to = to.address
+        self.session_to(to)
+        self._links[to].transmit(Kind.MEMBERSHIP, 0, 0, frame)
+
+    def took_membership(self, body: bytes) -> None:
+        """A MEMBERSHIP frame arrived."""
+        if self._on_membership is not None:
+            message = decode_membership(body)
+            self._on_membership(message.node, message.body)
+
+    def count_drop(self, reason: str) -> None:
+        """A frame could not be used."""
+        self.dropped_frames[reason] = self.dropped_frames.get(reason, 0) + 1
+
+    # ---- the ROUTER
+
+    def _transmit(
+        self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
+    ) -> bool:
+        assert self._router is not None
+        header = pack_header(PROTOCOL_VERSION, kind, self.tag, self.uid, uid, seq, ack)
+        try:
+            self._router.send_multipart((identity, header, body), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as e:
+            if e.errno != zmq.EHOSTUNREACH:
+                raise
+            return kind != Kind.DATA  # data waits until the peer connects again
+        if self._reader is not None:
+            self._reader.stir()
+        return True
+
+    def _on_router(self, parts: list[bytes]) -> None:
+        try:
+            if len(parts) != 3:
+                raise RemoteProtocolError(f"a message of {len(parts)} parts")
+            self._on_frame(*parts)
+        except RemoteProtocolError as e:
+            self.count_drop("malformed")
+            log.warning("dropped a frame: %s", e)
+
+    def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
+        header = read_header(head)
+        if header.kind == Kind.MEMBERSHIP:
+            self.took_membership(body)
+            return
+        if header.kind == Kind.HELLO:
+            self._on_hello(identity, header.sender, header.receiver, header.ack, body)
+            return
+        inbound = self._by_identity.get(identity)
+        if inbound is None or header.receiver != self.uid or header.cluster != self.tag:
+            self.count_drop("no_session")
+            if header.kind != Kind.BYE:
+                self._refuse(identity, header.sender, "no such session here", stale=True)
+            return
+        inbound.heard = self.clock.tick
+        session = inbound.session
+        if header.kind == Kind.DATA:
+            session.on_data(header.seq, header.ack, body)
+        elif header.kind in (Kind.ACK, Kind.NAK):
+            session.on_ack(header.kind, header.seq, header.ack)
+        elif header.kind == Kind.BYE:
+            self._forget(inbound, NodeLost(f"{session.name} has left"))
+
+    def _on_hello(self, identity: bytes, uid: int, meant: int, ack: int, body: bytes) -> None:
+        hello = decode_hello(body)
+        if hello.cluster != self.cluster:
+            self._refuse(
+                identity,
+                uid,
+                f"this is cluster {self.cluster!r}, not {hello.cluster!r}",
+                stale=False,
+            )
+            return
+        if meant not in (0, self.uid):
+            self._refuse(identity, uid, "another incarnation lives here now", stale=True)
+            return
+        inbound = self._inbound.get(hello.name)
+        if inbound is not None and inbound.hello.session < hello.session:
+            self._forget(inbound, NodeLost(f"{hello.name} began a new session"))
+            inbound = None
+        if inbound is None:
+            inbound = self._accept(identity, uid, hello)
+        self._by_identity.pop(inbound.identity, None)
+        inbound.identity = identity
+        self._by_identity[identity] = inbound
+        inbound.heard = self.clock.tick
+        assert self.node is not None
+        self._transmit(
+            identity,
+            uid,
+            Kind.WELCOME,
+            0,
+            inbound.session.received,
+            encode_body(Welcome(self.node)),
+        )
+        inbound.session.opened(ack)
+
+    def _accept(self, identity: bytes, uid: int, hello: Hello) -> Inbound:
+        inbound = Inbound(identity, uid, hello)
+
+        def transmit(kind: int, seq: int, ack: int, frame: bytes) -> bool:
+            return self._transmit(inbound.identity, inbound.uid, kind, seq, ack, frame)
+
+        inbound.session = Session(hello.name, self.loop, self.clock, self.receiver, transmit)
+        inbound.session.tag = hello.node or NodeId("client", 0, uid)
+        self._inbound[hello.name] = inbound
+        if hello.node is None and self._on_client is not None:
+            self._on_client(inbound.session)
+        return inbound
+
+    def _refuse(self, identity: bytes, uid: int, reason: str, *, stale: bool) -> None:
+        self._transmit(identity, uid, Kind.REFUSED, 0, 0, encode_body(RefusedBody(reason, stale)))
+
+    def _forget(self, inbound: Inbound, error: RequestError) -> None:
+        self._by_identity.pop(inbound.identity, None)
+        if self._inbound.get(inbound.hello.name) is inbound:
+            del self._inbound[inbound.hello.name]
+        self._end(inbound.session, error)
+
+    # ---- time and the end
+
+    def _tick(self) -> None:
+        now = self.loop.time()
+        clock = self.clock
+        clock.tick = int((now - self._began) * 1000) // Clock.TICK_MS
+        for session in self.sessions():
+            if session.waiting_asks:
+                self.asks_timed_out += session.expire()
+        for link in list(self._links.values()):
+            link.tick(now)
+        if self._on_tick is not None:
+            self._on_tick()
+        if now - self._kept >= KEEP_ALIVE_S:
+            self._kept = now
+            for link in self._links.values():
+                link.session.keep_alive()
+            for inbound in list(self._inbound.values()):
+                if inbound.hello.node is None and clock.tick - inbound.heard > CLIENT_SILENCE_TICKS:
+                    self._forget(inbound, NodeLost(f"{inbound.session.name} is silent"))
+        self._timer = self.loop.call_later(Clock.TICK_MS / 1000, self._tick)
+
+    def close(self) -> None:
+        """Say goodbye on every session and let go of the sockets."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for inbound in self._inbound.values():
+            inbound.session.finish()
+        for link in list(self._links.values()):
+            link.session.finish()
+            link.close()
+        self._links.clear()
+        self._inbound.clear()
+        self._by_identity.clear()
+        if self._reader is not None:
+            self._reader.close()
+        if self._router is not None:
+            self._router.close(200)
+        self.context.destroy(200)

@@ -1,0 +1,192 @@
+"""A connection that this process opened: one DEALER to one ROUTER, and the session over it.
+
+It says HELLO until it is welcomed, again after every reconnect, and watches the connection's
+events. With `probe`, a broken connection is followed by a fresh one to the same port: refused means
+that the process is gone, and the session is lost at once; anything else proves nothing, and only
+`SILENCE_S` without a word ends it.
+
+Source: DESIGN sections 4, 5 and 7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from shardbus.errors import NodeLost, RemoteProtocolError
+from shardbus.ids import Address, NodeId
+from shardbus.transport.reader import Reader
+from shardbus.transport.session import Session
+from shardbus.transport.sockets import connect_dealer
+from shardbus.wire.batch import (
+    PROTOCOL_VERSION,
+    Hello,
+    Kind,
+    decode_refused,
+    decode_welcome,
+    encode_body,
+    pack_header,
+    read_header,
+)
+
+if TYPE_CHECKING:
+    from shardbus.transport.endpoint import Endpoint
+
+log = logging.getLogger("shardbus.link")
+
+HELLO_EVERY_S = 0.5
+SILENCE_S = 15.0
+PROBE_S = 1.0
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+class Link:
+    """See the module."""
+
+    def __init__(
+        self, endpoint: Endpoint, address: Address, node: NodeId | None, serial: int, *, probe: bool
+    ) -> None:
+        self.address = address
+        self.node = node
+        """Who must answer, or who has answered; None before that."""
+        self.serial = serial
+        self.session = Session(
+            str(node or address), endpoint.loop, endpoint.clock, endpoint.receiver, self.transmit
+        )
+        self.session.tag = node
+        self._endpoint = endpoint
+        self._probe = probe
+        self._probing: asyncio.Task[None] | None = None
+        self._welcomed = False
+        self._greeted_at = 0.0
+        self._heard_at = 0.0
+        self._closed = False
+
+    def start(self) -> None:
+        """Connect and say HELLO."""
+        endpoint = self._endpoint
+        routing_id = f"{endpoint.name}/{self.serial}".encode()
+        self._socket = connect_dealer(
+            endpoint.context, self.address.host, self.address.port, routing_id
+        )
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._reader = Reader(endpoint.loop, self._socket, self._on_parts)
+        self._events = Reader(endpoint.loop, self._monitor, self._on_event)
+        self._heard_at = endpoint.loop.time()
+        self._reader.start()
+        self._events.start()
+        self._greet()
+
+    def transmit(self, kind: int, seq: int, ack: int, body: bytes) -> bool:
+        """Hand one frame to ZeroMQ; False if it has no room now."""
+        endpoint = self._endpoint
+        uid = self.node.uid if self.node is not None else 0
+        header = pack_header(PROTOCOL_VERSION, kind, endpoint.tag, endpoint.uid, uid, seq, ack)
+        try:
+            self._socket.send_multipart((header, body), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._reader.stir()
+        return True
+
+    def close(self) -> None:
+        """Let go of the socket. What it still holds goes out if it can within 200 ms, in ZeroMQ's
+        own thread."""
+        if not self._closed:
+            self._closed = True
+            self._reader.close()
+            self._events.close()
+            self._socket.disable_monitor()
+            self._socket.close(200)
+            if self._probing is not None:
+                self._probing.cancel()
+
+    def tick(self, now: float) -> None:
+        """Greet again while nobody has answered; give up on who stays silent."""
+        if not self._welcomed and now - self._greeted_at >= HELLO_EVERY_S:
+            self._greet()
+        if self._probe and not self._welcomed and now - self._heard_at > SILENCE_S:
+            self._endpoint.lose(
+                self, NodeLost(f"no word from {self.session.name} for {SILENCE_S:.0f} s")
+            )
+
+    def _greet(self) -> None:
+        endpoint = self._endpoint
+        self._greeted_at = endpoint.loop.time()
+        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial)
+        self.transmit(Kind.HELLO, 0, self.session.received, encode_body(hello))
+
+    def _on_parts(self, parts: list[bytes]) -> None:
+        try:
+            if len(parts) != 2:
+                raise RemoteProtocolError(f"a message of {len(parts)} parts")
+            self._on_frame(*parts)
+        except RemoteProtocolError as e:
+            self._endpoint.count_drop("malformed")
+            log.warning("dropped a frame from %s: %s", self.session.name, e)
+
+    def _on_frame(self, head: bytes, body: bytes) -> None:
+        header = read_header(head)
+        self._heard_at = self._endpoint.loop.time()
+        match header.kind:
+            case Kind.DATA if self._welcomed:
+                self.session.on_data(header.seq, header.ack, body)
+            case Kind.ACK | Kind.NAK if self._welcomed:
+                self.session.on_ack(header.kind, header.seq, header.ack)
+            case Kind.WELCOME:
+                self._on_welcome(header.ack, body)
+            case Kind.REFUSED:
+                refusal = decode_refused(body)
+                if not (refusal.stale and self._welcomed is False and self.node is None):
+                    if not refusal.stale:
+                        self._endpoint.refused(refusal.reason)
+                    self._endpoint.lose(self, NodeLost(f"{self.session.name}: {refusal.reason}"))
+            case Kind.BYE:
+                self._endpoint.lose(self, NodeLost(f"{self.session.name} has left"))
+            case Kind.LEAVING:
+                self._endpoint.leaving(self.session)
+            case Kind.MEMBERSHIP:
+                self._endpoint.took_membership(body)
+            case _:
+                self._endpoint.count_drop("unexpected")
+
+    def _on_welcome(self, ack: int, body: bytes) -> None:
+        node = decode_welcome(body).node
+        if self.node is not None and self.node != node:
+            self._endpoint.lose(
+                self, NodeLost(f"{self.session.name} is gone, {node} answers there")
+            )
+            return
+        again, self._welcomed, self.node = self._welcomed, True, node
+        self.session.tag = node
+        if not again:
+            self.session.opened(ack)
+            self._endpoint.opened(self)
+
+    def _on_event(self, parts: list[bytes]) -> None:
+        event = parse_monitor_message(parts)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._greet()
+        elif event & _BROKEN:
+            self._welcomed = False
+            if self._probe and self._probing is None:
+                self._probing = self._endpoint.loop.create_task(self._look())
+
+    async def _look(self) -> None:
+        """Is anybody listening there?"""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                _, writer = await asyncio.open_connection(self.address.host, self.address.port)
+            writer.close()
+        except ConnectionRefusedError:
+            self._probing = None
+            self._endpoint.lose(self, NodeLost(f"{self.session.name} is gone: connection refused"))
+            return
+        except (OSError, TimeoutError):
+            pass
+        self._probing = None

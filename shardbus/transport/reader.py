@@ -1,0 +1,103 @@
+"""Reading a ZeroMQ socket on an asyncio loop, by its descriptor.
+
+The descriptor is edge-triggered: it stirs once for any number of messages, and a send on the same
+socket can swallow the edge. So whoever is woken drains until nothing is left, whoever has sent
+looks again, and a watchdog that reads once a second bounds what a missed edge can cost. A drain
+takes at most `turn` messages before it lets the loop's other work run, so that a busy peer delays
+nobody for long.
+
+Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower on the same
+work.
+
+Source: RELIABILITY section 2 (ZMQ_FD); peers/RESULTS.md, "Tricks of the fast ones".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import zmq
+
+TURN_MAX = 32
+WATCHDOG_S = 1.0
+
+
+class Reader:
+    """Calls `on_message(parts)` for every message of one socket. Counts the edges that only the
+    watchdog found."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        socket: zmq.Socket[bytes],
+        on_message: Callable[[list[bytes]], None],
+        on_turn: Callable[[], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._on_message = on_message
+        self._on_turn = on_turn
+        self._fd = int(socket.getsockopt(zmq.FD))
+        self._scheduled = False
+        self._closed = False
+        self._watchdog: asyncio.TimerHandle | None = None
+        self.missed_edges = 0
+
+    def start(self) -> None:
+        """Begin to read."""
+        self._loop.add_reader(self._fd, self._drain)
+        self._watch()
+        self.stir()
+
+    def stir(self) -> None:
+        """Look again soon: something was sent on the socket, or messages were left."""
+        if not self._scheduled and not self._closed:
+            self._scheduled = True
+            self._loop.call_soon(self._again)
+
+    @property
+    def closed(self) -> bool:
+        """It reads no more; a message just handled may have closed it."""
+        return self._closed
+
+    def close(self) -> None:
+        """Stop reading. The socket stays open."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            if self._watchdog is not None:
+                self._watchdog.cancel()
+
+    def _again(self) -> None:
+        self._scheduled = False
+        self._drain()
+
+    def _drain(self) -> int:
+        if self._closed:
+            return 0
+        receive, on_message = self._socket.recv_multipart, self._on_message
+        taken = 0
+        try:
+            while taken < TURN_MAX:
+                parts = receive(zmq.NOBLOCK)
+                taken += 1
+                on_message(parts)
+                if self.closed:
+                    return taken
+            self.stir()
+        except zmq.Again:
+            pass
+        except zmq.ZMQError as e:
+            if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
+                raise
+            self.close()
+        if taken and self._on_turn is not None:
+            self._on_turn()
+        return taken
+
+    def _watch(self) -> None:
+        if self._watchdog is not None and not self._scheduled and self._drain():
+            self.missed_edges += 1
+        if not self._closed:
+            self._watchdog = self._loop.call_later(WATCHDOG_S, self._watch)

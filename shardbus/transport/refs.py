@@ -1,0 +1,127 @@
+"""References: what a sender holds to reach one entity.
+
+`ref.add(2)` asks the handler `add`, `ref.add.tell(1)` tells it. For type checkers a reference is an
+object of the entity's class, whose handlers are `Call`s; at run time it is a `Ref` that makes each
+call once and keeps it, so that a loop over one reference pays for no look-up.
+
+Source: API section 2; B.48, B.140; ECOSYSTEM section 2 (typed references).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from shardbus.errors import BufferFull, ConfigError
+from shardbus.transport.router import DONE, Envelope, Router
+from shardbus.wire.schema import Method, decode_value, encode_value, method_of
+
+if TYPE_CHECKING:
+    import asyncio
+
+RESERVED = frozenset({"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait"})
+"""Names that a reference itself has; no handler may be called so."""
+
+
+class Call:
+    """One handler of one entity, ready to be asked or told."""
+
+    __slots__ = ("_encode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
+
+    def __init__(self, router: Router, entity_id: str, method: Method, timeout_ms: int) -> None:
+        self._router, self._id, self._method, self._timeout_ms = (
+            router,
+            entity_id,
+            method,
+            timeout_ms,
+        )
+        self._key = router.key(method.name)
+        self._route = router.route_of(entity_id)
+        self._encode = method.encode
+
+    def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
+        """Ask; the future is the handler's answer.
+
+        Raises:
+            TypeError: the arguments do not fit the handler. SchemaError: one cannot travel.
+        """
+        payload = self._encode(args, kwargs)
+        return self._router.ask(
+            self._key, self._id, payload, self._timeout_ms, self._method.decode_result
+        )
+
+    def tell(self, *args: Any, **kwargs: Any) -> Any:
+        """Send without an answer; awaiting it waits only while the send buffer is full.
+
+        Raises:
+            BufferFull: the shard has no home and its buffer is full.
+        """
+        payload = self._encode(args, kwargs)
+        out = self._route.out
+        if out is None:
+            return self._router.deliver(Envelope(self._key, self._route.shard, self._id, payload))
+        out.tell(self._key, self._id, payload)
+        return DONE if out.writable else out.room()
+
+    def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
+        """Send, or raise BufferFull where `tell` would wait."""
+        out = self._route.out
+        if out is not None and not out.writable:
+            raise BufferFull(f"the send buffer to {out.name} is full")
+        self.tell(*args, **kwargs)
+
+
+class Ref:
+    """One entity. Its attributes are its handlers."""
+
+    def __init__(self, router: Router, entity_id: str, timeout_ms: int) -> None:
+        self._router, self.entity_id, self._timeout_ms = router, entity_id, timeout_ms
+        router.route_of(entity_id)  # refuses what is no id
+
+    @property
+    def entity_type(self) -> str:
+        """The type's name."""
+        return self._router.interface.name
+
+    def __getattr__(self, name: str) -> Call:
+        method = self._router.interface.methods.get(name)
+        if method is None:
+            raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
+        call = Call(self._router, self.entity_id, method, self._timeout_ms)
+        self.__dict__[name] = call
+        return call
+
+    def __repr__(self) -> str:
+        return f"<ref {self.entity_type} {self.entity_id!r}>"
+
+    def within(self, timeout: float) -> Ref:
+        """The same entity with another deadline for asks, in seconds."""
+        return Ref(self._router, self.entity_id, int(timeout * 1000))
+
+    def tell(self, message: object) -> Any:
+        """Send a message to `receive`."""
+        key = self._router.key(method_of(message))
+        return self._router.tell(key, self.entity_id, encode_value(message))
+
+    def ask(self, message: object) -> asyncio.Future[Any]:
+        """Ask `receive`."""
+        return ask(self._router, self.entity_id, message, (), self._timeout_ms)
+
+
+def ask(
+    router: Router, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
+) -> asyncio.Future[Any]:
+    """Ask by names: `message` for `receive`, or with `args` the name of a handler."""
+    key, payload = pack(router, message, args)
+    known = router.interface.methods.get(key[1]) if args else None
+    return router.ask(
+        key, entity_id, payload, timeout_ms, known.decode_result if known else decode_value
+    )
+
+
+def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[tuple[str, str], bytes]:
+    """The method and the bytes of a message by names."""
+    if not args:
+        return router.key(method_of(message)), encode_value(message)
+    if not isinstance(message, str):
+        raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
+    return router.key(message), encode_value(args)

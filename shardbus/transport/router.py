@@ -1,0 +1,343 @@
+"""The way of a message to its shard's home: the hot path, and the region machine behind it.
+
+A message whose shard has a known home costs one look-up (entity id to `Route`) and one append (to
+the open batch of the session that the route names). Everything else, an unknown home, a shard on
+the move, a bounded buffer, is decided by the pure `sharding.region.Region`; this shell carries out
+what it says. Nodes and clients use the same router: a client's region hosts nothing and asks any
+node where a node's region asks the coordinator.
+
+    route.out is a session    the home is known: append there
+    route.out is None         the machine has the word: `Deliver`
+
+Entity ids are remembered with their routes, up to a bound, because hashing an id costs more than
+finding it.
+
+Source: S0.6, S0.11-S0.15, S2.22-S2.24; DESIGN sections 2 and 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
+from shardbus.ids import NodeId, check_id, shard_of
+from shardbus.sharding import events
+from shardbus.sharding.region import Region
+from shardbus.transport.clockwork import Clockwork
+from shardbus.transport.session import Clock, Key, Session, Unsent, Waiter
+from shardbus.wire.schema import Decode, Interface
+
+ROUTES_MAX = 200_000
+FLUSH_TIMEOUT_MS = 60_000
+
+
+class _Done:
+    """An awaitable that is done: what a tell with room returns, at the price of no coroutine."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Any:
+        return iter(())
+
+
+DONE = _Done()
+
+
+class Route:
+    """One shard as a sender sees it."""
+
+    __slots__ = ("out", "shard")
+
+    def __init__(self, shard: str) -> None:
+        self.shard = shard
+        self.out: Session | None = None
+
+
+class Envelope:
+    """A message that waits for its shard's home, or (key None) a flush that follows such
+    messages."""
+
+    __slots__ = (
+        "deadline",
+        "decode",
+        "entity_id",
+        "error",
+        "hops",
+        "key",
+        "payload",
+        "shard",
+        "size",
+        "waiter",
+    )
+
+    def __init__(
+        self,
+        key: Key | None,
+        shard: str,
+        entity_id: str,
+        payload: bytes,
+        hops: int = 0,
+        waiter: Any = None,
+        decode: Decode | None = None,
+        deadline: int = 0,
+    ) -> None:
+        self.key, self.shard, self.entity_id, self.payload, self.hops = (
+            key,
+            shard,
+            entity_id,
+            payload,
+            hops,
+        )
+        self.waiter, self.decode, self.deadline = waiter, decode, deadline
+        self.size = len(payload) + 128
+        self.error: RequestError | None = None
+
+    def send(self, out: Session, clock: Clock) -> None:
+        """Put it on its way. One whose asker has given up is dropped: its outcome is told
+        already."""
+        waiter = self.waiter
+        if waiter is not None and self.decode is not None and waiter.done():
+            return
+        timeout_ms = max(self.deadline - clock.tick, 1) * Clock.TICK_MS if waiter is not None else 0
+        if self.key is None:
+            out.flush_shard(self.entity_id, self.shard, self.hops, timeout_ms, waiter)
+        elif self.hops or (waiter is not None and self.decode is None):
+            out.relay(
+                self.key, self.shard, self.entity_id, self.payload, self.hops, timeout_ms, waiter
+            )
+        elif waiter is None:
+            out.tell(self.key, self.entity_id, self.payload)
+        else:
+            out.ask(self.key, self.entity_id, self.payload, timeout_ms, waiter, self.decode)
+
+    def refuse(self, error: RequestError) -> None:
+        """It will not be sent: tell whoever waits; a teller finds `error`."""
+        self.error = error
+        if self.waiter is None:
+            return
+        if self.decode is None:
+            self.waiter.fail(error)
+        elif not self.waiter.done():
+            self.waiter.set_exception(error)
+
+
+class Shell(Protocol):
+    """What the router's owner does for it: a node's entity type, or a client."""
+
+    def out_for(self, node: NodeId) -> Session: ...
+    def is_here(self, node: NodeId) -> bool: ...
+    def perform(self, effect: events.RegionEffect) -> None:
+        """An effect that is not about routes."""
+
+    def dropped(self, reason: str, count: int) -> None: ...
+
+
+class _Echo:
+    """Waits for a flush to come back."""
+
+    __slots__ = ("_flush_id", "_router", "_shard")
+
+    def __init__(self, router: Router, shard: str, flush_id: int) -> None:
+        self._router, self._shard, self._flush_id = router, shard, flush_id
+
+    def resolve(self, payload: bytes) -> None:
+        self._router.handle(events.FlushDone(self._shard, self._flush_id))
+
+    def fail(self, error: RequestError) -> None:
+        self._router.handle(events.FlushDone(self._shard, self._flush_id))
+
+
+class Router:
+    """See the module. One per entity type and process; belongs to the event loop's thread."""
+
+    def __init__(
+        self,
+        interface: Interface,
+        region: Region,
+        shell: Shell,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+    ) -> None:
+        self.interface, self.region = interface, region
+        self.routes: dict[str, Route] = {}
+        self.buffered_asks: dict[Envelope, None] = {}
+        self._by_id: dict[str, Route] = {}
+        self._shell, self._loop, self._clock = shell, loop, clock
+        self._create_future = loop.create_future
+        self._clockwork = Clockwork(region.deadline, self._tick)
+        self._keys: dict[str, Key] = {}
+        self._shards, self._shard_of = interface.shards, interface.shard_of
+
+    def key(self, method: str) -> Key:
+        """The one key object for a method."""
+        key = self._keys.get(method)
+        if key is None:
+            key = self._keys[method] = (self.interface.name, method)
+        return key
+
+    def shard_of(self, entity_id: str) -> str:
+        """The shard of an entity.
+
+        Raises:
+            ConfigError: not an id.
+        """
+        check_id("an entity id", entity_id)
+        if self._shard_of is not None:
+            return check_id("a shard id", self._shard_of(entity_id))
+        return shard_of(entity_id, self._shards)
+
+    def route_of(self, entity_id: str) -> Route:
+        """The route of an entity's shard. The same object for as long as the process lives."""
+        route = self._by_id.get(entity_id)
+        if route is None:
+            if len(self._by_id) >= ROUTES_MAX:
+                self._by_id.clear()
+            route = self._by_id[entity_id] = self.route(self.shard_of(entity_id))
+        return route
+
+    def route(self, shard: str) -> Route:
+        """The route of a shard."""
+        route = self.routes.get(shard)
+        if route is None:
+            route = self.routes[shard] = Route(shard)
+        return route
+
+    # ---- sending
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+        """Send without waiting for an answer. Returns an awaitable, done when there is room to send
+        more.
+
+        Raises:
+            BufferFull: the shard has no home and its buffer is full. MessageTooLarge: just that.
+        """
+        route = self._by_id.get(entity_id) or self.route_of(entity_id)
+        out = route.out
+        if out is None:
+            return self.deliver(Envelope(key, route.shard, entity_id, payload))
+        out.tell(key, entity_id, payload)
+        return DONE if out.writable else out.room()
+
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]:
+        """Send and return a future of the answer, read by `decode`."""
+        future = self._create_future()
+        route = self._by_id.get(entity_id) or self.route_of(entity_id)
+        out = route.out
+        if out is None:
+            deadline = self._clock.after(timeout_ms)
+            envelope = Envelope(key, route.shard, entity_id, payload, 0, future, decode, deadline)
+            self.buffered_asks[envelope] = None
+            self.handle(events.Deliver(route.shard, envelope))
+        else:
+            out.ask(key, entity_id, payload, timeout_ms, future, decode)
+        return future
+
+    def deliver(self, envelope: Envelope) -> Any:
+        """Send an envelope by its shard's route; for arrivals that belong elsewhere too.
+
+        Raises:
+            BufferFull: nobody waits for an answer, and the buffer is full.
+        """
+        out = self.route(envelope.shard).out
+        if out is not None:
+            envelope.send(out, self._clock)
+            return DONE if out.writable else out.room()
+        if envelope.waiter is not None:
+            self.buffered_asks[envelope] = None
+        self.handle(events.Deliver(envelope.shard, envelope))
+        if envelope.error is not None and envelope.waiter is None:
+            raise envelope.error
+        return DONE
+
+    def arrived(self, envelope: Envelope, via: NodeId | None) -> None:
+        """A message came over a link, and the shard is not ours to deliver it."""
+        if envelope.waiter is not None:
+            self.buffered_asks[envelope] = None
+        self.handle(events.Deliver(envelope.shard, envelope, via, envelope.hops - 1))
+
+    def resend(self, unsent: list[Unsent]) -> None:
+        """Messages that a lost session never sent, in order."""
+        for key, shard, entity_id, payload, hops, entry in unsent:
+            waiter, decode, deadline = entry or (None, None, 0)
+            shard = shard or self.route_of(entity_id).shard
+            own = self.key(key[1])
+            envelope = Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline)
+            try:
+                self.deliver(envelope)
+            except BufferFull:
+                self._shell.dropped("buffer_full", 1)
+
+    def reconnect(self, lost: Session) -> None:
+        """A session to a home that lives was lost: from now on use a new one."""
+        for route in self.routes.values():
+            if route.out is lost:
+                route.out = self._shell.out_for(lost.tag)
+
+    def expire(self) -> int:
+        """Fail buffered asks whose deadline has passed; says how many."""
+        now = self._clock.tick
+        late = [envelope for envelope in self.buffered_asks if envelope.deadline <= now]
+        for envelope in late:
+            del self.buffered_asks[envelope]
+            envelope.refuse(
+                AskTimeout(f"no home for shard {envelope.shard} of {self.interface.name!r} in time")
+            )
+        return len(late)
+
+    # ---- the machine
+
+    def handle(self, event: events.RegionEvent) -> None:
+        """Give the region an event and do what it says."""
+        for effect in self.region.handle(event, self._loop.time()):
+            self._perform(effect)
+        self._clockwork.arm()
+
+    def _perform(self, effect: events.RegionEffect) -> None:
+        match effect:
+            case events.SetRoute(shard=shard, node=node):
+                self.route(shard).out = None if node is None else self._shell.out_for(node)
+            case events.Release(node=node, envelopes=envelopes):
+                self._release(node, envelopes)
+            case events.Flush(shard=shard, node=node, flush_id=flush_id):
+                echo = _Echo(self, shard, flush_id)
+                self._shell.out_for(node).flush_shard(
+                    self.interface.name, shard, 0, FLUSH_TIMEOUT_MS, echo
+                )
+            case events.Reject(envelope=envelope, reason=reason):
+                assert isinstance(envelope, Envelope)
+                self.buffered_asks.pop(envelope, None)
+                self._shell.dropped(reason, 1)
+                envelope.refuse(self._rejection(reason))
+            case _:
+                self._shell.perform(effect)
+
+    def _release(self, node: NodeId, envelopes: tuple[events.Envelope, ...]) -> None:
+        out = self._shell.out_for(node)
+        for envelope in envelopes:
+            assert isinstance(envelope, Envelope)
+            self.buffered_asks.pop(envelope, None)
+            if envelope.error is None:
+                envelope.send(out, self._clock)
+        if self._shell.is_here(node):
+            out.flush()  # nothing that arrives from elsewhere may overtake them
+
+    def _rejection(self, reason: str) -> RequestError:
+        if reason == events.REJECT_BUFFER_FULL:
+            return BufferFull(
+                f"the buffer of {self.interface.name!r} for shards without a home is full"
+            )
+        return NodeLost(f"a message of {self.interface.name!r} was given up: {reason}")
+
+    def _tick(self) -> None:
+        for effect in self.region.tick(self._loop.time()):
+            self._perform(effect)
+
+    def close(self) -> None:
+        """Stop the clock."""
+        self._clockwork.stop()
+
+
+__all__ = ["DONE", "Envelope", "Route", "Router", "Shell", "Waiter"]

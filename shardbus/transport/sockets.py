@@ -1,0 +1,84 @@
+"""Every ZeroMQ socket of the application loop is made here, with every option written out.
+
+libzmq's defaults lose messages silently (a ROUTER drops what it cannot route), wait for ever
+(handshakes, linger) or bound nothing (message size). The tables say what we set and why; a test
+compares them with the sockets' own answers.
+
+Two options are never used: ROUTER_HANDOVER lets whoever names a routing id take its traffic, and a
+routing id that is chosen for a connection aborts the process when it is taken. Routing ids are
+unique per incarnation instead.
+
+Source: RELIABILITY section 2.
+"""
+
+from __future__ import annotations
+
+import zmq
+
+from shardbus.errors import ConfigError
+from shardbus.wire.batch import BODY_BYTES_MAX
+
+COMMON: dict[int, int] = {
+    zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
+    zmq.MAXMSGSIZE: BODY_BYTES_MAX,  # per frame; the peer that sends more is disconnected
+    zmq.HEARTBEAT_IVL: 1000,  # ms; frees connections whose peer vanished without a FIN
+    zmq.HEARTBEAT_TIMEOUT: 5000,
+    zmq.HEARTBEAT_TTL: 5000,
+    zmq.HANDSHAKE_IVL: 3000,  # ms; silent connections are dropped
+    zmq.SNDHWM: 2000,  # messages; a link's window is smaller, so that this limit is never met
+    zmq.RCVHWM: 2000,
+    zmq.BACKLOG: 512,
+}
+ROUTER: dict[int, int] = COMMON | {
+    zmq.ROUTER_MANDATORY: 1,  # an unroutable message is an error, not a silent drop
+}
+DEALER: dict[int, int] = COMMON | {
+    zmq.IMMEDIATE: 0,  # queue while connecting: a lost queue is resent by the link
+    zmq.RECONNECT_IVL: 50,  # ms
+    zmq.RECONNECT_IVL_MAX: 2000,
+    zmq.CONNECT_TIMEOUT: 2000,
+}
+
+
+def set_options(socket: zmq.Socket[bytes], options: dict[int, int]) -> None:
+    """Set them all, before bind or connect: later they would hold for later connections only."""
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+
+
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, routing_id: bytes
+) -> zmq.Socket[bytes]:
+    """A ROUTER that listens.
+
+    Raises:
+        ConfigError: the port is taken or the host is not ours.
+    """
+    socket = context.socket(zmq.ROUTER)
+    set_options(socket, ROUTER)
+    socket.setsockopt(zmq.ROUTING_ID, routing_id)
+    try:
+        socket.bind(f"tcp://{_literal(host)}:{port}")
+    except zmq.ZMQError as e:
+        socket.close(0)
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {e.strerror}", hint="choose another --port"
+        ) from None
+    return socket
+
+
+def connect_dealer(
+    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, routing_id: bytes
+) -> zmq.Socket[bytes]:
+    """A DEALER to one peer; it has one endpoint for life."""
+    socket = context.socket(zmq.DEALER)
+    set_options(socket, DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, routing_id)
+    if ":" in host:
+        socket.setsockopt(zmq.IPV6, 1)
+    socket.connect(f"tcp://{_literal(host)}:{port}")
+    return socket
+
+
+def _literal(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

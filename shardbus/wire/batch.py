@@ -1,0 +1,272 @@
+"""What travels on a link: frames, batches, runs.
+
+A frame is one ZeroMQ message of two parts, a fixed header and a body:
+
+    header  version u8 · kind u8 · cluster u32 · sender uid u64 · receiver uid u64 · seq u64 · ack u64
+    body    by kind: HELLO, WELCOME and REFUSED one struct; DATA a batch; ACK, NAK, LEAVING and BYE empty; MEMBERSHIP opaque
+
+A batch is a MessagePack array of *runs*, in the order in which their messages were sent. A run
+holds neighbours that share everything but id and payload, as columns: the common case, one producer
+and one kind of message, costs one array header per batch and two array elements per message.
+Payloads are opaque here; only a handler's declared types read them.
+
+    Tell      [0, type, method, ids, payloads]
+    Ask       [1, type, method, timeout_ms, ids, payloads, corrs]
+    Reply     [2, corrs, payloads]
+    Fail      [3, corr, error, text, detail]
+    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops]   one message on its second hop or later
+    Control   [5, tag, type, body]
+    Flush     [6, type, shard, corr, timeout_ms, hops]
+
+A method is the name of a handler, "" for a message that `receive` takes, or ":Name" for one of a
+registered class. A correlation id belongs to one direction of one link; 0 means that nobody waits.
+
+Decoding is schema-first: a frame that does not fit is refused whole, and no length that it claims
+is believed before its bytes are there.
+
+Source: DESIGN section 7; S0.10, S0.36; RELIABILITY sections 2 and 4.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from zlib import crc32
+
+import msgspec
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+
+PROTOCOL_VERSION = 1
+BODY_BYTES_MAX = 16 * 1024 * 1024
+"""A frame's body. ZeroMQ drops the connection of a peer that sends more."""
+PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
+"""One message."""
+RUNS_MAX = 4096
+"""Runs in a batch."""
+
+_HEADER = struct.Struct("<BBIQQQQ")
+HEADER_BYTES = _HEADER.size
+pack_header = _HEADER.pack
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSED = 3
+    DATA = 4
+    ACK = 5
+    NAK = 6
+    BYE = 7
+    MEMBERSHIP = 8
+    LEAVING = 9
+
+
+class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):
+    """Messages to which nobody waits for an answer."""
+
+    type: str
+    method: str
+    ids: list[str]
+    payloads: list[bytes]
+
+
+class AskRun(msgspec.Struct, array_like=True, tag_field="op", tag=1, gc=False):
+    """Messages whose senders wait, each under its correlation id."""
+
+    type: str
+    method: str
+    timeout_ms: int
+    ids: list[str]
+    payloads: list[bytes]
+    corrs: list[int]
+
+
+class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False):
+    """Answers of handlers."""
+
+    corrs: list[int]
+    payloads: list[bytes]
+
+
+class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
+    """A failed ask: the name of an error class of `shardbus.errors`, its text, and what else the
+    class needs."""
+
+    corr: int
+    error: str
+    text: str
+    detail: str
+
+
+class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
+    """One message that a node passes on to a shard's newer home."""
+
+    type: str
+    shard: str
+    id: str
+    method: str
+    payload: bytes
+    corr: int
+    timeout_ms: int
+    hops: int
+
+
+class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):
+    """A message between the machines of two processes; `wire.control` reads it."""
+
+    tag: str
+    type: str
+    body: bytes
+
+
+class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
+    """Asks whoever hosts the shard to answer once all that came before on this way has arrived."""
+
+    type: str
+    shard: str
+    corr: int
+    timeout_ms: int
+    hops: int
+
+
+Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush
+
+encode_batch = msgspec.msgpack.Encoder().encode
+_decode_batch = msgspec.msgpack.Decoder(list[Run]).decode
+
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """The fixed part of a frame, checked."""
+
+    kind: int
+    cluster: int
+    sender: int
+    receiver: int
+    seq: int
+    ack: int
+
+
+class Hello(msgspec.Struct, array_like=True, frozen=True):
+    """Opens a link, and opens it again after its connection broke. Answer: Welcome or Refused."""
+
+    cluster: str
+    name: str
+    """The sender's routing id: `host:port#uid` for a node, `client#uid` for a client."""
+    node: NodeId | None
+    """None for a client."""
+    session: int
+    """Grows with every session that the sender opens to the receiver; the same number resumes."""
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True):
+    """The link is open; who answered."""
+
+    node: NodeId
+
+
+class Membership(msgspec.Struct, array_like=True, frozen=True):
+    """A membership message and who sent it."""
+
+    node: NodeId
+    body: bytes
+
+
+class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
+    """The link is not open and never will be; why."""
+
+    reason: str
+    stale: bool
+    """The process that was meant is gone: another one answered at its address."""
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_hello = msgspec.msgpack.Decoder(Hello).decode
+_decode_welcome = msgspec.msgpack.Decoder(Welcome).decode
+_decode_membership = msgspec.msgpack.Decoder(Membership).decode
+_decode_refused = msgspec.msgpack.Decoder(RefusedBody).decode
+encode_body = _encode
+
+
+def cluster_tag(name: str) -> int:
+    """The cluster's name as the header carries it: enough to drop strays; Hello compares the name
+    itself."""
+    return crc32(name.encode())
+
+
+def read_header(frame: bytes) -> Header:
+    """Read a header.
+
+    Raises:
+        RemoteProtocolError: wrong size, or a version that this build does not speak.
+    """
+    if len(frame) != HEADER_BYTES:
+        raise RemoteProtocolError(f"a header of {len(frame)} bytes, expected {HEADER_BYTES}")
+    version, *rest = _HEADER.unpack(frame)
+    if version != PROTOCOL_VERSION:
+        raise RemoteProtocolError(
+            f"protocol version {version}, this build speaks {PROTOCOL_VERSION}"
+        )
+    return Header(*rest)
+
+
+def decode_batch(body: bytes) -> list[Run]:
+    """Read the body of a DATA frame.
+
+    Raises:
+        RemoteProtocolError: it does not fit the schema, or columns of a run differ in length.
+    """
+    try:
+        runs = _decode_batch(body)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise RemoteProtocolError(f"not a batch: {e}") from None
+    if len(runs) > RUNS_MAX:
+        raise RemoteProtocolError(f"a batch of {len(runs)} runs, at most {RUNS_MAX}")
+    for run in runs:
+        match run:
+            case TellRun():
+                even = len(run.ids) == len(run.payloads)
+            case AskRun():
+                even = len(run.ids) == len(run.payloads) == len(run.corrs)
+            case ReplyRun():
+                even = len(run.corrs) == len(run.payloads)
+            case _:
+                continue
+        if not even:
+            raise RemoteProtocolError("the columns of a run differ in length")
+    return runs
+
+
+def decode_hello(body: bytes) -> Hello:
+    """Read the body of a HELLO frame, or raise RemoteProtocolError."""
+    try:
+        return _decode_hello(body)
+    except msgspec.MsgspecError as e:
+        raise RemoteProtocolError(f"not a Hello: {e}") from None
+
+
+def decode_welcome(body: bytes) -> Welcome:
+    """Read the body of a WELCOME frame, or raise RemoteProtocolError."""
+    try:
+        return _decode_welcome(body)
+    except msgspec.MsgspecError as e:
+        raise RemoteProtocolError(f"not a Welcome: {e}") from None
+
+
+def decode_refused(body: bytes) -> RefusedBody:
+    """Read the body of a REFUSED frame, or raise RemoteProtocolError."""
+    try:
+        return _decode_refused(body)
+    except msgspec.MsgspecError as e:
+        raise RemoteProtocolError(f"not a refusal: {e}") from None
+
+
+def decode_membership(body: bytes) -> Membership:
+    """Read the body of a MEMBERSHIP frame, or raise RemoteProtocolError."""
+    try:
+        return _decode_membership(body)
+    except msgspec.MsgspecError as e:
+        raise RemoteProtocolError(f"not a membership message: {e}") from None

@@ -1,0 +1,67 @@
+"""The messages of the sharding machines, and a few between node and client, as bytes.
+
+The tag is the class's name; the body is the dataclass as a MessagePack map, so that a newer node
+may add a field that an older one ignores. Only the classes listed here can be decoded.
+
+Source: shardbus/sharding/messages.py; S0.6-S0.8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.sharding.messages import MESSAGES
+from shardbus.wire.batch import Control
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """A client asks what a type is. Answer: TypeInfo."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeInfo:
+    """How a client finds the shard of an entity by itself. `shards` 0: the type has a function of
+    its own, and a client without it lets a node decide. `known` False: no such type here."""
+
+    known: bool
+    layout: str
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The nodes that are Up or leaving, for clients."""
+
+    nodes: tuple[NodeId, ...]
+
+
+_CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MESSAGES, Describe, TypeInfo, Members)}
+_DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
+    name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()
+}
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_control(entity_type: str, message: object) -> Control:
+    """Wrap a message of one of the listed classes for the wire."""
+    return Control(type(message).__name__, entity_type, _encode(message))
+
+
+def decode_control(control: Control) -> object:
+    """Unwrap it.
+
+    Raises:
+        RemoteProtocolError: an unknown tag, or a body that does not fit the class.
+    """
+    decoder = _DECODERS.get(control.tag)
+    if decoder is None:
+        raise RemoteProtocolError(f"unknown control message {control.tag!r}")
+    try:
+        return decoder.decode(control.body)
+    except (msgspec.MsgspecError, RecursionError) as e:
+        raise RemoteProtocolError(f"not a {control.tag}: {e}") from None

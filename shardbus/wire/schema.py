@@ -1,0 +1,285 @@
+"""Messages of users as bytes, by the types that handlers declare.
+
+An entity type offers *methods*: its handlers by name, and what `receive` takes: "" for plain
+values, ":Name" for objects of a registered class. The sender writes what it is given; the receiver
+reads it with the handler's declared types, and only there. A handler's arguments are a MessagePack
+array, so its first byte tells how many there are, and trailing defaults may be left out.
+
+Which values travel: None, bool, int of 64 bits, float, str, bytes, list, tuple, dict, and
+dataclasses, `msgspec.Struct` and pydantic models. What a declaration cannot carry is refused when
+the class is declared, with the path of the field.
+
+Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140; ECOSYSTEM section 2 (messages, typed references).
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any
+
+import msgspec
+
+from shardbus.errors import ConfigError, SchemaError
+
+NO_ARGUMENTS = b"\x90"
+ARGUMENTS_MAX = 15
+_PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
+Decode = Callable[[bytes], Any]
+
+
+def _to_wire(value: object) -> object:
+    dump = getattr(value, "model_dump", None)
+    if dump is None:
+        raise TypeError(f"a {type(value).__name__} cannot travel")
+    return dump()
+
+
+def _from_wire(wanted: type, value: object) -> object:
+    return wanted.model_validate(value)  # type: ignore[attr-defined]
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_to_wire).encode
+_decode_any = msgspec.msgpack.Decoder().decode
+
+
+def encode_value(value: object) -> bytes:
+    """A message or a reply as bytes.
+
+    Raises:
+        SchemaError: a value that cannot travel. Nothing was sent.
+    """
+    try:
+        return _encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as e:
+        raise SchemaError(f"cannot send this: {e}") from None
+
+
+def decode_value(payload: bytes) -> Any:
+    """Read a plain value.
+
+    Raises:
+        SchemaError: not MessagePack.
+    """
+    try:
+        return _decode_any(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as e:
+        raise SchemaError(f"not a message: {e}") from None
+
+
+def decoder(wanted: Any) -> Decode:
+    """A function from bytes to `wanted`, raising `msgspec.ValidationError` with the path of what
+    does not fit."""
+    if wanted in (Any, object, inspect.Parameter.empty, inspect.Signature.empty):
+        return _decode_any
+    if wanted is None:
+        wanted = type(None)
+    return msgspec.msgpack.Decoder(wanted, dec_hook=_from_wire).decode
+
+
+def is_message_class(cls: object) -> bool:
+    """Whether objects of the class travel under its name."""
+    if not isinstance(cls, type):
+        return False
+    return is_dataclass(cls) or issubclass(cls, msgspec.Struct) or hasattr(cls, "model_validate")
+
+
+_methods_of_class: dict[type, str] = dict.fromkeys(_PLAIN, "")
+
+
+def method_of(message: object) -> str:
+    """The method that takes `message`: "" for a plain value, ":Name" for an object."""
+    cls = type(message)
+    method = _methods_of_class.get(cls)
+    if method is None:
+        if not is_message_class(cls):
+            plain = isinstance(message, _PLAIN)
+            if not plain:
+                raise SchemaError(f"a {cls.__name__} cannot travel")
+        method = f":{cls.__name__}" if is_message_class(cls) else ""
+        _methods_of_class[cls] = method
+    return method
+
+
+def check_type(where: str, wanted: Any) -> None:
+    """Refuse a declared type that cannot be read back.
+
+    Raises:
+        ConfigError: naming `where` and the path below it.
+    """
+    if wanted in (Any, object, inspect.Parameter.empty):
+        return
+    try:
+        _check_info(where, msgspec.inspect.type_info(wanted), set())
+        decoder(wanted)
+    except (TypeError, ValueError) as e:
+        raise ConfigError(f"{where} cannot be a message type: {e}") from None
+
+
+def _check_info(where: str, info: Any, seen: set[int]) -> None:
+    if id(info) in seen:
+        return
+    seen.add(id(info))
+    match info:
+        case msgspec.inspect.CustomType(cls=cls):
+            if not hasattr(cls, "model_validate"):
+                raise ConfigError(
+                    f"{where} cannot be a message type: {cls.__name__} does not travel",
+                    hint="use plain values, dataclasses, msgspec.Struct or pydantic models",
+                )
+        case (
+            msgspec.inspect.StructType(fields=fields) | msgspec.inspect.DataclassType(fields=fields)
+        ):
+            for f in fields:
+                _check_info(f"{where}.{f.name}", f.type, seen)
+        case (
+            msgspec.inspect.ListType(item_type=item) | msgspec.inspect.VarTupleType(item_type=item)
+        ):
+            _check_info(f"{where}[...]", item, seen)
+        case msgspec.inspect.TupleType(item_types=items):
+            for i, item in enumerate(items):
+                _check_info(f"{where}[{i}]", item, seen)
+        case msgspec.inspect.DictType(key_type=key, value_type=value):
+            _check_info(f"{where} key", key, seen)
+            _check_info(f"{where}[...]", value, seen)
+        case msgspec.inspect.UnionType(types=types):
+            for t in types:
+                _check_info(where, t, seen)
+        case _:
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One handler as the wire sees it."""
+
+    name: str
+    parameters: tuple[inspect.Parameter, ...]
+    decoders: Mapping[int, Decode]
+    """First byte of the argument array to the function that reads an array of that length."""
+    decode_result: Decode
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """The arguments of a call as bytes.
+
+        Raises:
+            TypeError: they do not fit the signature, as for any Python call.
+            SchemaError: a value cannot travel.
+        """
+        if kwargs or not self.parameters or len(args) > len(self.parameters):
+            args = self._bind(args, kwargs)
+        if 0x90 | len(args) not in self.decoders:
+            self._bind(args, kwargs)
+        return encode_value(args) if args else NO_ARGUMENTS
+
+    def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
+        if kwargs:
+            bound.apply_defaults()
+        return bound.args
+
+    def decode(self, payload: bytes) -> tuple[Any, ...]:
+        """The arguments, checked against their declared types.
+
+        Raises:
+            SchemaError: naming the method and the field.
+        """
+        try:
+            return self.decoders[payload[0]](payload)  # type: ignore[no-any-return]
+        except (KeyError, IndexError):
+            counts = sorted(first & 0x0F for first in self.decoders)
+            raise SchemaError(f"{self.name} takes {counts[0]} to {counts[-1]} arguments") from None
+        except (msgspec.MsgspecError, RecursionError, ValueError) as e:
+            raise SchemaError(f"{self.name}: {e}") from None
+
+
+def method(name: str, function: Callable[..., Any]) -> Method:
+    """The wire's view of a handler `function(self, ...)`.
+
+    Raises:
+        ConfigError: a parameter that cannot travel, or more than 15.
+    """
+    hints = _hints(function)
+    parameters = tuple(inspect.signature(function).parameters.values())[1:]
+    if len(parameters) > ARGUMENTS_MAX:
+        raise ConfigError(
+            f"handler {name} has {len(parameters)} parameters, at most {ARGUMENTS_MAX}"
+        )
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    types: list[Any] = []
+    for p in parameters:
+        if p.kind not in kinds:
+            raise ConfigError(f"handler {name}: parameter {p.name} must be positional")
+        wanted = hints.get(p.name, Any)
+        check_type(f"handler {name}: {p.name}", wanted)
+        types.append(Any if wanted is object else wanted)
+    required = sum(p.default is inspect.Parameter.empty for p in parameters)
+    decoders: dict[int, Decode] = {}
+    for n in range(required, len(parameters) + 1):
+        decoders[0x90 | n] = decoder(tuple[tuple(types[:n])]) if n else decoder(tuple[()])  # type: ignore[misc]
+    result = hints.get("return", Any)
+    check_type(f"handler {name}: return", result)
+    return Method(name, parameters, decoders, decoder(result))
+
+
+def read_one(name: str, decode: Decode) -> Callable[[bytes], tuple[Any]]:
+    """A function that reads the one argument of `receive`, raising SchemaError."""
+
+    def read(payload: bytes) -> tuple[Any]:
+        try:
+            return (decode(payload),)
+        except (msgspec.MsgspecError, RecursionError, ValueError) as e:
+            raise SchemaError(f"message {name[1:]}: {e}" if name else f"message: {e}") from None
+
+    return read
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except NameError as e:
+        raise ConfigError(
+            f"{function.__qualname__}: an annotation is not known where it is declared: {e}"
+        ) from None
+
+
+@dataclass(slots=True)
+class Interface:
+    """What one entity type offers: its name, its methods, the messages `receive` takes, and how ids
+    map to shards."""
+
+    name: str
+    shards: int
+    layout: str
+    """Names the shard function: `crc32/<shards>`, or `<module>.<function>/<shards>` for a type's
+    own."""
+    methods: dict[str, Method] = field(default_factory=dict)
+    messages: dict[str, Decode] = field(default_factory=dict)
+    """Method of `receive` to the function that reads its message."""
+    shard_of: Callable[[str], str] | None = None
+    """The type's own shard function; None: the default."""
+
+
+def message_decoders(
+    receive: Callable[..., Any] | None, classes: Iterable[type]
+) -> dict[str, Decode]:
+    """The messages that `receive(self, message)` takes: plain values, the given classes, and those
+    it is annotated with."""
+    if receive is None:
+        return {}
+    named: dict[str, Decode] = {}
+    plain: Decode = _decode_any
+    parameters = tuple(inspect.signature(receive).parameters)
+    wanted = _hints(receive).get(parameters[1], Any) if len(parameters) > 1 else Any
+    members = typing.get_args(wanted) if typing.get_origin(wanted) is not None else (wanted,)
+    for cls in (*members, *classes):
+        if is_message_class(cls):
+            check_type(f"message {cls.__name__}", cls)
+            named[f":{cls.__name__}"] = decoder(cls)
+    if wanted not in (Any, object):
+        check_type("receive: message", wanted)
+        if len(members) == 1 or not any(map(is_message_class, members)):
+            plain = decoder(wanted)
+    return {"": plain, **named}
