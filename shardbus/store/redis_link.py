@@ -93,7 +93,7 @@ class RedisLink:
         self._session = session
         self._shown = shown
         self._timeout = timeout
-        self._fsync = False
+        self._sync_key: str | None = None
         self._sequence = 0
         self._waiting: deque[_Call] = deque()
         self._client: Client | None = None
@@ -102,9 +102,13 @@ class RedisLink:
         self._failure = ""
         self._open = False
 
-    def open(self, *, fsync: bool) -> None:
-        """Take calls from now on. With `fsync`, answer them once the server has synced its log."""
-        self._fsync = fsync
+    def open(self, *, sync_key: str | None) -> None:
+        """Take calls from now on; with `sync_key`, answer them once the server has synced its log.
+
+        The server waits for what this connection wrote. A repeated call whose first write went over
+        another connection writes nothing, so each batch also writes to the key of that name.
+        """
+        self._sync_key = sync_key
         self._open = True
 
     async def close(self) -> None:
@@ -183,15 +187,16 @@ class RedisLink:
         for call in batch:
             self._sequence += 1
             pipeline.execute_command(*call.command(self._session, self._sequence))
-        if self._fsync:
-            pipeline.execute_command("WAITAOF", 1, 0, int(self._timeout * 400))
-        replies = await pipeline.execute(raise_on_error=False)
-        if self._fsync:
-            synced = replies.pop()
-            if isinstance(synced, Exception):
-                raise synced
-            if synced[0] < 1:
-                raise TimeoutError("the server has not synced its log")
+        if self._sync_key is None:
+            return await pipeline.execute(raise_on_error=False)
+        pipeline.execute_command("HSET", self._sync_key, "sequence", self._sequence)
+        pipeline.execute_command("WAITAOF", 1, 0, int(self._timeout * 400))
+        *replies, written, synced = await pipeline.execute(raise_on_error=False)
+        for reply in (written, synced):
+            if isinstance(reply, Exception):
+                raise reply
+        if synced[0] < 1:
+            raise TimeoutError("the server has not synced its log")
         return replies
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:

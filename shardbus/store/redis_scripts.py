@@ -17,6 +17,7 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
 | `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
+| `<prefix>:sync` | hash | something to write where writes are waited for |
 
 Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
 

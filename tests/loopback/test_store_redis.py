@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,15 @@ from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
 from shardbus.store.redis import RedisStore
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, valkey_binary
 
 A = NodeId("10.0.0.1", 7355, 1)
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    with RedisServer(tmp_path_factory.mktemp("valkey"), binary=valkey_binary()) as server:
+        yield server
 
 
 @pytest.fixture
@@ -48,8 +54,10 @@ class TestRedis(StoreConformance):
     def pass_time(self) -> Callable[[float], None]:
         return lambda seconds: None
 
-    @pytest.fixture(params=["RESP2", "RESP3", "fsync"])
-    def store_factory(self, request: pytest.FixtureRequest, redis_url: str) -> StoreFactory:
+    @pytest.fixture(params=["RESP2", "RESP3", "valkey"])
+    def store_factory(
+        self, request: pytest.FixtureRequest, redis_url: str, valkey: RedisServer
+    ) -> StoreFactory:
         port, db = redis_url.removeprefix("redis://127.0.0.1:").split("/")
         match request.param:
             case "RESP2":
@@ -61,7 +69,9 @@ class TestRedis(StoreConformance):
                     connect=lambda: Redis(port=int(port), db=int(db), protocol=3),
                 )
             case _:
-                url = f"{redis_url}?durability=fsync"
+                with valkey.client() as client:
+                    client.flushdb()
+                url = f"{valkey.url()}?durability=fsync"
                 return lambda: open_store(url, cluster="shop", timeout=10.0)
 
 
@@ -183,6 +193,22 @@ async def test_a_server_out_of_memory_is_unavailable_at_once(
     assert await store.save_states([save("a", 1, b"x", 1)]) == [None]
 
 
+async def test_a_write_is_answered_once_the_log_is_synced(tmp_path: Path) -> None:
+    options = ("--appendfsync", "everysec")
+    with RedisServer(tmp_path / "valkey", *options, binary=valkey_binary()) as server:
+        url = f"{server.url()}?durability=fsync"
+        store = open_store(url, cluster="shop", timeout=3.0)
+        await store.start()
+        assert await store.save_states([save("a", 1, b"x", 1)]) == [None]
+        with server.client() as client:
+            client.config_set("appendfsync", "no")
+            with pytest.raises(StoreUnavailable, match="not synced"):
+                await store.save_states([save("a", 1, b"y", 2)])
+            client.config_set("appendfsync", "everysec")
+        assert await store.save_states([save("a", 1, b"y", 2)]) == [None]
+        await store.close()
+
+
 @pytest.mark.parametrize(
     ("options", "query", "refusal"),
     [
@@ -193,6 +219,7 @@ async def test_a_server_out_of_memory_is_unavailable_at_once(
         (["--appendonly", "no"], "?durability=cache", ""),
         (["--appendonly", "no", "--save", "60 1"], "", ""),
         (["--appendonly", "no", "--save", "60 1"], "?durability=fsync", "cannot sync each write"),
+        (["--appendfsync", "no"], "?durability=fsync", "cannot sync each write"),
         (["--requirepass", "hush"], "", "refuses this user"),
         (["--rename-command", "CONFIG", "", "--appendonly", "no"], "", ""),
         (["--rename-command", "INFO", ""], "", ""),
