@@ -1,0 +1,67 @@
+"""Regions, clients and coordinators in `sharding_net`, over many seeds: what must hold, holds.
+
+A failing seed is replayed with `run_seed(SEED, tracing=True)`, whose `log` tells everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sharding_net import SETTINGS, Net
+
+SEEDS = 300
+BLOCK = 25
+
+
+def run_seed(seed: int, *, tracing: bool = False) -> Net:
+    """Nodes and clients send for twelve seconds while faults happen; then there is quiet."""
+    hurry = {"begin_handoff_timeout": 0.02} if seed % 3 == 0 else {}
+    net = Net(seed, settings=replace(SETTINGS, **hurry))
+    net.tracing = tracing
+    dice = net.dice
+    for _ in range(dice.randint(2, 4)):
+        net.add_node()
+    for _ in range(dice.randint(1, 2)):
+        net.add_client()
+    for index in range(dice.randint(1, 7)):
+        net.at(dice.uniform(0.5, 12), lambda k=index: fault(net, k))
+    for _ in range(250):
+        net.at(dice.uniform(0, 14), lambda: chatter(net))
+    net.run(60)
+    net.check_quiet()
+    return net
+
+
+def chatter(net: Net) -> None:
+    """Somebody sends a few messages in a row."""
+    process = net.dice.choice(list(net.processes.values()))
+    sender, entity = net.dice.choice("ab"), f"e{net.dice.randrange(12)}"
+    for _ in range(net.dice.randint(1, 3)):
+        net.tell(process, sender, entity)
+
+
+def fault(net: Net, index: int) -> None:
+    """One of the things that happen."""
+    live = net.staying()
+    what = net.dice.choice(["kill", "join", "join", "leave", "stall", "stall", "store", "slow"])
+    if what in ("kill", "leave") and len(live) > 1:
+        (net.kill if what == "kill" else net.leave)(net.dice.choice(live))
+    elif what == "join":
+        net.add_node()
+    elif what == "stall":
+        source, target = net.dice.choice(live), net.dice.choice(list(net.processes.values()))
+        net.stall(source.me, target.me, net.dice.uniform(0.5, 4))
+    elif what == "store":
+        net.store.failing_until = net.now + net.dice.uniform(0.5, 4)
+    else:
+        net.store.slow = net.dice.choice([1.0, 20.0])
+
+
+@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+def test_what_must_hold_holds(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        try:
+            run_seed(seed)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
