@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
-from shardbus.errors import ShardBusError
 from shardbus_cli.exits import Code, Failure
 
 if TYPE_CHECKING:
@@ -96,6 +95,8 @@ def _from_path(path: Path) -> ModuleType:
 
 def _broken(what: str, raised: Exception) -> Failure:
     """Show where the user's module failed. A refusal by shardbus itself needs only its line."""
+    from shardbus.errors import ShardBusError
+
     frames = _users_frames(raised.__traceback__)
     last = traceback.extract_tb(frames)[-1:] if frames else []
     place = f" (line {last[0].lineno} of {Path(last[0].filename).name})" if last else ""

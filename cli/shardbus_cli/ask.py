@@ -11,11 +11,12 @@ follows are its arguments in order; one that is not JSON is a string.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import keyword
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -25,9 +26,13 @@ from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
 
 if TYPE_CHECKING:
-    from shardbus import Client
+    from shardbus import AsyncClient
+    from shardbus.transport.router import Router
+
+T = TypeVar("T")
 
 ADDRESSES_MAX = 5
+NO_ARGUMENTS = b"\x90"
 DEFAULT_TIMEOUT_S = 5.0
 USABLE = ("up", "weakly_up", "leaving", "joining", "exiting")
 Words = Annotated[
@@ -69,12 +74,18 @@ def tell(
 ) -> None:
     """Send a message and return when a node has it."""
     method, values = parse_words(words or [])
-    with _client(node, timeout=DEFAULT_TIMEOUT_S) as client:
-        if method is None:
-            client.tell(entity_type, entity_id, *values)
+
+    async def send(client: AsyncClient) -> None:
+        if method is not None and not values:
+            router, key = await _handler(client, entity_type, method)
+            await router.tell(key, entity_id, NO_ARGUMENTS)
+        elif method is not None:
+            await client.tell(entity_type, entity_id, method, *values)
         else:
-            getattr(client.ref(entity_type, entity_id), method).tell(*values)
-        client.flush()
+            await client.tell(entity_type, entity_id, *values)
+        await client.flush()
+
+    _with_client(node, DEFAULT_TIMEOUT_S, send)
 
 
 def ask(
@@ -90,12 +101,18 @@ def ask(
 
     wait = parse(Option(Kind.SECONDS, "", low=0.001, high=86400.0), timeout)
     method, values = parse_words(words or [])
-    with _client(node, timeout=wait) as client:
-        if method is None:
-            reply = client.ask(entity_type, entity_id, *values)
-        else:
-            reply = getattr(client.ref(entity_type, entity_id), method)(*values)
-    output.data(as_text(reply))
+
+    async def send(client: AsyncClient) -> object:
+        if method is not None and not values:
+            from shardbus.wire.schema import decode_value
+
+            router, key = await _handler(client, entity_type, method)
+            return await router.ask(key, entity_id, NO_ARGUMENTS, int(wait * 1000), decode_value)
+        if method is not None:
+            return await client.ask(entity_type, entity_id, method, *values)
+        return await client.ask(entity_type, entity_id, *values)
+
+    output.data(as_text(_with_client(node, wait, send)))
 
 
 def as_text(reply: object) -> str:
@@ -105,23 +122,36 @@ def as_text(reply: object) -> str:
     return msgspec.json.encode(reply).decode()
 
 
-@contextmanager
-def _client(url: str, *, timeout: float) -> Iterator[Client]:
-    """A client of the cluster that the node is in."""
-    from shardbus import Client
-    from shardbus.errors import NodeLost
+async def _handler(
+    client: AsyncClient, entity_type: str, method: str
+) -> tuple[Router, tuple[str, str]]:
+    """Where a call without arguments goes. By name alone it would be a message for `receive`."""
+    router = await client._router(entity_type)
+    return router, router.key(method)
 
+
+def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Do the work with a client of the cluster that the node is in."""
     cluster, addresses = _members(NodeHttp(url))
-    with ExitStack() as stack:
-        try:
-            client = stack.enter_context(Client(*addresses, cluster=cluster, timeout=timeout))
-        except NodeLost as lost:
-            raise Failure(
-                lost.message,
-                "HTTP answers, but the port of messages does not: is there a firewall?",
-                code=Code.UNREACHABLE,
-            ) from None
-        yield client
+
+    async def run() -> T:
+        from shardbus import AsyncClient
+        from shardbus.errors import NodeLost
+
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(
+                    AsyncClient(*addresses, cluster=cluster, timeout=timeout)
+                )
+            except NodeLost as lost:
+                raise Failure(
+                    lost.message,
+                    "HTTP answers, but the port of messages does not: is there a firewall?",
+                    code=Code.UNREACHABLE,
+                ) from None
+            return await work(client)
+
+    return asyncio.run(run())
 
 
 def _members(node: NodeHttp) -> tuple[str, list[str]]:

@@ -10,8 +10,10 @@ Source: API section 3.
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
-from shardbus.errors import ConfigError, Refused, ShardBusError, StaleEpoch, StaleFence, StoreError
+if TYPE_CHECKING:
+    from shardbus.errors import ShardBusError
 
 
 class Code(IntEnum):
@@ -39,14 +41,16 @@ class Failure(Exception):
     @classmethod
     def of(cls, error: ShardBusError) -> Failure:
         """The failure that an error of the library is for a command."""
+        from shardbus import errors
+
         match error:
-            case ConfigError():
+            case errors.ConfigError():
                 code = Code.USAGE
-            case Refused():
+            case errors.Refused():
                 code = Code.REFUSED
-            case StaleEpoch() | StaleFence():
+            case errors.StaleEpoch() | errors.StaleFence():
                 code = Code.FAILED
-            case StoreError():
+            case errors.StoreError():
                 code = Code.UNREACHABLE
             case _:
                 code = Code.FAILED

@@ -94,22 +94,22 @@ def main() -> None:
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command and return its exit code."""
-    from shardbus.errors import ShardBusError
-
     try:
         app(args=arguments, prog_name="shardbus")
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else Code.OK
     except Failure as failure:
         return _failed(failure, debug=debug)
-    except ShardBusError as raised:
-        return _failed(Failure.of(raised), debug=debug)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Code.FAILED
     except KeyboardInterrupt:
         return 130
     except Exception as raised:
+        from shardbus.errors import ShardBusError
+
+        if isinstance(raised, ShardBusError):
+            return _failed(Failure.of(raised), debug=debug)
         what = f"{type(raised).__name__}: {raised}".rstrip(": ")
         hint = "run it again with --debug and report what it prints"
         return _failed(Failure(f"defect of this command: {what}", hint), debug=debug)

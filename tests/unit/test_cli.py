@@ -27,7 +27,6 @@ from shardbus.errors import (
     AskTimeout,
     ConfigError,
     Refused,
-    ShardBusError,
     StaleFence,
     StoreUnavailable,
 )
@@ -310,81 +309,80 @@ def test_words_that_mean_nothing(words):
 class FakeClient:
     """Remembers what was sent, and answers 42."""
 
-    sent: list[tuple[object, ...]]
-    failure: ShardBusError | None
-
-    def __init__(self, *addresses: str, cluster: str, timeout: float) -> None:
-        self.sent = [("connect", addresses, cluster, timeout)]
-        self.failure = None
-        FakeClient.last = self
-
     last: FakeClient
 
-    def __enter__(self) -> FakeClient:
+    def __init__(self, *addresses: str, cluster: str, timeout: float) -> None:
+        self.sent: list[tuple[object, ...]] = [("connect", addresses, cluster, timeout)]
+        FakeClient.last = self
+
+    async def __aenter__(self) -> FakeClient:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.sent.append(("close",))
 
-    def tell(self, *args: object) -> None:
+    async def tell(self, *args: object) -> None:
         self.sent.append(("tell", *args))
 
-    def ask(self, *args: object) -> object:
+    async def ask(self, *args: object) -> object:
         self.sent.append(("ask", *args))
         return {"answer": 42, "raw": b"\x00"}
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         self.sent.append(("flush",))
 
-    def ref(self, kind: str, entity_id: str) -> FakeRef:
-        return FakeRef(self, kind, entity_id)
+    async def _router(self, kind: str) -> FakeRouter:
+        return FakeRouter(self, kind)
 
 
-class FakeRef:
-    def __init__(self, client: FakeClient, kind: str, entity_id: str) -> None:
-        self.client, self.to = client, (kind, entity_id)
+class FakeRouter:
+    def __init__(self, client: FakeClient, kind: str) -> None:
+        self.client, self.kind = client, kind
 
-    def __getattr__(self, name: str) -> FakeCall:
-        return FakeCall(self, name)
+    def key(self, method: str) -> tuple[str, str]:
+        return self.kind, method
 
+    async def tell(self, *args: object) -> None:
+        self.client.sent.append(("call.tell", *args))
 
-class FakeCall:
-    def __init__(self, ref: FakeRef, name: str) -> None:
-        self.ref, self.name = ref, name
-
-    def __call__(self, *args: object) -> object:
-        self.ref.client.sent.append(("call", *self.ref.to, self.name, *args))
+    async def ask(self, key: object, entity_id: str, payload: bytes, ms: int, read: object) -> int:
+        self.client.sent.append(("call.ask", key, entity_id, payload, ms))
         return 42
-
-    def tell(self, *args: object) -> None:
-        self.ref.client.sent.append(("call.tell", *self.ref.to, self.name, *args))
 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> type[FakeClient]:
-    monkeypatch.setattr(shardbus, "Client", FakeClient, raising=False)
+    monkeypatch.setattr(shardbus, "AsyncClient", FakeClient)
     return FakeClient
 
 
 def test_ask_finds_the_cluster_by_http_and_prints_the_answer(shell, url, client):
-    assert shell("ask", "counter", "p", "add", "-5", "--timeout", "300ms") == Code.OK
-    assert shell.out == "42\n"
+    words = ("ask", "counter", "p", "add", "-5", "--timeout", "300ms")
+    assert shell(*words, "--json") == Code.OK
+    assert json.loads(shell.out) == {"answer": 42, "raw": "AA=="}
     assert client.last.sent == [
         ("connect", ("tcp://127.0.0.1:7355",), "shop", 0.3),
-        ("call", "counter", "p", "add", -5),
+        ("ask", "counter", "p", "add", -5),
         ("close",),
     ]
 
 
-def test_a_message_for_receive_and_its_answer_as_json(shell, url, client):
-    assert shell("ask", "counter", "p", '{"n": 1}', "--json") == Code.OK
-    assert json.loads(shell.out) == {"answer": 42, "raw": "AA=="}
+def test_a_handler_without_arguments_is_no_message(shell, url, client):
+    assert shell("ask", "counter", "p", "total") == Code.OK
+    assert shell.out == "42\n"
+    assert client.last.sent[1] == ("call.ask", ("counter", "total"), "p", b"\x90", 5000)
+    assert shell("tell", "counter", "p", "reset") == Code.OK
+    assert client.last.sent[1] == ("call.tell", ("counter", "reset"), "p", b"\x90")
+
+
+def test_a_message_for_receive(shell, url, client):
+    assert shell("ask", "counter", "p", '{"n": 1}') == Code.OK
     assert client.last.sent[1] == ("ask", "counter", "p", {"n": 1})
 
 
 def test_tell_returns_when_a_node_has_it(shell, url, client):
     assert shell("tell", "counter", "p", "add", "2") == Code.OK
-    assert client.last.sent[1:] == [("call.tell", "counter", "p", "add", 2), ("flush",), ("close",)]
+    assert client.last.sent[1:] == [("tell", "counter", "p", "add", 2), ("flush",), ("close",)]
     assert shell("tell", "counter", "p", '"get"') == Code.OK
     assert client.last.sent[1] == ("tell", "counter", "p", "get")
     assert shell.out == ""
