@@ -29,28 +29,10 @@ from typing import assert_never
 
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
+from shardbus.sharding import events as ev
 from shardbus.sharding.allocation import AllocationStrategy
-from shardbus.sharding.events import (
-    CoordinatorEffect,
-    CoordinatorEvent,
-    EpochClaimed,
-    EpochRefused,
-    EpochSeen,
-    Members,
-    Message,
-    Note,
-    Persist,
-    Persisted,
-    PersistFailed,
-    Rebalance,
-    Received,
-    Send,
-    Start,
-    StopShards,
-    StoreFailed,
-    TableLoaded,
-)
-from shardbus.sharding.handoff import Cue, Handoff, Phase, Purpose
+from shardbus.sharding.desk import Desk
+from shardbus.sharding.handoff import Handoff, Purpose
 from shardbus.sharding.ledger import Ledger, Wish, Writing
 from shardbus.sharding.messages import (
     BeginHandOffAck,
@@ -65,6 +47,7 @@ from shardbus.sharding.messages import (
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.outbox import Kind, Outbox
 from shardbus.sharding.registry import Registry
+from shardbus.sharding.starts import TRIES, Starts
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.tenure import Reign, Tenure, backoff
 from shardbus.sharding.timers import Timers
@@ -72,10 +55,7 @@ from shardbus.sharding.timers import Timers
 COALESCE = 0.2
 """Seconds in which changes of membership gather before the balance is looked at."""
 
-START_TRIES = 3
-"""HostShard is repeated so often before the shard is taken from a region that does not confirm."""
-
-GRACE, BALANCE, WRITE, START, MOVE = "grace", "balance", "write", "start", "move"
+GRACE, BALANCE, WRITE = "grace", "balance", "write"
 
 
 class Coordinator:
@@ -96,13 +76,17 @@ class Coordinator:
         self._tenure = Tenure(layout, settings.coordinator_failure_backoff)
         self._registry = Registry(settings.min_members)
         self._ledger = Ledger(layout)
-        self._moves = Moves(settings.max_moves_in_flight)
         self._outbox = Outbox(me)
-        self._timers: Timers[tuple[str, str]] = Timers()
-        self._questions: dict[tuple[NodeId, str], None] = {}
-        self._askers: dict[str, dict[NodeId, None]] = {}
-        self._starting: dict[str, int] = {}
-        self._effects: list[CoordinatorEffect] = []
+        self._moves = Moves(
+            self._outbox,
+            settings.max_moves_in_flight,
+            settings.begin_handoff_timeout,
+            settings.handoff_timeout,
+        )
+        self._timers: Timers[str] = Timers()
+        self._desk = Desk(self._outbox)
+        self._starts = Starts(self._outbox, settings.shard_start_timeout)
+        self._effects: list[ev.CoordinatorEffect] = []
         self._turn_at: float | None = None
 
     @property
@@ -126,34 +110,34 @@ class Coordinator:
             return "handing_off"
         if self._ledger.home_of(shard) is None:
             return "unallocated"
-        return "starting" if shard in self._starting else "running"
+        return "starting" if shard in self._starts else "running"
 
-    def handle(self, event: CoordinatorEvent, now: float) -> list[CoordinatorEffect]:
+    def handle(self, event: ev.CoordinatorEvent, now: float) -> list[ev.CoordinatorEffect]:
         """Take in one event."""
         if self.reign is Reign.STOPPED:
             return []
         self._turn_at = now
         match event:
-            case Received(sender, message):
+            case ev.Received(sender, message):
                 self._on_message(sender, message, now)
-            case Members():
+            case ev.Members():
                 self._registry.update(event)
                 self._look_soon(now + COALESCE)
                 self._bury(now)
-            case Persisted(op_id):
+            case ev.Persisted(op_id):
                 self._on_persisted(op_id, now)
-            case PersistFailed(op_id, definite_stale):
+            case ev.PersistFailed(op_id, definite_stale):
                 self._on_persist_failed(op_id, definite_stale, now)
-            case Start() | TableLoaded() | EpochClaimed() | EpochRefused() | StoreFailed():
+            case ev.Start() | ev.TableLoaded() | ev.EpochClaimed() | ev.EpochRefused() | ev.StoreFailed():
                 before = self.reign
                 self._effects += self._tenure.handle(event, now)
-                if isinstance(event, EpochClaimed) and before is not self.reign:
+                if isinstance(event, ev.EpochClaimed) and before is not self.reign:
                     self._take_over(event, now)
-            case EpochSeen(epoch):
+            case ev.EpochSeen(epoch):
                 self._effects += self._tenure.see(epoch)
-            case Rebalance():
+            case ev.Rebalance():
                 self._look_soon(now)
-            case StopShards(shards):
+            case ev.StopShards(shards):
                 for shard in shards:
                     self._begin(shard, Purpose.STOP, None, now)
             case _:
@@ -164,19 +148,24 @@ class Coordinator:
         """When `tick` is due."""
         if self.reign is Reign.STOPPED:
             return None
-        dues = (self._turn_at, self._timers.next(), self._tenure.deadline())
+        dues = (
+            self._turn_at,
+            self._timers.next(),
+            self._tenure.deadline(),
+            self._moves.deadline(),
+            self._starts.deadline(),
+        )
         return min((due for due in dues if due is not None), default=None)
 
-    def tick(self, now: float) -> list[CoordinatorEffect]:
+    def tick(self, now: float) -> list[ev.CoordinatorEffect]:
         """End the turn: see the module's text."""
         self._turn_at = None
         self._effects += self._tenure.tick(now)
         if self.reign is not Reign.RULING:
             return self._take_effects()
-        for kind, shard in self._timers.due(now):
-            self._on_timer(kind, shard, now)
+        self._keep_time(now)
         self._take_registrations(now)
-        for _, shard in self._questions:
+        for shard in self._desk.shards():
             if self._settled(shard) is None:
                 self._ledger.want(shard)
         for node in list(self._registry.draining):
@@ -195,33 +184,30 @@ class Coordinator:
             assert self._settled(shard) is None, f"{shard} is wanted and at home"
         for shard, handoff in self._moves.handoffs.items():
             assert self.table.homes.get(shard) == handoff.home, f"{shard} moves from nowhere"
-            assert handoff.phase is not Phase.FREED
-            assert (MOVE, shard) in self._timers, f"the move of {shard} has no deadline"
-        for shard in self._starting:
-            assert shard in self.table.homes and (START, shard) in self._timers
+        self._moves.check()
+        self._starts.check()
         if self._ledger.writing is None and not self._timers and self._ledger.wanted:
             assert self._registry.why_not(float("inf")), "shards are wanted and nothing happens"
 
     # What arrives.
 
-    def _on_message(self, sender: NodeId, message: Message, now: float) -> None:
+    def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
         node = getattr(message, "node", sender)
         if node != sender:
-            return self._note("forged", f"{sender} speaks for {node}")
+            self._note("forged", f"{sender} speaks for {node}")
+            return
         match message:
             case Register():
                 self._registry.keep_early(message)
             case GetShardHome(shards):
-                self._questions.update(dict.fromkeys((sender, shard) for shard in shards))
+                self._desk.ask(sender, shards)
             case ShardStarted(homes):
                 for home in homes:
                     if self.table.homes.get(home.shard) == home and home.node == sender:
-                        self._started(home.shard)
+                        self._starts.started(home.shard)
             case BeginHandOffAck(_, homes):
                 for home in homes:
-                    handoff = self._moves.handoffs.get(home.shard)
-                    if handoff is not None and handoff.home.fence == home.fence:
-                        self._on_ack(handoff, sender, now)
+                    self._moves.on_ack(home, sender, now)
             case ShardStopped(_, homes):
                 for home in homes:
                     self._on_stopped(home, sender)
@@ -233,6 +219,16 @@ class Coordinator:
             case _:
                 self._note("unexpected", f"{type(message).__name__} from {sender}")
 
+    def _keep_time(self, now: float) -> None:
+        for timer in self._timers.due(now):
+            if timer == BALANCE:
+                self._rebalance(now)
+            elif timer == WRITE and self._ledger.writing is not None:
+                self._persist(self._ledger.writing)
+        for home, tries in self._starts.tick(now):
+            self._on_silence(home, tries, now)
+        self._moves.tick(now)
+
     def _take_registrations(self, now: float) -> None:
         if self._ledger.writing is None and self._registry.known:
             for register in self._registry.take_early():
@@ -242,13 +238,14 @@ class Coordinator:
         node = register.node
         if register.layout != self._layout:
             reason = f"the table is of layout {self._layout}, {node} has {register.layout}"
-            self._effects.append(Send(node, RegisterRefused(self.epoch, reason)))
-            return self._note("register_refused", reason)
+            self._effects.append(ev.Send(node, RegisterRefused(self.epoch, reason)))
+            self._note("register_refused", reason)
+            return
         if self._registry.register(node, proxy=register.proxy):
             self._look_soon(now + COALESCE)
         if register.proxy:
             for shard in self.table.shards_at(node):
-                self._forget_shard(shard)
+                self._forget(shard)
         self._ledger.add(node, proxy=register.proxy)
         if not register.proxy:
             self._reconcile(node, register.hosted, now)
@@ -261,10 +258,10 @@ class Coordinator:
         for shard, home in reported.items():
             rival = self._ledger.adopted.get(shard) or self.table.homes.get(shard)
             if rival == home:
-                self._started(shard)
+                self._starts.started(shard)
             elif rival is None or home.fence > rival.fence:
                 self._note("adopted", f"shard {shard} at {node}")
-                self._forget_shard(shard)
+                self._forget(shard)
                 self._ledger.adopt(home)
                 if rival is not None and rival.node != node:
                     self._outbox.add(rival.node, Kind.HANDOFF, (rival,))
@@ -273,18 +270,18 @@ class Coordinator:
         for shard in self.table.shards_at(node):
             home = self.table.homes[shard]
             if reported.get(shard) != home and self._settled(shard) == home:
-                self._host(home, now)
+                self._starts.host(home, now)
 
     def _on_stopped(self, home: Home, sender: NodeId) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
             return
-        handoff = self._moves.handoffs.get(home.shard)
+        handoff = self._moves.on_stopped(home)
         if handoff is not None:
-            self._finish(handoff, Cue.STOPPED)
+            self._on_freed(handoff)
         elif self._settled(home.shard) == home:
-            if home.shard in self._starting:
+            if home.shard in self._starts:
                 self._ledger.want(home.shard)
-            self._forget_shard(home.shard)
+            self._starts.started(home.shard)
             self._ledger.free(home)
             self._note("shard_freed", home.shard)
 
@@ -294,27 +291,23 @@ class Coordinator:
             return
         known = [*self.table.regions, *self.table.proxies]
         dead = {node: None for node in known if not self._registry.is_live(node)}
-        for handoff in list(self._moves.handoffs.values()):
-            if handoff.home.node in dead:
-                self._finish(handoff, Cue.OWNER_GONE)
+        for handoff in self._moves.bury(dead, now):
+            self._on_freed(handoff)
         for shard in self._ledger.bury(dead):
-            self._forget_shard(shard)
-        for handoff in list(self._moves.handoffs.values()):
-            for node in dead:
-                self._on_ack(handoff, node, now)
+            self._starts.started(shard)
         for node in dead:
             self._outbox.forget(node)
             self._note("region_terminated", str(node))
 
     # The store.
 
-    def _take_over(self, claimed: EpochClaimed, now: float) -> None:
+    def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
         self._ledger.open(self.epoch, claimed.table.homes)
         if claimed.table.homes:
             self._registry.assume_enough()
         self._registry.grace_until = now + self._settings.waiting_for_state_timeout
-        self._timers.set((GRACE, ""), self._registry.grace_until)
-        self._timers.set((BALANCE, ""), now + self._settings.rebalance_interval)
+        self._timers.set(GRACE, self._registry.grace_until)
+        self._timers.set(BALANCE, now + self._settings.rebalance_interval)
         self._bury(now)
 
     def _plan(self, now: float) -> None:
@@ -324,22 +317,17 @@ class Coordinator:
             self._persist(writing)
 
     def _persist(self, writing: Writing) -> None:
-        homes = {
-            shard: None if home is None else (home.node, home.fence)
-            for shard, home in writing.homes.items()
-        }
-        self._effects.append(Persist(writing.op_id, self.epoch, homes))
+        self._effects.append(ev.Persist(writing.op_id, self.epoch, writing.stored()))
 
     def _on_persisted(self, op_id: int, now: float) -> None:
         writing = self._ledger.writing
         if writing is None or writing.op_id != op_id:
             return
-        self._timers.cancel((WRITE, ""))
+        self._timers.cancel(WRITE)
         homes = self._ledger.written()
         for home in homes:
-            self._host(home, now)
-            for asker in self._askers.pop(home.shard, ()):
-                self._outbox.add(asker, Kind.SHARD_HOMES, (home,))
+            self._starts.host(home, now)
+        self._desk.tell(homes)
         for node in self._registry.registered:
             self._outbox.add(node, Kind.SHARD_HOMES, homes)
 
@@ -352,53 +340,25 @@ class Coordinator:
             return
         writing.attempts += 1
         wait = backoff(self._settings.coordinator_failure_backoff, writing.attempts)
-        self._timers.set((WRITE, ""), now + wait)
+        self._timers.set(WRITE, now + wait)
         self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
 
     # Moves.
 
     def _begin(self, shard: str, purpose: Purpose, target: NodeId | None, now: float) -> None:
         home = self._settled(shard)
-        if home is None:
-            return
-        self._forget_shard(shard)
-        handoff = Handoff.begin(home, purpose, target, self._registry.registered)
-        self._moves.handoffs[shard] = handoff
-        for node in handoff.waiting:
-            self._outbox.add(node, Kind.BEGIN_HANDOFF, (home,))
-        self._timers.set((MOVE, shard), now + self._settings.begin_handoff_timeout)
-        if not handoff.waiting:
-            self._advance(handoff, Cue.ALL_ACKED, now)
+        if home is not None:
+            self._starts.started(shard)
+            self._moves.begin(home, purpose, target, self._registry.registered, now)
 
-    def _on_ack(self, handoff: Handoff, node: NodeId, now: float) -> None:
-        if handoff.on_ack(node):
-            self._advance(handoff, Cue.ALL_ACKED, now)
-
-    def _advance(self, handoff: Handoff, cue: Cue, now: float) -> None:
-        """Into STOPPING, or once more around it: the owner is told to stop."""
+    def _on_freed(self, handoff: Handoff) -> None:
+        """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it."""
         home = handoff.home
-        handoff.cue(cue)
-        if cue is Cue.DEADLINE:
-            late = ", ".join(map(str, handoff.waiting))
-            what = f"asked {home.node} again" if handoff.overdue else f"not waiting for {late}"
-            self._note("handoff_overdue", f"shard {home.shard}: {what}")
-        self._outbox.add(home.node, Kind.HANDOFF, (home,))
-        self._timers.set((MOVE, home.shard), now + self._settings.handoff_timeout)
-
-    def _finish(self, handoff: Handoff, cue: Cue) -> None:
-        handoff.cue(cue)
-        home = handoff.home
-        del self._moves.handoffs[home.shard]
-        self._timers.cancel((MOVE, home.shard))
         self._ledger.free(home)
-        onward = handoff.purpose is Purpose.REBALANCE or (
-            handoff.purpose is Purpose.DRAIN and bool(self._registry.candidates())
-        )
-        if onward:
-            late = tuple(handoff.waiting)
-            source = (home.node,) if handoff.purpose is Purpose.DRAIN else ()
-            self._ledger.want(home.shard, Wish(handoff.target, late + source))
-        self._note(f"handoff_{cue.name.lower()}", home.shard)
+        drained = handoff.purpose is Purpose.DRAIN
+        if handoff.purpose is Purpose.REBALANCE or (drained and self._registry.candidates()):
+            source = (home.node,) if drained else ()
+            self._ledger.want(home.shard, Wish(handoff.target, tuple(handoff.waiting) + source))
 
     def _drain(self, node: NodeId, now: float) -> None:
         """Hand off everything that is left there; confirm when nothing is."""
@@ -419,81 +379,56 @@ class Coordinator:
 
     def _look_soon(self, at: float) -> None:
         if self.reign is Reign.RULING:
-            self._timers.set((BALANCE, ""), at)
+            self._timers.set(BALANCE, at)
 
     def _rebalance(self, now: float) -> None:
-        self._timers.set((BALANCE, ""), now + self._settings.rebalance_interval)
+        self._timers.set(BALANCE, now + self._settings.rebalance_interval)
         if self._registry.unsettled or self._registry.why_not(now):
             return
         if self._ledger.writing is not None or self._ledger.wanted:
-            self._timers.set((BALANCE, ""), now + COALESCE)
+            self._timers.set(BALANCE, now + COALESCE)
             return
         moves = self._strategy.rebalance(
             self.table, self._registry.candidates(), self._moves.in_flight()
         )
         self._moves.plan(moves)
         if moves:
-            self._effects.append(Note("rebalance", f"{len(moves)} moves", len(moves)))
+            self._effects.append(ev.Note("rebalance", f"{len(moves)} moves", len(moves)))
 
     # Shards that start, questions, time.
 
-    def _host(self, home: Home, now: float) -> None:
-        self._outbox.add(home.node, Kind.HOST_SHARD, (home,))
-        self._starting[home.shard] = 0
-        self._timers.set((START, home.shard), now + self._settings.shard_start_timeout)
-
-    def _started(self, shard: str) -> None:
-        self._starting.pop(shard, None)
-        self._timers.cancel((START, shard))
-
-    def _forget_shard(self, shard: str) -> None:
-        """Nobody waits for the shard to start, or for its move to go on."""
-        self._started(shard)
-        self._moves.handoffs.pop(shard, None)
-        self._timers.cancel((MOVE, shard))
+    def _forget(self, shard: str) -> None:
+        self._starts.started(shard)
+        self._moves.forget(shard)
 
     def _settled(self, shard: str) -> Home | None:
         return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
 
     def _answer(self, now: float) -> None:
         reason = self._registry.why_not(now)
-        for asker, shard in self._questions:
-            home = self._settled(shard)
-            if home is not None:
-                self._outbox.add(asker, Kind.SHARD_HOMES, (home,))
-                if asker == home.node and shard in self._starting:
-                    self._outbox.add(asker, Kind.HOST_SHARD, (home,))
-                continue
+
+        def why_not(shard: str) -> str:
             moving = shard in self._moves.handoffs
-            why = "the shard is on the move" if moving else reason or "its home is being stored"
-            self._outbox.wait(asker, shard, why)
-            if asker not in self._registry.registered:
-                self._askers.setdefault(shard, {})[asker] = None
-        self._questions = {}
+            return "the shard is on the move" if moving else reason or "its home is being stored"
 
-    def _on_timer(self, kind: str, shard: str, now: float) -> None:
-        if kind == BALANCE:
-            self._rebalance(now)
-        elif kind == WRITE and self._ledger.writing is not None:
-            self._persist(self._ledger.writing)
-        elif kind == MOVE:
-            self._advance(self._moves.handoffs[shard], Cue.DEADLINE, now)
-        elif kind == START:
-            self._on_start_timeout(shard, now)
+        registered = self._registry.registered.__contains__
+        for asker, home in self._desk.answer(self._settled, why_not, registered):
+            if asker == home.node and home.shard in self._starts:
+                self._outbox.add(asker, Kind.HOST_SHARD, (home,))
 
-    def _on_start_timeout(self, shard: str, now: float) -> None:
-        home = self.table.homes[shard]
-        tries = self._starting[shard] + 1
+    def _on_silence(self, home: Home, tries: int, now: float) -> None:
+        """The region did not confirm: ask again, or take the shard from it."""
         others = [node for node in self._registry.candidates() if node != home.node]
-        self._note("start_overdue", f"shard {shard} at {home.node}, {tries} times")
-        if tries >= START_TRIES and others:
-            return self._begin(shard, Purpose.DRAIN, None, now)
-        self._host(home, now)
-        self._starting[shard] = tries
+        self._note("start_overdue", f"shard {home.shard} at {home.node}, {tries} times")
+        if tries >= TRIES and others:
+            self._begin(home.shard, Purpose.DRAIN, None, now)
+        else:
+            self._starts.host(home, now, tries + 1)
 
     def _note(self, kind: str, detail: str) -> None:
-        self._effects.append(Note(kind, detail))
+        self._effects.append(ev.Note(kind, detail))
 
-    def _take_effects(self) -> list[CoordinatorEffect]:
-        effects, self._effects = self._effects, []
+    def _take_effects(self) -> list[ev.CoordinatorEffect]:
+        effects, self._effects = [*self._moves.notes, *self._effects], []
+        self._moves.notes.clear()
         return effects

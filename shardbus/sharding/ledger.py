@@ -43,6 +43,13 @@ class Writing:
     homes: dict[str, Home | None]
     attempts: int = 0
 
+    def stored(self) -> dict[str, tuple[NodeId, int] | None]:
+        """As the store takes it."""
+        return {
+            shard: None if home is None else (home.node, home.fence)
+            for shard, home in self.homes.items()
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:

@@ -3,27 +3,60 @@
 A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
 per target allows; a drained region is not held back by it. A new plan replaces what has not begun.
 
-Source: B.66; C.11; DESIGN section 6, batches.
+`handoff` has the phases of one move; here they meet messages and time.
+
+Source: B.66; C.2-C.5, C.11; DESIGN section 6, batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation import Move
-from shardbus.sharding.handoff import Handoff, Purpose
+from shardbus.sharding.events import Note
+from shardbus.sharding.handoff import Cue, Handoff, Phase, Purpose
+from shardbus.sharding.messages import Home
+from shardbus.sharding.outbox import Kind, Outbox
+from shardbus.sharding.timers import Timers
 
 
 class Moves:
-    """Handoffs by shard, and moves that wait for their turn."""
+    """Handoffs by shard, and moves that wait for their turn.
 
-    __slots__ = ("_bound", "_planned", "handoffs")
+    Args:
+        outbox: where the coordinator's messages go.
+        bound: moves in flight per source and per target.
+        begin_timeout: seconds for everybody to acknowledge.
+        stop_timeout: seconds for the owner to stop, before it is asked again.
+    """
 
-    def __init__(self, bound: int) -> None:
+    __slots__ = (
+        "_begin_timeout", "_bound", "_outbox", "_planned", "_stop_timeout", "_timers", "handoffs",
+        "notes",
+    )  # fmt: skip
+
+    def __init__(
+        self, outbox: Outbox, bound: int, begin_timeout: float, stop_timeout: float
+    ) -> None:
         self.handoffs: dict[str, Handoff] = {}
+        self.notes: list[Note] = []
         self._planned: list[Move] = []
+        self._timers: Timers[str] = Timers()
+        self._outbox = outbox
         self._bound = bound
+        self._begin_timeout, self._stop_timeout = begin_timeout, stop_timeout
+
+    def deadline(self) -> float | None:
+        """When the next phase has lasted too long."""
+        return self._timers.next()
+
+    def tick(self, now: float) -> None:
+        """End the phases that have lasted too long."""
+        for shard in self._timers.due(now):
+            self._advance(self.handoffs[shard], Cue.DEADLINE, now)
+
+    # The plan.
 
     def plan(self, moves: Sequence[Move]) -> None:
         """Replace what has not begun."""
@@ -44,10 +77,9 @@ class Moves:
         fit = dict.fromkeys(candidates)
         leaving: dict[NodeId, int] = {}
         coming: dict[NodeId, int] = {}
-        for handoff in self.handoffs.values():
-            if handoff.purpose is Purpose.REBALANCE and handoff.target is not None:
-                _count(leaving, handoff.home.node)
-                _count(coming, handoff.target)
+        for move in self.in_flight().values():
+            _count(leaving, move.source)
+            _count(coming, move.target)
         ready: list[Move] = []
         later: list[Move] = []
         for move in self._planned:
@@ -61,6 +93,75 @@ class Moves:
             ready.append(move)
         self._planned = later
         return ready
+
+    # One move.
+
+    def begin(
+        self,
+        home: Home,
+        purpose: Purpose,
+        target: NodeId | None,
+        told: Iterable[NodeId],
+        now: float,
+    ) -> None:
+        """Everybody in `told` is told that the shard is about to leave its home."""
+        handoff = Handoff.begin(home, purpose, target, told)
+        self.handoffs[home.shard] = handoff
+        for node in handoff.waiting:
+            self._outbox.add(node, Kind.BEGIN_HANDOFF, (home,))
+        self._timers.set(home.shard, now + self._begin_timeout)
+        if not handoff.waiting:
+            self._advance(handoff, Cue.ALL_ACKED, now)
+
+    def on_ack(self, home: Home, node: NodeId, now: float) -> None:
+        """`node` has nothing on the way to this home any more."""
+        handoff = self.handoffs.get(home.shard)
+        if handoff is not None and handoff.home.fence == home.fence and handoff.on_ack(node):
+            self._advance(handoff, Cue.ALL_ACKED, now)
+
+    def on_stopped(self, home: Home) -> Handoff | None:
+        """The shard stopped there. Returns the handoff that this ends."""
+        handoff = self.handoffs.get(home.shard)
+        if handoff is None or handoff.home != home:
+            return None
+        return self._end(handoff, Cue.STOPPED)
+
+    def bury(self, dead: Mapping[NodeId, None], now: float) -> list[Handoff]:
+        """These nodes are gone: what waits for them goes on. Returns the handoffs that this ends."""
+        owned = [handoff for handoff in self.handoffs.values() if handoff.home.node in dead]
+        ended = [self._end(handoff, Cue.OWNER_GONE) for handoff in owned]
+        for handoff in list(self.handoffs.values()):
+            for node in dead:
+                self.on_ack(handoff.home, node, now)
+        return ended
+
+    def forget(self, shard: str) -> None:
+        """The move is over, however it went."""
+        self.handoffs.pop(shard, None)
+        self._timers.cancel(shard)
+
+    def check(self) -> None:
+        """Audit: no handoff waits without a deadline."""
+        for shard, handoff in self.handoffs.items():
+            assert handoff.phase is not Phase.FREED
+            assert shard in self._timers, f"the move of {shard} has no deadline"
+
+    def _advance(self, handoff: Handoff, cue: Cue, now: float) -> None:
+        """Into STOPPING, or once more around it: the owner is told to stop."""
+        home = handoff.home
+        handoff.cue(cue)
+        if cue is Cue.DEADLINE:
+            late = ", ".join(map(str, handoff.waiting))
+            what = f"asked {home.node} again" if handoff.overdue else f"not waiting for {late}"
+            self.notes.append(Note("handoff_overdue", f"shard {home.shard}: {what}"))
+        self._outbox.add(home.node, Kind.HANDOFF, (home,))
+        self._timers.set(home.shard, now + self._stop_timeout)
+
+    def _end(self, handoff: Handoff, cue: Cue) -> Handoff:
+        handoff.cue(cue)
+        self.forget(handoff.home.shard)
+        self.notes.append(Note(f"handoff_{cue.name.lower()}", handoff.home.shard))
+        return handoff
 
 
 def _count(counts: dict[NodeId, int], node: NodeId) -> None:

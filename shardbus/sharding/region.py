@@ -28,27 +28,8 @@ from typing import assert_never
 
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
+from shardbus.sharding import events as ev
 from shardbus.sharding.enrolment import Enrolment
-from shardbus.sharding.events import (
-    CoordinatorAt,
-    Deliver,
-    Drained,
-    EpochSeen,
-    FlushDone,
-    Message,
-    NodeGone,
-    Note,
-    Received,
-    RegionEffect,
-    RegionEvent,
-    Send,
-    SendCoordinator,
-    ShardDown,
-    ShardReady,
-    Shutdown,
-    StartShard,
-    StopShard,
-)
 from shardbus.sharding.messages import (
     BeginHandOff,
     BeginHandOffAck,
@@ -107,7 +88,7 @@ class Region:
         self._retry = settings.retry_interval
         self._patience = settings.handoff_timeout
         self._proxy = proxy or me is None
-        self._out: list[RegionEffect] = []
+        self._out: list[ev.RegionEffect] = []
         self._router = Router(me, settings, self._out)
         self._enrolment = Enrolment(me is not None, settings.retry_interval)
         self._hosted: dict[str, Hosted] = {}
@@ -153,30 +134,30 @@ class Region:
         """The best home known."""
         return self._router.home_of(shard)
 
-    def handle(self, event: RegionEvent, now: float) -> list[RegionEffect]:
+    def handle(self, event: ev.RegionEvent, now: float) -> list[ev.RegionEffect]:
         """Take in one event."""
         self._turn_at = now
         match event:
-            case Deliver():
+            case ev.Deliver():
                 self._router.deliver(event, now)
-            case Received(sender, message):
+            case ev.Received(sender, message):
                 self._on_message(sender, message, now)
-            case CoordinatorAt(node):
+            case ev.CoordinatorAt(node):
                 self._enrolment.coordinator_at(node, now)
                 self._router.ask_again(now, everything=self._me is None)
                 self._look_for_help(now)
-            case EpochSeen(epoch):
+            case ev.EpochSeen(epoch):
                 self._enrolment.see(epoch, now)
-            case FlushDone(shard, flush_id):
+            case ev.FlushDone(shard, flush_id):
                 self._router.flushed(shard, flush_id, now)
-            case ShardReady(shard):
+            case ev.ShardReady(shard):
                 self._on_ready(shard)
-            case ShardDown(shard):
+            case ev.ShardDown(shard):
                 self._on_down(shard, now)
-            case NodeGone(node):
+            case ev.NodeGone(node):
                 self._watchers.pop(node, None)
                 self._router.gone(node, now)
-            case Shutdown():
+            case ev.Shutdown():
                 if self._shutdown_at is None and not self._drained:
                     self._shutdown_at = now
                     self._look_for_help(now)
@@ -195,7 +176,7 @@ class Region:
         )
         return min((due for due in dues if due is not None), default=None)
 
-    def tick(self, now: float) -> list[RegionEffect]:
+    def tick(self, now: float) -> list[ev.RegionEffect]:
         """End the turn: say what is to be said, once."""
         self._turn_at = None
         if self._enrolment.take_due(now) and self._me is not None:
@@ -217,7 +198,7 @@ class Region:
 
     # What the coordinator, or a client, says.
 
-    def _on_message(self, sender: NodeId, message: Message, now: float) -> None:
+    def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
         match message:
             case RegisterAck(epoch, _, homes):
                 if self._obeys(sender, epoch):
@@ -280,11 +261,13 @@ class Region:
     def _on_host(self, home: Home, epoch: int, now: float) -> None:
         shard, hosted = home.shard, self._hosted.get(home.shard)
         if home.node != self._me or self._proxy:
-            return self._note("unexpected", f"HostShard {shard} for {home.node}")
+            self._note("unexpected", f"HostShard {shard} for {home.node}")
+            return
         if hosted is None:
             over = home.fence <= self._stopped.get(shard, 0)
             if over or self._alone or not self._router.believes(home, epoch):
-                return self._say_stopped(home)
+                self._say_stopped(home)
+                return
             self._start(home, epoch, now)
         elif home.fence == hosted.fence and hosted.state is State.RUNNING:
             self._started_now[shard] = home
@@ -296,9 +279,11 @@ class Region:
     def _on_handoff(self, home: Home, now: float) -> None:
         hosted = self._hosted.get(home.shard)
         if hosted is None or home.node != self._me:
-            return self._say_stopped(home)
+            self._say_stopped(home)
+            return
         if home.fence < hosted.fence:
-            return self._note("stale_handoff", home.shard)
+            self._note("stale_handoff", home.shard)
+            return
         if home.fence >= hosted.successor:
             hosted.successor = 0
             hosted.over = home.fence
@@ -317,10 +302,10 @@ class Region:
         self._watchers[sender] = None
         known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
         if known:
-            self._out.append(Send(sender, ShardHomes(self.epoch, tuple(known.values()))))
+            self._out.append(ev.Send(sender, ShardHomes(self.epoch, tuple(known.values()))))
         unknown = tuple(shard for shard in shards if shard not in known)
         if unknown:
-            self._out.append(Send(sender, Wait(self.epoch, unknown, "the coordinator is asked")))
+            self._out.append(ev.Send(sender, Wait(self.epoch, unknown, "the coordinator is asked")))
         for shard in unknown:
             self._router.watch(shard, now)
 
@@ -329,14 +314,14 @@ class Region:
     def _start(self, home: Home, epoch: int, now: float) -> None:
         self._hosted[home.shard] = Hosted(home.fence)
         self._router.told(home, epoch, now)
-        self._out.append(StartShard(home.shard, home.fence))
+        self._out.append(ev.StartShard(home.shard, home.fence))
 
     def _stop(self, shard: str, hosted: Hosted, now: float) -> None:
         if hosted.state is State.STOPPING:
             return
         hosted.state = State.STOPPING
         self._router.stops(shard, hosted.fence, now)
-        self._out.append(StopShard(shard, hosted.fence))
+        self._out.append(ev.StopShard(shard, hosted.fence))
 
     def _on_ready(self, shard: str) -> None:
         hosted = self._hosted.get(shard)
@@ -355,7 +340,7 @@ class Region:
             self._router.stops(shard, hosted.fence, now)
         if hosted.successor:
             self._hosted[shard] = Hosted(hosted.successor)
-            self._out.append(StartShard(shard, hosted.successor))
+            self._out.append(ev.StartShard(shard, hosted.successor))
         else:
             self._stopped_now[shard] = Home(shard, self._me, self._stopped[shard])
 
@@ -384,7 +369,7 @@ class Region:
         news, self._router.news = self._router.news, {}
         if news:
             for watcher in self._watchers:
-                self._out.append(Send(watcher, ShardHomes(self.epoch, tuple(news.values()))))
+                self._out.append(ev.Send(watcher, ShardHomes(self.epoch, tuple(news.values()))))
 
     # The end.
 
@@ -407,19 +392,19 @@ class Region:
         if not self._hosted and (self._confirmed or self._alone or self._proxy):
             self._drained = True
             self._shutdown_at = self._give_up_at = None
-            self._out.append(Drained())
+            self._out.append(ev.Drained())
         elif now >= self._shutdown_at:
             self._shutdown_at = now + self._retry
             if self._enrolment.is_registered and self._me is not None:
                 self._say(GracefulShutdownRequest(self._me))
 
-    def _say(self, message: Message) -> None:
-        self._out.append(SendCoordinator(message))
+    def _say(self, message: ev.Message) -> None:
+        self._out.append(ev.SendCoordinator(message))
 
     def _note(self, kind: str, detail: str) -> None:
-        self._out.append(Note(kind, detail))
+        self._out.append(ev.Note(kind, detail))
 
-    def _take(self) -> list[RegionEffect]:
+    def _take(self) -> list[ev.RegionEffect]:
         effects = list(self._out)
         self._out.clear()
         return effects
