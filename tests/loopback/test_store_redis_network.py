@@ -219,3 +219,44 @@ async def test_a_partition_that_heals_is_forgotten(proxy: Proxy, store: StateSto
         return True
 
     await until(answers)
+
+
+async def test_after_a_failover_the_sentinels_new_master_is_used(tmp_path: Path) -> None:
+    config = tmp_path / "sentinel" / "sentinel.conf"
+    config.parent.mkdir()
+    with contextlib.ExitStack() as servers:
+        master = servers.enter_context(RedisServer(tmp_path / "master"))
+        replica = servers.enter_context(
+            RedisServer(tmp_path / "replica", "--replicaof", f"127.0.0.1 {master.port}")
+        )
+        config.write_text(
+            f"sentinel monitor shop 127.0.0.1 {master.port} 1\n"
+            "sentinel down-after-milliseconds shop 300\nsentinel failover-timeout shop 3000\n"
+        )
+        sentinel = servers.enter_context(RedisServer(config.parent, sentinel=config))
+        url = f"redis+sentinel://127.0.0.1:{sentinel.port}?master=shop"
+        store = open_store(url, cluster="shop", timeout=2.0)
+        await store.start()
+        await store.claim_epoch("counter", 1, "crc32/100")
+        with replica.client() as client:
+
+            async def copied() -> bool:
+                return bool(client.dbsize())
+
+            await until(copied)
+        with sentinel.client() as client:
+
+            async def known() -> bool:
+                return bool(client.execute_command("SENTINEL", "REPLICAS", "shop"))
+
+            await until(known)
+        master.kill()
+
+        async def claimed() -> bool:
+            try:
+                return (await store.claim_epoch("counter", 2, "crc32/100")).epoch == 2
+            except StoreUnavailable:
+                return False
+
+        await until(claimed, within=60.0)
+        await store.close()
