@@ -84,6 +84,7 @@ class ClusterThread:
         self._sockets = GossipSockets(me.node, self)
         self._thread = threading.Thread(target=self._run, name="shardbus-cluster", daemon=True)
         self._ready = threading.Event()
+        self._ended = asyncio.Event()
         self._failure: ConfigError | None = None
         self._machine: Cluster | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -114,7 +115,7 @@ class ClusterThread:
         """End the thread without leaving the cluster. True if it ended in time."""
         if self._started_loop is None:
             return True
-        self._call(self._loop.stop)
+        self._call(self._ended.set)
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
@@ -173,15 +174,15 @@ class ClusterThread:
         try:
             self._open()
             self._ready.set()
-            self._loop.run_forever()
+            self._loop.run_until_complete(self._ended.wait())
         except ConfigError as error:
             self._failure = error
         finally:
             self._machine = None
+            self._sockets.close()
             for task in self._probes:
                 task.cancel()
             self._loop.run_until_complete(asyncio.sleep(0))
-            self._sockets.close()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
             self._ready.set()
@@ -265,7 +266,7 @@ class ClusterThread:
             exc_info=error if isinstance(error, BaseException) else None,
         )
         self._machine = None
-        loop.stop()
+        self._ended.set()
         self.notify(ev.Stopped(f"cluster thread failed: {error or context.get('message')}"))
 
     def _call(self, action: Callable[[], None]) -> None:

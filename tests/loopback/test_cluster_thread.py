@@ -1,0 +1,237 @@
+"""Membership over real sockets: three cluster threads in one process, control messages looped
+between them."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from shardbus.errors import ConfigError
+from shardbus.ids import Address, NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.confirm import ProbeOutcome
+from shardbus.membership.member import Member, Status
+from shardbus.membership.view import MembershipView
+from shardbus.runtime import cluster_thread
+from shardbus.runtime.cluster_thread import ClusterThread
+from shardbus.settings import ClusterSettings, DowningSettings
+from shardbus.wire.gossip import decode, encode
+
+PATIENCE_S = 30.0
+"""Only a failing test waits so long."""
+
+
+@dataclass
+class Process:
+    """What a process has besides its cluster thread: a ROUTER port and a store."""
+
+    lab: Lab
+    listener: socket.socket
+    thread: ClusterThread = field(init=False)
+    effects: list[object] = field(default_factory=list)
+
+    @property
+    def node(self) -> NodeId:
+        return self.thread.me.node
+
+    @property
+    def view(self) -> MembershipView:
+        return self.thread.view
+
+    def notify(self, effect: cluster_thread.AppEffect) -> None:
+        match effect:
+            case ev.SendControl(to, message):
+                address = to if isinstance(to, Address) else to.address
+                target = self.lab.processes.get(address)
+                if target is not None:
+                    received = decode(encode(message))
+                    target.thread.post(ev.ControlReceived(self.node, received))  # type: ignore[arg-type]
+            case ev.AcquireLease(name, owner, _):
+                holder = self.lab.leases.setdefault(name, owner)
+                self.thread.post(ev.LeaseResult(name, holder == owner))
+            case _:
+                pass
+        with self.lab.changed:
+            self.effects.append(effect)
+            self.lab.changed.notify_all()
+
+    def crash(self) -> None:
+        """Everything that the kernel would close, and nothing said."""
+        self.listener.close()
+        self.thread.stop()
+
+    def stopped(self) -> str:
+        return next((e.reason for e in self.effects if isinstance(e, ev.Stopped)), "")
+
+
+class Lab:
+    """Three processes in one, and a way to wait for them."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self.settings = settings
+        self.changed = threading.Condition()
+        self.processes: dict[Address, Process] = {}
+        self.leases: dict[str, str] = {}
+
+    def start(self, *seeds: Process, settings: ClusterSettings | None = None) -> Process:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        node = NodeId("127.0.0.1", port, random.getrandbits(64))
+        process = Process(self, listener)
+        process.thread = ClusterThread(
+            Member(node, 0, roles=("test",)),
+            "lab",
+            settings or self.settings,
+            {"shards": "100"},
+            bind_host="127.0.0.1",
+            notify=process.notify,
+        )
+        self.processes[node.address] = process
+        process.thread.start()
+        addresses = tuple(seed.node.address for seed in seeds)
+        process.thread.post(ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
+        return process
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        with self.changed:
+            while not condition():
+                assert self.changed.wait(deadline - time.monotonic()), [
+                    (p.view, p.effects[-5:]) for p in self.processes.values()
+                ]
+
+    def agree(self, *processes: Process) -> None:
+        """Wait until each of these sees exactly these, all Up."""
+        nodes = sorted(p.node for p in processes)
+        self.wait(
+            lambda: all(
+                [m.node for m in p.view.members] == nodes
+                and all(m.status is Status.UP for m in p.view.members)
+                and not p.view.unreachable
+                for p in processes
+            )
+        )
+
+    def close(self) -> None:
+        for process in self.processes.values():
+            process.listener.close()
+            assert process.thread.stop()
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    made = Lab(ClusterSettings())
+    yield made
+    made.close()
+
+
+def three(lab: Lab) -> tuple[Process, Process, Process]:
+    first = lab.start()
+    lab.agree(first)
+    second = lab.start(first)
+    lab.agree(first, second)
+    third = lab.start(first, second)
+    lab.agree(first, second, third)
+    return first, second, third
+
+
+def test_join_and_leave(lab: Lab) -> None:
+    first, second, third = three(lab)
+    assert [p.view.oldest() for p in (first, second, third)] == [first.view.member(first.node)] * 3
+    first.thread.post(ev.Leave(first.node))
+    lab.wait(lambda: first.stopped() == "left")
+    lab.agree(second, third)
+    assert second.view.oldest() == second.view.member(second.node)
+
+
+def test_a_killed_process_is_removed_without_waiting(lab: Lab) -> None:
+    first, second, third = three(lab)
+    victim = min((first, second, third), key=lambda p: p.node)
+    others = [p for p in (first, second, third) if p is not victim]
+    assert others[0].view.leader == victim.node
+    victim.crash()
+    lab.agree(*others)
+    assert others[0].view.leader == min(p.node for p in others)
+
+
+def test_of_two_the_survivor_stays_by_the_lease(lab: Lab) -> None:
+    first = lab.start()
+    second = lab.start(first)
+    lab.agree(first, second)
+    first.crash()
+    lab.agree(second)
+    assert list(lab.leases.values()) == [str(second.node)]
+
+
+def test_a_new_process_at_the_old_address_replaces_the_old(lab: Lab) -> None:
+    first, second, third = three(lab)
+    member = third.thread.me
+    third.thread.stop()
+    third.listener.close()
+    again = Process(lab, socket.create_server(third.node.address))
+    again.thread = ClusterThread(
+        replace(member, node=member.node._replace(uid=7)),
+        "lab",
+        lab.settings,
+        {"shards": "100"},
+        bind_host="127.0.0.1",
+        notify=again.notify,
+    )
+    lab.processes[third.node.address] = again
+    again.thread.start()
+    assert again.thread.gossip_port == member.gossip_port
+    again.thread.post(ev.JoinSeeds((first.node.address,)))
+    lab.agree(first, second, again)
+
+
+def test_a_stalled_application_takes_its_node_down(lab: Lab) -> None:
+    first, second, _ = three(lab)
+    hasty = replace(lab.settings, app_stall_timeout=0.5)
+    stalled = lab.start(first, settings=hasty)
+    lab.wait(lambda: stalled.stopped() == "downed")
+    assert stalled.thread.lag >= 0.5
+    stalled.crash()
+    lab.wait(lambda: all(len(p.view.members) == 3 for p in (first, second)))
+
+
+def test_without_downing_the_dead_stay_unreachable(lab: Lab) -> None:
+    lab.settings = replace(lab.settings, downing=DowningSettings(strategy="none"))
+    first, second, third = three(lab)
+    third.crash()
+    lab.wait(lambda: all(p.view.terminated == (third.node,) for p in (first, second)))
+    assert len(first.view.members) == 3
+
+
+def test_a_taken_port_is_named(lab: Lab) -> None:
+    first = lab.start()
+    port = first.thread.gossip_port
+    rival = ClusterThread(
+        Member(NodeId("127.0.0.1", 1, 1), port),
+        "lab",
+        lab.settings,
+        {},
+        bind_host="127.0.0.1",
+        notify=lambda effect: None,
+    )
+    with pytest.raises(ConfigError, match=str(port)):
+        rival.start()
+
+
+def test_a_failure_in_the_thread_is_reported(lab: Lab) -> None:
+    first = lab.start()
+    lab.agree(first)
+    first.thread.post("nonsense")  # type: ignore[arg-type]
+    lab.wait(lambda: "cluster thread failed" in first.stopped())
+
+
+async def test_probe_tells_refused_from_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        node = NodeId("127.0.0.1", server.getsockname()[1], 1)
+        assert await cluster_thread.probe(node) is ProbeOutcome.OPEN
+    assert await cluster_thread.probe(node) is ProbeOutcome.REFUSED
