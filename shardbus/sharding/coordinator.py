@@ -3,17 +3,18 @@
 One turn of its life, made by `tick`:
 
     1. questions and drained regions say what is wanted; planned moves begin as the bound allows
-    2. everything that is wanted gets a home in one plan, and the plan is one guarded write: `Persist`
+    2. everything that is wanted gets a home in one plan, and the plan is one guarded write:
+       `Persist`
     3. every question is answered: ShardHomes, or Wait with a reason, and then ShardHomes follows
     4. everything said is gathered into few messages per receiver
 
-When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the new
-owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is under way,
-what is asked gathers for the next one. A write without an answer is tried again as the same operation;
-one that is refused ends this coordinator, for another one rules.
+When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
+new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
+under way, what is asked gathers for the next one. A write without an answer is tried again as the
+same operation; one that is refused ends this coordinator, for another one rules.
 
-A shard never leaves a live owner that has not said ShardStopped, however long that takes. The shards
-of a dead node are wanted at once, not when somebody asks.
+A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
+shards of a dead node are wanted at once, not when somebody asks.
 
 Not here: how an epoch is claimed (`tenure`), who is there (`registry`), what is to be written
 (`ledger`), where shards should go (`allocation`, `moves`), the phases of a move (`handoff`), what
@@ -30,20 +31,12 @@ from typing import assert_never
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.sharding.desk import Desk
 from shardbus.sharding.handoff import Handoff, Purpose
 from shardbus.sharding.ledger import Ledger, Wish, Writing
-from shardbus.sharding.messages import (
-    BeginHandOffAck,
-    GetShardHome,
-    GracefulShutdownRequest,
-    Home,
-    Register,
-    RegisterRefused,
-    ShardStarted,
-    ShardStopped,
-)
+from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.outbox import Kind, Outbox
 from shardbus.sharding.registry import Registry
@@ -77,12 +70,7 @@ class Coordinator:
         self._registry = Registry(settings.min_members)
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
-        self._moves = Moves(
-            self._outbox,
-            settings.max_moves_in_flight,
-            settings.begin_handoff_timeout,
-            settings.handoff_timeout,
-        )
+        self._moves = Moves(self._outbox, settings)
         self._timers: Timers[str] = Timers()
         self._desk = Desk(self._outbox)
         self._starts = Starts(self._outbox, settings.shard_start_timeout)
@@ -128,11 +116,12 @@ class Coordinator:
                 self._on_persisted(op_id, now)
             case ev.PersistFailed(op_id, definite_stale):
                 self._on_persist_failed(op_id, definite_stale, now)
-            case ev.Start() | ev.TableLoaded() | ev.EpochClaimed() | ev.EpochRefused() | ev.StoreFailed():
-                before = self.reign
+            case ev.EpochClaimed():
                 self._effects += self._tenure.handle(event, now)
-                if isinstance(event, ev.EpochClaimed) and before is not self.reign:
+                if self.reign is Reign.RULING and self.table.epoch != self.epoch:
                     self._take_over(event, now)
+            case ev.Start() | ev.TableLoaded() | ev.EpochRefused() | ev.StoreFailed():
+                self._effects += self._tenure.handle(event, now)
             case ev.EpochSeen(epoch):
                 self._effects += self._tenure.see(epoch)
             case ev.Rebalance():
@@ -148,13 +137,8 @@ class Coordinator:
         """When `tick` is due."""
         if self.reign is Reign.STOPPED:
             return None
-        dues = (
-            self._turn_at,
-            self._timers.next(),
-            self._tenure.deadline(),
-            self._moves.deadline(),
-            self._starts.deadline(),
-        )
+        parts = (self._timers, self._tenure, self._moves, self._starts)
+        dues = (self._turn_at, *(part.deadline() for part in parts))
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.CoordinatorEffect]:
@@ -180,14 +164,12 @@ class Coordinator:
     def check(self) -> None:
         """Audit everything against everything; for tests."""
         self._ledger.check()
+        self._moves.check()
+        self._starts.check()
         for shard in self._ledger.wanted:
             assert self._settled(shard) is None, f"{shard} is wanted and at home"
         for shard, handoff in self._moves.handoffs.items():
             assert self.table.homes.get(shard) == handoff.home, f"{shard} moves from nowhere"
-        self._moves.check()
-        self._starts.check()
-        if self._ledger.writing is None and not self._timers and self._ledger.wanted:
-            assert self._registry.why_not(float("inf")), "shards are wanted and nothing happens"
 
     # What arrives.
 
@@ -197,21 +179,21 @@ class Coordinator:
             self._note("forged", f"{sender} speaks for {node}")
             return
         match message:
-            case Register():
+            case msg.Register():
                 self._registry.keep_early(message)
-            case GetShardHome(shards):
+            case msg.GetShardHome(shards):
                 self._desk.ask(sender, shards)
-            case ShardStarted(homes):
+            case msg.ShardStarted(homes):
                 for home in homes:
                     if self.table.homes.get(home.shard) == home and home.node == sender:
                         self._starts.started(home.shard)
-            case BeginHandOffAck(_, homes):
+            case msg.BeginHandOffAck(_, homes):
                 for home in homes:
                     self._moves.on_ack(home, sender, now)
-            case ShardStopped(_, homes):
+            case msg.ShardStopped(_, homes):
                 for home in homes:
                     self._on_stopped(home, sender)
-            case GracefulShutdownRequest(_):
+            case msg.GracefulShutdownRequest(_):
                 if self._registry.registered.get(sender) is False:
                     self._registry.draining[sender] = None
                 elif sender in self._registry.registered:
@@ -234,11 +216,11 @@ class Coordinator:
             for register in self._registry.take_early():
                 self._on_register(register, now)
 
-    def _on_register(self, register: Register, now: float) -> None:
+    def _on_register(self, register: msg.Register, now: float) -> None:
         node = register.node
         if register.layout != self._layout:
             reason = f"the table is of layout {self._layout}, {node} has {register.layout}"
-            self._effects.append(ev.Send(node, RegisterRefused(self.epoch, reason)))
+            self._effects.append(ev.Send(node, msg.RegisterRefused(self.epoch, reason)))
             self._note("register_refused", reason)
             return
         if self._registry.register(node, proxy=register.proxy):
@@ -253,23 +235,17 @@ class Coordinator:
         self._outbox.add(node, Kind.REGISTER_ACK, known)
 
     def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
-        """Compare what the region hosts with the table: of two homes the higher fence counts."""
-        reported = {home.shard: home for home in hosted if home.node == node}
-        for shard, home in reported.items():
-            rival = self._ledger.adopted.get(shard) or self.table.homes.get(shard)
-            if rival == home:
-                self._starts.started(shard)
-            elif rival is None or home.fence > rival.fence:
-                self._note("adopted", f"shard {shard} at {node}")
-                self._forget(shard)
-                self._ledger.adopt(home)
-                if rival is not None and rival.node != node:
-                    self._outbox.add(rival.node, Kind.HANDOFF, (rival,))
-            elif rival.node != node:
-                self._outbox.add(node, Kind.HANDOFF, (home,))
-        for shard in self.table.shards_at(node):
-            home = self.table.homes[shard]
-            if reported.get(shard) != home and self._settled(shard) == home:
+        """Compare what the region hosts with the table; the ledger decides who is right."""
+        found = self._ledger.reconcile(node, hosted)
+        for home in found.adopted:
+            self._note("adopted", f"shard {home.shard} at {node}")
+            self._forget(home.shard)
+        for home in found.confirmed:
+            self._starts.started(home.shard)
+        for home in found.losers:
+            self._outbox.add(home.node, Kind.HANDOFF, (home,))
+        for home in found.missing:
+            if self._settled(home.shard) == home:
                 self._starts.host(home, now)
 
     def _on_stopped(self, home: Home, sender: NodeId) -> None:
@@ -364,18 +340,12 @@ class Coordinator:
         """Hand off everything that is left there; confirm when nothing is."""
         for shard in self.table.shards_at(node):
             self._begin(shard, Purpose.DRAIN, None, now)
-        writing = self._ledger.writing
-        coming = writing.homes.values() if writing is not None else ()
-        at_node = any(home is not None and home.node == node for home in coming)
-        if self.table.shards_at(node) or at_node or self._adopting(node):
+        if not self._ledger.is_clear_of(node):
             return
         self._registry.register(node, proxy=True)
         self._ledger.add(node, proxy=True)
         self._outbox.region_stopped(node)
         self._note("region_drained", str(node))
-
-    def _adopting(self, node: NodeId) -> bool:
-        return any(home.node == node for home in self._ledger.adopted.values())
 
     def _look_soon(self, at: float) -> None:
         if self.reign is Reign.RULING:
@@ -388,12 +358,7 @@ class Coordinator:
         if self._ledger.writing is not None or self._ledger.wanted:
             self._timers.set(BALANCE, now + COALESCE)
             return
-        moves = self._strategy.rebalance(
-            self.table, self._registry.candidates(), self._moves.in_flight()
-        )
-        self._moves.plan(moves)
-        if moves:
-            self._effects.append(ev.Note("rebalance", f"{len(moves)} moves", len(moves)))
+        self._moves.plan(self._strategy, self.table, self._registry.candidates())
 
     # Shards that start, questions, time.
 

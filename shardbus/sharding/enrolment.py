@@ -1,8 +1,8 @@
 """How a region finds its coordinator and whom it obeys.
 
 The shell says where the coordinator is; the region registers there, first at short intervals, then
-every `retry_interval`, until RegisterAck. An epoch above the one it registered under means that a new
-coordinator rules, perhaps on the same node: it registers again.
+every `retry_interval`, until RegisterAck. An epoch above the one it registered under means that a
+new coordinator rules, perhaps on the same node: it registers again.
 
 Commands count from one sender per epoch, the first of the highest epoch seen. A client, which no
 coordinator knows, believes any node; fences sort what it hears.
@@ -16,7 +16,8 @@ from shardbus.ids import NodeId
 
 FIRST_RETRY = 0.1
 REFUSED_PATIENCE = 5.0
-"""A refused region tries again, this many retry intervals apart: the next coordinator may take it."""
+"""A refused region tries again, this many retry intervals apart: the next coordinator may take
+it."""
 
 
 class Enrolment:

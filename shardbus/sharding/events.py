@@ -22,39 +22,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shardbus.ids import NodeId
-from shardbus.sharding.messages import (
-    BeginHandOff,
-    BeginHandOffAck,
-    GetShardHome,
-    GracefulShutdownRequest,
-    HandOff,
-    HostShard,
-    RegionStopped,
-    Register,
-    RegisterAck,
-    RegisterRefused,
-    ShardHomes,
-    ShardStarted,
-    ShardStopped,
-    Wait,
-)
+from shardbus.sharding import messages as msg
 from shardbus.store.protocol import StoredTable
 
 Message = (
-    Register
-    | RegisterAck
-    | RegisterRefused
-    | GetShardHome
-    | Wait
-    | ShardHomes
-    | HostShard
-    | ShardStarted
-    | BeginHandOff
-    | BeginHandOffAck
-    | HandOff
-    | ShardStopped
-    | GracefulShutdownRequest
-    | RegionStopped
+    msg.Register
+    | msg.RegisterAck
+    | msg.RegisterRefused
+    | msg.GetShardHome
+    | msg.Wait
+    | msg.ShardHomes
+    | msg.HostShard
+    | msg.ShardStarted
+    | msg.BeginHandOff
+    | msg.BeginHandOffAck
+    | msg.HandOff
+    | msg.ShardStopped
+    | msg.GracefulShutdownRequest
+    | msg.RegionStopped
 )
 
 
@@ -71,7 +56,8 @@ class Envelope(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message arrived. `sender` is the peer that the transport knows, not what the message says."""
+    """A message arrived. `sender` is the peer that the transport knows, not what the message
+    says."""
 
     sender: NodeId
     message: Message
@@ -218,7 +204,8 @@ class ClaimEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write these homes in one atomic step. Answer: Persisted or PersistFailed. Never two at once."""
+    """Write these homes in one atomic step. Answer: Persisted or PersistFailed. Never two at
+    once."""
 
     op_id: int
     epoch: int

@@ -11,10 +11,11 @@
 - BEGIN: every region and proxy was sent BeginHandOff. Each buffers what is for the shard, flushes
   its link to the old home and acknowledges. A region that terminates has acknowledged. One that is
   late is not waited for: what it still sends is forwarded by the old home, and its own Flush behind
-  it keeps the order. But the shard does not move *to* a late region, which may still await its echo.
-- STOPPING: the owner was sent HandOff. Its deadline is another one than that of BEGIN, so a slow ack
-  cannot use up the time to stop. When it passes, the owner is asked again and the delay is noted; the
-  shard is not given to anybody while its owner lives and has not said that it stopped.
+  it keeps the order. But the shard does not move *to* a late region, which may still await its
+  echo.
+- STOPPING: the owner was sent HandOff. Its deadline is another one than that of BEGIN, so a slow
+  ack cannot use up the time to stop. When it passes, the owner is asked again and the delay is
+  noted; the shard is not given to anybody while its owner lives and has not said that it stopped.
 - FREED: no entity of the shard runs. The coordinator persists the new home, and only then tells.
 
 ShardStopped counts in every phase, asked for or not. `TRANSITIONS` is the drawing as data.

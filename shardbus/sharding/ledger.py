@@ -5,9 +5,9 @@
     freed ─────────────^ <──────stopped───────┘
 
 `plan` takes everything that is to change and makes one write of it: homes for what is wanted, homes
-that regions reported and the table did not know, and the removal of what was freed and nobody wants.
-`written` applies it to the table. Between the two the table is as the store had it before, and the
-shards of the write have no settled home for anybody.
+that regions reported and the table did not know, and the removal of what was freed and nobody
+wants. `written` applies it to the table. Between the two the table is as the store had it before,
+and the shards of the write have no settled home for anybody.
 
 A node that dies while its shards are being written is found at `written`: they are wanted again.
 
@@ -62,6 +62,20 @@ class Wish:
 NO_WISH = Wish()
 
 
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a region's report means for the table."""
+
+    confirmed: list[Home]
+    """Both agree."""
+    adopted: list[Home]
+    """The region is right: the table did not know, or had an older home."""
+    losers: list[Home]
+    """These homes are over, whoever has them."""
+    missing: list[Home]
+    """The table is right: the region does not have what lives there."""
+
+
 class Ledger:
     """The table and what is to change in it."""
 
@@ -104,12 +118,35 @@ class Ledger:
         """The shard stopped at its home."""
         self.freed[home.shard] = home
 
-    def adopt(self, home: Home) -> None:
-        """A region hosts the shard, and the table does not know, or knows an older home."""
-        self.adopted[home.shard] = home
+    def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> Findings:
+        """Compare what a region hosts with the table: of two homes the higher fence counts."""
+        found = Findings([], [], [], [])
+        reported = {home.shard: home for home in hosted if home.node == node}
+        for shard, home in reported.items():
+            rival = self.adopted.get(shard) or self.table.homes.get(shard)
+            if rival == home:
+                found.confirmed.append(home)
+            elif rival is None or home.fence > rival.fence:
+                self.adopted[shard] = home
+                found.adopted.append(home)
+                found.losers.extend([rival] if rival is not None and rival.node != node else ())
+            elif rival.node != node:
+                found.losers.append(home)
+        at_node = (self.table.homes[shard] for shard in self.table.shards_at(node))
+        found.missing.extend(home for home in at_node if reported.get(home.shard) != home)
+        return found
+
+    def is_clear_of(self, node: NodeId) -> bool:
+        """Whether nothing lives at the node or is about to."""
+        writing = self.writing.homes.values() if self.writing is not None else ()
+        coming = [*writing, *self.adopted.values()]
+        return not self.table.shards_at(node) and all(
+            home is None or home.node != node for home in coming
+        )
 
     def add(self, node: NodeId, *, proxy: bool) -> None:
-        """The node is a region or a proxy; the shards of a region that became a proxy are wanted."""
+        """The node is a region or a proxy; the shards of a region that became a proxy are
+        wanted."""
         events: list[TableEvent] = []
         if proxy and node in self.table.regions:
             self._orphan(node)

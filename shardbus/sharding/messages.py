@@ -1,22 +1,23 @@
 """The messages of sharding, in the order in which a shard meets them.
 
-Akka's names. Each message names its sender and what must be answered. Everything a coordinator sends carries its
-epoch; a region refuses an epoch lower than the highest it has seen. Lists are batches: everything decided in one turn
-travels in one message. What is said about a shard names the home it means, fence and all, so that a late or repeated
-message about an earlier home cannot touch a later one.
+Akka's names. Each message names its sender and what must be answered. Everything a coordinator
+sends carries its epoch; a region refuses an epoch lower than the highest it has seen. Lists are
+batches: everything decided in one turn travels in one message. What is said about a shard names the
+home it means, fence and all, so that a late or repeated message about an earlier home cannot touch
+a later one.
 
-    region       Register ──────────────> coordinator      once per coordinator, repeated until RegisterAck
-    coordinator  RegisterAck ───────────> region           with every home known
-    region       GetShardHome ──────────> coordinator      repeated until ShardHomes has an answer
+    region       Register ──────────────> coordinator    repeated until RegisterAck
+    coordinator  RegisterAck ───────────> region         with every home known
+    region       GetShardHome ──────────> coordinator    repeated until ShardHomes has an answer
     coordinator  HostShard ─────────────> chosen region
     region       ShardStarted ──────────> coordinator
     coordinator  ShardHomes ────────────> every region and proxy
     coordinator  BeginHandOff ──────────> every region and proxy
-    region       BeginHandOffAck ───────> coordinator      after its Flush to the old home was echoed
+    region       BeginHandOffAck ───────> coordinator    once its Flush to the old home was echoed
     coordinator  HandOff ───────────────> the old home
-    region       ShardStopped ──────────> coordinator      after the last entity stopped
-    region       GracefulShutdownRequest> coordinator      move everything away from me
-    coordinator  RegionStopped ─────────> region           it hosts nothing and gets nothing any more
+    region       ShardStopped ──────────> coordinator    after the last entity stopped
+    region       GracefulShutdownRequest> coordinator    move everything away from me
+    coordinator  RegionStopped ─────────> region         it hosts nothing, and gets nothing
 
 Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52; N.1 for epoch and fence.
 """
@@ -30,7 +31,8 @@ from shardbus.ids import NodeId
 
 
 class Home(NamedTuple):
-    """Where a shard lives. The fence grows with every allocation, so of two homes the higher fence is the newer."""
+    """Where a shard lives. The fence grows with every allocation, so of two homes the higher fence
+    is the newer."""
 
     shard: str
     node: NodeId
@@ -39,8 +41,9 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A region (`proxy`: one that hosts nothing) makes itself known and reports what it hosts, so that a table whose
-    store lost its memory can be rebuilt. Answer: RegisterAck. `layout` names the shard function, as in `crc32/100`."""
+    """A region (`proxy`: one that hosts nothing) makes itself known and reports what it hosts, so
+    that a table whose store lost its memory can be rebuilt. Answer: RegisterAck. `layout` names the
+    shard function, as in `crc32/100`."""
 
     node: NodeId
     proxy: bool
@@ -59,7 +62,8 @@ class RegisterAck:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRefused:
-    """The region disagrees with the table; `reason` names both values. The region must not host or send."""
+    """The region disagrees with the table; `reason` names both values. The region must not host or
+    send."""
 
     epoch: int
     reason: str
@@ -67,15 +71,16 @@ class RegisterRefused:
 
 @dataclass(frozen=True, slots=True)
 class GetShardHome:
-    """A region has messages for these shards and knows no home. Answer: ShardHomes, at once or when they have one;
-    Wait in between, with the reason."""
+    """A region has messages for these shards and knows no home. Answer: ShardHomes, at once or when
+    they have one; Wait in between, with the reason."""
 
     shards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The shards have no home yet, and why. Nothing needs to be asked again: ShardHomes will follow."""
+    """The shards have no home yet, and why. Nothing needs to be asked again: ShardHomes will
+    follow."""
 
     epoch: int
     shards: tuple[str, ...]
@@ -107,8 +112,8 @@ class ShardStarted:
 
 @dataclass(frozen=True, slots=True)
 class BeginHandOff:
-    """These shards are about to leave these homes: stop sending there, buffer, and answer BeginHandOffAck once
-    everything sent so far has arrived there."""
+    """These shards are about to leave these homes: stop sending there, buffer, and answer
+    BeginHandOffAck once everything sent so far has arrived there."""
 
     epoch: int
     homes: tuple[Home, ...]
@@ -124,7 +129,8 @@ class BeginHandOffAck:
 
 @dataclass(frozen=True, slots=True)
 class HandOff:
-    """Stop these shards: every entity after the messages already in its mailbox. Answer: ShardStopped."""
+    """Stop these shards: every entity after the messages already in its mailbox. Answer:
+    ShardStopped."""
 
     epoch: int
     homes: tuple[Home, ...]
@@ -140,7 +146,8 @@ class ShardStopped:
 
 @dataclass(frozen=True, slots=True)
 class GracefulShutdownRequest:
-    """Move every shard of this region away; it takes no new ones. Answer: RegionStopped, once it hosts nothing."""
+    """Move every shard of this region away; it takes no new ones. Answer: RegionStopped, once it
+    hosts nothing."""
 
     node: NodeId
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation import Move
+from shardbus.settings import ShardingSettings
+from shardbus.sharding.allocation import AllocationStrategy, Move
 from shardbus.sharding.events import Note
 from shardbus.sharding.handoff import Cue, Handoff, Phase, Purpose
 from shardbus.sharding.messages import Home
 from shardbus.sharding.outbox import Kind, Outbox
+from shardbus.sharding.table import ShardTable
 from shardbus.sharding.timers import Timers
 
 
@@ -26,9 +28,7 @@ class Moves:
 
     Args:
         outbox: where the coordinator's messages go.
-        bound: moves in flight per source and per target.
-        begin_timeout: seconds for everybody to acknowledge.
-        stop_timeout: seconds for the owner to stop, before it is asked again.
+        settings: the bound on moves in flight, and how long the two phases may last.
     """
 
     __slots__ = (
@@ -36,20 +36,19 @@ class Moves:
         "notes",
     )  # fmt: skip
 
-    def __init__(
-        self, outbox: Outbox, bound: int, begin_timeout: float, stop_timeout: float
-    ) -> None:
+    def __init__(self, outbox: Outbox, settings: ShardingSettings) -> None:
         self.handoffs: dict[str, Handoff] = {}
         self.notes: list[Note] = []
         self._planned: list[Move] = []
         self._timers: Timers[str] = Timers()
         self._outbox = outbox
-        self._bound = bound
-        self._begin_timeout, self._stop_timeout = begin_timeout, stop_timeout
+        self._bound = settings.max_moves_in_flight
+        self._begin_timeout = settings.begin_handoff_timeout
+        self._stop_timeout = settings.handoff_timeout
 
     def deadline(self) -> float | None:
         """When the next phase has lasted too long."""
-        return self._timers.next()
+        return self._timers.deadline()
 
     def tick(self, now: float) -> None:
         """End the phases that have lasted too long."""
@@ -58,9 +57,13 @@ class Moves:
 
     # The plan.
 
-    def plan(self, moves: Sequence[Move]) -> None:
-        """Replace what has not begun."""
-        self._planned = list(moves)
+    def plan(
+        self, strategy: AllocationStrategy, table: ShardTable, candidates: Sequence[NodeId]
+    ) -> None:
+        """Plan anew; what has not begun is forgotten."""
+        self._planned = strategy.rebalance(table, candidates, self.in_flight())
+        if planned := len(self._planned):
+            self.notes.append(Note("rebalance", f"{planned} moves", planned))
 
     def in_flight(self) -> dict[str, Move]:
         """The handoffs that have a target, as the strategies see them."""
@@ -71,7 +74,8 @@ class Moves:
         }
 
     def ready(self, candidates: Iterable[NodeId]) -> list[Move]:
-        """Take out the moves that may begin now: within the bound, to a target that still counts."""
+        """Take out the moves that may begin now: within the bound, to a target that still
+        counts."""
         if not self._planned:
             return []
         fit = dict.fromkeys(candidates)
@@ -127,7 +131,8 @@ class Moves:
         return self._end(handoff, Cue.STOPPED)
 
     def bury(self, dead: Mapping[NodeId, None], now: float) -> list[Handoff]:
-        """These nodes are gone: what waits for them goes on. Returns the handoffs that this ends."""
+        """These nodes are gone: what waits for them goes on. Returns the handoffs that this
+        ends."""
         owned = [handoff for handoff in self.handoffs.values() if handoff.home.node in dead]
         ended = [self._end(handoff, Cue.OWNER_GONE) for handoff in owned]
         for handoff in list(self.handoffs.values()):

@@ -1,8 +1,9 @@
-"""The region: what a node, a proxy or a client knows of one entity type's shards, and hosts of them.
+"""The region: what a node, a proxy or a client knows of one entity type's shards, and hosts of
+them.
 
 The hot path is not here. The shell keeps a route per shard, set by `SetRoute`, and sends along it
-without asking. The region sees what has no route yet or no longer, and what arrives for a shard that
-is not here; `router` keeps it in order. This module registers, obeys, hosts and drains.
+without asking. The region sees what has no route yet or no longer, and what arrives for a shard
+that is not here; `router` keeps it in order. This module registers, obeys, hosts and drains.
 
     HostShard ──> STARTING ──ShardReady──> RUNNING ──HandOff──> STOPPING ──ShardDown──> (gone)
                       └──────────────────HandOff───────────────────^
@@ -10,12 +11,12 @@ is not here; `router` keeps it in order. This module registers, obeys, hosts and
 - A shard that stopped under a fence never starts again under that fence or a lower one: a late
   HostShard, or a home told that names this node, is answered with ShardStopped of that very home,
   which frees it if it is what the table says, and otherwise does nothing.
-- Who may command is the sender of the highest epoch seen. What comes with a lower epoch, or with the
-  same one from somebody else, is refused and noted.
+- Who may command is the sender of the highest epoch seen. What comes with a lower epoch, or with
+  the same one from somebody else, is refused and noted.
 - A *region* (`me`, hosts) registers with what it hosts. A *proxy* registers and hosts nothing. A
   *client* (`me` None) does neither and asks any node's region, which answers and keeps it informed.
-- To shut down, it asks the coordinator to move everything away, again and again, and is drained when
-  that confirms. Without a coordinator it stops its shards itself.
+- To shut down, it asks the coordinator to move everything away, again and again, and is drained
+  when that confirms. Without a coordinator it stops its shards itself.
 
 Source: S0.1, S0.6, S0.8, S0.14, S0.15, S2.23, S2.24, S2.50, S2.51, S2.62; B.56; C.8, C.36.
 """
@@ -29,24 +30,9 @@ from typing import assert_never
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
 from shardbus.sharding.enrolment import Enrolment
-from shardbus.sharding.messages import (
-    BeginHandOff,
-    BeginHandOffAck,
-    GetShardHome,
-    GracefulShutdownRequest,
-    HandOff,
-    Home,
-    HostShard,
-    RegionStopped,
-    Register,
-    RegisterAck,
-    RegisterRefused,
-    ShardHomes,
-    ShardStarted,
-    ShardStopped,
-    Wait,
-)
+from shardbus.sharding.messages import Home
 from shardbus.sharding.router import Router
 
 
@@ -71,7 +57,8 @@ class Hosted:
 
 
 class Region:
-    """One entity type on one node, or in one client. `handle`, `deadline`, `tick` as in `events`."""
+    """One entity type on one node, or in one client. `handle`, `deadline`, `tick` as in
+    `events`."""
 
     def __init__(
         self,
@@ -181,7 +168,7 @@ class Region:
         self._turn_at = None
         if self._enrolment.take_due(now) and self._me is not None:
             proxy = self._proxy or self._drained
-            self._say(Register(self._me, proxy, self._layout, self.hosted))
+            self._say(msg.Register(self._me, proxy, self._layout, self.hosted))
         questions = self._router.questions(now)
         if self._enrolment.coordinator is not None:
             self._report(questions)
@@ -200,40 +187,40 @@ class Region:
 
     def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
         match message:
-            case RegisterAck(epoch, _, homes):
+            case msg.RegisterAck(epoch, _, homes):
                 if self._obeys(sender, epoch):
                     self._enrolment.registered()
                     self._router.admit()
                     self._on_homes(homes, epoch, now)
-            case RegisterRefused(epoch, reason):
+            case msg.RegisterRefused(epoch, reason):
                 if self._obeys(sender, epoch):
                     self._on_refused(reason, now)
-            case ShardHomes(epoch, homes):
+            case msg.ShardHomes(epoch, homes):
                 if self._obeys(sender, epoch):
                     self._on_homes(homes, epoch, now)
-            case HostShard(epoch, homes):
+            case msg.HostShard(epoch, homes):
                 if self._obeys(sender, epoch):
                     for home in homes:
                         self._on_host(home, epoch, now)
-            case BeginHandOff(epoch, homes):
+            case msg.BeginHandOff(epoch, homes):
                 if self._obeys(sender, epoch):
                     for home in homes:
                         self._router.begin_handoff(home, epoch, now)
-            case HandOff(epoch, homes):
+            case msg.HandOff(epoch, homes):
                 if self._obeys(sender, epoch):
                     for home in homes:
                         self._on_handoff(home, now)
-            case Wait(epoch, shards, _):
+            case msg.Wait(epoch, shards, _):
                 if self._obeys(sender, epoch):
                     self._router.wait(shards, now)
-            case RegionStopped(node):
+            case msg.RegionStopped(node):
                 if node == self._me and sender == self._enrolment.coordinator:
                     self._confirmed = self._shutdown_at is not None
-            case GetShardHome(shards):
+            case msg.GetShardHome(shards):
                 self._on_question(sender, shards, now)
             case (
-                Register() | ShardStarted() | BeginHandOffAck() | ShardStopped()
-                | GracefulShutdownRequest()
+                msg.Register() | msg.ShardStarted() | msg.BeginHandOffAck() | msg.ShardStopped()
+                | msg.GracefulShutdownRequest()
             ):  # fmt: skip
                 self._note("unexpected", f"{type(message).__name__} from {sender}")
             case _:
@@ -302,10 +289,12 @@ class Region:
         self._watchers[sender] = None
         known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
         if known:
-            self._out.append(ev.Send(sender, ShardHomes(self.epoch, tuple(known.values()))))
+            homes = tuple(known.values())
+            self._out.append(ev.Send(sender, msg.ShardHomes(self.epoch, homes)))
         unknown = tuple(shard for shard in shards if shard not in known)
         if unknown:
-            self._out.append(ev.Send(sender, Wait(self.epoch, unknown, "the coordinator is asked")))
+            why = "the coordinator is asked"
+            self._out.append(ev.Send(sender, msg.Wait(self.epoch, unknown, why)))
         for shard in unknown:
             self._router.watch(shard, now)
 
@@ -352,24 +341,24 @@ class Region:
 
     def _report(self, questions: tuple[str, ...]) -> None:
         if questions:
-            self._say(GetShardHome(questions))
+            self._say(msg.GetShardHome(questions))
         started, self._started_now = self._started_now, {}
         acks, self._router.acks = self._router.acks, {}
         stopped, self._stopped_now = self._stopped_now, {}
         if self._me is None:
             return
         if started:
-            self._say(ShardStarted(tuple(started.values())))
+            self._say(msg.ShardStarted(tuple(started.values())))
         if acks:
-            self._say(BeginHandOffAck(self._me, tuple(acks.values())))
+            self._say(msg.BeginHandOffAck(self._me, tuple(acks.values())))
         if stopped:
-            self._say(ShardStopped(self._me, tuple(stopped.values())))
+            self._say(msg.ShardStopped(self._me, tuple(stopped.values())))
 
     def _inform_watchers(self) -> None:
         news, self._router.news = self._router.news, {}
         if news:
             for watcher in self._watchers:
-                self._out.append(ev.Send(watcher, ShardHomes(self.epoch, tuple(news.values()))))
+                self._out.append(ev.Send(watcher, msg.ShardHomes(self.epoch, tuple(news.values()))))
 
     # The end.
 
@@ -396,7 +385,7 @@ class Region:
         elif now >= self._shutdown_at:
             self._shutdown_at = now + self._retry
             if self._enrolment.is_registered and self._me is not None:
-                self._say(GracefulShutdownRequest(self._me))
+                self._say(msg.GracefulShutdownRequest(self._me))
 
     def _say(self, message: ev.Message) -> None:
         self._out.append(ev.SendCoordinator(message))

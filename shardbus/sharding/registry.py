@@ -1,4 +1,5 @@
-"""Who is there for a coordinator: live members, registered regions and proxies, who may take shards.
+"""Who is there for a coordinator: live members, registered regions and proxies, who may take
+shards.
 
 Three sources are kept apart. Membership says who lives, whom nothing new should be given, and
 whether the picture is unsettled. Registration says which of them run a region of this type. The

@@ -2,16 +2,17 @@
 
 Order per sender and entity is kept because a router
 
-1. never sends for a shard to two places at once: it leaves an old home with a Flush behind everything
-   it sent there, and sends to the new one only after the echo (`routes` has the drawing);
-2. forwards what arrives for a shard that is not here in the order of arrival, Flushes of others among
-   it, so that their echo comes from behind what they had sent;
+1. never sends for a shard to two places at once: it leaves an old home with a Flush behind
+   everything it sent there, and sends to the new one only after the echo (`routes` has the
+   drawing);
+2. forwards what arrives for a shard that is not here in the order of arrival, Flushes of others
+   among it, so that their echo comes from behind what they had sent;
 3. lets in, while the shard runs here already but the Flush towards its old home is still out, only
    what that home sends on: everything else, local senders included, waits until the echo shows that
    nothing older is coming.
 
-A message that comes from the very node that it would be sent to shows that one of the two is behind:
-it waits while the coordinator is asked. `hop_limit` ends longer circles.
+A message that comes from the very node that it would be sent to shows that one of the two is
+behind: it waits while the coordinator is asked. `hop_limit` ends longer circles.
 
 Every Release stands before the SetRoute or SetArrivals that lets others follow.
 
@@ -83,7 +84,7 @@ class Router:
 
     def deadline(self) -> float | None:
         """When the next question is due."""
-        return self._timers.next()
+        return self._timers.deadline()
 
     def home_of(self, shard: str) -> Home | None:
         """The best home known."""
@@ -165,7 +166,8 @@ class Router:
         return home.node not in self._gone and self._route(home.shard).believes(home, epoch)
 
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
-        """The shard leaves this home: keep what is for it, and acknowledge when the way is empty."""
+        """The shard leaves this home: keep what is for it, and acknowledge when the way is
+        empty."""
         route = self._route(home.shard)
         if home.fence < route.floor and (route.left is None or route.left[0] != home.fence):
             self.acks[home.shard] = home
@@ -237,8 +239,8 @@ class Router:
         self._ask(route, now)
 
     def questions(self, now: float) -> tuple[str, ...]:
-        """The shards whose home is to be asked for now. A Flush that is out for so long is sent again:
-        a node that forwarded the first may have died with it."""
+        """The shards whose home is to be asked for now. A Flush that is out for so long is sent
+        again: a node that forwarded the first may have died with it."""
         shards: list[str] = []
         for shard in self._timers.due(now):
             route = self._routes[shard]
@@ -342,7 +344,8 @@ class Router:
         self._open(route)
 
     def _leave_home(self, route: Route, now: float) -> None:
-        """From KNOWN to FLUSHING; from a home that is here, where mailboxes have it all, to UNKNOWN."""
+        """From KNOWN to FLUSHING; from a home that is here, where mailboxes have it all, to
+        UNKNOWN."""
         home = route.home
         self._close(route)
         if home is None or home.node == self._me or home.node in self._gone:

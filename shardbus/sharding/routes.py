@@ -9,13 +9,13 @@
 
 - UNKNOWN: messages wait; the coordinator is asked while any do.
 - KNOWN: messages go straight to the home. The machine sees none of them.
-- FLUSHING: a Flush runs after everything that was sent to the old home. Until its echo, messages wait,
-  even if the next home is known: those on the way to the old home must arrive first.
+- FLUSHING: a Flush runs after everything that was sent to the old home. Until its echo, messages
+  wait, even if the next home is known: those on the way to the old home must arrive first.
 
 `floor` is the lowest fence that a home may have to be believed. It rises with every home, with
-BeginHandOff above the home that is left, and with the death of a home. A coordinator that takes over
-may put a shard back to the home it was about to leave: then the fence just below the floor counts
-again, if the new epoch is above the one of BeginHandOff.
+BeginHandOff above the home that is left, and with the death of a home. A coordinator that takes
+over may put a shard back to the home it was about to leave: then the fence just below the floor
+counts again, if the new epoch is above the one of BeginHandOff.
 
 Messages that come back from the old home while this region flushes towards it have been sent before
 the Flush. They are `returned`, and are let through to the next home ahead of those `waiting`.

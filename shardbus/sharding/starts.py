@@ -1,7 +1,7 @@
 """Shards that have a home and have not been confirmed: HostShard is repeated until ShardStarted.
 
-A region that lives and does not confirm is asked `TRIES` times. Then the coordinator takes the shard
-from it, the way it takes any shard: the region may have it after all.
+A region that lives and does not confirm is asked `TRIES` times. Then the coordinator takes the
+shard from it, the way it takes any shard: the region may have it after all.
 
 Source: S0.7, S0.8, S2.67.
 """
@@ -31,7 +31,7 @@ class Starts:
 
     def deadline(self) -> float | None:
         """When a region has been silent for too long."""
-        return self._timers.next()
+        return self._timers.deadline()
 
     def host(self, home: Home, now: float, tries: int = 1) -> None:
         """Tell the region that it is the home."""

@@ -96,7 +96,7 @@ class Tenure:
             case StoreFailed(reason), (Reign.LOADING | Reign.CLAIMING):
                 self._wait(now)
                 return [Note("store_failed", reason)]
-            case (Start() | TableLoaded() | EpochClaimed() | EpochRefused() | StoreFailed()), _:
+            case ((Start() | TableLoaded() | EpochClaimed() | EpochRefused() | StoreFailed()), _):
                 return []
             case _:
                 assert_never(event)

@@ -43,7 +43,7 @@ class Timers(Generic[Key]):
         """`key` is not due any more; it need not have been set."""
         self._due.pop(key, None)
 
-    def next(self) -> float | None:
+    def deadline(self) -> float | None:
         """When the first key is due."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][1]:
             heappop(self._heap)
@@ -52,7 +52,7 @@ class Timers(Generic[Key]):
     def due(self, now: float) -> list[Key]:
         """Take out every key that is due, the earliest first."""
         keys: list[Key] = []
-        while (at := self.next()) is not None and at <= now:
+        while (at := self.deadline()) is not None and at <= now:
             key = heappop(self._heap)[2]
             del self._due[key]
             keys.append(key)
