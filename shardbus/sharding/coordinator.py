@@ -39,7 +39,7 @@ from shardbus.sharding.ledger import Ledger, Wish, Writing
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.outbox import Kind, Outbox
-from shardbus.sharding.registry import Registry
+from shardbus.sharding.registry import LOSS_PATIENCE, Registry
 from shardbus.sharding.starts import TRIES, Starts
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.tenure import Reign, Tenure, backoff
@@ -281,7 +281,8 @@ class Coordinator:
         self._ledger.open(self.epoch, claimed.table.homes)
         if claimed.table.homes:
             self._registry.assume_enough()
-        self._registry.grace_until = now + self._settings.waiting_for_state_timeout
+        patience = LOSS_PATIENCE if self._tenure.forgotten else 1.0
+        self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
         self._timers.set(GRACE, self._registry.grace_until)
         self._timers.set(BALANCE, now + self._settings.rebalance_interval)
         self._bury(now)

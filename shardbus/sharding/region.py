@@ -188,30 +188,30 @@ class Region:
     def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
         match message:
             case msg.RegisterAck(epoch, _, homes):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     self._enrolment.registered()
                     self._router.admit()
                     self._on_homes(homes, epoch, now)
             case msg.RegisterRefused(epoch, reason):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     self._on_refused(reason, now)
             case msg.ShardHomes(epoch, homes):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     self._on_homes(homes, epoch, now)
             case msg.HostShard(epoch, homes):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     for home in homes:
                         self._on_host(home, epoch, now)
             case msg.BeginHandOff(epoch, homes):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     for home in homes:
                         self._router.begin_handoff(home, epoch, now)
             case msg.HandOff(epoch, homes):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     for home in homes:
                         self._on_handoff(home, now)
             case msg.Wait(epoch, shards, _):
-                if self._obeys(sender, epoch):
+                if self._obeys(sender, epoch, now):
                     self._router.wait(shards, now)
             case msg.RegionStopped(node):
                 if node == self._me and sender == self._enrolment.coordinator:
@@ -226,10 +226,12 @@ class Region:
             case _:
                 assert_never(message)
 
-    def _obeys(self, sender: NodeId, epoch: int) -> bool:
+    def _obeys(self, sender: NodeId, epoch: int, now: float) -> bool:
         why_not = self._enrolment.obeys(sender, epoch)
         if why_not:
             self._note("refused", why_not)
+        else:
+            self._enrolment.see(epoch, now)
         return not why_not
 
     def _on_homes(self, homes: tuple[Home, ...], epoch: int, now: float) -> None:

@@ -6,8 +6,9 @@ whether the picture is unsettled. Registration says which of them run a region o
 region itself says that it wants to be drained. A *candidate* is live, a registered region, not
 unfit and not draining.
 
-A coordinator that takes over decides nothing before everybody alive has registered, or a short
-grace is over: what regions report may be all that is left of the table. Nor does the first
+A coordinator that takes over decides nothing before everybody alive has registered, or a grace is
+over: short if the store remembers, long if it lost the table, for then what regions report is all
+that is left, and a shard given away could be running elsewhere. Nor does the first
 coordinator before `min_members` regions are there, so that not all shards land on the first one.
 
 Source: S2.5, S2.34-S2.36; B.64, B.65; C.3, C.9.
@@ -18,6 +19,9 @@ from __future__ import annotations
 from shardbus.ids import NodeId
 from shardbus.sharding.events import Members
 from shardbus.sharding.messages import Register
+
+LOSS_PATIENCE = 15.0
+"""How many times longer the grace is when the store has lost the table."""
 
 EARLY_MAX = 1000
 """Registrations kept for nodes that membership does not show yet."""

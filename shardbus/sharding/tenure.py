@@ -55,11 +55,15 @@ def backoff(setting: float, attempts: int) -> float:
 class Tenure:
     """The way to the throne. `epoch` is the one claimed or held, 0 before."""
 
-    __slots__ = ("_attempts", "_backoff", "_floor", "_layout", "_retry_at", "epoch", "reign")
+    __slots__ = (
+        "_attempts", "_backoff", "_floor", "_layout", "_retry_at", "epoch", "forgotten", "reign",
+    )  # fmt: skip
 
     def __init__(self, layout: str, failure_backoff: float) -> None:
         self.reign = Reign.WAITING
         self.epoch = 0
+        self.forgotten = False
+        """Whether the store has lost a table: gossip knows of a higher epoch than it."""
         self._layout = layout
         self._backoff = failure_backoff
         self._floor = 0
@@ -83,7 +87,9 @@ class Tenure:
                         f"the stored table is of layout {table.layout}, this node's is"
                         f" {self._layout}"
                     )
-                return self._claim(table.epoch if table is not None else 0)
+                stored = table.epoch if table is not None else 0
+                self.forgotten = stored < self._floor
+                return self._claim(stored)
             case EpochClaimed(_), Reign.CLAIMING:
                 self.reign = Reign.RULING
                 self._attempts = 0

@@ -181,7 +181,9 @@ class Process:
                 net.on_reject(letter, reason)
             case ev.Drained():
                 self.drained = True
-            case ev.Note(kind, _):
+            case ev.Note(kind, detail):
+                if kind == "epoch_claimed":
+                    net.on_reign(int(detail))
                 net.notes[kind] = net.notes.get(kind, 0) + 1
             case ev.Stop():
                 self.coordinator = None

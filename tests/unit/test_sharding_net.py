@@ -14,8 +14,12 @@ SEEDS = 300
 BLOCK = 25
 
 
-def run_seed(seed: int, *, tracing: bool = False) -> Net:
-    """Nodes and clients send for twelve seconds while faults happen; then there is quiet."""
+FAULTS = ("kill", "join", "join", "leave", "stall", "stall", "store", "slow")
+FORGETFUL = ("kill", "join", "leave", "forget", "forget")
+
+
+def run_seed(seed: int, faults: tuple[str, ...] = FAULTS, *, tracing: bool = False) -> Net:
+    """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
     hurry = {"begin_handoff_timeout": 0.02} if seed % 3 == 0 else {}
     net = Net(seed, settings=replace(SETTINGS, **hurry))
     net.tracing = tracing
@@ -24,8 +28,8 @@ def run_seed(seed: int, *, tracing: bool = False) -> Net:
         net.add_node()
     for _ in range(dice.randint(1, 2)):
         net.add_client()
-    for index in range(dice.randint(1, 7)):
-        net.at(dice.uniform(0.5, 12), lambda k=index: fault(net, k))
+    for _ in range(dice.randint(1, 7)):
+        net.at(dice.uniform(0.5, 12), lambda: fault(net, dice.choice(faults)))
     for _ in range(250):
         net.at(dice.uniform(0, 14), lambda: chatter(net))
     net.run(60)
@@ -41,10 +45,9 @@ def chatter(net: Net) -> None:
         net.tell(process, sender, entity)
 
 
-def fault(net: Net, index: int) -> None:
+def fault(net: Net, what: str) -> None:
     """One of the things that happen."""
     live = net.staying()
-    what = net.dice.choice(["kill", "join", "join", "leave", "stall", "stall", "store", "slow"])
     if what in ("kill", "leave") and len(live) > 1:
         (net.kill if what == "kill" else net.leave)(net.dice.choice(live))
     elif what == "join":
@@ -54,14 +57,24 @@ def fault(net: Net, index: int) -> None:
         net.stall(source.me, target.me, net.dice.uniform(0.5, 4))
     elif what == "store":
         net.store.failing_until = net.now + net.dice.uniform(0.5, 4)
-    else:
+    elif what == "forget":
+        net.store.forget()
+    elif what == "slow":
         net.store.slow = net.dice.choice([1.0, 20.0])
+
+
+def check_seeds(seeds: range, faults: tuple[str, ...]) -> None:
+    for seed in seeds:
+        try:
+            run_seed(seed, faults)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
 
 
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
 def test_what_must_hold_holds(block: int) -> None:
-    for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        try:
-            run_seed(seed)
-        except AssertionError as error:
-            raise AssertionError(f"seed {seed}: {error}") from error
+    check_seeds(range(block * BLOCK, (block + 1) * BLOCK), FAULTS)
+
+
+def test_a_store_that_loses_its_memory_is_rebuilt_from_the_regions() -> None:
+    check_seeds(range(1000, 1060), FORGETFUL)
