@@ -44,7 +44,7 @@ class NodeSettings:
     """Who this node is and whom it joins."""
 
     host: str = text("127.0.0.1", "interface on which the node listens")
-    port: int = count(7355, "port of the ROUTER; 0 takes a free one", low=0, high=65535)
+    port: int = count(7355, "port of the ROUTER", high=65535)
     gossip_port: int = count(0, "port of the PUB; 0 is port + 1", low=0, high=65535)
     advertise: str = text(
         "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
@@ -309,7 +309,7 @@ def check(settings: Settings) -> None:
     """
     node, cluster, http = settings.node, settings.cluster, settings.http
     detector, downing = cluster.failure_detector, cluster.downing
-    if node.port and node.port == node.gossip_port:
+    if node.port == node.gossip_port:
         raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
     if node.port == 65535 and not node.gossip_port:
         raise ConfigError(

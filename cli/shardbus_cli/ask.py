@@ -97,6 +97,7 @@ def ask(
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer as JSON, with --json or without."""
+    from shardbus.errors import Unhandled
     from shardbus.options import Kind, Option, parse
 
     wait = parse(Option(Kind.SECONDS, "", low=0.001, high=86400.0), timeout)
@@ -112,7 +113,12 @@ def ask(
             return await client.ask(entity_type, entity_id, method, *values)
         return await client.ask(entity_type, entity_id, *values)
 
-    output.data(as_text(_with_client(node, wait, send)))
+    try:
+        reply = _with_client(node, wait, send)
+    except Unhandled as unhandled:
+        hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
+        raise Failure(unhandled.message, hint) from None
+    output.data(as_text(reply))
 
 
 def as_text(reply: object) -> str:

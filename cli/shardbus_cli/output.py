@@ -16,7 +16,7 @@ Row = Mapping[str, object]
 def safe(value: object) -> str:
     """The value as one line of text: lists joined, mappings as `a=1`, no control characters."""
     match value:
-        case None:
+        case None | "":
             return "-"
         case bool():
             return "yes" if value else "no"

@@ -29,6 +29,7 @@ from shardbus.errors import (
     Refused,
     StaleFence,
     StoreUnavailable,
+    Unhandled,
 )
 from shardbus.http.api import Check, Checks, Json
 from shardbus.http.app import create_app
@@ -375,6 +376,15 @@ def test_a_handler_without_arguments_is_no_message(shell, url, client):
     assert client.last.sent[1] == ("call.tell", ("counter", "reset"), "p", b"\x90")
 
 
+def test_a_word_that_is_no_handler_says_how_to_send_a_message(shell, url, client, monkeypatch):
+    async def refuse(*_: object) -> object:
+        raise Unhandled("counter has no handler 'get'")
+
+    monkeypatch.setattr(FakeRouter, "ask", refuse)
+    assert shell("ask", "counter", "p", "get") == Code.FAILED
+    assert shell.err.endswith("""no handler 'get'; a message for `receive` is quoted: '"get"'\n""")
+
+
 def test_a_message_for_receive(shell, url, client):
     assert shell("ask", "counter", "p", '{"n": 1}') == Code.OK
     assert client.last.sent[1] == ("ask", "counter", "p", {"n": 1})
@@ -536,6 +546,17 @@ def test_a_module_that_misses_another_is_not_taken_for_a_missing_one(shell, apps
     assert "it raised ModuleNotFoundError (line 1 of needy_app.py)" in shell.err
 
 
+def test_check_looks_at_everything_and_starts_nothing(shell, apps):
+    good = ("check", "good_app", "--set", f"store.url=sqlite:///{apps}/s.db")
+    assert shell(*good, "--json") == Code.OK
+    checks = json.loads(shell.out)["checks"]
+    assert list(checks) == ["app", "types", "exposure", "store"]
+    bad = (*good, "--set", "http.host=10.0.0.1", "--set", "store.url=nope://x")
+    assert shell(*bad) == Code.UNHEALTHY
+    failed = [line.split()[0] for line in shell.out.splitlines() if " FAILED " in line]
+    assert failed == ["exposure", "store"]
+
+
 # Settings
 
 
@@ -662,6 +683,16 @@ def test_values_are_shown_on_one_line():
     assert output.safe({"a": 1, "b": [True, None]}) == "a=1, b=yes, -"
     assert output.safe("a\nb\u202ec\x7f") == "a\\nb\\u202ec\\x7f"
     assert output.safe("é 漢") == "é 漢"
+    assert output.safe("") == output.safe(None) == output.safe([]) == "-"
+
+
+def test_tables_are_drawn_on_a_terminal(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    output.table(("id", "node"), [{"id": "[red]a\x1b[0m", "node": "x" * 80}])
+    drawn = capsys.readouterr().out
+    assert "[red]a\\x1b[0m" in drawn
+    assert drawn.count("x") >= 80
 
 
 def logged(form: str, message: str, *, terminal: bool = False) -> str:

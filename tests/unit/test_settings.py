@@ -212,8 +212,9 @@ def test_later_layers_win_and_origins_say_which():
 
 
 def test_a_bad_value_is_refused_even_where_a_later_layer_replaces_it():
-    text = refusal(("shop.toml", {"node": {"port": "x"}}), ("--port", {"node": {"port": 1}}))
-    assert "shop.toml" in text
+    for bad in ("x", 0, 65536):
+        text = refusal(("shop.toml", {"node": {"port": bad}}), ("--port", {"node": {"port": 1}}))
+        assert "shop.toml" in text
 
 
 @pytest.mark.parametrize(
