@@ -67,10 +67,10 @@ def configure(level: str, form: str, stream: TextIO | None = None) -> None:
 
     `form` is auto, pretty or json.
     """
-    stream = stream or sys.stderr
-    terminal = stream.isatty()
+    target: TextIO = stream or sys.stderr
+    terminal = target.isatty()
     pretty = form == "pretty" or (form == "auto" and terminal)
-    handler = logging.StreamHandler(stream)
+    handler = logging.StreamHandler(target)
     handler.setFormatter(PrettyFormatter(color=terminal) if pretty else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.getLogger("shardbus").setLevel(level.upper())

@@ -43,18 +43,23 @@ class NodeApi(Protocol):
 
     async def cluster(self) -> Json:
         """Membership as this node sees it."""
+        ...
 
     async def nodes(self) -> Json:
         """Every member with what it hosts."""
+        ...
 
     async def types(self) -> Json:
         """The entity types of the cluster."""
+        ...
 
     async def shards(self, type: str) -> Json:
         """Where the shards of a type live."""
+        ...
 
     async def where(self, type: str, id: str) -> Json:
         """Where one entity lives, or would."""
+        ...
 
     async def entities(
         self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
@@ -64,9 +69,11 @@ class NodeApi(Protocol):
         Raises:
             ConfigError: the cursor is none of ours.
         """
+        ...
 
     async def explain(self, type: str, id: str) -> Json:
         """Why an entity is where it is, and what it waits for."""
+        ...
 
     def liveness(self) -> Checks: ...
 
@@ -74,6 +81,7 @@ class NodeApi(Protocol):
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus's text format."""
+        ...
 
     async def leave(self, node: str | None) -> Json:
         """Begin to hand off and leave; None is this node. Returns when that has begun.
@@ -81,6 +89,7 @@ class NodeApi(Protocol):
         Raises:
             ConfigError: no member has that name.
         """
+        ...
 
     async def down(self, node: str) -> Json:
         """Declare a member dead. Only for one that surely is.
@@ -88,3 +97,4 @@ class NodeApi(Protocol):
         Raises:
             ConfigError: no member has that name.
         """
+        ...
