@@ -74,9 +74,8 @@ def _settings(layers: list[Layer]) -> Settings:
 
 def _run(bus: ShardBus, settings: Settings, ready_fd: int | None) -> int:
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
-    from shardbus.runtime.run import run_node
-
     from shardbus.errors import ConfigError
+    from shardbus.runtime.run import run_node
     from shardbus.store.opening import default_url
 
     if not settings.store.url:

@@ -15,12 +15,6 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from shardbus_cli import ask, flags, logs, output
-from shardbus_cli.app_loader import load_app
-from shardbus_cli.config import read_file
-from shardbus_cli.exits import Code, Failure
-from shardbus_cli.main import app as command
-from shardbus_cli.main import run
 
 import shardbus
 from shardbus.errors import (
@@ -39,6 +33,12 @@ from shardbus.loading import load, options, variable_of
 from shardbus.settings import HttpSettings
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
+from shardbus_cli import ask, flags, logs, output
+from shardbus_cli.app_loader import load_app
+from shardbus_cli.config import read_file
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.main import app as command
+from shardbus_cli.main import run
 
 ME = "127.0.0.1:7355#00000000000000aa"
 ROOT = Path(__file__).resolve().parents[2]
