@@ -1,0 +1,1 @@
+"""Programs that use shardbus, each from its public names alone."""

@@ -1,0 +1,214 @@
+"""The demo: a month of flights through a cluster that changes while they run.
+
+Three nodes start. A producer replays the flights into one entity per aircraft. After a third of the
+rows a fourth node joins; after two thirds the node with the coordinator is killed. In the end every
+aircraft is asked for its figures, and they are compared with those of the file. The exit code is 0
+only if they are equal and every node left in order.
+
+python -m examples.flights.demo [--store URL] [--rate ROWS_PER_SECOND]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from examples.flights.app import Aircraft, FlightLog
+from examples.flights.nodes import COMMAND, DemoFailed, Node, Nodes
+from examples.flights.outage import one_per_shard, percentile, until_answered
+from examples.flights.replay import SIDE_BY_SIDE, Replay, insist
+from examples.flights.rows import Row, read, straight
+from examples.flights.screen import Bar, Screen
+from shardbus import AsyncClient
+
+T = TypeVar("T")
+CLUSTER = "flights-demo"
+TYPE = "aircraft"
+RATE = 1500.0
+LOOK_S = 0.05
+WHOLE_DEMO_S = 110.0
+
+
+class Demo:
+    """One run. The figures of the file are known before it begins."""
+
+    def __init__(
+        self, screen: Screen, nodes: Nodes, rows: list[Row], rate: float, *, own_store: bool
+    ) -> None:
+        self.screen, self.nodes, self.rows, self.rate = screen, nodes, rows, rate
+        self.own_store = own_store
+        self.file = straight(rows)
+        self.client: AsyncClient
+        self.replay: Replay
+
+    async def run(self) -> bool:
+        """The whole show; whether the cluster's figures equal the file's."""
+        self.screen.say(f"{len(self.rows):,} rows, {len(self.file):,} aircraft; three nodes start")
+        for _ in range(3):
+            await self._add()
+        addresses = [f"tcp://{node.address}" for node in self.nodes]
+        async with AsyncClient(*addresses, cluster=CLUSTER) as self.client:
+            if not self.own_store:
+                await self._forget_all()
+            await self._stream()
+            self._report_stream()
+            logs = await self._ask_all()
+            if not self.own_store:
+                await self._forget_all()
+        self.screen.shard_table()
+        equal = self.screen.figures(logs, self.file)
+        codes = await self.nodes.leave()
+        self.screen.say(f"the nodes left one after the other, exit codes {codes}")
+        return equal and not any(codes)
+
+    async def _add(self) -> Node:
+        node = await self.nodes.add()
+        self.screen.say(f"{node.name} is up: {node.address}, http://127.0.0.1:{node.http_port}")
+        return node
+
+    # ---- the stream
+
+    async def _stream(self) -> None:
+        self.replay = Replay(self.client, rate=self.rate)
+        with self.screen.bar(len(self.rows)) as bar:
+            async with asyncio.TaskGroup() as group:
+                watch = group.create_task(self._watch(bar))
+                group.create_task(self._disturb())
+                await self.replay.run(self.rows)
+                watch.cancel()
+            bar.show(self.replay.done)
+
+    async def _watch(self, bar: Bar) -> None:
+        while True:
+            bar.show(self.replay.done)
+            await asyncio.sleep(LOOK_S)
+
+    async def _disturb(self) -> None:
+        """A node joins, another is killed, while the stream runs."""
+        await self._reached(1 / 3)
+        await self._shards("at first")
+        newcomer = await self._add()
+        while not (await self.nodes.shards(TYPE))[newcomer] and self.replay.done < self._part(0.9):
+            await asyncio.sleep(LOOK_S)
+        await self._reached(2 / 3)
+        hosted = await self._shards("after the join")
+        victim = await self.nodes.coordinator(TYPE)
+        one_each = one_per_shard(self.file)
+        away = {shard: one_each[shard] for shard in hosted[victim] if shard in one_each}
+        await victim.kill()
+        killed_at = asyncio.get_running_loop().time()
+        self.screen.say(f"{victim.name}, which has the coordinator: kill -9")
+        waits = (await until_answered(self.client, killed_at, away)).values()
+        self.screen.say(
+            f"its {len(waits)} shards answer again: half of them within "
+            f"{percentile(waits, 0.5):.2f} s of the kill, all within {max(waits):.2f} s"
+        )
+        await self._shards("after the kill")
+
+    def _part(self, part: float) -> float:
+        return part * len(self.rows)
+
+    async def _reached(self, part: float) -> None:
+        while self.replay.done < self._part(part):
+            await asyncio.sleep(LOOK_S)
+
+    async def _shards(self, when: str) -> dict[Node, list[str]]:
+        hosted = await self.nodes.shards(TYPE)
+        self.screen.shards(when, {node.name: len(shards) for node, shards in hosted.items()})
+        return hosted
+
+    def _report_stream(self) -> None:
+        replay = self.replay
+        again = ", ".join(f"{count:,} after {error}" for error, count in replay.resent.items())
+        self.screen.say(f"recorded {replay.recorded:,} rows; sent again: {again or 'none'}")
+        self.screen.say(f"refused {replay.refused:,} rows without a tail number: {replay.refusal}")
+
+    # ---- every aircraft
+
+    async def _forget_all(self) -> None:
+        """Leave nothing in the user's store, nor find what an earlier demo left."""
+        await self._each(lambda aircraft: aircraft.forget())
+
+    async def _ask_all(self) -> dict[str, FlightLog]:
+        logs = await self._each(lambda aircraft: aircraft.summary())
+        return dict(zip(self.file, logs, strict=True))
+
+    async def _each(self, call: Callable[[Aircraft], Awaitable[T]]) -> list[T]:
+        """Ask every aircraft the same, a bounded number of them side by side."""
+        slots = asyncio.Semaphore(SIDE_BY_SIDE)
+
+        async def one(tailnum: str) -> T:
+            aircraft = self.client.ref(Aircraft, tailnum)
+            async with slots:
+                return await insist(lambda: call(aircraft), Counter())
+
+        return await asyncio.gather(*map(one, self.file))
+
+
+def clear_table(store: str) -> None:
+    """Remove the shard table that an earlier demo left in the user's store.
+
+    Raises:
+        DemoFailed: a demo runs there now, or the store does not answer.
+    """
+    command = [COMMAND, "data", "remove", TYPE, "--cluster", CLUSTER, "--store", store]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise DemoFailed(done.stderr.strip())
+
+
+async def run(store: str, rate: float, folder: Path) -> bool:
+    """Run the demo with its files in `folder`; whether the figures are equal."""
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    loop.add_signal_handler(signal.SIGTERM, task.cancel)
+    nodes = Nodes(folder, store or f"sqlite:///{folder}/flights.db", CLUSTER)
+    try:
+        async with asyncio.timeout(WHOLE_DEMO_S):
+            return await Demo(Screen(), nodes, list(read()), rate, own_store=not store).run()
+    finally:
+        await nodes.kill()
+
+
+def reasons(failed: BaseException) -> list[str]:
+    """Why it failed, in a line each; a group's members one by one."""
+    if isinstance(failed, BaseExceptionGroup):
+        return list(dict.fromkeys(line for inner in failed.exceptions for line in reasons(inner)))
+    return [f"{type(failed).__name__}: {failed}".rstrip(": ")]
+
+
+def main() -> int:
+    """Run it from the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="demo", description="Flights through a changing cluster.")
+    parser.add_argument("--store", default="", help="URL of a store; a SQLite file by default")
+    parser.add_argument("--rate", type=float, default=RATE, help="rows per second, 0: no limit")
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))
+    equal = False
+    try:
+        if given.store:
+            clear_table(given.store)
+        equal = asyncio.run(run(given.store, given.rate, folder))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("demo: interrupted", file=sys.stderr)
+    except Exception as failed:
+        for line in reasons(failed)[:5]:
+            print(f"demo: {line}", file=sys.stderr)
+    if equal:
+        shutil.rmtree(folder)
+        return 0
+    print(f"demo: the nodes' logs are in {folder}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,186 @@
+"""The demo's cluster: real processes, started by the command line, on free ports of this machine.
+
+No node outlives the demo. Each asks the kernel to be killed when its parent ends, so that not even
+a SIGKILL of the demo leaves one behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+from urllib.request import ProxyHandler, build_opener
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = str(Path(sys.executable).with_name("shardbus"))
+READY_WITHIN_S, LEAVE_WITHIN_S, ANSWER_WITHIN_S = 30.0, 20.0, 5.0
+PORTS = range(20_000, 32_000)
+"""Below the ports that the system gives to outgoing connections."""
+
+# Asks for the signal, then becomes the node. The parent may have ended before it asked. Where
+# there is no prctl, the demo still ends its nodes on every way out but a SIGKILL of its own.
+DIES_WITH_PARENT = """
+import ctypes, os, signal, sys
+getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+def free_ports(count: int) -> list[int]:
+    """So many consecutive ports that nobody listens on."""
+    while True:
+        first = random.choice(PORTS)
+        ports = list(range(first, first + count))
+        if all(map(_is_free, ports)):
+            return ports
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+class Node:
+    """One process. `name` is what the demo calls it."""
+
+    def __init__(self, name: str, log: Path) -> None:
+        self.name, self.log = name, log
+        self.port, _, self.http_port = free_ports(3)
+        self.address = f"127.0.0.1:{self.port}"
+        self.process: asyncio.subprocess.Process
+
+    async def start(self, store: str, seeds: list[str], cluster: str) -> None:
+        """Start it and return once it is Up.
+
+        Raises:
+            DemoFailed: it ended, or took too long.
+        """
+        arguments = ["node", "start", "examples.flights:bus", "--store", store]
+        arguments += ["--port", str(self.port), "--http-port", str(self.http_port)]
+        for seed in seeds:
+            arguments += ["--seed", seed]
+        with self.log.open("ab") as log:
+            self.process = await dying_with_us(
+                COMMAND, *arguments, cluster=cluster, stdout=asyncio.subprocess.PIPE, stderr=log
+            )
+        try:
+            async with asyncio.timeout(READY_WITHIN_S):
+                assert self.process.stdout is not None
+                line = await self.process.stdout.readline()
+        except TimeoutError:
+            raise DemoFailed(f"{self.name} is not up after {READY_WITHIN_S:g} s") from None
+        if not line.startswith(b"ready:"):
+            code = await self.process.wait()
+            raise DemoFailed(f"{self.name} ended with exit code {code}")
+
+    @property
+    def runs(self) -> bool:
+        """Whether the process has not ended yet."""
+        return self.process.returncode is None
+
+    async def kill(self) -> None:
+        """kill -9; returns when the process is gone."""
+        if self.runs:
+            self.process.kill()
+        await self.process.wait()
+
+    async def leave(self) -> int:
+        """SIGTERM: it hands off and leaves. Returns its exit code.
+
+        Raises:
+            DemoFailed: it took too long, and was killed.
+        """
+        if self.runs:
+            self.process.terminate()
+        try:
+            async with asyncio.timeout(LEAVE_WITHIN_S):
+                return await self.process.wait()
+        except TimeoutError:
+            await self.kill()
+            raise DemoFailed(f"{self.name} did not leave within {LEAVE_WITHIN_S:g} s") from None
+
+    async def get(self, path: str) -> Any:
+        """What the node's HTTP says."""
+        return await asyncio.to_thread(self._get, path)
+
+    def _get(self, path: str) -> Any:
+        opener = build_opener(ProxyHandler({}))
+        url = f"http://127.0.0.1:{self.http_port}{path}"
+        with opener.open(url, timeout=ANSWER_WITHIN_S) as answer:
+            return json.load(answer)
+
+
+class Nodes:
+    """All processes of the demo, in the order in which they were started."""
+
+    def __init__(self, folder: Path, store: str, cluster: str) -> None:
+        self.folder, self.store, self.cluster = folder, store, cluster
+        self.started: list[Node] = []
+
+    def __iter__(self) -> Iterator[Node]:
+        """Those that run."""
+        return (node for node in self.started if node.runs)
+
+    async def add(self) -> Node:
+        """Start one more; it joins those that run."""
+        name = f"node {len(self.started) + 1}"
+        node = Node(name, self.folder / f"{name.replace(' ', '-')}.log")
+        seeds = [other.address for other in self]
+        await node.start(self.store, seeds, self.cluster)
+        self.started.append(node)
+        return node
+
+    def called(self, full_name: str) -> Node:
+        """The node that the cluster calls `host:port#uid`."""
+        return next(n for n in self.started if n.address == full_name.partition("#")[0])
+
+    async def coordinator(self, entity_type: str) -> Node:
+        """The node that keeps the table of the type."""
+        cluster = await next(iter(self)).get("/v1/cluster")
+        return self.called(cluster["coordinators"][entity_type]["node"])
+
+    async def shards(self, entity_type: str) -> dict[Node, list[str]]:
+        """Which shards each node hosts, by the coordinator's table."""
+        page = await (await self.coordinator(entity_type)).get(f"/v1/shards/{entity_type}")
+        hosted: dict[Node, list[str]] = {node: [] for node in self}
+        for row in page["shards"]:
+            if row["state"] == "running":
+                hosted.setdefault(self.called(row["node"]), []).append(row["shard"])
+        return hosted
+
+    async def leave(self) -> list[int]:
+        """Send all away, the youngest first; returns their exit codes."""
+        return [await node.leave() for node in reversed(list(self))]
+
+    async def kill(self) -> None:
+        """End every process that still runs."""
+        for node in self.started:
+            await node.kill()
+
+
+async def dying_with_us(
+    *command: str, cluster: str, stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> asyncio.subprocess.Process:
+    """A process that ends with this one, whatever ends it."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid()), *command,
+        cwd=ROOT, env=environment | {"FLIGHTS_CLUSTER": cluster},
+        stdin=asyncio.subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
+    )  # fmt: skip
