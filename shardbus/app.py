@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from shardbus.entity import Entity, Handler
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
-from shardbus.runtime.entity_type import Directive, EntityType, Invoker, is_coroutine_function
+from shardbus.runtime.entity_type import Directive, EntityType, Invoker, in_thread, is_coroutine_function
 from shardbus.settings import ShardingSettings
 from shardbus.transport.refs import RESERVED
 from shardbus.wire.schema import (
@@ -24,7 +24,6 @@ from shardbus.wire.schema import (
     is_message_class,
     message_decoders,
     method,
-    read_one,
 )
 
 C = TypeVar("C", bound=type)
@@ -182,15 +181,15 @@ def _handlers(cls: type) -> dict[str, Handler[Any, Any]]:
 def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str, Invoker]:
     invokers: dict[str, Invoker] = {}
     for name, value in _handlers(cls).items():
-        waits = value.thread or is_coroutine_function(value.function)
-        read = interface.methods[name].decode
-        invokers[name] = Invoker(name, value.function, read, waits, value.thread)
+        function = in_thread(value.function) if value.thread else value.function
+        waits = is_coroutine_function(function)
+        invokers[name] = Invoker(name, function, waits, interface.methods[name].decoders)
     receive = getattr(cls, "receive", None)
     if receive is not None:
         interface.messages = message_decoders(receive, classes)
         for name, decode in interface.messages.items():
             waits = is_coroutine_function(receive)
-            invokers[name] = Invoker(name, receive, read_one(name, decode), waits, False)
+            invokers[name] = Invoker(name, receive, waits, {}, decode)
     return invokers
 
 

@@ -23,7 +23,7 @@ from shardbus.errors import BufferFull, ConfigError, NodeLost, Refused, RequestE
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.refs import Ref, ask, pack
-from shardbus.transport.router import Router
+from shardbus.transport.router import DONE, Router
 from shardbus.transport.session import Session, Unsent
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, TypeInfo, decode_control
@@ -82,6 +82,7 @@ class AsyncClient:
         )
         self._endpoint.start()
         self._kinds = Kinds(self._endpoint, self.to_contact)
+        self._routers = self._kinds.routers
         self._seek()
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -132,9 +133,11 @@ class AsyncClient:
         With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
         MessageTooLarge, UnknownEntityType: nothing was sent.
         """
-        router = self._kinds.known(kind)
+        router = self._routers.get(kind) or self._kinds.known(kind)
         if router is None:
             return self._tell_later(kind, entity_id, message, args)
+        if not args:
+            return router.send(entity_id, message)
         key, payload = pack(router, message, args)
         return router.tell(key, entity_id, payload)
 
@@ -161,11 +164,10 @@ class AsyncClient:
     async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
         """Send a batch of (entity id, message), in order."""
         router = self._kinds.known(kind) or await self._router(kind)
-        tell = router.tell
+        send = router.send
         for entity_id, message in messages:
-            key, payload = pack(router, message, ())
-            waits = tell(key, entity_id, payload)
-            if waits is not None and type(waits) is asyncio.Future:
+            waits = send(entity_id, message)
+            if waits is not DONE:
                 await waits
 
     def ask(
@@ -181,7 +183,7 @@ class AsyncClient:
         With further arguments `message` is the name of a handler. Raises a RequestError; its
         `definite` says whether the handler surely did not run."""
         timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
-        router = self._kinds.known(kind)
+        router = self._routers.get(kind) or self._kinds.known(kind)
         if router is None:
             return self._ask_later(kind, entity_id, message, args, timeout_ms)
         return ask(router, entity_id, message, args, timeout_ms)

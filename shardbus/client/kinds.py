@@ -65,6 +65,8 @@ class Kinds:
     def __init__(self, endpoint: Endpoint, to_contact: Callable[[Control], bool]) -> None:
         self.endpoint, self.to_contact = endpoint, to_contact
         self.settings = ShardingSettings()
+        self.routers: dict[str | type, Router] = {}
+        """The routers of the types known so far, by name and by class."""
         self._kinds: dict[str, Kind] = {}
         self._contact: NodeId | None = None
         self._learning: dict[str, list[asyncio.Future[Router]]] = {}
@@ -82,8 +84,9 @@ class Kinds:
             raise ConfigError(
                 f"{cls.__name__} is no entity class", hint="decorate it with @bus.entity"
             )
-        kind = self._kinds.get(interface.name)
-        return kind.router if kind is not None else self._add(interface).router
+        kind = self._kinds.get(interface.name) or self._add(interface)
+        self.routers[cls] = kind.router
+        return kind.router
 
     def known(self, kind: str | type) -> Router | None:
         """The router if the type is known already."""
@@ -136,6 +139,7 @@ class Kinds:
 
     def _add(self, interface: Interface) -> Kind:
         kind = self._kinds[interface.name] = Kind(self, interface)
+        self.routers[interface.name] = kind.router
         if self._contact is not None:
             kind.router.handle(events.CoordinatorAt(self._contact))
         return kind

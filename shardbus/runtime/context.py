@@ -27,6 +27,10 @@ class Message(NamedTuple):
     deadline: int
 
 
+Current = tuple[Invoker, bytes, Session | None, int]
+"""A message being handled: as a Message, without its deadline."""
+
+
 class Context:
     """One running entity as the runtime sees it; one object per entity, so it is small.
 
@@ -58,8 +62,8 @@ class Context:
         self.used = 0
         self.failures = 0
         self.failed_at = 0
-        self.current: Message | None = None
-        """What is being handled."""
+        self.current: Current | None = None
+        """What a handler that waits is handling."""
         self.extras: Extras | None = None
 
     @property
@@ -89,11 +93,13 @@ class Context:
     @property
     def sender(self) -> str | None:
         """Who asked: the routing name of the node or client, None for a tell."""
-        return (
-            None
-            if self.current is None or self.current.session is None
-            else self.current.session.name
-        )
+        message = self.handling
+        return None if message is None or message[2] is None else message[2].name
+
+    @property
+    def handling(self) -> Current | None:
+        """For the runtime: the message being handled."""
+        return self._host.execution.message if self._host.execution.cell is self else self.current
 
     def ref(self, entity_type: Any, entity_id: str) -> Any:
         """A reference to another entity."""
@@ -162,6 +168,11 @@ class Extras:
         self.stashed = False
         """The message being handled was put aside: it has no answer yet."""
         self.idle_timeout: float | None = None
+
+    def put_aside(self) -> bool:
+        """Whether the message just handled was stashed; asked once."""
+        stashed, self.stashed = self.stashed, False
+        return stashed
 
     def add_timer(self, timer: asyncio.TimerHandle) -> asyncio.TimerHandle:
         """Keep it, to be cancelled with the entity; spent ones are let go."""

@@ -8,6 +8,7 @@ Source: S2.7, S2.57; STYLE (options declared once).
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,18 +36,16 @@ class Directive(Enum):
     STOP = "stop"
 
 
-Read = Callable[[bytes], tuple[Any, ...]]
-
-
 @dataclass(frozen=True, slots=True)
 class Invoker:
-    """One method, ready to run: `function(entity, *read(payload))`."""
+    """One method, ready to run. A handler's arguments are an array, read by the decoder of its
+    length; `receive` gets one message, read by `one`."""
 
     name: str
     function: Callable[..., Any]
-    read: Read
     is_async: bool
-    in_thread: bool
+    decoders: Mapping[int, Decode]
+    one: Decode | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,3 +81,12 @@ class EntityType:
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
     """Whether calling it gives a coroutine."""
     return inspect.iscoroutinefunction(function)
+
+
+def in_thread(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A blocking handler as a coroutine function that runs it in a worker thread."""
+
+    async def call(entity: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(None, function, entity, *args)
+
+    return call

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Protocol
 
 from shardbus.errors import (
@@ -30,12 +30,12 @@ from shardbus.errors import (
     StoreError,
     Unhandled,
 )
-from shardbus.runtime.context import Context, Message
+from shardbus.runtime.context import Context, Current, Message
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.runtime.turn import Driver
 from shardbus.settings import ShardingSettings
 from shardbus.transport.session import Session
-from shardbus.wire.schema import encode_value
+from shardbus.wire.schema import encode_value, unreadable
 
 log = logging.getLogger("shardbus.entity")
 
@@ -45,6 +45,10 @@ FAILURE_MEMORY_TICKS = 200
 """A failure so long ago (10 s) does not lengthen the next backoff."""
 _AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
 """Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
+
+
+Arrive = Callable[[Invoker, str, bytes, int], None]
+"""Takes a message whose entity is not active: method, entity id, payload, correlation id."""
 
 
 class Keeper(Protocol):
@@ -59,10 +63,10 @@ class Keeper(Protocol):
 class Counts:
     """What happened to messages and entities, for metrics."""
 
-    __slots__ = ("delivered", "dropped", "failures", "started", "stopped")
+    __slots__ = ("accepted", "dropped", "failures", "started", "stopped")
 
     def __init__(self) -> None:
-        self.delivered = 0
+        self.accepted = 0
         self.failures = 0
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
@@ -86,6 +90,9 @@ class Execution:
     ) -> None:
         self.kind, self.settings, self.loop = kind, settings, loop
         self.counts = Counts()
+        self.cell: Context | None = None
+        """The entity that is handling a message at this very moment, and the message."""
+        self.message: Current | None = None
         self.tick = 0
         """Coarse time in ticks of 50 ms, moved on by the node."""
         self._keeper, self._gone = keeper, gone
@@ -95,33 +102,81 @@ class Execution:
 
     # ---- messages
 
-    def receive(
+    def deliver(
         self,
-        cell: Context,
+        find: Callable[[str], Context | None],
+        arrive: Arrive,
         invoker: Invoker,
-        payload: bytes,
         session: Session | None,
-        corr: int,
+        rows: Iterable[tuple[str, bytes, int]],
         deadline: int,
     ) -> None:
-        """Handle the message now if the entity is idle, else queue it."""
-        if not cell.busy:
-            cell.used = self.tick
-            if not self._run(cell, invoker, payload, session, corr):
-                return
-            if cell.stopping is not None or cell.mailbox:
-                self.settle(cell)
-            return
+        """The hot path: a run of messages for one method, as (entity id, payload, correlation id).
+
+        Each finds its entity (`arrive` takes those that are not active), is read, handled and
+        answered right here; nothing is made for it but its arguments and its answer. An entity that
+        is busy gets it into its mailbox; a handler that waits is carried on by a task.
+        """
+        function, is_async = invoker.function, invoker.is_async
+        one, decoders = invoker.one, invoker.decoders
+        tick, driver, outer = self.tick, self._driver, (self.cell, self.message)
+        driver.enter()
+        try:
+            for entity_id, payload, corr in rows:
+                cell = find(entity_id)
+                if cell is None:
+                    arrive(invoker, entity_id, payload, corr)
+                    continue
+                if cell.busy:
+                    self.queue(cell, Message(invoker, payload, session, corr, deadline))
+                    continue
+                cell.used = tick
+                self.cell, self.message = cell, (invoker, payload, session, corr)
+                try:
+                    if one is not None:
+                        value = function(cell.entity, one(payload))
+                    else:
+                        value = function(cell.entity, *decoders[payload[0]](payload))
+                    if is_async:
+                        self._carry_on(cell, value, value.send(None), session, corr)
+                        continue
+                except StopIteration as end:
+                    value = end.value
+                except Exception as e:
+                    if self._raised(cell, invoker, payload, e, session, corr):
+                        self._look_again(cell)
+                    continue
+                if session is not None:
+                    self._answer(cell, value, session, corr)
+                if cell.stopping is not None or cell.mailbox:
+                    self.settle(cell)
+        finally:
+            driver.leave()
+            self.cell, self.message = outer
+
+    def receive(self, cell: Context, message: Message) -> None:
+        """Handle one message now if the entity is idle, else queue it."""
+        if cell.busy:
+            self.queue(cell, message)
+        elif self._run(cell, message):
+            self._look_again(cell)
+
+    def queue(self, cell: Context, message: Message) -> None:
+        """Put it into the mailbox, if that has room."""
         mailbox = cell.mailbox
         if mailbox is None:
             mailbox = cell.mailbox = deque()
         if len(mailbox) < self._mailbox_max:
-            mailbox.append(Message(invoker, payload, session, corr, deadline))
+            mailbox.append(message)
             return
         self.counts.drop("mailbox_full")
-        if session is not None:
+        if message.session is not None:
             text = f"{self.kind.name} {cell.entity_id!r} has {len(mailbox)} messages waiting"
-            session.fail(corr, MailboxFull(text))
+            message.session.fail(message.corr, MailboxFull(text))
+
+    def _look_again(self, cell: Context) -> None:
+        if cell.stopping is not None or cell.mailbox:
+            self.settle(cell)
 
     def settle(self, cell: Context) -> None:
         """The entity is done with something: go on with its mailbox, stop it, or let it be idle."""
@@ -137,52 +192,62 @@ class Execution:
             message = mailbox.popleft()
             if message.session is not None and message.deadline <= self.tick:
                 self.counts.drop("expired")
-            elif not self._run(cell, *message[:4]):
+            elif not self._run(cell, message):
                 return
         self.loop.call_soon(self.settle, cell)
 
-    def _run(
-        self, cell: Context, invoker: Invoker, payload: bytes, session: Session | None, corr: int
-    ) -> bool:
+    def _run(self, cell: Context, message: Message) -> bool:
         """Run one message; whether it is done. If not, `settle` will be called when it is."""
-        self.counts.delivered += 1
+        invoker, payload, session, corr, _ = message
+        cell.used = self.tick
+        outer = self.cell, self.message
+        self.cell, self.message = cell, (invoker, payload, session, corr)
         try:
-            args = invoker.read(payload)
-        except SchemaError as e:
-            self.counts.drop("schema")
-            if session is not None:
-                session.fail(corr, e)
-            return True
-        cell.current = Message(invoker, payload, session, corr, 0)
-        try:
-            if invoker.in_thread:
-                value: Any = self._in_thread(invoker, cell.entity, args)
+            if invoker.one is not None:
+                value = invoker.function(cell.entity, invoker.one(payload))
             else:
-                value = invoker.function(cell.entity, *args)
+                value = invoker.function(cell.entity, *invoker.decoders[payload[0]](payload))
             if invoker.is_async:
-                waits_for = self._driver.step(value)
-                self._carry_on(cell, value, waits_for, session, corr)
+                self._carry_on(cell, value, self._driver.step(value), session, corr)
                 return False
         except StopIteration as end:
             value = end.value
         except Exception as e:
-            return self._failed(cell, e, session, corr)
-        self._answer(cell, value, session, corr)
+            return self._raised(cell, invoker, payload, e, session, corr)
+        finally:
+            self.cell, self.message = outer
+        if session is not None:
+            self._answer(cell, value, session, corr)
         return True
 
-    async def _in_thread(self, invoker: Invoker, entity: Any, args: tuple[Any, ...]) -> Any:
-        return await self.loop.run_in_executor(None, lambda: invoker.function(entity, *args))
+    def _raised(
+        self,
+        cell: Context,
+        invoker: Invoker,
+        payload: bytes,
+        error: Exception,
+        session: Session | None,
+        corr: int,
+    ) -> bool:
+        """Reading or handling a message raised; whether the entity may go on. A payload that cannot
+        be read never reached the handler: reading it once more tells the two apart."""
+        try:
+            invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
+        except Exception as e:
+            self.counts.drop("schema")
+            if session is not None:
+                session.fail(corr, unreadable(invoker.name, invoker.decoders, e))
+            return True
+        return self._failed(cell, error, session, corr)
 
-    def _answer(self, cell: Context, value: Any, session: Session | None, corr: int) -> None:
-        cell.current = None
-        if cell.extras is not None and cell.extras.stashed:
-            cell.extras.stashed = False
-        elif session is not None:
-            try:
-                session.reply(corr, encode_value(value))
-            except SchemaError as e:
-                text = f"the handler returned what cannot travel: {e.message}"
-                session.fail(corr, EntityFailed("SchemaError", text))
+    def _answer(self, cell: Context, value: Any, session: Session, corr: int) -> None:
+        if cell.extras is not None and cell.extras.put_aside():
+            return
+        try:
+            session.reply(corr, encode_value(value))
+        except SchemaError as e:
+            text = f"the handler returned what cannot travel: {e.message}"
+            session.fail(corr, EntityFailed("SchemaError", text))
 
     def _carry_on(
         self,
@@ -192,7 +257,7 @@ class Execution:
         session: Session | None,
         corr: int,
     ) -> None:
-        cell.busy = True
+        cell.busy, cell.current = True, self.message if self.cell is cell else None
 
         def done(task: asyncio.Task[Any]) -> None:
             if self._tasks.get(cell) is not task:
@@ -202,10 +267,12 @@ class Execution:
                 error: BaseException | None = EntityFailed("CancelledError", "was cancelled")
             else:
                 error = task.exception()
-            if error is None:
+            cell.current = None
+            if error is not None:
+                if not self._failed(cell, error, session, corr):
+                    return
+            elif session is not None:
                 self._answer(cell, task.result(), session, corr)
-            elif not self._failed(cell, error, session, corr):
-                return
             self.settle(cell)
 
         task = self._driver.take_over(coroutine, waits_for)
@@ -296,7 +363,6 @@ class Execution:
         self, cell: Context, error: BaseException, session: Session | None, corr: int
     ) -> bool:
         """A handler raised: tell the asker, do what the supervision says; whether that is done."""
-        cell.current = None
         if isinstance(error, Unhandled):
             self.counts.drop("unhandled")
             if session is not None:
@@ -329,7 +395,7 @@ class Execution:
         """Stop it: for a hand-off after its mailbox, otherwise after its current message."""
         if cell.stopping is None or reason not in _AFTER_CURRENT:
             cell.stopping = reason
-        if not cell.busy and cell.current is None:
+        if not cell.busy and self.cell is not cell:
             self.settle(cell)
 
     def cut_off(self, cell: Context) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from shardbus.errors import LocalProtocolError, StaleFence, Unhandled
-from shardbus.runtime.context import Context
+from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution, Keeper
 from shardbus.settings import ShardingSettings
@@ -176,7 +176,7 @@ class Host:
         if waiting and not hosted.stopping:
             again = self.activate(hosted, cell.entity_id, "restart")
             for m in waiting:
-                self.execution.receive(again, *m)
+                self.execution.receive(again, m)
         elif waiting:
             self.counts.drop("stopped", len(waiting))
             for m in waiting:
@@ -200,14 +200,15 @@ class Host:
         if invoker is None:
             self.counts.drop("unhandled")
         else:
-            self.execution.receive(cell, invoker, encode_value(message), None, 0, 0)
+            self.execution.receive(cell, Message(invoker, encode_value(message), None, 0, 0))
 
     def stash(self, cell: Context) -> None:
         """Put the current message aside."""
-        if cell.current is None:
+        message = cell.handling
+        if message is None:
             raise LocalProtocolError("no message is being handled that could be stashed")
         extras = cell.more()
-        extras.stash.append(cell.current._replace(deadline=2**62))
+        extras.stash.append(Message(*message, 2**62))
         extras.stashed = True
 
     def unstash_all(self, cell: Context) -> None:
@@ -218,7 +219,7 @@ class Host:
         if cell.mailbox is None:
             cell.mailbox = deque()
         cell.mailbox.extendleft(reversed(stash))
-        if not cell.busy and cell.current is None:
+        if not cell.busy and cell.handling is None:
             self.loop.call_soon(self.execution.settle, cell)
 
     async def save(self, cell: Context, data: bytes | None) -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any, Protocol
 
 from shardbus.errors import ConfigError, RequestError, Unhandled
 from shardbus.ids import NodeId
+from shardbus.runtime.context import Message
 from shardbus.runtime.entity_type import EntityType, Invoker, StopReason
 from shardbus.runtime.execution import Keeper
 from shardbus.runtime.hosting import Host
@@ -89,8 +91,8 @@ class Kind:
         self.relayed_messages = 0
         self._stopping: list[str] = []
         self._stop_reason = StopReason.HANDOFF
-        self._active = self.host.active
-        self._receive = self.host.execution.receive
+        self._find = self.host.active.get
+        self._deliver = self.host.execution.deliver
 
     # ---- what arrives
 
@@ -100,13 +102,13 @@ class Kind:
         if invoker is None:
             self.host.counts.drop("unhandled", len(run.ids))
             return
-        find, receive = self._active.get, self._receive
-        for entity_id, payload in zip(run.ids, run.payloads, strict=True):
-            cell = find(entity_id)
-            if cell is not None:
-                receive(cell, invoker, payload, None, 0, 0)
-            else:
-                self._arrive(session, invoker, entity_id, payload, 0, 0, 0)
+
+        def arrive(invoker: Invoker, entity_id: str, payload: bytes, corr: int) -> None:
+            self._arrive(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
+
+        rows = zip(run.ids, run.payloads, repeat(0))
+        self._deliver(self._find, arrive, invoker, None, rows, 0)
+        self.host.counts.accepted += len(run.ids)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Messages whose senders wait."""
@@ -122,14 +124,14 @@ class Kind:
                 session.fail(corr, Unhandled(text))
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
-        find, receive = self._active.get, self._receive
+
+        def arrive(invoker: Invoker, entity_id: str, payload: bytes, corr: int) -> None:
+            message = Message(invoker, payload, session, corr, deadline)
+            self._arrive(session, entity_id, message, 0)
+
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
-        for entity_id, payload, corr in rows:
-            cell = find(entity_id)
-            if cell is not None:
-                receive(cell, invoker, payload, session, corr, deadline)
-            else:
-                self._arrive(session, invoker, entity_id, payload, corr, deadline, 0)
+        self._deliver(self._find, arrive, invoker, session, rows, deadline)
+        self.host.counts.accepted += len(run.ids)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """A message that another node, or our own router, sends on."""
@@ -140,40 +142,31 @@ class Kind:
                 session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
             return
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
-        cell = self._active.get(message.id)
+        asker = session if message.corr else None
+        waiting = Message(invoker, message.payload, asker, message.corr, deadline)
+        cell = self._find(message.id)
         if cell is not None:
-            asker = session if message.corr else None
-            self._receive(cell, invoker, message.payload, asker, message.corr, deadline)
+            self.host.execution.receive(cell, waiting)
         else:
-            self._arrive(
-                session, invoker, message.id, message.payload, message.corr, deadline, message.hops
-            )
+            self._arrive(session, message.id, waiting, message.hops)
 
-    def _arrive(
-        self,
-        session: Session,
-        invoker: Invoker,
-        entity_id: str,
-        payload: bytes,
-        corr: int,
-        deadline: int,
-        hops: int,
-    ) -> None:
+    def _arrive(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
         """The entity is not active: start it, or let the region machine decide."""
         try:
             shard = self.router.route_of(entity_id).shard
         except ConfigError as e:
             self.host.counts.drop("malformed")
-            if corr:
-                session.fail(corr, Unhandled(str(e)))
+            if message.session is not None:
+                message.session.fail(message.corr, Unhandled(str(e)))
             return
         local = session is self._node.loopback
         hosted = self.host.shards.get(shard)
         if hosted is not None and hosted.lets_in(session, local):
             cell = hosted.cells.get(entity_id) or self.host.activate(hosted, entity_id)
-            self._receive(cell, invoker, payload, session if corr else None, corr, deadline)
+            self.host.execution.receive(cell, message)
             return
-        waiter = Passing(session, corr) if corr else None
+        invoker, payload, asker, corr, deadline = message
+        waiter = Passing(asker, corr) if asker is not None else None
         key = self.router.key(invoker.name)
         envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline)
         self.relayed_messages += 1

@@ -42,7 +42,7 @@ class _Collector:
         dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
         for name, kind in kinds.items():
-            received.add_metric([name], kind.host.counts.delivered)
+            received.add_metric([name], kind.host.counts.accepted)
             forwarded.add_metric([name], kind.relayed_messages)
             buffered.add_metric([name], kind.router.region.buffered[0])
             for reason, count in sorted(kind.host.counts.dropped.items()):

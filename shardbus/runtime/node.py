@@ -31,6 +31,7 @@ from shardbus.runtime.coordination import Coordination
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
+from shardbus.runtime.news import sentence
 from shardbus.runtime.questions import Questions
 from shardbus.settings import Settings
 from shardbus.sharding import events, messages
@@ -51,6 +52,18 @@ ASK_TIMEOUT_MS = 5000
 ALIVE_EVERY_S = 0.2
 PART_S = 5.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
+NOTEWORTHY = frozenset(
+    {
+        "epoch_claimed",
+        "region_drained",
+        "region_terminated",
+        "register_refused",
+        "rebalance_planned",
+        "refused",
+        "persist_failed",
+    }
+)
+"""Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 _HOSTING = (Status.UP, Status.LEAVING)
 
 
@@ -180,7 +193,7 @@ class Node:
                 log.error("the cluster refuses: %s", reason)
                 self.refusals.append(reason)
             case cluster.Notice(event=event):
-                log.info("%s", event)
+                log.info("%s", sentence(event))
             case _:
                 pass
 
@@ -268,7 +281,8 @@ class Node:
         """Count and log what a machine noted."""
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
-        log.info("%s: %s %s", entity_type, note.kind, note.detail)
+        level = logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
+        log.log(level, "%s: %s %s", entity_type, note.kind.replace("_", " "), note.detail)
 
     def ref(self, kind: Any, entity_id: str) -> Any:
         """A reference for code inside this node.
@@ -363,9 +377,9 @@ class Node:
             by_kind.setdefault(message.key[0], []).append(message)
         for kind in self.kinds.values():
             kind.router.reconnect(session)
-        for name, messages in by_kind.items():
+        for name, waiting in by_kind.items():
             if name in self.kinds:
-                self.kinds[name].router.resend(messages)
+                self.kinds[name].router.resend(waiting)
 
     # ---- time
 

@@ -45,29 +45,55 @@ class Turn:
 
 
 class Driver:
-    """Steps coroutines on one loop. The unused turn is kept for the next first step."""
+    """Steps coroutines on one loop. The unused turn is kept for the next first step.
 
-    __slots__ = ("_loop", "_turn")
+    Between `enter` and `leave` the turn is the current task, so that many first steps pay for it once:
+    there a coroutine is stepped by its own `send(None)`.
+    """
+
+    __slots__ = ("_depth", "_loop", "_outer", "_turn")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._turn = Turn()
+        self._depth = 0
+        self._outer: asyncio.Task[Any] | None = None
+
+    def enter(self) -> None:
+        """First steps follow. May be nested, and may happen inside of a task."""
+        self._depth += 1
+        if self._depth == 1:
+            outer = self._outer = asyncio.current_task(self._loop)
+            if outer is not None:
+                _leave_task(self._loop, outer)
+            _enter_task(self._loop, self._turn)  # type: ignore[arg-type]
+
+    def leave(self) -> None:
+        """They are done."""
+        self._depth -= 1
+        if self._depth == 0:
+            _leave_task(self._loop, self._turn)  # type: ignore[arg-type]
+            if self._outer is not None:
+                _enter_task(self._loop, self._outer)
 
     def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run until it waits or ends; must be called outside of any task.
+        """Run until it waits or ends.
 
         Returns what it waits for. Raises StopIteration with the result when it ends, or whatever it
-        raises."""
-        loop, turn = self._loop, self._turn
-        _enter_task(loop, turn)  # type: ignore[arg-type]
+        raises.
+        """
+        self.enter()
         try:
             return coroutine.send(None)
         finally:
-            _leave_task(loop, turn)  # type: ignore[arg-type]
+            self.leave()
 
     def take_over(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> asyncio.Task[Any]:
         """The task that carries on a coroutine whose first step returned `waits_for`."""
         turn, self._turn = self._turn, Turn()
+        if self._depth:
+            _leave_task(self._loop, turn)  # type: ignore[arg-type]
+            _enter_task(self._loop, self._turn)  # type: ignore[arg-type]
         turn.task = self._loop.create_task(self._carry_on(coroutine, waits_for, turn))
         return turn.task
 

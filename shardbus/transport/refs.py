@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import BufferFull, ConfigError
 from shardbus.transport.router import DONE, Envelope, Router
-from shardbus.wire.schema import Method, decode_value, encode_value, method_of
+from shardbus.wire.schema import Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,18 +25,23 @@ RESERVED = frozenset({"tell", "ask", "entity_id", "entity_type", "within", "tell
 class Call:
     """One handler of one entity, ready to be asked or told."""
 
-    __slots__ = ("_encode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
+    __slots__ = ("_counts", "_decode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
 
     def __init__(self, router: Router, entity_id: str, method: Method, timeout_ms: int) -> None:
-        self._router, self._id, self._method, self._timeout_ms = (
-            router,
-            entity_id,
-            method,
-            timeout_ms,
-        )
+        self._router, self._id, self._method = router, entity_id, method
+        self._timeout_ms, self._decode = timeout_ms, method.decode_result
         self._key = router.key(method.name)
         self._route = router.route_of(entity_id)
-        self._encode = method.encode
+        self._counts = method.counts
+
+    def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The arguments as bytes; what does not fit the signature is named by the slow way."""
+        if not kwargs and len(args) in self._counts:
+            try:
+                return pack_value(args)
+            except (TypeError, ValueError, OverflowError, RecursionError):
+                pass
+        return self._method.encode(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
         """Ask; the future is the handler's answer.
@@ -44,9 +49,8 @@ class Call:
         Raises:
             TypeError: the arguments do not fit the handler. SchemaError: one cannot travel.
         """
-        payload = self._encode(args, kwargs)
         return self._router.ask(
-            self._key, self._id, payload, self._timeout_ms, self._method.decode_result
+            self._key, self._id, self._pack(args, kwargs), self._timeout_ms, self._decode
         )
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
@@ -55,10 +59,11 @@ class Call:
         Raises:
             BufferFull: the shard has no home and its buffer is full.
         """
-        payload = self._encode(args, kwargs)
-        out = self._route.out
+        payload = self._pack(args, kwargs)
+        route = self._route
+        out = route.out
         if out is None:
-            return self._router.deliver(Envelope(self._key, self._route.shard, self._id, payload))
+            return self._router.deliver(Envelope(self._key, route.shard, self._id, payload))
         out.tell(self._key, self._id, payload)
         return DONE if out.writable else out.room()
 
@@ -99,8 +104,7 @@ class Ref:
 
     def tell(self, message: object) -> Any:
         """Send a message to `receive`."""
-        key = self._router.key(method_of(message))
-        return self._router.tell(key, self.entity_id, encode_value(message))
+        return self._router.send(self.entity_id, message)
 
     def ask(self, message: object) -> asyncio.Future[Any]:
         """Ask `receive`."""

@@ -26,7 +26,7 @@ from shardbus.sharding import events
 from shardbus.sharding.region import Region
 from shardbus.transport.clockwork import Clockwork
 from shardbus.transport.session import Clock, Key, Session, Unsent, Waiter
-from shardbus.wire.schema import Decode, Interface
+from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
 
 ROUTES_MAX = 200_000
 FLUSH_TIMEOUT_MS = 60_000
@@ -167,6 +167,7 @@ class Router:
         self._create_future = loop.create_future
         self._clockwork = Clockwork(region.deadline, self._tick)
         self._keys: dict[str, Key] = {}
+        self._key_of_class: dict[type, Key] = {}
         self._shards, self._shard_of = interface.shards, interface.shard_of
 
     def key(self, method: str) -> Key:
@@ -212,6 +213,26 @@ class Router:
         Raises:
             BufferFull: the shard has no home and its buffer is full. MessageTooLarge: just that.
         """
+        route = self._by_id.get(entity_id) or self.route_of(entity_id)
+        out = route.out
+        if out is None:
+            return self.deliver(Envelope(key, route.shard, entity_id, payload))
+        out.tell(key, entity_id, payload)
+        return DONE if out.writable else out.room()
+
+    def send(self, entity_id: str, message: object) -> Any:
+        """`tell` a message of `receive`.
+
+        Raises:
+            SchemaError: the message cannot travel. Otherwise as `tell`.
+        """
+        key = self._key_of_class.get(message.__class__)
+        if key is None:
+            key = self._key_of_class[message.__class__] = self.key(method_of(message))
+        try:
+            payload = pack_value(message)
+        except (TypeError, ValueError, OverflowError, RecursionError):
+            payload = encode_value(message)
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:

@@ -24,7 +24,6 @@ import msgspec
 
 from shardbus.errors import ConfigError, SchemaError
 
-NO_ARGUMENTS = b"\x90"
 ARGUMENTS_MAX = 15
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
@@ -41,7 +40,8 @@ def _from_wire(wanted: type, value: object) -> object:
     return wanted.model_validate(value)  # type: ignore[attr-defined]
 
 
-_encode = msgspec.msgpack.Encoder(enc_hook=_to_wire).encode
+_encode = pack_value = msgspec.msgpack.Encoder(enc_hook=_to_wire).encode
+"""`encode_value` for callers that deal with msgspec's own errors."""
 _decode_any = msgspec.msgpack.Decoder().decode
 
 
@@ -103,6 +103,14 @@ def method_of(message: object) -> str:
     return method
 
 
+def unreadable(method: str, decoders: Mapping[int, Decode], error: Exception) -> SchemaError:
+    """Why a payload could not be read for a method."""
+    if decoders and isinstance(error, LookupError):
+        counts = sorted(first & 0x0F for first in decoders)
+        return SchemaError(f"{method} takes {counts[0]} to {counts[-1]} arguments")
+    return SchemaError(f"{method or 'message'}: {error}")
+
+
 def check_type(where: str, wanted: Any) -> None:
     """Refuse a declared type that cannot be read back.
 
@@ -160,6 +168,8 @@ class Method:
     decoders: Mapping[int, Decode]
     """First byte of the argument array to the function that reads an array of that length."""
     decode_result: Decode
+    counts: frozenset[int]
+    """How many positional arguments it takes."""
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The arguments of a call as bytes.
@@ -168,31 +178,15 @@ class Method:
             TypeError: they do not fit the signature, as for any Python call.
             SchemaError: a value cannot travel.
         """
-        if kwargs or not self.parameters or len(args) > len(self.parameters):
+        if kwargs or len(args) not in self.counts:
             args = self._bind(args, kwargs)
-        if 0x90 | len(args) not in self.decoders:
-            self._bind(args, kwargs)
-        return encode_value(args) if args else NO_ARGUMENTS
+        return encode_value(args)
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
         if kwargs:
             bound.apply_defaults()
         return bound.args
-
-    def decode(self, payload: bytes) -> tuple[Any, ...]:
-        """The arguments, checked against their declared types.
-
-        Raises:
-            SchemaError: naming the method and the field.
-        """
-        try:
-            return self.decoders[payload[0]](payload)  # type: ignore[no-any-return]
-        except (KeyError, IndexError):
-            counts = sorted(first & 0x0F for first in self.decoders)
-            raise SchemaError(f"{self.name} takes {counts[0]} to {counts[-1]} arguments") from None
-        except (msgspec.MsgspecError, RecursionError, ValueError) as e:
-            raise SchemaError(f"{self.name}: {e}") from None
 
 
 def method(name: str, function: Callable[..., Any]) -> Method:
@@ -221,19 +215,8 @@ def method(name: str, function: Callable[..., Any]) -> Method:
         decoders[0x90 | n] = decoder(tuple[tuple(types[:n])]) if n else decoder(tuple[()])  # type: ignore[misc]
     result = hints.get("return", Any)
     check_type(f"handler {name}: return", result)
-    return Method(name, parameters, decoders, decoder(result))
-
-
-def read_one(name: str, decode: Decode) -> Callable[[bytes], tuple[Any]]:
-    """A function that reads the one argument of `receive`, raising SchemaError."""
-
-    def read(payload: bytes) -> tuple[Any]:
-        try:
-            return (decode(payload),)
-        except (msgspec.MsgspecError, RecursionError, ValueError) as e:
-            raise SchemaError(f"message {name[1:]}: {e}" if name else f"message: {e}") from None
-
-    return read
+    counts = frozenset(range(required, len(parameters) + 1))
+    return Method(name, parameters, decoders, decoder(result), counts)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

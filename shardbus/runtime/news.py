@@ -1,0 +1,39 @@
+"""What happens in the cluster, as sentences for the log.
+
+Source: B.20; ECOSYSTEM section 3 (logs).
+"""
+
+from __future__ import annotations
+
+from shardbus.membership import view
+
+
+def sentence(event: view.DomainEvent) -> str:
+    """One event of membership in words."""
+    match event:
+        case view.MemberJoined(member=m):
+            return f"{m.node} joins"
+        case view.MemberWeaklyUp(member=m):
+            return f"{m.node} is weakly up"
+        case view.MemberUp(member=m):
+            return f"{m.node} is up"
+        case view.MemberLeaving(member=m):
+            return f"{m.node} is leaving"
+        case view.MemberExiting(member=m):
+            return f"{m.node} is exiting"
+        case view.MemberDowned(member=m):
+            return f"{m.node} is down"
+        case view.MemberRemoved(member=m):
+            return f"{m.node} is removed"
+        case view.UnreachableMember(member=m, terminated=gone):
+            return f"{m.node} {'is gone: its process ended' if gone else 'is unreachable'}"
+        case view.ReachableMember(member=m):
+            return f"{m.node} is reachable again"
+        case view.LeaderChanged(leader=node):
+            return f"the leader is {node}" if node else "there is no leader"
+        case view.SelfStarved(seconds=late):
+            return f"this node was starved: its timer came {late:.1f} s late"
+        case view.SlowHeartbeat(node=node, seconds=took):
+            return f"{node} took {took:.1f} s to answer a heartbeat"
+        case view.DowningDecided(decision=decision):
+            return f"downing: {decision}"
