@@ -4,8 +4,9 @@ The shell says where the coordinator is; the region registers there, first at sh
 every `retry_interval`, until RegisterAck. An epoch above the one it registered under means that a
 new coordinator rules, perhaps on the same node: it registers again.
 
-Commands count from one sender per epoch, the first of the highest epoch seen. A client, which no
-coordinator knows, believes any node; fences sort what it hears.
+Commands count from the sender of the highest epoch seen: the first one under that epoch, or the
+node that the shell says the coordinator is on, should a forgetful store have given one epoch twice.
+A client, which no coordinator knows, believes any node; fences sort what it hears.
 
 Source: S2.62; B.56; C.36; DESIGN section 6, epochs.
 """
@@ -58,7 +59,7 @@ class Enrolment:
             return ""
         if epoch < self.epoch:
             return f"epoch {epoch} of {sender} is over: this is epoch {self.epoch}"
-        if epoch == self.epoch and sender != self._clerk:
+        if epoch == self.epoch and sender not in (self._clerk, self.coordinator):
             return f"epoch {epoch} is {self._clerk}'s, not {sender}'s"
         self.epoch, self._clerk = epoch, sender
         return ""

@@ -154,13 +154,8 @@ class Region:
 
     def deadline(self) -> float | None:
         """When `tick` is due."""
-        dues = (
-            self._turn_at,
-            self._router.deadline(),
-            self._enrolment.due,
-            self._shutdown_at,
-            self._give_up_at,
-        )
+        ends = (self._shutdown_at, self._give_up_at)
+        dues = (self._turn_at, self._router.deadline(), self._enrolment.due, *ends)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.RegionEffect]:
@@ -169,9 +164,7 @@ class Region:
         if self._enrolment.take_due(now) and self._me is not None:
             proxy = self._proxy or self._drained
             self._say(msg.Register(self._me, proxy, self._layout, self.hosted))
-        questions = self._router.questions(now)
-        if self._enrolment.coordinator is not None:
-            self._report(questions)
+        self._report(self._router.questions(now))
         self._inform_watchers()
         self._drain(now)
         return self._take()
@@ -342,6 +335,8 @@ class Region:
     # What is said at the end of a turn.
 
     def _report(self, questions: tuple[str, ...]) -> None:
+        if self._enrolment.coordinator is None:
+            return
         if questions:
             self._say(msg.GetShardHome(questions))
         started, self._started_now = self._started_now, {}

@@ -1,13 +1,13 @@
 """A network in memory for the sharding machines: virtual time, seeded faults, and what must hold.
 
 Processes are connected by links that keep order and lose nothing while both ends live, as the
-transport promises. Everything else may happen: processes are killed, join and leave, links stall for
-seconds, membership is told late and at different times, the store is slow, fails before or after it
-did its work. Local senders on nodes and in clients number their messages per entity.
+transport promises. Everything else may happen: processes are killed, join and leave, links stall
+for seconds, membership is told late and at different times, the store is slow, fails before or
+after it did its work. Local senders on nodes and in clients number their messages per entity.
 
 Always: no two live processes host a shard (I1, I6), fences grow, and per sender and entity numbers
-only grow (I2). After quiet: every message was handled, rejected, or was with a process that was killed
-(I3, I4, N.3), and the table, the store and what regions host are the same (I7).
+only grow (I2). After quiet: every message was handled, rejected, or was with a process that was
+killed (I3, I4, N.3), and the table, the store and what regions host are the same (I7).
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ SETTINGS = replace(
 
 
 class Store:
-    """The table of one type, guarded by its epoch; `failing` until a time, `slow` by a factor."""
+    """The table of one type, guarded by its epoch; `down`, failing now and then until a
+    time, `slow` by a factor."""
 
     def __init__(self, net: Net) -> None:
         self.net = net
@@ -49,6 +50,7 @@ class Store:
         self.last_op = 0
         self.failing_until = 0.0
         self.slow = 1.0
+        self.down = False
 
     def forget(self) -> None:
         """Lose everything, the epoch too."""
@@ -56,8 +58,8 @@ class Store:
 
     def do(self, process: Process, effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist) -> None:
         dice, now = self.net.dice, self.net.now
-        failing = now < self.failing_until and dice.random() < 0.6
-        applied = not failing or dice.random() < 0.5
+        failing = self.down or (now < self.failing_until and dice.random() < 0.6)
+        applied = not failing or (not self.down and dice.random() < 0.5)
         delay = dice.uniform(0.001, 0.02) * self.slow
 
         def work() -> None:
@@ -104,7 +106,9 @@ class Store:
 class Net:
     """The world of one seed."""
 
-    def __init__(self, seed: int, *, shards: int = 8, settings: ShardingSettings = SETTINGS) -> None:
+    def __init__(
+        self, seed: int, *, shards: int = 8, settings: ShardingSettings = SETTINGS
+    ) -> None:
         self.seed, self.dice, self.now = seed, Random(seed), 0.0
         self.settings, self.layout, self.shards = settings, f"crc32/{shards}", shards
         self.store = Store(self)
@@ -190,8 +194,8 @@ class Net:
         self.at(self.now + self.dice.uniform(0.2, 1.5), lambda: self._remove(process))
 
     def leave(self, process: Process) -> None:
-        """The process sends its clients elsewhere, drains, lingers while others learn, and ends with
-        nothing in its hands."""
+        """The process sends its clients elsewhere, drains, lingers while others learn, and ends
+        with nothing in its hands."""
         process.leaving = True
         process.into_region(ev.Shutdown())
         for client in self.processes.values():
@@ -203,13 +207,15 @@ class Net:
         if not process.alive:
             return
         if not process.drained:
-            return self.at(self.now + 0.2, lambda: self._await_drained(process))
+            self.at(self.now + 0.2, lambda: self._await_drained(process))
+            return
         self.at(self.now + 1.0, lambda: self._remove(process, notify=False))
         self.at(self.now + 3.0, lambda: self._end(process))
 
     def _end(self, process: Process) -> None:
         if process.region.buffered[0] or any(s > self.now for s in self._stalled.values()):
-            return self.at(self.now + 1.0, lambda: self._end(process))
+            self.at(self.now + 1.0, lambda: self._end(process))
+            return
         process.alive = False
         self._spread_gone(process)
 
@@ -261,10 +267,8 @@ class Net:
         return ev.Members(tuple(self.members))
 
     def _crown(self, process: Process) -> None:
-        process.coordinator = Coordinator(
-            "t", process.me, self.layout, self.settings, LeastShard()
-        )
-        process.into_coordinator(ev.Start(process.region.epoch))
+        process.coordinator = Coordinator("t", process.me, self.layout, self.settings, LeastShard())
+        process.into_coordinator(ev.Start(max(process.region.epoch, process.epoch)))
         process.into_coordinator(self._picture())
 
     def on_reign(self, epoch: int) -> None:

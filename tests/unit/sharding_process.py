@@ -1,8 +1,8 @@
 """A shell around the sharding machines, as thin as a shell can be: the processes of `sharding_net`.
 
 It keeps what `events` asks a shell to keep: a route per shard for the hot path, which links a shard
-lets in, mailboxes, and the wake-up that `deadline` names. It also shows, in fifty lines, how the real
-one is meant to be written.
+lets in, mailboxes, and the wake-up that `deadline` names. It also shows, in fifty lines, how the
+real one is meant to be written.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class Process:
         self.shards: dict[str, Shard] = {}
         self.alive = True
         self.leaving = False
+        self.epoch = 0
         self.drained = False
         self._wake: dict[str, float] = {}
 
@@ -183,7 +184,8 @@ class Process:
                 self.drained = True
             case ev.Note(kind, detail):
                 if kind == "epoch_claimed":
-                    net.on_reign(int(detail))
+                    self.epoch = int(detail)
+                    net.on_reign(self.epoch)
                 net.notes[kind] = net.notes.get(kind, 0) + 1
             case ev.Stop():
                 self.coordinator = None
@@ -209,7 +211,9 @@ class Process:
             self.net.send(self.me, letter.origin, Echo(letter.shard, letter.flush_id))
             return
         shard = self.shards.get(letter.shard)
-        assert shard is not None and shard.ready and not shard.stopping, "let in without a shard"
+        assert shard is not None, "let in without a shard"
+        assert shard.ready, "let in before the shard is ready"
+        assert not shard.stopping, "let in after the shard stopped"
         shard.mailbox.append(letter)
         self._work(letter.shard)
 

@@ -1,0 +1,172 @@
+"""Transcripts of the sharding machines: commands that say what happens, and the lane of messages.
+
+A file is a series of commands, each a line that begins with `$`, and below each what it led to.
+Lines that begin with `#` are for the reader.
+
+    $ node n1 n2              nodes start and form the cluster
+    $ client c1               a client connects to the oldest node
+    $ tell n1 s3 4            a sender at n1 sends four messages to an entity of shard s3
+    $ kill n2 | leave n2      a node dies; a node drains and leaves
+    $ stall n1 n2 3           what n1 sends to n2 takes three seconds
+    $ store down | up         the state store
+    $ run 5                   time passes
+
+The lane shows who sends what to whom, shards that start and stop, and writes to the store, in
+order. Links take half a millisecond, shards start and stop at once, and so a lane has one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from random import Random
+
+from sharding_net import SETTINGS, Net
+from sharding_process import Echo, Letter, Process
+
+from shardbus.ids import NodeId, shard_of
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.messages import Home
+
+
+class Steady(Random):
+    """Dice that always fall on the low side."""
+
+    def uniform(self, a: float, b: float) -> float:
+        return a
+
+
+class Stage(Net):
+    """A network whose every message is written down."""
+
+    def __init__(self) -> None:
+        super().__init__(0, settings=replace(SETTINGS, rebalance_interval=5.0))
+        self.dice = Steady(0)
+        self.lane: list[str] = []
+        self.names: dict[NodeId, str] = {}
+        self.fences: dict[int, int] = {}
+
+    def send(self, source: NodeId, target: NodeId, item: object) -> None:
+        text = self.words(item)
+        if text and source != target:
+            self.lane.append(f"{self.names[source]} > {self.names[target]:3} {text}")
+        elif text and not isinstance(item, Letter | Echo):
+            self.lane.append(f"{self.names[source]} > self {text}")
+        super().send(source, target, item)
+
+    def trace(self, process: Process, what: object) -> None:
+        name = self.names.get(process.me, process.name)
+        match what:
+            case ev.StartShard(shard, fence):
+                self.lane.append(f"{name}       starts s{shard} under fence {self.fence(fence)}")
+            case ev.StopShard(shard, _):
+                self.lane.append(f"{name}       stops s{shard}")
+            case ev.Persist(_, _, homes):
+                homes_now = (Home(s, *home) for s, home in homes.items() if home is not None)
+                gone = [f"s{s} nowhere" for s, home in homes.items() if home is None]
+                written = ", ".join([*map(self.home, homes_now), *gone])
+                self.lane.append(f"{name}       writes {written}")
+            case ev.Stop(reason):
+                self.lane.append(f"{name}       coordinator ends: {reason}")
+            case ev.Drained():
+                self.lane.append(f"{name}       is drained")
+            case ev.Note("epoch_claimed", epoch):
+                self.lane.append(f"{name}       rules, epoch {epoch}")
+            case ev.Note("handoff_overdue" | "start_overdue" | "rebalance" as kind, detail):
+                self.lane.append(f"{name}       {kind}: {self.shorten(detail)}")
+            case _:
+                pass
+
+    def on_handled(self, process: Process, letter: Letter, fence: int) -> None:
+        super().on_handled(process, letter, fence)
+        name = self.names[process.me]
+        self.lane.append(f"{name}       s{letter.shard} handles {letter.sender} #{letter.seq}")
+
+    # Words.
+
+    def words(self, item: object) -> str:
+        match item:
+            case Letter(flush_id=0):
+                return f"{item.sender} #{item.seq} for s{item.shard}"
+            case Letter():
+                return f"Flush s{item.shard}"
+            case Echo(shard, _):
+                return f"echo of Flush s{shard}"
+            case msg.Register(_, proxy, _, hosted):
+                what = "Register as proxy" if proxy else "Register"
+                return f"{what}, hosts {self.homes(hosted)}" if hosted else what
+            case msg.GetShardHome(shards):
+                return f"GetShardHome {' '.join('s' + shard for shard in shards)}"
+            case msg.Wait(_, shards, reason):
+                return f"Wait {' '.join('s' + shard for shard in shards)}: {reason}"
+            case msg.GracefulShutdownRequest() | msg.RegionStopped() | msg.RegisterRefused():
+                return type(item).__name__
+            case _:
+                homes = getattr(item, "homes", ())
+                return f"{type(item).__name__} {self.homes(homes)}".rstrip()
+
+    def homes(self, homes: Iterable[Home]) -> str:
+        return ", ".join(self.home(home) for home in homes)
+
+    def home(self, home: Home) -> str:
+        return f"s{home.shard}@{self.names[home.node]}/{self.fence(home.fence)}"
+
+    def fence(self, fence: int) -> str:
+        return f"{fence >> 32}.{fence & 0xFFFFFFFF}"
+
+    def shorten(self, text: str) -> str:
+        for node, name in self.names.items():
+            text = text.replace(str(node), name)
+        return text
+
+    # Commands.
+
+    def perform(self, command: str) -> None:
+        match command.split():
+            case ["node", *names]:
+                for name in names:
+                    node = NodeId("n", len(self.processes) + 1, len(self.processes) + 1)
+                    self.names[node] = name
+                    self.add_node().name = name
+            case ["client", name]:
+                node = NodeId("c", len(self.processes) + 1, len(self.processes) + 1)
+                self.names[node] = name
+                self.add_client().name = name
+            case ["tell", name, shard, count]:
+                for _ in range(int(count)):
+                    self.tell(self.named(name), "a", self.entity(shard.removeprefix("s")))
+            case ["kill", name]:
+                self.kill(self.named(name))
+            case ["leave", name]:
+                self.leave(self.named(name))
+            case ["stall", source, target, seconds]:
+                self.stall(self.named(source).me, self.named(target).me, float(seconds))
+            case ["store", "down" | "up" as state]:
+                self.store.down = state == "down"
+            case ["run", seconds]:
+                self.run(self.now + float(seconds))
+            case _:
+                raise ValueError(f"no such command: {command}")
+
+    def named(self, name: str) -> Process:
+        return next(process for process in self.processes.values() if process.name == name)
+
+    def entity(self, shard: str) -> str:
+        """An entity whose shard it is."""
+        return next(f"e{i}" for i in range(10_000) if shard_of(f"e{i}", self.shards) == shard)
+
+
+def play(script: str) -> str:
+    """The script with the lanes as they are now."""
+    stage = Stage()
+    lines: list[str] = []
+    for line in script.splitlines():
+        if line.startswith("#") or not line.strip():
+            lines.append(line)
+        elif line.startswith("$"):
+            stage.lane = []
+            stage.perform(line.removeprefix("$").strip())
+            lines += [line, *(f"  {entry}" for entry in stage.lane)]
+    stage.check()
+    return "\n".join(lines) + "\n"
