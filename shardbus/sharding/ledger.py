@@ -10,6 +10,7 @@ wants. `written` applies it to the table. Between the two the table is as the st
 and the shards of the write have no settled home for anybody.
 
 A node that dies while its shards are being written is found at `written`: they are wanted again.
+The fences they had are not given a second time.
 
 Source: S0.32; C.35; N.1; DESIGN section 6, batches.
 """
@@ -79,7 +80,7 @@ class Findings:
 class Ledger:
     """The table and what is to change in it."""
 
-    __slots__ = ("_ops", "adopted", "freed", "table", "wanted", "writing")
+    __slots__ = ("_fence", "_ops", "adopted", "freed", "table", "wanted", "writing")
 
     def __init__(self, layout: str) -> None:
         self.table = ShardTable(0, layout)
@@ -88,6 +89,7 @@ class Ledger:
         self.adopted: dict[str, Home] = {}
         self.writing: Writing | None = None
         self._ops = 0
+        self._fence = 0
 
     def open(self, epoch: int, homes: Mapping[str, tuple[NodeId, int]]) -> None:
         """Begin with what the store held, under a new epoch."""
@@ -240,14 +242,15 @@ class Ledger:
                 chosen.update(strategy.allocate(table, {}, [shard], allowed))
             else:
                 plain.append(shard)
-        fences = iter(range(self._next_fence(), self._next_fence() + len(shards)))
+        first = self._next_fence()
+        self._fence = first + len(shards) - 1
         if chosen:
             table = table.updated_all(
                 ShardHomeAllocated(Home(shard, node, table.next_fence))
                 for shard, node in chosen.items()
             )
         chosen.update(strategy.allocate(table, {}, plain, candidates) if plain else {})
-        return {shard: Home(shard, chosen[shard], next(fences)) for shard in shards}
+        return {shard: Home(shard, chosen[shard], first + i) for i, shard in enumerate(shards)}
 
     def _homeless(self, shard: str) -> bool:
         at_home = shard in self.table.homes and shard not in self.freed
@@ -260,7 +263,7 @@ class Ledger:
 
     def _next_fence(self) -> int:
         reported = max((home.fence for home in self.adopted.values()), default=0)
-        return max(self.table.next_fence, reported + 1)
+        return max(self.table.next_fence, self._fence + 1, reported + 1)
 
     def _orphan(self, node: NodeId) -> list[str]:
         shards = list(self.table.shards_at(node))

@@ -1,0 +1,212 @@
+"""Allocation: the tables of the seeds, and laws that hold for every cluster."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardbus.ids import NodeId
+from shardbus.sharding.allocation import (
+    AllocationStrategy,
+    ConsistentHashing,
+    LeastShard,
+    LeastShardThreshold,
+    Move,
+)
+from shardbus.sharding.messages import Home
+from shardbus.sharding.table import (
+    RegionRegistered,
+    ShardHomeAllocated,
+    ShardHomeDeallocated,
+    ShardTable,
+)
+
+
+def nodes(count: int) -> list[NodeId]:
+    return [NodeId("n", port, port) for port in range(1, count + 1)]
+
+
+def table(counts: list[int]) -> ShardTable:
+    regions = nodes(len(counts))
+    homes = [node for node, count in zip(regions, counts, strict=True) for _ in range(count)]
+    return ShardTable(1, "x").updated_all(
+        [
+            *map(RegionRegistered, regions),
+            *(ShardHomeAllocated(Home(str(i), node, i + 1)) for i, node in enumerate(homes)),
+        ]
+    )
+
+
+def moved(before: ShardTable, moves: list[Move]) -> ShardTable:
+    fence = before.next_fence
+    events: list[ShardHomeAllocated | ShardHomeDeallocated] = []
+    for index, move in enumerate(moves):
+        assert before.homes[move.shard].node == move.source
+        events.append(ShardHomeDeallocated(move.shard))
+        events.append(ShardHomeAllocated(Home(move.shard, move.target, fence + index)))
+    return before.updated_all(events)
+
+
+def counts_of(of: ShardTable) -> list[int]:
+    return [len(shards) for _, shards in sorted(of.regions.items())]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ([1, 2, 0], [1, 1, 1]),
+        ([2, 0, 0], [1, 1, 0]),
+        ([1, 1, 0], [1, 1, 0]),
+        ([3, 0, 0], [1, 1, 1]),
+        ([4, 4, 0], [3, 3, 2]),
+        ([4, 4, 2], [4, 3, 3]),
+        ([5, 5, 0], [4, 3, 3]),
+        ([50, 50, 0], [34, 33, 33]),
+    ],
+)
+def test_least_shard_goes_the_whole_way_in_one_plan(before: list[int], after: list[int]) -> None:
+    start = table(before)
+    plan = LeastShard().rebalance(start, nodes(3), {})
+    assert counts_of(moved(start, plan)) == after
+
+
+@pytest.mark.parametrize(
+    ("absolute", "relative", "expected"), [(0, 1.0, 33), (5, 1.0, 5), (0, 0.1, 10), (20, 0.1, 10)]
+)
+def test_limits_cut_a_plan(absolute: int, relative: float, expected: int) -> None:
+    plan = LeastShard(absolute, relative).rebalance(table([50, 50, 0]), nodes(3), {})
+    assert len(plan) == expected
+    assert Counter(move.source for move in plan).most_common()[0][1] <= (expected + 1) // 2
+
+
+def test_moves_under_way_count_as_done_and_against_the_limit() -> None:
+    a, b, c = nodes(3)
+    start = table([3, 0, 0])
+    in_flight = {"0": Move("0", a, b)}
+    assert LeastShard().rebalance(start, [a, b, c], in_flight) == [Move("2", a, c)]
+    assert LeastShard(absolute_limit=1).rebalance(start, [a, b, c], in_flight) == []
+
+
+@pytest.mark.parametrize(
+    ("counts", "threshold", "most", "expected"),
+    [
+        ([2, 0, 0], 1, 3, 1),
+        ([1, 0, 0], 1, 3, 0),
+        ([2, 0, 0], 2, 3, 0),
+        ([3, 0, 0], 2, 3, 1),
+        ([10, 0, 0], 1, 3, 3),
+        ([10, 0, 0], 1, 100, 5),
+        ([20, 10, 10], 10, 3, 0),
+        ([21, 10, 10], 10, 3, 1),
+    ],
+)
+def test_the_threshold_is_strict(
+    counts: list[int], threshold: int, most: int, expected: int
+) -> None:
+    plan = LeastShardThreshold(threshold, most).rebalance(table(counts), nodes(3), {})
+    assert len(plan) == expected
+    assert {(move.source, move.target) for move in plan} <= {(nodes(3)[0], nodes(3)[1])}
+
+
+def test_the_threshold_strategy_leaves_room_for_moves_under_way() -> None:
+    a, b, _ = nodes(3)
+    in_flight = {str(i): Move(str(i), a, b) for i in range(3)}
+    assert LeastShardThreshold(1, 3).rebalance(table([10, 0, 0]), nodes(3), in_flight) == []
+
+
+STRATEGIES: list[AllocationStrategy] = [LeastShard(), LeastShardThreshold(), ConsistentHashing()]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+def test_who_leaves_gets_nothing_and_keeps_what_it_has(strategy: AllocationStrategy) -> None:
+    start = table([0, 5, 5])
+    candidates = nodes(3)[1:]
+    homes = strategy.allocate(start, {}, [f"s{i}" for i in range(20)], candidates)
+    assert set(homes.values()) <= set(candidates)
+    for move in strategy.rebalance(start, candidates, {}):
+        assert {move.source, move.target} <= set(candidates)
+    assert strategy.rebalance(start, [], {}) == []
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
+@given(counts=st.lists(st.integers(0, 8), min_size=1, max_size=6), data=st.data())
+@settings(max_examples=40)
+def test_the_order_of_candidates_does_not_matter(
+    strategy: AllocationStrategy, counts: list[int], data: st.DataObject
+) -> None:
+    start = table(counts)
+    shuffled = data.draw(st.permutations(nodes(len(counts))))
+    ordered = nodes(len(counts))
+    assert strategy.rebalance(start, shuffled, {}) == strategy.rebalance(start, ordered, {})
+    new = ["x", "y", "z"]
+    assert strategy.allocate(start, {}, new, shuffled) == strategy.allocate(start, {}, new, ordered)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8))
+def test_least_shard_balances_within_one_with_the_fewest_moves(counts: list[int]) -> None:
+    start = table(counts)
+    plan = LeastShard().rebalance(start, nodes(len(counts)), {})
+    after = counts_of(moved(start, plan))
+    assert max(after) - min(after) <= 1
+    base, extra = divmod(sum(counts), len(counts))
+    quotas = [base + (rank < extra) for rank in range(len(counts))]
+    fewest = sum(max(0, n - q) for n, q in zip(sorted(counts, reverse=True), quotas, strict=True))
+    assert len(plan) == fewest
+    assert LeastShard().rebalance(moved(start, plan), nodes(len(counts)), {}) == []
+
+
+@given(st.lists(st.integers(0, 60), min_size=5, max_size=20), st.floats(0.05, 1.0))
+@settings(max_examples=50)
+def test_least_shard_in_parts_gets_there_in_bounded_rounds(
+    counts: list[int], relative: float
+) -> None:
+    strategy = LeastShard(relative_limit=relative)
+    now, rounds = table(counts), 0
+    while plan := strategy.rebalance(now, nodes(len(counts)), {}):
+        now, rounds = moved(now, plan), rounds + 1
+        assert rounds <= 2 + sum(counts) // max(1, int(relative * sum(counts)))
+    assert max(counts_of(now)) - min(counts_of(now)) <= 1
+
+
+@given(st.integers(1, 8), st.integers(0, 200))
+@settings(max_examples=50)
+def test_allocation_of_many_at_once_is_even(count: int, shards: int) -> None:
+    start = table([0] * count)
+    homes = LeastShard().allocate(start, {}, [str(i) for i in range(shards)], nodes(count))
+    per_node = [sum(home == node for home in homes.values()) for node in nodes(count)]
+    assert max(per_node) - min(per_node) <= 1
+
+
+def test_a_node_that_joins_a_ring_only_takes() -> None:
+    shards = [str(i) for i in range(500)]
+    ring = ConsistentHashing()
+    before = ring.allocate(table([0] * 4), {}, shards, nodes(4))
+    after = ring.allocate(table([0] * 5), {}, shards, nodes(5))
+    changed = [shard for shard in shards if before[shard] != after[shard]]
+    assert changed
+    assert all(after[shard] == nodes(5)[4] for shard in changed)
+
+
+def test_a_node_that_restarts_gets_its_shards_back() -> None:
+    shards = [str(i) for i in range(100)]
+    a, b = nodes(2)
+    again = NodeId(b.host, b.port, 999)
+    ring = ConsistentHashing()
+    before = ring.allocate(table([0, 0]), {}, shards, [a, b])
+    after = ring.allocate(table([0, 0]), {}, shards, [a, again])
+    assert [s for s in shards if before[s] == b] == [s for s in shards if after[s] == again]
+
+
+def test_a_ring_plans_until_every_shard_is_where_it_belongs() -> None:
+    start = table([40, 0, 0])
+    ring = ConsistentHashing(max_moves=7)
+    rounds = 0
+    while plan := ring.rebalance(start, nodes(3), {}):
+        assert len(plan) <= 7
+        start, rounds = moved(start, plan), rounds + 1
+    assert rounds > 1
+    wanted = ring.allocate(start, {}, list(start.homes), nodes(3))
+    assert wanted == {shard: home.node for shard, home in start.homes.items()}

@@ -1,0 +1,538 @@
+"""The coordinator, told what happens and asked what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation import LeastShard
+from shardbus.sharding.coordinator import COALESCE, Coordinator
+from shardbus.sharding.messages import Home
+from shardbus.sharding.outbox import CHUNK, Kind, Outbox
+from shardbus.sharding.tenure import Reign
+from shardbus.store.protocol import StoredTable
+
+A, B, C, CLIENT = (NodeId(name, 1, 1) for name in ("a", "b", "c", "client"))
+LAYOUT = "crc32/8"
+FENCE = 1 << 32
+
+
+class Desk:
+    """A coordinator at node A, and a store that answers when it is told to."""
+
+    def __init__(
+        self,
+        settings: ShardingSettings | None = None,
+        stored: StoredTable | None = None,
+        live: tuple[NodeId, ...] = (A, B),
+    ) -> None:
+        self.settings = settings or ShardingSettings()
+        self.now = 0.0
+        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, LeastShard())
+        self.writes: list[ev.Persist] = []
+        self.notes: list[str] = []
+        self.stopped = ""
+        self.tell(ev.Start())
+        self.tell(ev.TableLoaded(stored))
+        table = stored or StoredTable(0, LAYOUT, {})
+        self.tell(ev.EpochClaimed(replace(table, epoch=self.coordinator.epoch)))
+        self.tell(ev.Members(live))
+
+    def tell(self, *events: ev.CoordinatorEvent) -> list[tuple[NodeId, ev.Message]]:
+        """Handle these in one turn, and return what is said at its end."""
+        effects = [e for event in events for e in self.coordinator.handle(event, self.now)]
+        return self.perform(effects + self.turn())
+
+    def turn(self) -> list[ev.CoordinatorEffect]:
+        effects: list[ev.CoordinatorEffect] = []
+        while (due := self.coordinator.deadline()) is not None and due <= self.now:
+            effects += self.coordinator.tick(self.now)
+        self.coordinator.check()
+        return effects
+
+    def wait(self, seconds: float) -> list[tuple[NodeId, ev.Message]]:
+        """Time passes, deadline by deadline."""
+        said: list[tuple[NodeId, ev.Message]] = []
+        until = self.now + seconds
+        while (due := self.coordinator.deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            said += self.perform(self.turn())
+        self.now = until
+        return said
+
+    def perform(self, effects: Iterable[ev.CoordinatorEffect]) -> list[tuple[NodeId, ev.Message]]:
+        said: list[tuple[NodeId, ev.Message]] = []
+        for effect in effects:
+            match effect:
+                case ev.Send(to, message):
+                    said.append((to, message))
+                case ev.Persist():
+                    self.writes.append(effect)
+                case ev.Stop(reason):
+                    self.stopped = reason
+                case ev.Note(kind):
+                    self.notes.append(kind)
+                case _:
+                    pass
+        return said
+
+    def written(self) -> list[tuple[NodeId, ev.Message]]:
+        """The last write is durable."""
+        return self.tell(ev.Persisted(self.writes[-1].op_id))
+
+    def register(self, *nodes: NodeId, proxy: bool = False) -> list[tuple[NodeId, ev.Message]]:
+        return self.tell(
+            *(ev.Received(node, msg.Register(node, proxy, LAYOUT, ())) for node in nodes)
+        )
+
+    def ask(self, node: NodeId, *shards: str) -> list[tuple[NodeId, ev.Message]]:
+        return self.tell(ev.Received(node, msg.GetShardHome(shards)))
+
+    def home(self, shard: str, node: NodeId = A) -> Home:
+        """Give the shard a home, confirmed, and return it."""
+        self.ask(node, shard)
+        self.written()
+        home = self.coordinator.table.homes[shard]
+        self.tell(ev.Received(home.node, msg.ShardStarted((home,))))
+        return home
+
+
+def ready() -> Desk:
+    desk = Desk()
+    desk.register(A, B)
+    return desk
+
+
+def kinds(said: list[tuple[NodeId, ev.Message]]) -> list[tuple[NodeId, str]]:
+    return [(to, type(message).__name__) for to, message in said]
+
+
+def test_nobody_is_told_before_it_is_durable() -> None:
+    desk = ready()
+    assert desk.ask(A, "1") == [(A, msg.Wait(1, ("1",), "its home is being stored"))]
+    assert desk.writes[-1].homes == {"1": (A, FENCE)}
+    home = Home("1", A, FENCE)
+    assert desk.written() == [
+        (A, msg.HostShard(1, (home,))),
+        (A, msg.ShardHomes(1, (home,))),
+        (B, msg.ShardHomes(1, (home,))),
+    ]
+
+
+def test_a_turn_is_one_plan_and_one_write() -> None:
+    desk = ready()
+    desk.tell(*(ev.Received(A, msg.GetShardHome((str(i),))) for i in range(20)))
+    assert len(desk.writes) == 1
+    homes = [home for home in desk.writes[0].homes.values() if home is not None]
+    assert sorted(node for node, _ in homes) == [A] * 10 + [B] * 10
+    assert sorted(fence for _, fence in homes) == list(range(FENCE, FENCE + 20))
+
+
+def test_what_is_asked_during_a_write_gathers_for_the_next() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.ask(B, "2")
+    desk.ask(B, "3")
+    assert len(desk.writes) == 1
+    desk.written()
+    assert [*desk.writes[1].homes] == ["2", "3"]
+
+
+def test_a_known_home_is_answered_at_once() -> None:
+    desk = ready()
+    home = desk.home("1")
+    assert desk.ask(B, "1") == [(B, msg.ShardHomes(1, (home,)))]
+
+
+def test_a_client_that_was_told_to_wait_hears_the_answer() -> None:
+    desk = ready()
+    desk.ask(CLIENT, "1")
+    assert (CLIENT, "ShardHomes") in kinds(desk.written())
+    assert desk.coordinator.table.proxies == {}
+
+
+@pytest.mark.parametrize("min_members", [2, 3])
+def test_no_home_before_enough_regions_are_there(min_members: int) -> None:
+    desk = Desk(ShardingSettings(min_members=min_members))
+    desk.register(A)
+    desk.wait(2.0)
+    reason = f"1 of {min_members} regions have registered"
+    assert desk.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
+    assert not desk.writes
+    desk.register(B)
+    assert bool(desk.writes) is (min_members == 2)
+
+
+def test_a_failed_write_is_tried_again_as_the_same_operation_ever_more_slowly() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    gaps: list[float] = []
+    for _ in range(9):
+        before = desk.now
+        desk.tell(ev.PersistFailed(desk.writes[-1].op_id, False))
+        while len(desk.writes) < len(gaps) + 2:
+            desk.wait(0.25)
+        gaps.append(desk.now - before)
+    assert gaps == [0.5, 1, 2, 4, 8, 16, 25, 25, 25]
+    assert len({write.op_id for write in desk.writes}) == 1
+    assert (A, "HostShard") in kinds(desk.written())
+
+
+def test_a_refused_write_ends_the_coordinator() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    assert desk.tell(ev.PersistFailed(desk.writes[-1].op_id, True)) == []
+    assert desk.stopped
+    assert desk.coordinator.deadline() is None
+    assert desk.ask(A, "1") == []
+
+
+def test_a_higher_epoch_in_gossip_ends_the_coordinator() -> None:
+    desk = ready()
+    desk.tell(ev.EpochSeen(1))
+    assert not desk.stopped
+    desk.tell(ev.EpochSeen(2))
+    assert "epoch 2" in desk.stopped
+
+
+def test_another_layout_is_refused_with_both_named() -> None:
+    desk = Desk()
+    [(to, refused)] = desk.tell(ev.Received(B, msg.Register(B, False, "crc32/9", ())))
+    assert to == B
+    assert isinstance(refused, msg.RegisterRefused)
+    assert "crc32/8" in refused.reason
+    assert "crc32/9" in refused.reason
+    assert B not in desk.coordinator.table.regions
+
+
+def test_nobody_speaks_for_another() -> None:
+    desk = ready()
+    home = desk.home("1")
+    assert home.node == A
+    assert desk.tell(ev.Received(B, msg.ShardStopped(A, (home,)))) == []
+    assert desk.tell(ev.Received(B, msg.ShardStopped(B, (home,)))) == []
+    assert desk.tell(ev.Received(B, msg.GracefulShutdownRequest(A))) == []
+    assert "forged" in desk.notes
+    assert desk.coordinator.table.homes["1"] == home
+
+
+def test_registering_again_changes_nothing_and_is_answered_with_all_homes() -> None:
+    desk = ready()
+    home = desk.home("1")
+    before = desk.coordinator.table
+    said = desk.tell(ev.Received(A, msg.Register(A, False, LAYOUT, (home,))))
+    assert said == [(A, msg.RegisterAck(1, A, (home,)))]
+    assert desk.coordinator.table == before
+
+
+def test_a_registration_waits_for_membership() -> None:
+    desk = ready()
+    assert desk.register(C) == []
+    assert (C, "RegisterAck") in kinds(desk.tell(ev.Members((A, B, C))))
+
+
+def test_dead_nodes_shards_get_homes_at_once_in_one_write() -> None:
+    desk = ready()
+    at_b = [home for home in map(desk.home, "12345678") if home.node == B]
+    desk.tell(ev.Members((A,)))
+    assert [*desk.writes[-1].homes] == [home.shard for home in at_b]
+    hosts = [m for _, m in desk.written() if isinstance(m, msg.HostShard)]
+    assert [home.shard for home in hosts[0].homes] == [home.shard for home in at_b]
+    assert all(home.fence > at_b[-1].fence for home in hosts[0].homes)
+
+
+def test_a_node_that_dies_during_the_write_gets_nothing() -> None:
+    desk = ready()
+    desk.ask(A, "1", "2")
+    desk.tell(ev.Members((A,)))
+    said = desk.written()
+    assert all(to == A for to, _ in said)
+    assert desk.writes[-1].homes == {"2": (A, FENCE + 2)}
+
+
+def test_a_takeover_waits_for_regions_and_then_gives_orphans_away_in_one_write() -> None:
+    homes = {"1": (A, 5), "2": (C, 6), "3": (C, 7)}
+    desk = Desk(stored=StoredTable(4, LAYOUT, homes))
+    assert desk.coordinator.epoch == 5
+    desk.tell(ev.Received(A, msg.Register(A, False, LAYOUT, (Home("1", A, 5),))))
+    assert not desk.writes, "B has not registered, and the grace is not over"
+    desk.register(B)
+    assert desk.writes[-1].homes == {"2": (B, 5 << 32), "3": (A, (5 << 32) + 1)}
+
+
+def test_a_takeover_does_not_wait_for_ever() -> None:
+    desk = Desk(stored=StoredTable(4, LAYOUT, {"2": (C, 6)}))
+    desk.register(A)
+    desk.wait(ShardingSettings().waiting_for_state_timeout)
+    assert desk.writes[-1].homes == {"2": (A, 5 << 32)}
+
+
+def test_a_home_that_its_region_does_not_have_is_announced_to_it_again() -> None:
+    desk = Desk(stored=StoredTable(4, LAYOUT, {"1": (A, 5)}))
+    said = desk.register(A)
+    assert (A, msg.HostShard(5, (Home("1", A, 5),))) in said
+
+
+def test_a_lost_table_is_rebuilt_from_what_regions_host() -> None:
+    desk = Desk()
+    a, b, late = Home("1", A, 70), Home("1", B, 71), Home("2", A, 99 << 32)
+    desk.tell(ev.Received(A, msg.Register(A, False, LAYOUT, (a, late))))
+    said = desk.tell(ev.Received(B, msg.Register(B, False, LAYOUT, (b,))))
+    said += desk.written()
+    said += desk.written()
+    assert (A, msg.HandOff(1, (a,))) in said, "of two homes the higher fence stays"
+    assert desk.coordinator.table.homes == {"1": b, "2": late}
+    desk.ask(A, "3")
+    assert desk.writes[-1].homes == {"3": (B, (99 << 32) + 1)}, "above every fence reported"
+
+
+def move(desk: Desk) -> Home:
+    """Two shards at A, and B joins: the move of one has begun."""
+    desk.tell(ev.Members((A,)))
+    desk.register(A)
+    homes = [desk.home("1"), desk.home("2")]
+    desk.tell(ev.Members((A, B)))
+    desk.register(B)
+    said = desk.wait(COALESCE)
+    begun = [(to, m) for to, m in said if isinstance(m, msg.BeginHandOff)]
+    assert begun == [(A, msg.BeginHandOff(1, (homes[1],))), (B, msg.BeginHandOff(1, (homes[1],)))]
+    return homes[1]
+
+
+def ack(desk: Desk, node: NodeId, home: Home) -> list[tuple[NodeId, ev.Message]]:
+    return desk.tell(ev.Received(node, msg.BeginHandOffAck(node, (home,))))
+
+
+def test_a_move_goes_through_its_phases() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    assert ack(desk, A, home) == []
+    assert desk.ask(B, "2") == [(B, msg.Wait(1, ("2",), "the shard is on the move"))]
+    assert ack(desk, B, home) == [(A, msg.HandOff(1, (home,)))]
+    assert desk.tell(ev.Received(A, msg.ShardStopped(A, (home,)))) == []
+    assert desk.writes[-1].homes == {"2": (B, FENCE + 2)}
+    assert (B, msg.HostShard(1, (Home("2", B, FENCE + 2),))) in desk.written()
+
+
+def test_a_late_region_is_not_waited_for_and_gets_nothing() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    ack(desk, A, home)
+    said = desk.wait(ShardingSettings().begin_handoff_timeout)
+    assert (A, msg.HandOff(1, (home,))) in said
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"2": (A, FENCE + 2)}, "B may still await its echo"
+
+
+def test_an_owner_that_does_not_stop_keeps_the_shard_until_it_says_so_or_dies() -> None:
+    desk = Desk(live=(A, C))
+    home = move(desk)
+    ack(desk, A, home)
+    ack(desk, B, home)
+    writes = len(desk.writes)
+    said = desk.wait(200)
+    assert [m for _, m in said if isinstance(m, msg.HandOff)] == [msg.HandOff(1, (home,))] * 3
+    assert len(desk.writes) == writes
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"2": (B, FENCE + 2)}
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_death_completes_a_move(acked: bool) -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    if acked:
+        ack(desk, A, home)
+        said = desk.tell(ev.Members((A,)))
+        assert (A, msg.HandOff(1, (home,))) in said, "the dead acknowledge"
+        desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+        assert desk.writes[-1].homes == {"2": (A, FENCE + 2)}
+    else:
+        desk.tell(ev.Members((B,)))
+        assert set(desk.writes[-1].homes) == {"1", "2"}
+
+
+def test_a_late_word_about_an_earlier_home_changes_nothing() -> None:
+    desk = ready()
+    old = desk.home("1")
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (old,))))
+    desk.written()
+    new = desk.home("1")
+    assert new.fence > old.fence
+    assert desk.tell(ev.Received(A, msg.ShardStopped(A, (old,)))) == []
+    assert desk.coordinator.table.homes["1"] == new
+    assert desk.coordinator.state_of("1") == "running"
+
+
+def test_a_shard_that_stops_unasked_is_free_until_somebody_asks() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"1": None}
+    desk.written()
+    assert desk.coordinator.state_of("1") == "unallocated"
+    desk.ask(B, "1")
+    assert desk.writes[-1].homes["1"] is not None
+
+
+def test_a_region_that_does_not_confirm_is_asked_again_and_then_relieved() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.written()
+    home = desk.coordinator.table.homes["1"]
+    said = desk.wait(3 * ShardingSettings().shard_start_timeout)
+    assert [m for _, m in said if isinstance(m, msg.HostShard)] == [msg.HostShard(1, (home,))] * 2
+    assert (B, msg.BeginHandOff(1, (home,))) in said
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"1": (B, FENCE + 1)}
+
+
+def test_a_leaving_region_hands_everything_off_at_once_and_is_told_when_it_is_out() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=1))
+    desk.register(A, B)
+    homes = [home for home in map(desk.home, "123456") if home.node == B]
+    bye = ev.Received(B, msg.GracefulShutdownRequest(B))
+    said = desk.tell(bye)
+    assert (A, msg.BeginHandOff(1, tuple(homes))) in said
+    assert desk.tell(bye) == [], "asked again, nothing begins again"
+    for node in (A, B):
+        said = desk.tell(ev.Received(node, msg.BeginHandOffAck(node, tuple(homes))))
+    assert said == [(B, msg.HandOff(1, tuple(homes)))]
+    desk.tell(ev.Received(B, msg.ShardStopped(B, tuple(homes))))
+    assert (B, msg.RegionStopped(B)) in desk.written()
+    assert desk.tell(bye) == [(B, msg.RegionStopped(B))]
+    assert B in desk.coordinator.table.proxies, "it still hears of moves"
+
+
+def test_the_last_region_just_stops() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    home = desk.home("1")
+    assert (A, msg.BeginHandOff(1, (home,))) in desk.tell(
+        ev.Received(A, msg.GracefulShutdownRequest(A))
+    )
+    assert ack(desk, A, home) == [(A, msg.HandOff(1, (home,)))]
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"1": None}
+    assert desk.written() == [(A, msg.RegionStopped(A))]
+
+
+def test_there_is_no_rebalance_while_the_picture_is_unsettled() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B), unsettled=True))
+    desk.register(B)
+    assert desk.wait(60) == []
+    desk.tell(ev.Members((A, B)))
+    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+
+
+def test_an_unfit_node_gets_nothing_new() -> None:
+    desk = ready()
+    desk.tell(ev.Members((A, B), unfit=(A,)))
+    desk.ask(A, *"12345678")
+    assert {node for node, _ in filter(None, desk.writes[-1].homes.values())} == {B}
+
+
+def test_a_plan_is_worked_off_within_the_bound() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=2), live=(A,))
+    desk.register(A)
+    desk.ask(A, *map(str, range(10)))
+    desk.written()
+    desk.tell(ev.Received(A, msg.ShardStarted(tuple(desk.coordinator.table.homes.values()))))
+    desk.tell(ev.Members((A, B)))
+    desk.register(B)
+    moved: list[str] = []
+    said = desk.wait(COALESCE)
+    while begun := [m for to, m in said if to == A and isinstance(m, msg.BeginHandOff)]:
+        [begin] = begun
+        assert len(begin.homes) == 2 or len(moved) == 4
+        moved += [home.shard for home in begin.homes]
+        for node in (A, B):
+            desk.tell(ev.Received(node, msg.BeginHandOffAck(node, begin.homes)))
+        said = desk.tell(ev.Received(A, msg.ShardStopped(A, begin.homes)))
+        said += desk.written()
+    assert len(moved) == 5
+    assert len(desk.coordinator.table.shards_at(B)) == 5
+
+
+def test_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1", "unknown")))
+    ack(desk, A, home)
+    assert ack(desk, B, home) == [(home.node, msg.HandOff(1, (home,)))]
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.writes[-1].homes == {"1": None}
+
+
+def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:
+    for stored, floor, expected in ((0, 0, 1), (4, 0, 5), (4, 9, 10)):
+        coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+        coordinator.handle(ev.Start(floor), 0.0)
+        table = StoredTable(stored, LAYOUT, {}) if stored else None
+        assert coordinator.handle(ev.TableLoaded(table), 0.0) == [ev.ClaimEpoch(expected, LAYOUT)]
+
+
+def test_a_refused_claim_goes_higher_and_an_unanswered_one_stays() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(), 0.0)
+    coordinator.handle(ev.TableLoaded(None), 0.0)
+    coordinator.handle(ev.StoreFailed("slow"), 1.0)
+    coordinator.tick(1.0)
+    assert coordinator.deadline() == 1.5
+    assert coordinator.tick(1.5) == [ev.ClaimEpoch(1, LAYOUT)]
+    coordinator.handle(ev.EpochRefused(6), 2.0)
+    coordinator.tick(2.0)
+    assert coordinator.tick(coordinator.deadline() or 0.0) == [ev.ClaimEpoch(7, LAYOUT)]
+
+
+def test_a_stored_table_of_another_layout_is_not_touched() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(), 0.0)
+    [stop] = coordinator.handle(ev.TableLoaded(StoredTable(1, "crc32/9", {"1": (A, 1)})), 0.0)
+    assert isinstance(stop, ev.Stop)
+    assert "crc32/9" in stop.reason
+    assert LAYOUT in stop.reason
+    assert coordinator.reign is Reign.STOPPED
+
+
+def test_a_lost_table_is_waited_for_longer() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(7), 0.0)
+    coordinator.handle(ev.TableLoaded(None), 0.0)
+    coordinator.handle(ev.EpochClaimed(StoredTable(8, LAYOUT, {})), 0.0)
+    coordinator.handle(ev.Members((A, B)), 0.0)
+    coordinator.handle(ev.Received(A, msg.Register(A, False, LAYOUT, ())), 0.0)
+    coordinator.handle(ev.Received(A, msg.GetShardHome(("1",))), 0.0)
+    for now, expected in ((0.0, False), (25.0, False), (30.0, True)):
+        assert any(isinstance(e, ev.Persist) for e in coordinator.tick(now)) is expected
+
+
+def test_an_outbox_gathers_orders_and_splits() -> None:
+    outbox = Outbox(A)
+    homes = [Home(str(i), B, i + 1) for i in range(CHUNK + 1)]
+    outbox.add(B, Kind.SHARD_HOMES, homes)
+    outbox.add(B, Kind.HOST_SHARD, homes[:1])
+    outbox.wait(B, "x", "why")
+    outbox.add(B, Kind.REGISTER_ACK, ())
+    said = [send.message for send in outbox.drain(3)]
+    assert [type(message).__name__ for message in said] == [
+        "RegisterAck",
+        "HostShard",
+        "ShardHomes",
+        "ShardHomes",
+        "Wait",
+    ]
+    assert not outbox
+    assert outbox.drain(3) == []
