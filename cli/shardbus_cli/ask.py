@@ -27,12 +27,10 @@ from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, Node
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
-    from shardbus.transport.router import Router
 
 T = TypeVar("T")
 
 ADDRESSES_MAX = 5
-NO_ARGUMENTS = b"\x90"
 DEFAULT_TIMEOUT_S = 5.0
 USABLE = ("up", "weakly_up", "leaving", "joining", "exiting")
 Words = Annotated[
@@ -76,11 +74,8 @@ def tell(
     method, values = parse_words(words or [])
 
     async def send(client: AsyncClient) -> None:
-        if method is not None and not values:
-            router, key = await _handler(client, entity_type, method)
-            await router.tell(key, entity_id, NO_ARGUMENTS)
-        elif method is not None:
-            await client.tell(entity_type, entity_id, method, *values)
+        if method is not None:
+            await client.cast(entity_type, entity_id, method, *values)
         else:
             await client.tell(entity_type, entity_id, *values)
         await client.flush()
@@ -104,13 +99,8 @@ def ask(
     method, values = parse_words(words or [])
 
     async def send(client: AsyncClient) -> object:
-        if method is not None and not values:
-            from shardbus.wire.schema import decode_value
-
-            router, key = await _handler(client, entity_type, method)
-            return await router.ask(key, entity_id, NO_ARGUMENTS, int(wait * 1000), decode_value)
         if method is not None:
-            return await client.ask(entity_type, entity_id, method, *values)
+            return await client.call(entity_type, entity_id, method, *values)
         return await client.ask(entity_type, entity_id, *values)
 
     try:
@@ -126,14 +116,6 @@ def as_text(reply: object) -> str:
     import msgspec
 
     return msgspec.json.encode(reply).decode()
-
-
-async def _handler(
-    client: AsyncClient, entity_type: str, method: str
-) -> tuple[Router, tuple[str, str]]:
-    """Where a call without arguments goes. By name alone it would be a message for `receive`."""
-    router = await client._router(entity_type)
-    return router, router.key(method)
 
 
 def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitable[T]]) -> T:

@@ -21,12 +21,14 @@ from typing import Any, TypeVar, cast
 from shardbus.client.kinds import Kinds
 from shardbus.errors import BufferFull, ConfigError, NodeLost, Refused, RequestError
 from shardbus.ids import Address, NodeId, check_id
+from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.refs import Ref, ask, pack
+from shardbus.transport.refs import Ref, ask, call, pack
 from shardbus.transport.router import DONE, Router
-from shardbus.transport.session import Session, Unsent
+from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, TypeInfo, decode_control
+from shardbus.wire.schema import encode_value
 
 E = TypeVar("E")
 ASK_TIMEOUT_S = 5.0
@@ -197,6 +199,24 @@ class AsyncClient:
         timeout_ms: int,
     ) -> Any:
         return await ask(await self._router(kind), entity_id, message, args, timeout_ms)
+
+    async def call(
+        self,
+        kind: str | type,
+        entity_id: str,
+        handler: str,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask a handler by its name, also one without arguments."""
+        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        router = self._kinds.known(kind) or await self._router(kind)
+        return await call(router, entity_id, handler, args, timeout_ms)
+
+    async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+        """Tell a handler by its name, also one without arguments."""
+        router = self._kinds.known(kind) or await self._router(kind)
+        await router.tell(router.key(handler), entity_id, encode_value(args))
 
     async def ask_many(
         self,

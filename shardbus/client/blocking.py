@@ -116,6 +116,23 @@ class Client:
         """Send and return the answer. Raises a RequestError."""
         return self._run(lambda: self._client.ask(kind, entity_id, message, *args, timeout=timeout))
 
+    def call(
+        self,
+        kind: str | type,
+        entity_id: str,
+        handler: str,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask a handler by its name, also one without arguments."""
+        return self._run(
+            lambda: self._client.call(kind, entity_id, handler, *args, timeout=timeout)
+        )
+
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+        """Tell a handler by its name, also one without arguments."""
+        self._run(lambda: self._client.cast(kind, entity_id, handler, *args))
+
     def ask_many(
         self,
         kind: str | type,

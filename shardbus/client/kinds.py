@@ -18,9 +18,10 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
+from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.router import Router
-from shardbus.transport.session import Session, Unsent
+from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Describe, TypeInfo, encode_control
 from shardbus.wire.schema import Interface

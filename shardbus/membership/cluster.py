@@ -149,7 +149,7 @@ class Cluster:
             "nobody is Up without a number": all(
                 m.up_number for m in members.values() if m.status is Status.UP
             ),
-            "a member has seen its own state": not self._is_member() or self.me in gossip.seen,
+            "a member has seen its own state": self.me not in members or self.me in gossip.seen,
             "only members are watched": all(n in members for n in self._heartbeats.watches),
             "the picture shown is the state": bool(self.stopped)
             or self.view == (view_of(gossip, self.me) if members else MembershipView(self.me)),

@@ -55,6 +55,7 @@ class Resolver:
         self.settings = settings
         self.enabled = settings.strategy != "none"
         self.changed_at = 0.0
+        self._considered_at = 0.0
         self._picture: object = None
         self._split = Split()
         self._sweep: Sweep | None = None
@@ -64,12 +65,12 @@ class Resolver:
         """When `consider` may have something new to say."""
         if not (self._split.cut or self._split.broken):
             return None
+        times = [self.changed_at + self.settings.stable_after]
+        if self._sweep:
+            times.append(self._sweep.ends_at)
         if self._asked:
-            return self._asked.ends_at
-        stable_at = self.changed_at + self.settings.stable_after
-        if self._sweep and self._sweep.waiting:
-            return min(stable_at, self._sweep.ends_at)
-        return stable_at
+            times.append(self._asked.ends_at)
+        return min((t for t in times if t > self._considered_at), default=None)
 
     def on_probe(self, node: NodeId, outcome: ProbeOutcome) -> None:
         """A probe ended, perhaps one of the sweep."""
@@ -94,6 +95,7 @@ class Resolver:
         """What to do about this copy of the state."""
         if not self.enabled:
             return Plan()
+        self._considered_at = now
         self._look(gossip, now)
         split = self._split
         if not split.cut and not split.broken:

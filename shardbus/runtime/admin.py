@@ -233,7 +233,7 @@ class Admin:
     def liveness(self) -> Checks:
         """This process works. Never asks the store or another node."""
         ended = self._node.stopped.done()
-        lag = self._node.cluster.lag if hasattr(self._node, "cluster") else 0.0
+        lag = self._node.lag
         return {
             "loop": Check(lag < STALLED_S, f"{lag:.3f} s late"),
             "membership": Check(not ended, self._node.stopped.result() if ended else "running"),

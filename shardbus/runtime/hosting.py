@@ -20,7 +20,8 @@ from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution, Keeper
 from shardbus.settings import ShardingSettings
-from shardbus.transport.session import Clock, Session
+from shardbus.transport.asks import Clock
+from shardbus.transport.session import Session
 from shardbus.wire.schema import encode_value, method_of
 
 log = logging.getLogger("shardbus.entity")

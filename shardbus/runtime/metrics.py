@@ -84,7 +84,7 @@ class _Collector:
         for name, kind in node.kinds.items():
             epoch.add_metric([name], kind.router.region.epoch)
         lag = GaugeMetricFamily("shardbus_loop_lag_seconds", "How late the application loop is")
-        lag.add_metric([], node.cluster.lag if hasattr(node, "cluster") else 0.0)
+        lag.add_metric([], node.lag)
         errors = CounterMetricFamily("shardbus_store_errors", "Store calls that failed")
         errors.add_metric([], node.keeping.errors)
         build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])

@@ -38,9 +38,10 @@ from shardbus.sharding import events, messages
 from shardbus.sharding.allocation import LeastShard
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.store.protocol import StateStore
+from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.refs import Ref
-from shardbus.transport.session import Loopback, Session, Unsent
+from shardbus.transport.session import Loopback, Session
 from shardbus.wire import gossip
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
@@ -88,6 +89,8 @@ class Node:
         self._timers: list[asyncio.TimerHandle] = []
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
+        self._pulse: asyncio.TimerHandle | None = None
+        self._thread: ClusterThread | None = None
 
     # ---- start
 
@@ -157,7 +160,7 @@ class Node:
             f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()
         }
         fingerprint["cluster.downing.strategy"] = self.settings.cluster.downing.strategy
-        self.cluster = ClusterThread(
+        self._thread = self.cluster = ClusterThread(
             member,
             self.cluster_name,
             self.settings.cluster,
@@ -243,6 +246,11 @@ class Node:
         if node != kind.coordinator:
             kind.coordinator = node
             kind.router.handle(events.CoordinatorAt(node))
+
+    @property
+    def lag(self) -> float:
+        """Seconds by which this loop is late, as the cluster thread sees it."""
+        return self._thread.lag if self._thread is not None else 0.0
 
     @property
     def is_up(self) -> bool:
@@ -392,8 +400,8 @@ class Node:
             for kind in self.kinds.values():
                 kind.host.sweep(tick)
         self.loopback.expire()
-        if hasattr(self, "cluster"):
-            self.cluster.app_alive()
+        if self._thread is not None:
+            self._thread.app_alive()
         self._pulse = self.loop.call_later(ALIVE_EVERY_S / 4, self._every_so_often)
 
     # ---- the end
@@ -422,13 +430,14 @@ class Node:
 
     async def close(self) -> None:
         """Let go of everything, hard. Safe at any time after `start`."""
-        self._pulse.cancel()
+        if self._pulse is not None:
+            self._pulse.cancel()
         for coordination in self.coordinations.values():
             coordination.stop()
         for kind in self.kinds.values():
             kind.router.close()
-        if hasattr(self, "cluster"):
-            await self.loop.run_in_executor(None, self.cluster.stop, 2.0)
+        if self._thread is not None:
+            await self.loop.run_in_executor(None, self._thread.stop, 2.0)
         self.endpoint.close()
         await self.store.close()
 

@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardbus.errors import ShardBusError, StoreUnavailable
@@ -39,7 +40,7 @@ class Application(Protocol):
     name: str
     types: dict[str, EntityType]
 
-    def attach(self, ref: object) -> None: ...
+    def attach(self, ref: Callable[[Any, str], Any] | None) -> None: ...
 
 
 class _Signals:

@@ -25,9 +25,10 @@ import zmq
 
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
+from shardbus.transport.asks import Clock, Unsent
 from shardbus.transport.link import Link
 from shardbus.transport.reader import Reader
-from shardbus.transport.session import Clock, Receiver, Session, Unsent
+from shardbus.transport.session import Receiver, Session
 from shardbus.transport.sockets import bind_router
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,

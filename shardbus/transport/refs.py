@@ -115,11 +115,21 @@ def ask(
     router: Router, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
     """Ask by names: `message` for `receive`, or with `args` the name of a handler."""
-    key, payload = pack(router, message, args)
-    known = router.interface.methods.get(key[1]) if args else None
-    return router.ask(
-        key, entity_id, payload, timeout_ms, known.decode_result if known else decode_value
-    )
+    if args:
+        if not isinstance(message, str):
+            raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
+        return call(router, entity_id, message, args, timeout_ms)
+    key = router.key(method_of(message))
+    return router.ask(key, entity_id, encode_value(message), timeout_ms, decode_value)
+
+
+def call(
+    router: Router, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
+) -> asyncio.Future[Any]:
+    """Ask a handler by its name."""
+    known = router.interface.methods.get(handler)
+    decode = known.decode_result if known is not None else decode_value
+    return router.ask(router.key(handler), entity_id, encode_value(args), timeout_ms, decode)
 
 
 def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[tuple[str, str], bytes]:

@@ -24,8 +24,9 @@ from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
 from shardbus.ids import NodeId, check_id, shard_of
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
+from shardbus.transport.asks import Clock, Key, Unsent
 from shardbus.transport.clockwork import Clockwork
-from shardbus.transport.session import Clock, Key, Session, Unsent, Waiter
+from shardbus.transport.session import Session
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
 
 ROUTES_MAX = 200_000
@@ -281,8 +282,8 @@ class Router:
 
     def resend(self, unsent: list[Unsent]) -> None:
         """Messages that a lost session never sent, in order."""
-        for key, shard, entity_id, payload, hops, entry in unsent:
-            waiter, decode, deadline = entry or (None, None, 0)
+        for key, shard, entity_id, payload, hops, waiting in unsent:
+            waiter, decode, deadline = waiting or (None, None, 0)
             shard = shard or self.route_of(entity_id).shard
             own = self.key(key[1])
             envelope = Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline)
@@ -359,6 +360,3 @@ class Router:
     def close(self) -> None:
         """Stop the clock."""
         self._clockwork.stop()
-
-
-__all__ = ["DONE", "Envelope", "Route", "Router", "Shell", "Waiter"]

@@ -1,0 +1,141 @@
+"""Who waits for what on a session: one outcome for each ask.
+
+An ask is known by its correlation id. Its outcome is the answer, the error that the other side names,
+AskTimeout at its deadline, or NodeLost when the session is lost; whichever comes first, and only that.
+Deadlines are kept in coarse ticks and looked at by a sweep, because a timer for each ask would cost
+more than the ask.
+
+Source: DESIGN section 7; B.108, B.112; I12.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from shardbus import errors
+from shardbus.errors import AskTimeout, EntityFailed, RequestError, SchemaError
+from shardbus.wire.batch import Fail, ReplyRun
+from shardbus.wire.schema import Decode
+
+Key = tuple[str, str]
+"""(entity type, method). Callers keep one object per pair: runs are told apart by identity."""
+
+
+class Waiter(Protocol):
+    """Somebody who waits for an answer but is not a future: a relayed ask, a flush."""
+
+    def resolve(self, payload: bytes) -> None: ...
+    def fail(self, error: RequestError) -> None: ...
+
+
+class Waiting(NamedTuple):
+    """Who waits: a future with the function that reads its answer, or (decode None) a Waiter."""
+
+    waiter: Any
+    decode: Decode | None
+    deadline: int
+    """In ticks."""
+
+
+class Unsent(NamedTuple):
+    """A message that a lost session gives back."""
+
+    key: Key
+    shard: str
+    entity_id: str
+    payload: bytes
+    hops: int
+    waiting: Waiting | None
+
+
+class Clock:
+    """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it on."""
+
+    __slots__ = ("tick",)
+    TICK_MS = 50
+
+    def __init__(self) -> None:
+        self.tick = 0
+
+    def after(self, timeout_ms: int) -> int:
+        """The tick at which `timeout_ms` from now have surely passed."""
+        return self.tick + timeout_ms // self.TICK_MS + 2
+
+
+class Asks:
+    """The asks of one session that have no outcome yet."""
+
+    __slots__ = ("_clock", "_corr", "entries")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._corr = 0
+        self.entries: dict[int, Waiting | tuple[Any, Decode | None, int]] = {}
+
+    def expect(self, waiter: Any, decode: Decode | None, timeout_ms: int) -> int:
+        """Somebody waits from now on; returns the correlation id."""
+        corr = self._corr = self._corr + 1
+        clock = self._clock
+        # A plain tuple: a named one costs as much as the rest of an ask's bookkeeping.
+        self.entries[corr] = (waiter, decode, clock.tick + timeout_ms // clock.TICK_MS + 2)
+        return corr
+
+    def take(self, corr: int) -> Waiting | None:
+        """Who waited for it; it is somebody else's affair now."""
+        entry = self.entries.pop(corr, None)
+        return Waiting(*entry) if entry is not None else None
+
+    def on_replies(self, run: ReplyRun) -> None:
+        """Answers came. One that nobody waits for any more is dropped."""
+        pop = self.entries.pop
+        for corr, payload in zip(run.corrs, run.payloads, strict=True):
+            entry = pop(corr, None)
+            if entry is None:
+                continue
+            waiter, decode, _ = entry
+            if decode is None:
+                waiter.resolve(payload)
+            elif not waiter.done():
+                try:
+                    waiter.set_result(decode(payload))
+                except Exception as e:  # a message class's own checks may raise anything
+                    waiter.set_exception(SchemaError(f"the answer does not fit: {e}"))
+
+    def on_fail(self, fail: Fail) -> None:
+        """An ask failed on the other side."""
+        entry = self.entries.pop(fail.corr, None)
+        if entry is not None:
+            refuse(entry, failure(fail))
+
+    def expire(self, name: str) -> int:
+        """Fail those whose deadline has passed; how many."""
+        now = self._clock.tick
+        late = [corr for corr, entry in self.entries.items() if entry[2] <= now]
+        for corr in late:
+            refuse(self.entries.pop(corr), AskTimeout(f"no answer from {name} in time"))
+        return len(late)
+
+    def abandon(self, error: RequestError) -> None:
+        """Fail them all."""
+        entries, self.entries = self.entries, {}
+        for entry in entries.values():
+            refuse(entry, error)
+
+
+def refuse(entry: Waiting | tuple[Any, Decode | None, int], error: RequestError) -> None:
+    """Tell whoever waits that it failed."""
+    waiter, decode, _ = entry
+    if decode is None:
+        waiter.fail(error)
+    elif not waiter.done():
+        waiter.set_exception(error)
+
+
+def failure(fail: Fail) -> RequestError:
+    """The error that a Fail names."""
+    if fail.error == "EntityFailed":
+        return EntityFailed(fail.detail, fail.text)
+    cls = getattr(errors, fail.error, None)
+    if isinstance(cls, type) and issubclass(cls, RequestError) and cls is not RequestError:
+        return cls(fail.text)
+    return EntityFailed(fail.error, fail.text)

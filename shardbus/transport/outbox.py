@@ -1,0 +1,220 @@
+"""The open batch of a session: where messages become runs.
+
+Neighbours that share type and method become one run, two list appends each; that is the whole cost
+of sending a message on a known way. A batch is closed at the end of the loop iteration that began it,
+or when it weighs enough, by the subclass's `flush`.
+
+Source: DESIGN section 7 (batches); peers/RESULTS.md, "Tricks of the fast ones".
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from shardbus.errors import EntityFailed, MessageTooLarge, RequestError
+from shardbus.transport.asks import Asks, Key, Waiter
+from shardbus.wire.batch import (
+    PAYLOAD_BYTES_MAX,
+    AskRun,
+    Control,
+    Fail,
+    Flush,
+    Relayed,
+    ReplyRun,
+    Run,
+    TellRun,
+)
+from shardbus.wire.schema import Decode
+
+BATCH_WEIGHT_MAX = 64 * 1024
+ENVELOPE_WEIGHT = 192
+"""What an envelope weighs besides its payload: a batch is full at 64 KiB or some 340 small ones."""
+
+
+class Outbox(ABC):
+    """See the module. A subclass says what `flush` does."""
+
+    __slots__ = (
+        "_add_ask_corr",
+        "_add_ask_id",
+        "_add_ask_payload",
+        "_add_reply",
+        "_add_reply_corr",
+        "_add_tell_id",
+        "_add_tell_payload",
+        "_ask_key",
+        "_ask_timeout_ms",
+        "_asks",
+        "_expect",
+        "_loop",
+        "_replies",
+        "_runs",
+        "_scheduled",
+        "_tell_key",
+        "_weight",
+        "writable",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, asks: Asks) -> None:
+        self.writable = True
+        """There is room; a sender who finds none waits for `room`."""
+        self._loop, self._asks = loop, asks
+        self._expect = asks.expect
+        self._scheduled = False
+        self._runs: list[Run] = []
+        self._weight = 0
+        self._tell_key: Key | None = None
+        self._ask_key: Key | None = None
+        self._ask_timeout_ms = 0
+        self._replies: ReplyRun | None = None
+        self._add_tell_id: Callable[[str], None]
+        self._add_tell_payload: Callable[[bytes], None]
+        self._add_ask_id: Callable[[str], None]
+        self._add_ask_payload: Callable[[bytes], None]
+        self._add_ask_corr: Callable[[int], None]
+        self._add_reply_corr: Callable[[int], None]
+        self._add_reply: Callable[[bytes], None]
+
+    # ---- sending
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Add a message to the open batch."""
+        if key is not self._tell_key:
+            self._open_tells(key)
+        self._add_tell_id(entity_id)
+        self._add_tell_payload(payload)
+        self._weight += len(payload) + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._full()
+
+    def ask(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+    ) -> None:
+        """Add a message and remember who waits: a future with the function that reads its answer,
+        or a Waiter."""
+        if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
+            self._open_asks(key, timeout_ms)
+        corr = self._expect(waiter, decode, timeout_ms)
+        self._add_ask_id(entity_id)
+        self._add_ask_payload(payload)
+        self._add_ask_corr(corr)
+        self._weight += len(payload) + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._full()
+
+    def reply(self, corr: int, payload: bytes) -> None:
+        """Answer an ask that came by this session."""
+        if self._replies is None:
+            self._open_replies()
+        self._add_reply_corr(corr)
+        self._add_reply(payload)
+        self._weight += len(payload) + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._full()
+
+    def fail(self, corr: int, error: Exception) -> None:
+        """Answer an ask with an error."""
+        if isinstance(error, EntityFailed):
+            self._put(Fail(corr, "EntityFailed", error.message, error.type), len(error.message))
+        else:
+            text = error.message if isinstance(error, RequestError) else str(error)
+            self._put(Fail(corr, type(error).__name__, text, ""), len(text))
+
+    def relay(
+        self,
+        key: Key,
+        shard: str,
+        entity_id: str,
+        payload: bytes,
+        hops: int,
+        timeout_ms: int,
+        waiter: Waiter | None,
+    ) -> None:
+        """Pass on a message that came from elsewhere."""
+        corr = self._expect(waiter, None, timeout_ms) if waiter is not None else 0
+        self._put(
+            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops), len(payload)
+        )
+
+    def flush_shard(
+        self, entity_type: str, shard: str, hops: int, timeout_ms: int, waiter: Waiter
+    ) -> None:
+        """Ask for an echo once everything sent so far for the shard has arrived at its home."""
+        corr = self._expect(waiter, None, timeout_ms)
+        self._put(Flush(entity_type, shard, corr, timeout_ms, hops), 0)
+
+    def control(self, control: Control) -> None:
+        """Send a message of the machines."""
+        self._put(control, len(control.body))
+
+    def _put(self, run: Run, size: int) -> None:
+        self._tell_key = self._ask_key = None
+        self._runs.append(run)
+        self._schedule()
+        self._weight += size + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._spill()
+
+    def _open_tells(self, key: Key) -> None:
+        run = TellRun(key[0], key[1], [], [])
+        self._runs.append(run)
+        self._add_tell_id, self._add_tell_payload = run.ids.append, run.payloads.append
+        self._tell_key, self._ask_key = key, None
+        self._schedule()
+
+    def _open_asks(self, key: Key, timeout_ms: int) -> None:
+        run = AskRun(key[0], key[1], timeout_ms, [], [], [])
+        self._runs.append(run)
+        self._add_ask_id, self._add_ask_payload = run.ids.append, run.payloads.append
+        self._add_ask_corr = run.corrs.append
+        self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
+        self._schedule()
+
+    def _open_replies(self) -> None:
+        self._replies = run = ReplyRun([], [])
+        self._runs.append(run)
+        self._add_reply_corr, self._add_reply = run.corrs.append, run.payloads.append
+        self._schedule()
+
+    def _full(self) -> None:
+        """The open batch is over its weight: send it, unless its last message alone is more than a
+        message may be."""
+        run = self._runs[-1]
+        if isinstance(run, TellRun | AskRun) and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
+            size = len(run.payloads.pop())
+            run.ids.pop()
+            if isinstance(run, AskRun):
+                self._asks.take(run.corrs.pop())
+            self._weight -= size + ENVELOPE_WEIGHT
+            raise MessageTooLarge(f"a message of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
+        self._spill()
+
+    def _spill(self) -> None:
+        self.flush()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def _reset_batch(self) -> None:
+        self._runs = []
+        self._weight = 0
+        self._tell_key = self._ask_key = self._replies = None
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Close the open batch and send it."""

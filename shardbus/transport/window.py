@@ -1,0 +1,165 @@
+"""The window: what one side of a session has sent and the other has not acknowledged, and what it got.
+
+    put ──> waiting ──room in the window, link open──> unacked ──ack──> gone
+                ^──────── resend: the link was made anew, or the receiver named a gap
+
+Batches are numbered from 1. The receiver takes them in order, drops what it has had and names gaps; the
+sender keeps what is not acknowledged and, while more than a window of bytes is outstanding, is not
+`writable`.
+
+No clock and no socket in here: `transmit(kind, seq, ack, body)` hands a frame on and says whether it
+was taken. What is never handed on can be given back.
+
+Source: DESIGN section 7; RELIABILITY sections 0.1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from shardbus.wire.batch import Kind
+
+WINDOW_BYTES = 4 * 1024 * 1024
+WINDOW_BATCHES = 512
+ACK_EVERY = 8
+
+Transmit = Callable[[int, int, int, bytes], bool]
+
+
+class Window:
+    """See the module. `on_room` is called when `writable` becomes true again."""
+
+    __slots__ = (
+        "_sent",
+        "_seq",
+        "_to_ack",
+        "_transmit",
+        "_unacked",
+        "_waiting",
+        "acked",
+        "blocked",
+        "duplicates",
+        "open",
+        "outstanding",
+        "received",
+        "writable",
+    )
+
+    def __init__(self, transmit: Transmit) -> None:
+        self._transmit = transmit
+        self.open = False
+        """The handshake is done."""
+        self.blocked = False
+        """The link had no room; the owner sets it back and pumps."""
+        self.writable = True
+        self.outstanding = 0
+        """Bytes that wait or are not acknowledged."""
+        self.received = 0
+        """The last batch that was taken."""
+        self.acked = 0
+        """The last of ours that the other side has taken."""
+        self.duplicates = 0
+        self._seq = 0
+        self._sent = 0
+        self._to_ack = 0
+        self._waiting: deque[tuple[int, bytes]] = deque()
+        self._unacked: deque[tuple[int, bytes]] = deque()
+
+    @property
+    def last(self) -> int:
+        """The number of the last batch put in."""
+        return self._seq
+
+    @property
+    def batches(self) -> int:
+        """Batches that wait or are not acknowledged."""
+        return len(self._waiting) + len(self._unacked)
+
+    # ---- sending
+
+    def put(self, body: bytes) -> None:
+        """Number a batch and send it, as far as there is room."""
+        self._seq += 1
+        self._waiting.append((self._seq, body))
+        self.outstanding += len(body)
+        self.pump()
+        if self.outstanding > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
+            self.writable = False
+
+    def pump(self) -> None:
+        """Hand on what the window has room for."""
+        waiting, unacked = self._waiting, self._unacked
+        while waiting and self.open and not self.blocked and len(unacked) < WINDOW_BATCHES:
+            seq, body = waiting[0]
+            if not self._transmit(Kind.DATA, seq, self.received, body):
+                self.blocked = True
+                return
+            self._to_ack = 0
+            self._sent = max(self._sent, seq)
+            unacked.append(waiting.popleft())
+
+    def resend(self) -> None:
+        """Send everything that is not acknowledged once more."""
+        self._waiting.extendleft(reversed(self._unacked))
+        self._unacked.clear()
+        self.pump()
+
+    def on_ack(self, ack: int) -> bool:
+        """The other side has everything up to `ack`; whether there is room again."""
+        unacked = self._unacked
+        if not unacked or unacked[0][0] > ack:
+            return False
+        while unacked and unacked[0][0] <= ack:
+            seq, body = unacked.popleft()
+            self.acked = seq
+            self.outstanding -= len(body)
+        self.pump()
+        half = self.outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
+        if self.writable or not half:
+            return False
+        self.writable = True
+        return True
+
+    # ---- receiving
+
+    def take(self, seq: int) -> bool:
+        """Whether a batch is the next one. A duplicate is acknowledged again, a gap is named."""
+        if seq == self.received + 1:
+            self.received = seq
+            self._to_ack += 1
+            if self._to_ack >= ACK_EVERY:
+                self.acknowledge()
+            return True
+        if seq <= self.received:
+            self.duplicates += 1
+            self.acknowledge()
+        else:
+            self.acknowledge(Kind.NAK)
+        return False
+
+    @property
+    def owes_ack(self) -> bool:
+        """Something was taken and not acknowledged yet."""
+        return self._to_ack > 0
+
+    def acknowledge(self, kind: Kind = Kind.ACK) -> None:
+        """Say what was taken, and what was sent last, so that the other side can find a gap."""
+        if self._transmit(kind, self._sent, self.received, b""):
+            self._to_ack = 0
+
+    def missing(self, seq: int) -> bool:
+        """Whether the other side has sent something that never came."""
+        return seq > self.received
+
+    # ---- the end
+
+    def give_up(self) -> tuple[list[bytes], int]:
+        """Batches that were never handed on, in order, and how many others are lost."""
+        fresh = [body for seq, body in self._waiting if seq > self._sent]
+        lost = self.batches - len(fresh)
+        self._waiting.clear()
+        self._unacked.clear()
+        self.outstanding = 0
+        self.writable = True
+        return fresh, lost
