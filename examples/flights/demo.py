@@ -5,6 +5,9 @@ rows a fourth node joins; after two thirds the node with the coordinator is kill
 aircraft is asked for its figures, and they are compared with those of the file. The exit code is 0
 only if they are equal and every node left in order.
 
+A store that the user names is used under a cluster name of the demo's own, by one demo at a time;
+the logs are removed from it at the end.
+
 python -m examples.flights.demo [--store URL] [--rate ROWS_PER_SECOND]
 """
 
@@ -14,18 +17,17 @@ import argparse
 import asyncio
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
 from examples.flights.app import Aircraft, FlightLog
-from examples.flights.nodes import COMMAND, DemoFailed, Node, Nodes
+from examples.flights.nodes import Node, Nodes
 from examples.flights.outage import one_per_shard, percentile, until_answered
-from examples.flights.replay import SIDE_BY_SIDE, Replay, insist
+from examples.flights.replay import SIDE_BY_SIDE, Replay, insist, paced
 from examples.flights.rows import Row, read, straight
 from examples.flights.screen import Bar, Screen
 from shardbus import AsyncClient
@@ -49,6 +51,7 @@ class Demo:
         self.file = straight(rows)
         self.client: AsyncClient
         self.replay: Replay
+        self._joined = asyncio.Event()
 
     async def run(self) -> bool:
         """The whole show; whether the cluster's figures equal the file's."""
@@ -78,12 +81,12 @@ class Demo:
     # ---- the stream
 
     async def _stream(self) -> None:
-        self.replay = Replay(self.client, rate=self.rate)
+        self.replay = Replay(self.client)
         with self.screen.bar(len(self.rows)) as bar:
             async with asyncio.TaskGroup() as group:
                 watch = group.create_task(self._watch(bar))
                 group.create_task(self._disturb())
-                await self.replay.run(self.rows)
+                await self.replay.run(self._held(paced(self.rows, self.rate)))
                 watch.cancel()
             bar.show(self.replay.done)
 
@@ -92,14 +95,24 @@ class Demo:
             bar.show(self.replay.done)
             await asyncio.sleep(LOOK_S)
 
+    async def _held(self, rows: AsyncIterator[Row]) -> AsyncIterator[Row]:
+        """The rows; after two thirds of them the fourth node must have joined, or they wait."""
+        number = 0
+        async for row in rows:
+            if number == self._part(2 / 3):
+                await self._joined.wait()
+            number += 1
+            yield row
+
     async def _disturb(self) -> None:
         """A node joins, another is killed, while the stream runs."""
         await self._reached(1 / 3)
         await self._shards("at first")
         newcomer = await self._add()
-        while not (await self.nodes.shards(TYPE))[newcomer] and self.replay.done < self._part(0.9):
+        while not (await self.nodes.shards(TYPE))[newcomer]:
             await asyncio.sleep(LOOK_S)
-        await self._reached(2 / 3)
+        self._joined.set()
+        await self._reached(2 / 3 + 0.02)
         hosted = await self._shards("after the join")
         victim = await self.nodes.coordinator(TYPE)
         one_each = one_per_shard(self.file)
@@ -114,8 +127,8 @@ class Demo:
         )
         await self._shards("after the kill")
 
-    def _part(self, part: float) -> float:
-        return part * len(self.rows)
+    def _part(self, part: float) -> int:
+        return int(part * len(self.rows))
 
     async def _reached(self, part: float) -> None:
         while self.replay.done < self._part(part):
@@ -154,18 +167,6 @@ class Demo:
         return await asyncio.gather(*map(one, self.file))
 
 
-def clear_table(store: str) -> None:
-    """Remove the shard table that an earlier demo left in the user's store.
-
-    Raises:
-        DemoFailed: a demo runs there now, or the store does not answer.
-    """
-    command = [COMMAND, "data", "remove", TYPE, "--cluster", CLUSTER, "--store", store]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise DemoFailed(done.stderr.strip())
-
-
 async def run(store: str, rate: float, folder: Path) -> bool:
     """Run the demo with its files in `folder`; whether the figures are equal."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -195,8 +196,6 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="flights-demo-"))
     equal = False
     try:
-        if given.store:
-            clear_table(given.store)
         equal = asyncio.run(run(given.store, given.rate, folder))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("demo: interrupted", file=sys.stderr)

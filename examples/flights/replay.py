@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
@@ -65,12 +65,22 @@ async def insist(call: Callable[[], Awaitable[T]], resent: Counter[str]) -> T:
     raise AssertionError("unreachable")
 
 
-class Replay:
-    """One run of the producer. `rate` is in rows per second, 0 for as fast as it goes."""
+async def paced(rows: Iterable[Row], rate: float = 0.0) -> AsyncIterator[Row]:
+    """The rows, at most `rate` of them a second; 0 is as fast as they are taken."""
+    now = asyncio.get_running_loop().time
+    began = now()
+    for number, row in enumerate(rows):
+        early = began + number / rate - now() if rate else 0.0
+        if early > 0:
+            await asyncio.sleep(early)
+        yield row
 
-    def __init__(self, client: AsyncClient, *, rate: float = 0.0) -> None:
-        self.client, self.rate = client, rate
-        self.read = 0
+
+class Replay:
+    """One run of the producer."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
         self.recorded = 0
         self.refused = 0
         self.refusal = ""
@@ -85,26 +95,16 @@ class Replay:
         """Rows that are recorded or refused."""
         return self.recorded + self.refused
 
-    async def run(self, rows: Iterable[Row]) -> None:
+    async def run(self, rows: AsyncIterator[Row]) -> None:
         """Send all rows; returns when each is recorded or refused.
 
         Raises:
             GaveUp: in a group, for each row that could not be recorded.
         """
-        began = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as group:
-            for row in rows:
+            async for row in rows:
                 await self._slots.acquire()
-                await self._pace(began)
-                self.read += 1
                 self._take(row, group)
-
-    async def _pace(self, began: float) -> None:
-        if self.rate:
-            due = began + self.read / self.rate
-            early = due - asyncio.get_running_loop().time()
-            if early > 0:
-                await asyncio.sleep(early)
 
     def _take(self, row: Row, group: asyncio.TaskGroup) -> None:
         """Put the row behind the others of its aircraft."""
@@ -137,7 +137,7 @@ async def main(addresses: list[str]) -> None:
     """Replay the month into a cluster that runs."""
     async with AsyncClient(*addresses, cluster=bus.name) as client:
         replay = Replay(client)
-        await replay.run(read())
+        await replay.run(paced(read()))
     again = ", ".join(f"{count} after {error}" for error, count in replay.resent.items())
     print(f"recorded {replay.recorded} rows, sent again: {again or 'none'}")
     print(f"refused {replay.refused} rows: {replay.refusal}")

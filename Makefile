@@ -1,0 +1,42 @@
+# Every target sets up .venv by itself. Needed: make, and Python 3.11 or later.
+#
+#   make demo [STORE=redis://...]   a month of flights through a cluster that changes
+#   make test | lint | types | bench
+
+PYTHONS := python3 python3.13 python3.12 python3.11 python3.14
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON := $(shell for p in $(PYTHONS); do $$p -c '$(RECENT)' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+STORE :=
+
+.PHONY: demo test lint types bench clean
+
+demo: .venv/examples.stamp
+	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
+
+test: .venv/all.stamp
+	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+lint: .venv/all.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/all.stamp
+	$(BIN)/mypy
+	$(BIN)/mypy -p examples
+	$(BIN)/basedpyright
+
+bench: .venv/all.stamp
+	@for benchmark in tell ask activation; do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done
+
+clean:
+	rm -rf .venv
+
+.venv/examples.stamp: EXTRAS := examples
+.venv/all.stamp: EXTRAS := dev,examples,test
+.venv/examples.stamp .venv/all.stamp: pyproject.toml
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or later; install one, or name it: make PYTHON=...' >&2; exit 1; }
+	@echo 'setting up .venv with $(PYTHON) ($(EXTRAS))'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	@touch $@
