@@ -1,17 +1,17 @@
 """One node's part in the cluster: the machine that composes the others.
 
-    joiner      until this node is a member                     join, admission
-    gossip      the state, and exchanging it                    gossip, exchange, targets
-    heartbeats  who does not answer                             heartbeat, detector
-    deaths      whose process is gone                           confirm
-    resolver    who stays after a split                         resolver, downing
-    leader      moving members through their lives              leader
+    door        becoming a member, taking others in   join, admission
+    exchange    the state, and spreading it           gossip, exchange, targets
+    heartbeats  who does not answer                   heartbeat, detector
+    deaths      whose process is gone                 confirm
+    resolver    who stays after a split               resolver, downing
+    leader      moving members through their lives    leader
 
 Events go in by `handle`, time by `tick`; both return effects. After either, `_settle` runs until
 nothing changes any more: am I out? may I lead? must a split be decided? Then the new picture is
 shown, and news is pushed.
 
-News is pushed at once to a few nodes, and at most once per `news_pause` to keep bursts of changes
+News is pushed at once to a few nodes, and at most once per pause to keep bursts of changes
 from multiplying; the leader is told by each node that has a new version, so that it knows of
 convergence without waiting for rounds.
 
@@ -31,6 +31,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.admission import Door
+from shardbus.membership.audit import broken_rules
 from shardbus.membership.confirm import DeathWatch, ProbeOutcome
 from shardbus.membership.exchange import Exchange
 from shardbus.membership.gossip import Gossip
@@ -100,7 +101,10 @@ class Cluster:
         """Take an event."""
         if self.stopped:
             return []
+        before = self.gossip
         self._dispatch(event, now)
+        if isinstance(event, ev.Received) and self.gossip is before:
+            return self._take_out()
         return self._settle(now)
 
     def tick(self, now: float) -> list[ev.Effect]:
@@ -137,24 +141,11 @@ class Cluster:
         Raises:
             LocalProtocolError: something that must always hold does not.
         """
-        gossip = self.gossip
-        members = gossip.members
-        known = {*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows}
-        for _, subject, _ in gossip.reachability.records():
-            known.add(subject)
-        rules = {
-            "members are in address order": list(members) == sorted(members),
-            "no member has a tombstone": not any(n in gossip.tombstones for n in members),
-            "only members leave traces": all(n in members for n in known),
-            "nobody is Up without a number": all(
-                m.up_number for m in members.values() if m.status is Status.UP
-            ),
-            "a member has seen its own state": self.me not in members or self.me in gossip.seen,
-            "only members are watched": all(n in members for n in self._heartbeats.watches),
-            "the picture shown is the state": bool(self.stopped)
-            or self.view == (view_of(gossip, self.me) if members else MembershipView(self.me)),
-        }
-        if broken := [rule for rule, holds in rules.items() if not holds]:
+        broken = broken_rules(self.gossip, self.me, self._heartbeats.watches)
+        shown = view_of(self.gossip, self.me) if self._is_member() else MembershipView(self.me)
+        if not self.stopped and self.view != shown:
+            broken.append("the picture shown is the state")
+        if broken:
             raise LocalProtocolError(f"{self.me}: broken: {', '.join(broken)}")
 
     def phis(self, now: float) -> dict[NodeId, float]:
@@ -286,6 +277,9 @@ class Cluster:
         self._show()
         if not self.stopped:
             self._out += self._exchange.announce(self.view.leader, now)
+        return self._take_out()
+
+    def _take_out(self) -> list[ev.Effect]:
         effects, self._out = self._out, []
         return effects
 

@@ -173,11 +173,15 @@ class Gossip:
     def verdicts(self) -> dict[NodeId, Flag]:
         """Every member that is not reachable, with the worst word on it. Observers that are Down do
         not count."""
+        if self.reachability.all_reachable():
+            return {}
         return self.reachability.verdicts(ignore=self.down())
 
     def records(self) -> list[tuple[NodeId, NodeId, Flag]]:
         """Every (observer, subject, flag) that is not reachable. Observers that are Down do not
         count."""
+        if self.reachability.all_reachable():
+            return []
         return self.reachability.records(ignore=self.down())
 
     def down(self) -> dict[NodeId, Member]:

@@ -91,6 +91,10 @@ class Reachability:
             rows[observer] = row
         return Reachability(rows)
 
+    def all_reachable(self) -> bool:
+        """True if nobody says anything else."""
+        return not any(row.flags for row in self.rows.values())
+
     def records(self, ignore: Container[NodeId] = ()) -> list[tuple[NodeId, NodeId, Flag]]:
         """Every (observer, subject, flag) that is not reachable, in address order."""
         return sorted(

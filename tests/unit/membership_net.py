@@ -63,6 +63,7 @@ class Net:
         self.retired: list[Node] = []
         self.by_id: dict[NodeId, Node] = {}
         self.side: dict[str, int] = {}
+        self.cut_links: list[set[str]] = []
         self.rejecting = False
         self.store_up = True
         self.leases: dict[str, tuple[str, float]] = {}
@@ -138,10 +139,13 @@ class Net:
     def heal(self) -> None:
         """No walls any more."""
         self.side = {}
+        self.cut_links = []
         self.rejecting = False
 
     def walled(self, a: str, b: str) -> bool:
         """True if nothing gets from a to b."""
+        if {a, b} in self.cut_links:
+            return True
         return self.side.get(a, -1) != self.side.get(b, -1) and bool(self.side)
 
     def pause(self, name: str, seconds: float) -> None:
@@ -220,6 +224,8 @@ class Net:
             self._arm(node, node.paused_until)
             return
         self._apply(node, node.machine.tick(self.now))
+        deadline = node.machine.deadline()
+        assert deadline is None or deadline > self.now, "the machine asks for time that has passed"
 
     def _arm(self, node: Node, at: float | None) -> None:
         if at is None or (node.tick_at is not None and node.tick_at <= at):
@@ -234,7 +240,12 @@ class Net:
         self._arm(node, node.machine.deadline())
 
     def _effect(self, node: Node, effect: ev.Effect) -> None:
-        self.trace.append(f"{self.now:.6f} {node.id} {effect}")
+        match effect:
+            case ev.Publish(to, message) | ev.SendControl(to, message):
+                said = f"to {to} {encode(message).hex()}"
+            case _:
+                said = str(effect)
+        self.trace.append(f"{self.now:.6f} {node.id} {type(effect).__name__} {said}")
         match effect:
             case ev.Publish(to, message):
                 self._publish(node, to, encode(message))

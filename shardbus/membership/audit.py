@@ -1,0 +1,32 @@
+"""What must hold of every copy of the state, at all times.
+
+Machines are audited after every step in tests and simulations; nothing here runs in production.
+
+Source: S1.8, S1.64; RELIABILITY section 5, I8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardbus.ids import NodeId
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Status
+
+
+def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[str]:
+    """The rules that this copy breaks."""
+    members = gossip.members
+    known = [*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows]
+    known += [subject for _, subject, _ in gossip.reachability.records()]
+    rules = {
+        "members are in address order": list(members) == sorted(members),
+        "no member has a tombstone": not any(node in gossip.tombstones for node in members),
+        "only members leave traces": all(node in members for node in known),
+        "whoever was up has a number": all(
+            m.up_number for m in members.values() if m.status is Status.UP
+        ),
+        "a member has seen its own state": me not in members or me in gossip.seen,
+        "only members are watched": all(node in members for node in watched),
+    }
+    return [rule for rule, holds in rules.items() if not holds]
