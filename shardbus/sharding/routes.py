@@ -66,8 +66,8 @@ class Route:
     def believes(self, home: Home, epoch: int) -> bool:
         """Whether this home is news, or at least not old."""
         known = self.next or self.home
-        if known is not None and known.fence == home.fence:
-            return known.node == home.node
+        if known is not None and known.fence == home.fence and known.node != home.node:
+            return False
         if home.fence >= self.floor:
             return True
         return self.left is not None and home.fence == self.left[0] and epoch > self.left[1]

@@ -147,6 +147,8 @@ class Net:
         self.now = until
 
     def send(self, source: NodeId, target: NodeId, item: object) -> None:
+        """Links keep order. Nobody is reached at a process that membership removed, and who tries
+        hears that it is gone."""
         link = (source, target)
         delay = self.dice.uniform(0.0005, 0.01) if source != target else 0.0
         arrival = max(self.now + delay, self._links.get(link, 0.0), self._stalled.get(link, 0.0))
@@ -156,6 +158,8 @@ class Net:
             process = self.processes.get(target)
             if process is not None and process.alive:
                 process.arrive(source, item)
+            elif target not in self.members and source in self.processes:
+                self._gone(self.processes[source], self.processes[target])
 
         self.at(arrival, deliver)
 

@@ -289,7 +289,7 @@ def test_a_lost_table_is_rebuilt_from_what_regions_host() -> None:
     assert (A, msg.HandOff(1, (a,))) in said, "of two homes the higher fence stays"
     assert desk.coordinator.table.homes == {"1": b, "2": late}
     desk.ask(A, "3")
-    assert desk.writes[-1].homes == {"3": (B, (99 << 32) + 1)}, "above every fence reported"
+    assert desk.writes[-1].homes == {"3": (A, (99 << 32) + 1)}, "above every fence reported"
 
 
 def move(desk: Desk) -> Home:
