@@ -120,7 +120,11 @@ class MemoryStore:
         table.op_id = op_id
 
     async def remove_table(self, entity_type: str) -> bool:
-        return self._data().tables.pop(entity_type, None) is not None
+        table = self._data().tables.get(entity_type)
+        if table is None or not table.homes:
+            return False
+        table.homes = {}
+        return True
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         state = self._data().states.setdefault((entity_type, entity_id), _State(fence))

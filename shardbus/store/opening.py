@@ -132,7 +132,7 @@ def _open_redis(url: str, cluster: str, timeout: float) -> StateStore:
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"store.url: {mask_url(url)!r} needs the package {error.name!r}",
-            hint="pip install 'shardbus[redis]'",
+            hint="pip install redis",
         ) from None
     return RedisStore(url, f"shardbus:{quote(cluster, safe='')}", timeout=timeout)
 

@@ -102,8 +102,11 @@ class StateStore(Protocol):
         """
 
     async def remove_table(self, entity_type: str) -> bool:
-        """Forget the table and its epoch. Only for a cluster that is stopped. True if there was
-        one."""
+        """Forget every home. Only for a cluster that is stopped. True if there was one.
+
+        The epoch stays: fences are drawn above it, and entities' stored fences must not be ahead of
+        those of the next cluster.
+        """
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         """The entity's state, None if there is none; raises the stored fence to `fence` in the same
@@ -121,7 +124,8 @@ class StateStore(Protocol):
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        """Remember these entities as running in the shard.
+        """Remember these entities as running in the shard. None at all raises the shard's fence,
+        as a new home does before it reads.
 
         Raises:
             StaleFence: the shard's stored fence is higher (`entity_id` is then the shard). Nothing

@@ -102,7 +102,7 @@ return {'ok'}
 )
 
 # KEYS table, homes
-REMOVE_TABLE = Script("redis.call('DEL', KEYS[2]) return redis.call('DEL', KEYS[1])")
+REMOVE_TABLE = Script("return redis.call('DEL', KEYS[2])")
 
 # KEYS entity; ARGV 3 fence
 LOAD_STATE = Script(

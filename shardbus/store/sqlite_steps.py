@@ -152,8 +152,7 @@ class Steps:
 
     def remove_table(self, entity_type: str) -> bool:
         key = (self.cluster, entity_type)
-        self.db.execute("DELETE FROM home WHERE cluster = ? AND type = ?", key)
-        gone = self.db.execute("DELETE FROM shard_table WHERE cluster = ? AND type = ?", key)
+        gone = self.db.execute("DELETE FROM home WHERE cluster = ? AND type = ?", key)
         return gone.rowcount > 0
 
     def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:

@@ -133,15 +133,20 @@ class TablesAndLeases:
         assert table is not None
         assert dict(table.homes) == {"7": (A, 1)}
 
-    async def test_a_removed_table_is_gone_with_its_epoch(self, store: StateStore) -> None:
+    async def test_a_removed_table_keeps_its_epoch(self, store: StateStore) -> None:
         await store.claim_epoch("counter", 9, "crc32/100")
         await store.claim_epoch("other", 3, "crc32/100")
         await store.write_homes("counter", 9, {"7": (A, 1)}, 1)
+        await store.write_homes("other", 3, {"7": (A, 1)}, 1)
         assert await store.remove_table("counter")
         assert not await store.remove_table("counter")
-        assert await store.load_table("counter") is None
-        assert not (await store.claim_epoch("counter", 1, "crc32/200")).homes
-        assert await store.load_table("other") is not None
+        with pytest.raises(StaleEpoch):
+            await store.claim_epoch("counter", 8, "crc32/200")
+        table = await store.claim_epoch("counter", 10, "crc32/200")
+        assert (table.epoch, table.layout, dict(table.homes)) == (10, "crc32/200", {})
+        other = await store.load_table("other")
+        assert other is not None
+        assert dict(other.homes) == {"7": (A, 1)}
 
     async def test_of_two_that_claim_an_epoch_at_once_one_gets_it(
         self, store: StateStore, other: StateStore
