@@ -244,7 +244,7 @@ class Endpoint:
                 raise
             return kind != Kind.DATA  # data waits until the peer connects again
         if self._reader is not None:
-            self._reader.stir()
+            self._reader.sent()
         return True
 
     def _on_router(self, parts: list[bytes]) -> None:

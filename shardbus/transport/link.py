@@ -91,7 +91,7 @@ class Link:
             self._socket.send_multipart((header, body), zmq.NOBLOCK)
         except zmq.Again:
             return False
-        self._reader.stir()
+        self._reader.sent()
         return True
 
     def close(self) -> None:

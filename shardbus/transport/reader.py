@@ -51,10 +51,16 @@ class Reader:
         self.stir()
 
     def stir(self) -> None:
-        """Look again soon: something was sent on the socket, or messages were left."""
+        """Look again soon: messages may be there."""
         if not self._scheduled and not self._closed:
             self._scheduled = True
             self._loop.call_soon(self._again)
+
+    def sent(self) -> None:
+        """Something was sent on the socket, which may have swallowed an edge: if a message is there,
+        look again. Without one, the next to come raises an edge of its own."""
+        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self.stir()
 
     @property
     def closed(self) -> bool:

@@ -1,0 +1,90 @@
+"""The application that a node runs in the benchmarks, and the counters that are read from outside.
+
+Source: the work is described in `benchmarks.harness`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import socket
+import threading
+import time
+
+from shardbus import Entity, ShardBus, handler
+
+bus = ShardBus("bench")
+
+
+class Meter:
+    """Counts handled messages and stamps the first and the last of those expected."""
+
+    __slots__ = ("first", "last", "n", "target")
+
+    def __init__(self) -> None:
+        self.expect(0)
+
+    def expect(self, target: int) -> None:
+        """Begin anew."""
+        self.n, self.target, self.first, self.last = 0, target, 0, 0
+
+    def hit(self) -> None:
+        """One was handled."""
+        n = self.n = self.n + 1
+        if n == 1:
+            self.first = time.monotonic_ns()
+        elif n == self.target:
+            self.last = time.monotonic_ns()
+
+
+meter = Meter()
+
+
+@bus.entity(name="counter", shards=64, passivate_after=3600.0)
+class Counter(Entity):
+    """Counts what it is sent."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @handler
+    def hit(self, payload: bytes) -> int:
+        """One more."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+
+def resident() -> int:
+    """Bytes of memory in use by this process."""
+    gc.collect()
+    with open("/proc/self/statm") as f:
+        return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def serve(path: str) -> None:
+    """Answer the questions of `harness.Host` from a thread, which sleeps while nobody asks."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(1)
+
+    def loop() -> None:
+        while True:
+            connection, _ = server.accept()
+            with connection, connection.makefile("rw") as f:
+                for line in f:
+                    word, _, argument = line.strip().partition(" ")
+                    answer = {"n": meter.n, "first": meter.first, "last": meter.last}
+                    if word == "expect":
+                        meter.expect(int(argument))
+                    elif word == "rss":
+                        answer["rss"] = resident()
+                    f.write(json.dumps(answer) + "\n")
+                    f.flush()
+
+    threading.Thread(target=loop, daemon=True).start()
+
+
+if "BENCH_CONTROL" in os.environ:
+    serve(os.environ["BENCH_CONTROL"])

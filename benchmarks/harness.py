@@ -1,0 +1,185 @@
+"""What the benchmarks share: the work, a host's counters read from outside, and the lines printed.
+
+The work: 10,000 keyed counters in one host process, one producer process, 64-byte payloads, ids in
+a fixed stride so that each round visits each counter once, all on the loopback. A result is one
+JSON
+line: name, value, unit, parameters, versions. Product and baseline run in turn, A B A B, and the
+ratio is taken pair by pair, because shared machines drift.
+
+    python -m benchmarks.tell          tells a second
+    python -m benchmarks.ask           asks one at a time and 256 in flight
+    python -m benchmarks.activation    first messages to new entities, and their memory
+
+BENCH_RUNS (3) and BENCH_SECONDS (4) make them shorter or longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from itertools import cycle
+from pathlib import Path
+
+import msgspec
+import zmq
+
+ENTITIES = 10_000
+STRIDE = 7_919
+IN_FLIGHT = 256
+FRESH = 100_000
+PAYLOAD = bytes(i % 251 for i in range(64))
+IDS = [f"entity-{i * STRIDE % ENTITIES}" for i in range(ENTITIES)]
+RUNS = int(os.environ.get("BENCH_RUNS", "3"))
+SECONDS = float(os.environ.get("BENCH_SECONDS", "4"))
+STALL_S = 20.0
+VERSIONS = {
+    "python": sys.version.split()[0],
+    "pyzmq": zmq.pyzmq_version(),
+    "libzmq": zmq.zmq_version(),
+    "msgspec": msgspec.__version__,
+}
+
+
+def emit(name: str, value: float, unit: str, **parameters: object) -> None:
+    """Print one result."""
+    line = {
+        "name": name,
+        "value": round(value, 3 if unit == "x" else 1),
+        "unit": unit,
+        "parameters": parameters,
+        "versions": VERSIONS,
+    }
+    print(json.dumps(line), flush=True)
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+class Host:
+    """A host process and the socket on which it tells its counters."""
+
+    def __init__(self, process: subprocess.Popen[bytes], control: str) -> None:
+        self.process = process
+        self._control = control
+
+    async def connect(self) -> None:
+        """Wait until it answers."""
+        deadline = time.monotonic() + 30
+        while True:
+            with contextlib.suppress(OSError):
+                self._reader, self._writer = await asyncio.open_unix_connection(self._control)
+                return
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("the host did not start")
+            await asyncio.sleep(0.05)
+
+    async def ask(self, word: str) -> dict[str, int]:
+        """One question: `expect N`, `seen`, `counts` or `rss`."""
+        self._writer.write(f"{word}\n".encode())
+        answer: dict[str, int] = json.loads(await self._reader.readline())
+        return answer
+
+    async def finished(self, n: int) -> float:
+        """Wait until it has handled `n` messages; seconds from the first to the last of them."""
+        last, since = -1, time.monotonic()
+        while (seen := await self.ask("seen"))["n"] < n:
+            if seen["n"] != last:
+                last, since = seen["n"], time.monotonic()
+            elif time.monotonic() - since > STALL_S:
+                raise RuntimeError(f"{n - last} of {n} messages never arrived")
+            await asyncio.sleep(0.05)
+        return (seen["last"] - seen["first"]) / 1e9
+
+    def end(self) -> None:
+        """Stop it."""
+        self._writer.close()
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+class Side(contextlib.AbstractAsyncContextManager["Side"]):
+    """One of the two that are compared: a running host and a connected producer."""
+
+    name: str
+    host: Host
+    tell: Callable[[Iterable[str]], Awaitable[None]]
+    ask: Callable[[str], Awaitable[object]]
+
+
+@contextlib.asynccontextmanager
+async def spawned(*args: str) -> AsyncIterator[Host]:
+    """A host started as `python ARGS`, with its control socket in `BENCH_CONTROL`."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        control = f"{folder}/control"
+        root = str(Path(__file__).parent.parent)
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
+        environment |= {"BENCH_CONTROL": control, "BENCH_FOLDER": folder, "PYTHONPATH": root}
+        process = subprocess.Popen(
+            [sys.executable, *args],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        host = Host(process, control)
+        try:
+            await host.connect()
+            yield host
+        finally:
+            if process.poll() is None:
+                host.end() if hasattr(host, "_writer") else process.kill()
+                process.wait()
+
+
+async def told(side: Side, rounds: int) -> float:
+    """Tell every entity `rounds` times; messages a second between the first and the last
+    handled."""
+    n = rounds * ENTITIES
+    await side.host.ask(f"expect {n}")
+    for _ in range(rounds):
+        await side.tell(IDS)
+    return (n - 1) / await side.host.finished(n)
+
+
+async def asked(side: Side, lanes: int, seconds: float) -> tuple[float, list[float]]:
+    """`lanes` closed loops over the ids: asks a second, and latencies in microseconds, sorted."""
+    keys, taken = cycle(IDS), []
+    begun = time.monotonic()
+    end = begun + seconds
+
+    async def lane() -> None:
+        while time.monotonic() < end:
+            t = time.monotonic_ns()
+            await side.ask(next(keys))
+            taken.append((time.monotonic_ns() - t) / 1e3)
+
+    await asyncio.gather(*(lane() for _ in range(lanes)))
+    return len(taken) / (time.monotonic() - begun), sorted(taken)
+
+
+def percentile(ordered: list[float], q: float) -> float:
+    """The value below which a part `q` of them lies."""
+    return ordered[max(0, math.ceil(len(ordered) * q) - 1)]
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle one."""
+    return statistics.median(values)

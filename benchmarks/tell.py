@@ -1,0 +1,47 @@
+"""Tells a second: shardbus beside raw batched sockets, in turn, and the ratio of each pair."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks.harness import ENTITIES, RUNS, SECONDS, emit, median, told
+from benchmarks.sides import Product, Raw
+
+
+async def main() -> None:
+    """Measure and print."""
+    async with Product() as product, Raw("raw_batched") as raw:
+        sides = (product, raw)
+        rounds = {side: await _warm(side) for side in sides}
+        rates = {side: [] for side in sides}
+        for _ in range(RUNS):
+            for side in sides:
+                rates[side].append(await told(side, rounds[side]))
+        for side in sides:
+            runs = [round(r) for r in rates[side]]
+            emit(
+                f"{side.name}/tell",
+                median(rates[side]),
+                "msg/s",
+                runs=runs,
+                payload=64,
+                entities=ENTITIES,
+            )
+        ratios = [a / b for a, b in zip(rates[product], rates[raw], strict=True)]
+        emit(
+            "tell/ratio", median(ratios), "x", of="raw_batched", pairs=[round(r, 3) for r in ratios]
+        )
+
+
+async def _warm(side) -> int:
+    """Rounds that take about SECONDS."""
+    rounds = 1
+    while True:
+        rate = await told(side, rounds)
+        if rounds * ENTITIES / rate > 0.5:
+            return max(1, round(rate * SECONDS / ENTITIES))
+        rounds *= 4
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
