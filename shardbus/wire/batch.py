@@ -133,6 +133,9 @@ class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
     hops: int
 
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what they should be."""
+
 Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush
 
 encode_batch = msgspec.msgpack.Encoder().encode
@@ -221,7 +224,7 @@ def decode_batch(body: bytes) -> list[Run]:
     """
     try:
         runs = _decode_batch(body)
-    except (msgspec.MsgspecError, RecursionError) as e:
+    except UNREADABLE as e:
         raise RemoteProtocolError(f"not a batch: {e}") from None
     if len(runs) > RUNS_MAX:
         raise RemoteProtocolError(f"a batch of {len(runs)} runs, at most {RUNS_MAX}")
@@ -244,7 +247,7 @@ def decode_hello(body: bytes) -> Hello:
     """Read the body of a HELLO frame, or raise RemoteProtocolError."""
     try:
         return _decode_hello(body)
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise RemoteProtocolError(f"not a Hello: {e}") from None
 
 
@@ -252,7 +255,7 @@ def decode_welcome(body: bytes) -> Welcome:
     """Read the body of a WELCOME frame, or raise RemoteProtocolError."""
     try:
         return _decode_welcome(body)
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise RemoteProtocolError(f"not a Welcome: {e}") from None
 
 
@@ -260,7 +263,7 @@ def decode_refused(body: bytes) -> RefusedBody:
     """Read the body of a REFUSED frame, or raise RemoteProtocolError."""
     try:
         return _decode_refused(body)
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise RemoteProtocolError(f"not a refusal: {e}") from None
 
 
@@ -268,5 +271,5 @@ def decode_membership(body: bytes) -> Membership:
     """Read the body of a MEMBERSHIP frame, or raise RemoteProtocolError."""
     try:
         return _decode_membership(body)
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise RemoteProtocolError(f"not a membership message: {e}") from None

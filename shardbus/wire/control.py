@@ -15,7 +15,7 @@ import msgspec
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import MESSAGES
-from shardbus.wire.batch import Control
+from shardbus.wire.batch import UNREADABLE, Control
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +63,5 @@ def decode_control(control: Control) -> object:
         raise RemoteProtocolError(f"unknown control message {control.tag!r}")
     try:
         return decoder.decode(control.body)
-    except (msgspec.MsgspecError, RecursionError) as e:
+    except UNREADABLE as e:
         raise RemoteProtocolError(f"not a {control.tag}: {e}") from None
