@@ -15,6 +15,7 @@ Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140; ECOSYSTEM section 2 (messages, typ
 from __future__ import annotations
 
 import inspect
+import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, is_dataclass
@@ -248,21 +249,22 @@ class Interface:
 def message_decoders(
     receive: Callable[..., Any] | None, classes: Iterable[type]
 ) -> dict[str, Decode]:
-    """The messages that `receive(self, message)` takes: plain values, the given classes, and those
-    it is annotated with."""
+    """The messages that `receive(self, message)` takes: plain values as it is annotated with them,
+    the classes among its annotations, and the given ones."""
     if receive is None:
         return {}
     named: dict[str, Decode] = {}
-    plain: Decode = _decode_any
     parameters = tuple(inspect.signature(receive).parameters)
     wanted = _hints(receive).get(parameters[1], Any) if len(parameters) > 1 else Any
-    members = typing.get_args(wanted) if typing.get_origin(wanted) is not None else (wanted,)
+    is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
+    members = typing.get_args(wanted) if is_union else (wanted,)
     for cls in (*members, *classes):
         if is_message_class(cls):
             check_type(f"message {cls.__name__}", cls)
             named[f":{cls.__name__}"] = decoder(cls)
-    if wanted not in (Any, object):
-        check_type("receive: message", wanted)
-        if len(members) == 1 or not any(map(is_message_class, members)):
-            plain = decoder(wanted)
-    return {"": plain, **named}
+    plain = [member for member in members if not is_message_class(member)]
+    if not plain and len(members) > 1:
+        return named  # nothing says which of the classes a plain value would be
+    rest: Any = typing.Union[tuple(plain or members)]  # noqa: UP007  (made at run time)
+    check_type("receive: message", rest)
+    return {"": decoder(rest), **named}
