@@ -27,7 +27,7 @@ types: .venv/all.stamp
 	$(BIN)/basedpyright
 
 bench: .venv/all.stamp
-	@for benchmark in tell ask activation; do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done
+	@for benchmark in tell ask activation; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 clean:
 	rm -rf .venv

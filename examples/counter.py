@@ -1,30 +1,29 @@
-"""The smallest application: counters that live somewhere in the cluster.
+"""The smallest application, and a client of it."""
 
-shardbus node start examples.counter:bus
-shardbus ask counter page-7 add 2
-"""
+import asyncio
 
-from __future__ import annotations
-
-from shardbus import Entity, ShardBus, handler
+from shardbus import AsyncClient, Entity, ShardBus, handler
 
 bus = ShardBus("shop")
 
 
 @bus.entity(name="counter")
 class Counter(Entity):
-    """Counts what it is told to, in memory: it starts from 0 after a move or a crash."""
-
     def __init__(self) -> None:
         self.value = 0
 
     @handler
     def add(self, amount: int = 1) -> int:
-        """Add, and answer the new value."""
         self.value += amount
         return self.value
 
-    @handler
-    def total(self) -> int:
-        """The value."""
-        return self.value
+
+async def main() -> None:
+    async with AsyncClient("tcp://127.0.0.1:7355", cluster="shop") as client:
+        page = client.ref(Counter, "page-7")
+        await page.add.tell(1)
+        print(await page.add(2))
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
