@@ -295,12 +295,9 @@ class Cluster:
 
     def _bow_out(self, now: float) -> None:
         mine = self.gossip.members.get(self.me)
-        if mine is None:
-            last = self.view.status
-            graceful = last in (Status.LEAVING, Status.EXITING)
-            self._stop("left" if graceful else "downed", now)
-        elif mine.status is Status.DOWN:
-            self._stop("downed", now)
+        if mine is None or mine.status is Status.DOWN:
+            drained = self.view.status in (Status.LEAVING, Status.EXITING)
+            self._stop("left" if drained else "downed", now)
         elif mine.status is Status.EXITING and self.gossip.converged():
             self._stop("left", now)
 

@@ -61,7 +61,7 @@ class Split:
     order."""
 
     side: tuple[NodeId, ...] = ()
-    """Members of our side that are not already on their way out."""
+    """This node, and the members of our side that are not already on their way out."""
     cut: tuple[NodeId, ...] = ()
     """Members cut off from us."""
     gone: tuple[NodeId, ...] = ()
@@ -99,7 +99,9 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         if n != me and ((n in flags and n not in gossip.seen) or n in doubt)
     )
     side = tuple(
-        n for n, m in gossip.members.items() if n not in cut and m.status not in ON_THE_WAY_OUT
+        n
+        for n, m in gossip.members.items()
+        if n == me or (n not in cut and m.status not in ON_THE_WAY_OUT)
     )
     links = [
         (observer, subject)

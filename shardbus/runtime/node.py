@@ -52,6 +52,7 @@ log = logging.getLogger("shardbus.node")
 ASK_TIMEOUT_MS = 5000
 ALIVE_EVERY_S = 0.2
 PART_S = 5.0
+DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
 NOTEWORTHY = frozenset(
     {
@@ -85,6 +86,8 @@ class Node:
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
         self._peers: dict[NodeId, Member] = {}
+        self._suspects: set[NodeId] = set()
+        """Who was unreachable in the last view but one."""
         self._clients: dict[NodeId, Session] = {}
         self._timers: list[asyncio.TimerHandle] = []
         self._leases: set[asyncio.Task[None]] = set()
@@ -211,22 +214,31 @@ class Node:
         self.cluster.post(cluster.LeaseResult(wanted.name, granted))
 
     def _on_view(self, view: MembershipView) -> None:
-        before, self.view = self._peers, view
+        before, self._suspects = self._peers, set(self.view.unreachable if self.view else ())
+        self.view = view
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive
-        for node in before:
+        for node, member in before.items():
             if node not in alive and node != self.me:
-                self._node_gone(node)
+                self._node_gone(member)
         for name in self.kinds:
             self._look_after(name, view)
         nodes = tuple(m.node for m in view.members if m.status in _HOSTING)
         for session in self._clients.values():
             session.control(encode_control("", Members(nodes)))
 
-    def _node_gone(self, node: NodeId) -> None:
+    def _node_gone(self, member: Member) -> None:
+        """A member is removed. One that left may still pass on what it was sent before, and says
+        goodbye when it has done so; one that died says nothing any more."""
+        node = member.node
+        left = member.status in (Status.LEAVING, Status.EXITING) and node not in self._suspects
         for kind in self.kinds.values():
             kind.router.handle(events.NodeGone(node))
-        self.endpoint.drop(node, NodeLost(f"{node} is gone"))
+        error = NodeLost(f"{node} is gone")
+        if left:
+            self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
+        else:
+            self.endpoint.drop(node, error)
 
     def _look_after(self, name: str, view: MembershipView) -> None:
         """Who coordinates the type now; if it is this node, over whom."""

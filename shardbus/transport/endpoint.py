@@ -293,6 +293,9 @@ class Endpoint:
             self._refuse(identity, uid, "another incarnation lives here now", stale=True)
             return
         inbound = self._inbound.get(hello.name)
+        if inbound is not None and hello.session < inbound.hello.session:
+            self.count_drop("late_hello")
+            return
         if inbound is not None and inbound.hello.session < hello.session:
             self._forget(inbound, NodeLost(f"{hello.name} began a new session"))
             inbound = None
