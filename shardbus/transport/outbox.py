@@ -32,6 +32,8 @@ from shardbus.wire.schema import Decode
 BATCH_WEIGHT_MAX = 64 * 1024
 ENVELOPE_WEIGHT = 192
 """What an envelope weighs besides its payload: a batch is full at 64 KiB or some 340 small ones."""
+FAILURE_TEXT_MAX = 16 * 1024
+"""Characters of an error's text that travel."""
 
 
 class Outbox(ABC):
@@ -119,14 +121,15 @@ class Outbox(ABC):
         self._add_reply(payload)
         self._weight += len(payload) + ENVELOPE_WEIGHT
         if self._weight > BATCH_WEIGHT_MAX:
-            self._full()
+            self._full_of_replies()
 
     def fail(self, corr: int, error: Exception) -> None:
         """Answer an ask with an error."""
+        text = error.message if isinstance(error, RequestError) else str(error)
+        text = text[:FAILURE_TEXT_MAX]
         if isinstance(error, EntityFailed):
-            self._put(Fail(corr, "EntityFailed", error.message, error.type), len(error.message))
+            self._put(Fail(corr, "EntityFailed", text, error.type), len(text))
         else:
-            text = error.message if isinstance(error, RequestError) else str(error)
             self._put(Fail(corr, type(error).__name__, text, ""), len(text))
 
     def relay(
@@ -196,6 +199,17 @@ class Outbox(ABC):
                 self._asks.take(run.corrs.pop())
             self._weight -= size + ENVELOPE_WEIGHT
             raise MessageTooLarge(f"a message of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
+        self._spill()
+
+    def _full_of_replies(self) -> None:
+        """The same for answers: one that is too large becomes an error, for its asker waits."""
+        run = self._replies
+        if run is not None and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
+            corr, size = run.corrs.pop(), len(run.payloads.pop())
+            self._weight -= size + ENVELOPE_WEIGHT
+            text = f"the answer has {size} bytes, at most {PAYLOAD_BYTES_MAX}"
+            self.fail(corr, EntityFailed("MessageTooLarge", text))
+            return
         self._spill()
 
     def _spill(self) -> None:
