@@ -1,0 +1,192 @@
+"""The open batch: runs of neighbours, batches by weight, and what is too large leaves the rest."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from session_pair import Side, pair, quiet
+
+from shardbus.errors import EntityFailed, MessageTooLarge, Unhandled
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
+from shardbus.wire.batch import (
+    PAYLOAD_BYTES_MAX,
+    AskRun,
+    Control,
+    Fail,
+    Relayed,
+    ReplyRun,
+    TellRun,
+)
+from shardbus.wire.schema import decode_value
+
+ADD, SUB = ("counter", "add"), ("counter", "sub")
+
+
+def future() -> asyncio.Future[object]:
+    return asyncio.get_running_loop().create_future()
+
+
+async def test_a_batch_leaves_at_the_end_of_the_turn_that_began_it() -> None:
+    side = Side("a")
+    side.session.tell(ADD, "x", b"1")
+    side.session.tell(ADD, "y", b"2")
+    assert (side.frames, side.session.unflushed) == ([], True)
+    await asyncio.sleep(0)
+    assert side.batches == [[TellRun("counter", "add", ["x", "y"], [b"1", b"2"])]]
+    assert not side.session.unflushed
+
+
+async def test_neighbours_of_one_kind_are_one_run_and_order_is_kept() -> None:
+    side = Side("a")
+    s = side.session
+    s.tell(ADD, "1", b"")
+    s.tell(ADD, "2", b"")
+    s.tell(SUB, "3", b"")
+    s.ask(ADD, "4", b"", 100, future(), decode_value)
+    s.ask(ADD, "5", b"", 100, future(), decode_value)
+    s.ask(ADD, "6", b"", 200, future(), decode_value)
+    s.tell(ADD, "7", b"")
+    s.control(Control("T", "counter", b""))
+    s.tell(ADD, "8", b"")
+    s.flush()
+    assert side.batches == [
+        [
+            TellRun("counter", "add", ["1", "2"], [b"", b""]),
+            TellRun("counter", "sub", ["3"], [b""]),
+            AskRun("counter", "add", 100, ["4", "5"], [b"", b""], [1, 2]),
+            AskRun("counter", "add", 200, ["6"], [b""], [3]),
+            TellRun("counter", "add", ["7"], [b""]),
+            Control("T", "counter", b""),
+            TellRun("counter", "add", ["8"], [b""]),
+        ]
+    ]
+
+
+async def test_the_next_batch_begins_anew() -> None:
+    side = Side("a")
+    for _ in range(2):
+        side.session.tell(ADD, "x", b"1")
+        side.session.reply(7, b"")
+        side.session.flush()
+    one = [TellRun("counter", "add", ["x"], [b"1"]), ReplyRun([7], [b""])]
+    assert side.batches == [one, one]
+
+
+async def test_replies_and_failures_say_what_happened() -> None:
+    side = Side("a")
+    s = side.session
+    s.reply(1, b"a")
+    s.fail(2, EntityFailed("ValueError", "bad"))
+    s.fail(3, Unhandled("no such handler"))
+    s.fail(4, KeyError("k"))
+    s.reply(5, b"b")
+    s.flush()
+    [runs] = side.batches
+    answers = [run for run in runs if isinstance(run, ReplyRun)]
+    assert [c for run in answers for c in run.corrs] == [1, 5]
+    assert [run for run in runs if isinstance(run, Fail)] == [
+        Fail(2, "EntityFailed", "bad", "ValueError"),
+        Fail(3, "Unhandled", "no such handler", ""),
+        Fail(4, "KeyError", "'k'", ""),
+    ]
+
+
+async def test_a_batch_is_full_by_weight() -> None:
+    side = Side("a")
+    payload = bytes(1000)
+    fits = BATCH_WEIGHT_MAX // (1000 + ENVELOPE_WEIGHT)
+    for i in range(fits + 1):
+        assert not side.frames
+        side.session.tell(ADD, str(i), payload)
+    assert len(side.frames) == 1
+    side.session.tell(ADD, "next", payload)
+    side.session.flush()
+    runs = [run for [run] in side.batches if isinstance(run, TellRun)]
+    assert [len(run.ids) for run in runs] == [fits + 1, 1]
+
+
+async def test_small_messages_fill_a_batch_by_their_envelopes() -> None:
+    side = Side("a")
+    for _ in range(1000):
+        side.session.tell(ADD, "x", b"")
+    await asyncio.sleep(0)
+    assert [len(run.ids) for [run] in side.batches if isinstance(run, TellRun)] == [342, 342, 316]
+
+
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_message_that_is_too_large_leaves_the_rest(asked: bool) -> None:
+    a, b = pair()
+    waits = future()
+
+    def send(entity_id: str, payload: bytes) -> None:
+        if asked:
+            a.session.ask(ADD, entity_id, payload, 1000, waits, decode_value)
+        else:
+            a.session.tell(ADD, entity_id, payload)
+
+    a.session.tell(SUB, "before", b"\xc0")
+    with pytest.raises(MessageTooLarge, match=f"at most {PAYLOAD_BYTES_MAX}"):
+        send("big", bytes(PAYLOAD_BYTES_MAX + 1))
+    send("after", b"\xc0")
+    await quiet(a, b)
+    assert [row[1] for row in b.taker.got] == ["before", "after"]
+    assert a.session.waiting_asks == 0
+
+
+async def test_the_largest_message_passes() -> None:
+    a, b = pair()
+    a.session.tell(ADD, "big", bytes(PAYLOAD_BYTES_MAX))
+    await quiet(a, b)
+    assert [(kind, i) for kind, i, _ in b.taker.got] == [("tell", "big")]
+
+
+async def test_an_answer_that_is_too_large_is_an_error_and_leaves_the_rest() -> None:
+    a, b = pair()
+    b.taker.answers = False
+    big, small = future(), future()
+    a.session.ask(ADD, "x", b"", 1000, big, decode_value)
+    a.session.ask(ADD, "x", b"", 1000, small, decode_value)
+    await quiet(a, b)
+    b.session.reply(1, bytes(PAYLOAD_BYTES_MAX + 1))
+    b.session.reply(2, b"\x05")
+    await quiet(a, b)
+    assert isinstance(big.exception(), EntityFailed)
+    assert "bytes" in str(big.exception())
+    assert small.result() == 5
+
+
+async def test_an_endless_text_of_an_error_is_cut() -> None:
+    a, b = pair()
+    b.taker.answers = False
+    waits = future()
+    a.session.ask(ADD, "x", b"", 1000, waits, decode_value)
+    await quiet(a, b)
+    b.session.fail(1, EntityFailed("ValueError", "x" * 2 * PAYLOAD_BYTES_MAX))
+    await quiet(a, b)
+    error = waits.exception()
+    assert isinstance(error, EntityFailed)
+    assert len(error.message) < 100_000
+
+
+async def test_relays_and_flushes_carry_who_waits() -> None:
+    a, b = pair()
+    waits: list[object] = []
+
+    class Waiter:
+        def resolve(self, payload: bytes) -> None:
+            waits.append(payload)
+
+        def fail(self, error: Exception) -> None:
+            waits.append(error)
+
+    a.session.relay(ADD, "17", "x", b"p", 2, 500, None)
+    a.session.relay(ADD, "17", "y", b"p", 2, 500, Waiter())
+    a.session.flush_shard("counter", "17", 0, 500, Waiter())
+    await quiet(a, b)
+    assert b.taker.got == [("relayed", "x", b"p"), ("relayed", "y", b"p"), ("flush", "17")]
+    [[first, second, _]] = a.batches
+    assert isinstance(first, Relayed)
+    assert isinstance(second, Relayed)
+    assert (first.corr, second.corr, second.hops, second.timeout_ms) == (0, 1, 2, 500)
+    assert waits == [b""]
