@@ -281,7 +281,8 @@ class Region:
 
     def _on_question(self, sender: NodeId, shards: tuple[str, ...], now: float) -> None:
         """A client asks: answer what is known, and keep it informed from now on."""
-        self._watchers[sender] = None
+        if sender != self._me:
+            self._watchers[sender] = None
         known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
         if known:
             homes = tuple(known.values())

@@ -75,7 +75,7 @@ class Router:
         self.acks: dict[str, Home] = {}
         """BeginHandOffs to be acknowledged at the end of the turn."""
         self.news: dict[str, Home] = {}
-        """Homes learned in this turn."""
+        """Homes that were not known before this turn."""
 
     @property
     def buffered(self) -> tuple[int, int]:
@@ -146,6 +146,8 @@ class Router:
         if home.node in self._gone or not route.believes(home, epoch):
             return
         route.asked = False
+        if self.home_of(home.shard) != home:
+            self.news[home.shard] = home
         if route.way is Way.UNKNOWN:
             route.point(home)
             self._open(route)
@@ -159,7 +161,6 @@ class Router:
         else:
             route.point(home)
             self._let_through(route)
-        self.news[home.shard] = home
 
     def believes(self, home: Home, epoch: int) -> bool:
         """Whether `told` would take it."""

@@ -210,7 +210,7 @@ class Net:
     def _await_drained(self, process: Process) -> None:
         if not process.alive:
             return
-        if not process.drained:
+        if not process.drained or process.region.buffered[0]:
             self.at(self.now + 0.2, lambda: self._await_drained(process))
             return
         self.at(self.now + 1.0, lambda: self._remove(process, notify=False))

@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 from sharding_net import SETTINGS, Net
 
+from shardbus.sharding import events as ev
+
 SEEDS = 300
 BLOCK = 25
 
 
-FAULTS = ("kill", "join", "join", "leave", "stall", "stall", "store", "slow")
-FORGETFUL = ("kill", "join", "leave", "forget", "forget")
+FAULTS = ("kill", "join", "join", "leave", "stall", "stall", "store", "slow", "stop", "stop")
+FORGETFUL = ("kill", "join", "leave", "forget", "forget", "stop")
 
 
 def run_seed(seed: int, faults: tuple[str, ...] = FAULTS, *, tracing: bool = False) -> Net:
@@ -30,6 +32,8 @@ def run_seed(seed: int, faults: tuple[str, ...] = FAULTS, *, tracing: bool = Fal
         net.add_client()
     for _ in range(dice.randint(1, 7)):
         net.at(dice.uniform(0.5, 12), lambda: fault(net, dice.choice(faults)))
+    for _ in range(30):
+        net.at(dice.uniform(0.5, 14), lambda: stall(net, dice.uniform(0.05, 0.6)))
     for _ in range(250):
         net.at(dice.uniform(0, 14), lambda: chatter(net))
     net.run(60)
@@ -40,9 +44,15 @@ def run_seed(seed: int, faults: tuple[str, ...] = FAULTS, *, tracing: bool = Fal
 def chatter(net: Net) -> None:
     """Somebody sends a few messages in a row."""
     process = net.dice.choice(list(net.processes.values()))
-    sender, entity = net.dice.choice("ab"), f"e{net.dice.randrange(12)}"
-    for _ in range(net.dice.randint(1, 3)):
-        net.tell(process, sender, entity)
+    entity = f"e{net.dice.randrange(5)}"
+    for index in range(net.dice.randint(1, 6)):
+        net.at(net.now + 0.05 * index, lambda: net.tell(process, "a", entity))
+
+
+def stall(net: Net, seconds: float) -> None:
+    """A link between two processes is slow for so long."""
+    everybody = list(net.processes.values())
+    net.stall(net.dice.choice(everybody).me, net.dice.choice(everybody).me, seconds)
 
 
 def fault(net: Net, what: str) -> None:
@@ -53,8 +63,11 @@ def fault(net: Net, what: str) -> None:
     elif what == "join":
         net.add_node()
     elif what == "stall":
-        source, target = net.dice.choice(live), net.dice.choice(list(net.processes.values()))
-        net.stall(source.me, target.me, net.dice.uniform(0.5, 4))
+        stall(net, net.dice.uniform(0.5, 4))
+    elif what == "stop":
+        shards = tuple(net.dice.sample([str(shard) for shard in range(net.shards)], 4))
+        for process in live:
+            process.into_coordinator(ev.StopShards(shards))
     elif what == "store":
         net.store.failing_until = net.now + net.dice.uniform(0.5, 4)
     elif what == "forget":
