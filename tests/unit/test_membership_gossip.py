@@ -1,0 +1,230 @@
+"""The state: merge laws over generated histories, convergence, tombstones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership.audit import broken_rules
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import TRANSITIONS, Member, Status
+from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.vector_clock import VectorClock
+
+NODES = tuple(NodeId(host, 1, 1) for host in "abcde")
+A, B, C, D, E = NODES
+J, W, U, LEAVING, X, DOWN, _ = Status
+
+
+def member(node: NodeId, status: Status = U, up_number: int = 1) -> Member:
+    return Member(node, 2, status=status, up_number=up_number)
+
+
+def state(seen: str = "abc", **statuses: Status) -> Gossip:
+    """The state in which the hosts have these statuses, seen by these hosts."""
+    members = {NodeId(h, 1, 1): member(NodeId(h, 1, 1), s) for h, s in sorted(statuses.items())}
+    return Gossip(members, frozenset(NodeId(h, 1, 1) for h in seen), clock=VectorClock({A: 1}))
+
+
+# -- laws --------------------------------------------------------------------------------------
+
+sets_of_nodes = st.lists(st.sampled_from(NODES), unique=True, max_size=5)
+counters = st.dictionaries(st.sampled_from(NODES), st.integers(1, 2), max_size=5)
+
+
+@st.composite
+def arbitrary(draw: st.DrawFn) -> Gossip:
+    """Any well-formed copy, also such as no history could bring about."""
+    dead = draw(st.dictionaries(st.sampled_from(NODES), st.floats(0, 9), max_size=2))
+    alive = [n for n in draw(sets_of_nodes) if n not in dead]
+    subset = st.lists(st.sampled_from(alive), unique=True) if alive else st.just([])
+    clock = {n: c for n, c in draw(counters).items() if n in alive}
+    rows = {
+        observer: Row(
+            draw(st.integers(1, 3)),
+            {s: draw(st.sampled_from([Flag.UNREACHABLE, Flag.TERMINATED])) for s in draw(subset)},
+        )
+        for observer in draw(subset)
+    }
+    return Gossip(
+        members={
+            n: member(n, draw(st.sampled_from(list(Status)[:-1])), draw(st.integers(0, 3)))
+            for n in sorted(alive)
+        },
+        seen=frozenset(draw(subset)),
+        reachability=Reachability(rows),
+        clock=VectorClock(clock),
+        tombstones=dead,
+        epochs=draw(st.dictionaries(st.sampled_from(["x", "y"]), st.integers(1, 3))),
+    )
+
+
+@given(arbitrary(), arbitrary(), arbitrary())
+@settings(max_examples=100)
+def test_merge_laws(a: Gossip, b: Gossip, c: Gossip) -> None:
+    assert a.merge(b) == b.merge(a)
+    assert a.merge(b).merge(c) == a.merge(b.merge(c))
+    assert a.merge(a) == a
+    assert a.merge(b).merge(a) == a.merge(b)
+    assert a.merge(b).merge(b) == a.merge(b)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Gossip]:
+    """Five copies after a random history of changes and merges, as nodes would make them."""
+    founded = Gossip().with_members(A, *(member(n) for n in NODES))
+    copies = {n: founded.with_seen(n) for n in NODES}
+    for _ in range(draw(st.integers(0, 12))):
+        me = draw(st.sampled_from(NODES))
+        other = draw(st.sampled_from(NODES))
+        copy = copies[me]
+        if me not in copy.members:
+            continue
+        match draw(st.integers(0, 4)):
+            case 0:
+                copy = copy.with_flag(me, other, draw(st.sampled_from(list(Flag))))
+            case 1 if other in copy.members and (now := copy.members[other]):
+                steps = [s for s in TRANSITIONS[now.status] if s is not Status.REMOVED]
+                if steps:
+                    copy = copy.with_members(me, now.moved(draw(st.sampled_from(steps))))
+            case 2 if other != me and other in copy.members:
+                if Status.REMOVED in TRANSITIONS[copy.members[other].status]:
+                    copy = copy.without_members(me, (other,), 1.0)
+            case 3:
+                copy = copy.with_epoch(me, "x", draw(st.integers(1, 5)))
+            case _:
+                copy = copy.merge(copies[other])
+        copies[me] = copy.with_seen(me) if me in copy.members else copy
+    return list(copies.values())
+
+
+@given(histories())
+@settings(max_examples=80)
+def test_equal_versions_have_equal_content(copies: list[Gossip]) -> None:
+    for one in copies:
+        for other in copies:
+            if one.same_version(other):
+                assert replace(one, seen=frozenset()) == replace(other, seen=frozenset())
+
+
+@given(histories(), st.randoms(use_true_random=False))
+@settings(max_examples=80)
+def test_any_order_of_merging_ends_alike(copies: list[Gossip], random: object) -> None:
+    shuffled = list(copies)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = Gossip(), Gossip()
+    for left, right in zip(copies, shuffled, strict=True):
+        one, other = one.merge(left), other.merge(right)
+    assert one == other
+    for copy in copies:
+        assert one.merge(copy) == one
+        for node, seen in copy.members.items():
+            assert node in one.tombstones or one.members[node].status.rank >= seen.status.rank
+    assert [r for r in broken_rules(one, NODES[0], ()) if "has seen" not in r] == []
+
+
+# -- seen and convergence ----------------------------------------------------------------------
+
+
+def test_a_change_is_seen_by_its_author_only() -> None:
+    before = state(a=U, b=U).with_seen(A, B)
+    for after in (
+        before.with_flag(A, B, Flag.UNREACHABLE),
+        before.with_epoch(A, "x", 1),
+        before.with_members(A, member(C, J)),
+    ):
+        assert after.seen == {A}
+        assert after.clock.counters[A] == 2
+
+
+def test_no_change_is_no_new_version() -> None:
+    copy = state(a=U, b=U).with_epoch(A, "x", 3)
+    assert copy.with_epoch(B, "x", 3) is copy
+    assert copy.with_flag(A, B, Flag.REACHABLE) is copy
+    assert copy.with_seen(A) is copy
+
+
+def test_seen_of_merged_versions() -> None:
+    base = state("abc", a=U, b=U, c=U)
+    newer = base.with_epoch(A, "x", 1)
+    rival = base.with_epoch(B, "x", 2)
+    assert base.merge(newer).seen == {A}
+    assert newer.with_seen(C).merge(newer.with_seen(B)).seen == {A, B, C}
+    assert newer.merge(rival).seen == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("copy", "flags", "waiting"),
+    [
+        (state("", a=U), {}, [A]),
+        (state("a", a=U), {}, []),
+        (state("ab", a=U, b=U, c=U), {}, [C]),
+        (state("abc", a=U, b=LEAVING, c=U), {}, []),
+        (state("ac", a=U, b=LEAVING, c=U), {}, [B]),
+        (state("a", a=U, b=J, c=W), {}, []),
+        (state("a", a=U, b=X, c=DOWN), {}, []),
+        (state("a", a=J, b=W), {}, [B]),
+        (state("", a=X, b=DOWN), {}, []),
+        (state("abc", a=U, b=U, c=U), {C: Flag.UNREACHABLE}, [C]),
+        (state("abc", a=U, b=U, c=U), {C: Flag.TERMINATED}, [C]),
+        (state("a", a=U, b=DOWN, c=X), {B: Flag.UNREACHABLE, C: Flag.TERMINATED}, []),
+        (state("a", a=U, b=J), {B: Flag.UNREACHABLE}, [B]),
+    ],
+)
+def test_convergence(copy: Gossip, flags: dict[NodeId, Flag], waiting: list[NodeId]) -> None:
+    reachability = Reachability({A: Row(1, flags)})
+    copy = replace(copy, reachability=reachability)
+    assert copy.waiting_for() == waiting
+    assert copy.converged() is not bool(waiting)
+
+
+def test_the_word_of_a_downed_observer_does_not_count() -> None:
+    copy = replace(
+        state("a", a=U, b=DOWN), reachability=Reachability({B: Row(1, {A: Flag.UNREACHABLE})})
+    )
+    assert copy.converged()
+
+
+# -- removal -----------------------------------------------------------------------------------
+
+
+def test_a_removed_node_leaves_only_its_tombstone() -> None:
+    copy = state("ab", a=U, b=X, c=U).with_flag(B, C, Flag.UNREACHABLE)
+    copy = copy.with_flag(A, B, Flag.TERMINATED).without_members(A, (B,), 5.0)
+    assert list(copy.members) == [A, C]
+    assert copy.tombstones == {B: 5.0}
+    assert copy.verdicts() == {}
+    assert B not in copy.clock.counters
+
+
+def test_late_gossip_cannot_resurrect() -> None:
+    late = state("ab", a=U, b=X)
+    removed = late.without_members(A, (B,), 5.0)
+    assert late.merge(removed) == removed
+    assert B not in late.with_flag(B, A, Flag.UNREACHABLE).merge(removed).members
+
+
+@pytest.mark.parametrize("status", [J, W, U, LEAVING])
+def test_only_exiting_and_down_members_can_be_removed(status: Status) -> None:
+    with pytest.raises(LocalProtocolError):
+        state(a=U, b=status).without_members(A, (B,), 0.0)
+
+
+def test_nobody_removes_itself() -> None:
+    with pytest.raises(LocalProtocolError):
+        state(a=X).without_members(A, (A,), 0.0)
+
+
+def test_tombstones_travel_as_ages_and_are_pruned_by_time() -> None:
+    copy = replace(state(a=U), tombstones={B: 100.0, C: 160.0})
+    assert copy.flipped(170.0).tombstones == {B: 70.0, C: 10.0}
+    assert copy.flipped(170.0).flipped(1000.0).tombstones == {B: 930.0, C: 990.0}
+    assert copy.pruned(150.0).tombstones == {C: 160.0}
+    assert copy.pruned(50.0) is copy
+    older = replace(copy, tombstones={C: 120.0})
+    assert copy.merge(older).tombstones == {B: 100.0, C: 120.0}

@@ -1,0 +1,94 @@
+"""Statuses, their table, their merge, and the orders of members."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from typing import TypeVar
+
+import pytest
+
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership.member import TRANSITIONS, Member, Status, age_order, leader_order
+
+J, W, U, L, E, D, R = Status
+
+T = TypeVar("T")
+
+
+def shuffled(things: list[T]) -> list[T]:
+    return random.Random(1).sample(things, len(things))
+
+
+LEGAL = {
+    (J, W), (J, U), (J, L), (J, D),
+    (W, U), (W, L), (W, D),
+    (U, L), (U, D),
+    (L, E), (L, D),
+    (E, D), (E, R),
+    (D, R),
+}  # fmt: skip
+
+
+def member(host: str, status: Status = U, up_number: int = 0, uid: int = 1) -> Member:
+    return Member(NodeId(host, 7355, uid), 7356, status=status, up_number=up_number)
+
+
+@pytest.mark.parametrize(("before", "after"), list(product(Status, Status)))
+def test_transitions(before: Status, after: Status) -> None:
+    one = member("a", before)
+    if (before, after) in LEGAL:
+        assert one.moved(after).status is after
+        assert after.rank > before.rank
+    else:
+        with pytest.raises(LocalProtocolError, match=f"from {before.value} to {after.value}"):
+            one.moved(after)
+        assert one.status is before
+
+
+def test_every_status_is_in_the_table_and_leads_to_removed() -> None:
+    assert list(TRANSITIONS) == list(Status)
+    for start in Status:
+        reached = {start}
+        for _ in Status:
+            reached |= {after for status in reached for after in TRANSITIONS[status]}
+        assert R in reached
+
+
+@pytest.mark.parametrize(("one", "other"), list(product(Status, Status)))
+def test_the_later_status_wins(one: Status, other: Status) -> None:
+    order = [J, W, U, L, E, D, R]
+    latest = max(one, other, key=order.index)
+    assert member("a", one).merge(member("a", other)).status is latest
+    assert member("a", other).merge(member("a", one)).status is latest
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "merged"), [(0, 0, 0), (0, 3, 3), (3, 0, 3), (2, 3, 2), (3, 2, 2)]
+)
+def test_the_lower_up_number_wins(one: int, other: int, merged: int) -> None:
+    assert member("a", U, one).merge(member("a", U, other)).up_number == merged
+
+
+def test_address_order_is_host_port_uid() -> None:
+    places = [("a", 1, 9), ("a", 2, 1), ("a", 10, 1), ("a", 10, 2), ("b", 1, 1)]
+    nodes = [NodeId(*place) for place in places]
+    assert sorted(shuffled(nodes)) == nodes
+
+
+def test_age_order_is_by_up_number_then_address() -> None:
+    members = [member("c", up_number=1), member("a", up_number=2), member("b", up_number=2)]
+    assert sorted(shuffled(members), key=age_order) == members
+
+
+def test_leader_order_prefers_up_and_leaving() -> None:
+    order = [("b", L), ("c", U), ("f", W), ("e", J), ("a", E), ("0", D)]
+    members = [member(host, status) for host, status in order]
+    assert sorted(shuffled(members), key=leader_order) == members
+
+
+def test_two_incarnations_are_two_members() -> None:
+    assert member("a", uid=1) != member("a", uid=2)
+    assert replace(member("a"), status=E).node == member("a").node

@@ -1,0 +1,61 @@
+"""Whom gossip goes to."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.membership.targets import (
+    different_view_probability,
+    is_speedy,
+    news_targets,
+    round_target,
+)
+
+NODES = [NodeId(f"n{i}", 1, i) for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [(1, 0.8), (400, 0.8), (800, 0.44), (1200, 0.08), (5000, 0.08)],
+)
+def test_the_bias_is_reduced_in_large_clusters(nodes: int, expected: float) -> None:
+    assert different_view_probability(0.8, 400, nodes) == pytest.approx(expected)
+
+
+def test_the_bias_goes_to_those_who_have_not_seen() -> None:
+    rng = random.Random(1)
+    seen = set(NODES[:8])
+    picks = [round_target(NODES, seen, 0.8, rng) for _ in range(2000)]
+    unseen = sum(pick not in seen for pick in picks) / len(picks)
+    assert unseen == pytest.approx(0.8 + 0.2 * 0.2, abs=0.04)
+    assert set(picks) == set(NODES)
+
+
+@pytest.mark.parametrize(("probability", "expected"), [(1.0, {NODES[9]}), (0.0, set(NODES))])
+def test_the_extremes(probability: float, expected: set[NodeId]) -> None:
+    rng = random.Random(2)
+    picks = {round_target(NODES, set(NODES[:9]), probability, rng) for _ in range(500)}
+    assert picks == expected
+
+
+def test_nobody_to_talk_to() -> None:
+    assert round_target([], set(), 0.8, random.Random(1)) is None
+    assert news_targets([], set(), 3, random.Random(1)) == []
+
+
+def test_news_goes_to_a_few_who_have_not_seen() -> None:
+    rng = random.Random(3)
+    assert len(set(news_targets(NODES, set(), 3, rng))) == 3
+    assert set(news_targets(NODES, set(NODES[:8]), 3, rng)) == set(NODES[8:])
+
+
+@pytest.mark.parametrize(
+    ("seen", "nodes", "speedy"), [(1, 3, True), (1, 2, False), (2, 4, False), (2, 5, True)]
+)
+def test_rounds_are_faster_while_fewer_than_half_have_seen(
+    seen: int, nodes: int, speedy: bool
+) -> None:
+    assert is_speedy(seen, nodes) is speedy
