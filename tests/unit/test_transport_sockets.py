@@ -1,0 +1,250 @@
+"""Real sockets have the options that the tables name; endpoints greet, refuse and survive noise."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import zmq
+from session_pair import Taker
+
+from shardbus.errors import ConfigError, EntityFailed, NodeLost
+from shardbus.ids import Address, NodeId
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.sockets import DEALER, ROUTER, bind_router, connect_dealer
+from shardbus.wire.batch import PROTOCOL_VERSION, Kind, cluster_tag, pack_header
+from shardbus.wire.schema import decode_value
+from tests.redis_server import free_port
+from tests.waiting import until
+
+ADD = ("counter", "add")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(0)
+
+
+def settings(sock: zmq.Socket[bytes], options: dict[int, int]) -> dict[int, object]:
+    return {o: sock.getsockopt(o) for o in options if o != zmq.ROUTER_MANDATORY}
+
+
+def readable(options: dict[int, int]) -> dict[int, int]:
+    """ROUTER_MANDATORY can be set and not read."""
+    return {o: v for o, v in options.items() if o != zmq.ROUTER_MANDATORY}
+
+
+def test_a_router_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    router = bind_router(context, "127.0.0.1", free_port(), b"n1")
+    assert settings(router, ROUTER) == readable(ROUTER)
+    assert router.getsockopt(zmq.ROUTING_ID) == b"n1"
+    with pytest.raises(zmq.ZMQError) as refused:
+        router.send_multipart((b"nobody", b""), zmq.NOBLOCK)
+    assert refused.value.errno == zmq.EHOSTUNREACH
+
+
+def test_a_dealer_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    dealer = connect_dealer(context, "127.0.0.1", free_port(), b"n1/1")
+    assert settings(dealer, DEALER) == readable(DEALER)
+    assert dealer.getsockopt(zmq.ROUTING_ID) == b"n1/1"
+
+
+def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+            bind_router(context, "127.0.0.1", port, b"n1")
+
+
+def test_an_address_of_version_6(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    dealer = connect_dealer(context, "::1", free_port(), b"n1/1")
+    assert dealer.getsockopt(zmq.IPV6) == 1
+
+
+# Endpoints
+
+
+class Ends:
+    """Endpoints of one test, closed at its end."""
+
+    def __init__(self) -> None:
+        self.all: list[Endpoint] = []
+        self.takers: list[Taker] = []
+        self.refusals: list[str] = []
+        self.lost: list[str] = []
+
+    def node(self, cluster: str = "shop", port: int = 0, uid: int = 1) -> Endpoint:
+        me = NodeId("127.0.0.1", port or free_port(), uid)
+        taker = Taker()
+        end = Endpoint(cluster, str(me), uid, taker, node=me, on_membership=lambda node, body: None)
+        end.start("127.0.0.1", me.port)
+        self.all.append(end)
+        self.takers.append(taker)
+        return end
+
+    def kill(self, end: Endpoint) -> None:
+        """What a process that is killed does: its sockets go, and it says nothing."""
+        self.all.remove(end)
+        assert end._reader is not None
+        assert end._timer is not None
+        end._reader.close()
+        end._timer.cancel()
+        end.context.destroy(0)
+
+    def client(self, cluster: str = "shop", uid: int = 99) -> Endpoint:
+        end = Endpoint(
+            cluster,
+            f"client#{uid:x}",
+            uid,
+            Taker(),
+            on_refused=self.refusals.append,
+            on_lost=lambda session, unsent: self.lost.append(session.name),
+        )
+        end.start()
+        self.all.append(end)
+        return end
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    ends = Ends()
+    yield ends
+    for end in ends.all:
+        end.close()
+
+
+def address(end: Endpoint) -> Address:
+    assert end.node is not None
+    return end.node.address
+
+
+async def ask(end: Endpoint, to: Endpoint, payload: bytes) -> object:
+    waits: asyncio.Future[object] = end.loop.create_future()
+    session = end.session_to(address(to), probe=True)
+    session.ask(ADD, "x", payload, 10_000, waits, decode_value)
+    return await waits
+
+
+async def test_a_client_asks_a_node(ends: Ends) -> None:
+    node, client = ends.node(), ends.client()
+    assert await ask(client, node, b"\x07") == 7
+    assert client.session_to(address(node)).tag == node.node
+    assert node.clients == 1
+    client.session_to(address(node)).finish()
+    await until(lambda: node.clients == 0, "the goodbye")
+
+
+async def test_two_nodes_talk_both_ways(ends: Ends) -> None:
+    a, b = ends.node(), ends.node(uid=2)
+    assert await asyncio.gather(ask(a, b, b"\x01"), ask(b, a, b"\x02")) == [1, 2]
+    assert a.clients == b.clients == 0
+
+
+async def test_another_cluster_is_refused(ends: Ends) -> None:
+    node, stranger = ends.node(), ends.client("shed")
+    session = stranger.session_to(address(node), probe=True)
+    await until(lambda: session.lost, "the refusal")
+    assert ends.refusals == ["this is cluster 'shop', not 'shed'"]
+
+
+async def test_only_the_incarnation_that_was_meant_will_do(ends: Ends) -> None:
+    old, client = ends.node(), ends.client()
+    meant = old.node
+    await ask(client, old, b"\x01")
+    old.close()
+    ends.all.remove(old)
+    port = address(old).port
+    new = await until(lambda: _started(ends, port), "the port")
+    session = client.session_to(address(new), meant)
+    await until(lambda: session.lost, "the loss of the old incarnation")
+    assert isinstance(session.lost, NodeLost)
+    assert await ask(client, new, b"\x02") == 2
+
+
+def _started(ends: Ends, port: int) -> Endpoint | None:
+    try:
+        return ends.node(port=port, uid=2)
+    except ConfigError:
+        return None
+
+
+async def test_a_process_that_ended_is_found_by_its_clients(ends: Ends) -> None:
+    node, client = ends.node(), ends.client()
+    await ask(client, node, b"\x01")
+    session = client.session_to(address(node))
+    ends.takers[0].answers = False
+    waits = asyncio.ensure_future(ask(client, node, b"\x02"))
+    await until(lambda: len(ends.takers[0].got) == 2, "the second ask")
+    ends.kill(node)
+    with pytest.raises(NodeLost):
+        await waits
+    assert session.lost is not None
+    assert len(ends.lost) == 1
+
+
+async def test_a_node_that_is_dropped_ends_its_sessions(ends: Ends) -> None:
+    a, b = ends.node(), ends.node(uid=2)
+    await ask(a, b, b"\x01")
+    await ask(b, a, b"\x01")
+    assert b.node is not None
+    mine = a.session_to(address(b))
+    a.drop(b.node, NodeLost("b is gone"))
+    assert mine.lost is not None
+    assert a.sessions() == []
+    assert await ask(a, b, b"\x02") == 2  # the process lives, and a new session may be opened
+
+
+def header(
+    end: Endpoint, kind: int, *, cluster: str = "shop", version: int = PROTOCOL_VERSION
+) -> bytes:
+    return pack_header(version, kind, cluster_tag(cluster), 5, end.uid, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([b""], "malformed"),
+        ([b"", b"", b""], "malformed"),
+        ([b"noise", b""], "malformed"),
+        (["version", b""], "malformed"),
+        (["hello", b"\xc1"], "malformed"),
+        (["hello", b"\x94\xa4shop\xa1\xff\xc0\x01"], "malformed"),
+        (["data", b""], "no_session"),
+        (["membership", b"\xc1"], "malformed"),
+    ],
+    ids=range(8),
+)
+async def test_noise_is_counted_and_disturbs_nobody(
+    ends: Ends, parts: list[bytes | str], reason: str
+) -> None:
+    node, client = ends.node(), ends.client()
+    heads = {
+        "version": header(node, Kind.HELLO, version=9),
+        "hello": header(node, Kind.HELLO),
+        "data": header(node, Kind.DATA),
+        "membership": header(node, Kind.MEMBERSHIP),
+    }
+    stranger = connect_dealer(client.context, "127.0.0.1", address(node).port, b"stranger")
+    stranger.send_multipart([heads[part] if isinstance(part, str) else part for part in parts])
+    await until(lambda: node.dropped_frames, "the count")
+    assert node.dropped_frames == {reason: 1}
+    assert await ask(client, node, b"\x07") == 7
+    stranger.close(0)
+
+
+async def test_an_answer_over_the_limit_does_not_break_the_link(ends: Ends) -> None:
+    node, client = ends.node(), ends.client()
+    taker = ends.takers[0]
+    taker.answers = False
+    big = asyncio.ensure_future(ask(client, node, b"\x01"))
+    await until(lambda: taker.got, "the ask")
+    [session] = node.sessions()
+    session.reply(1, bytes(20 * 1024 * 1024))
+    with pytest.raises(EntityFailed, match="at most"):
+        await big
+    taker.answers = True
+    assert await ask(client, node, b"\x02") == 2
