@@ -138,7 +138,7 @@ class Execution:
                     else:
                         value = function(cell.entity, *decoders[payload[0]](payload))
                     if is_async:
-                        self._carry_on(cell, value, value.send(None), session, corr)
+                        self._carry_on(cell, value, driver.first(value), session, corr)
                         continue
                 except StopIteration as end:
                     value = end.value

@@ -231,14 +231,14 @@ class Node:
         """A member is removed. One that left may still pass on what it was sent before, and says
         goodbye when it has done so; one that died says nothing any more."""
         node = member.node
-        left = member.status in (Status.LEAVING, Status.EXITING) and node not in self._suspects
         for kind in self.kinds.values():
             kind.router.handle(events.NodeGone(node))
         error = NodeLost(f"{node} is gone")
-        if left:
-            self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
-        else:
+        if node in self._suspects:
             self.endpoint.drop(node, error)
+        else:
+            self.endpoint.watch(node)
+            self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
 
     def _look_after(self, name: str, view: MembershipView) -> None:
         """Who coordinates the type now; if it is this node, over whom."""
@@ -438,7 +438,11 @@ class Node:
         """Somebody still talks to us, or waits for what we sent on."""
         if self.endpoint.clients:
             return True
-        return any(s.open and (s.waiting_asks or s.outstanding) for s in self.endpoint.sessions())
+        return any(
+            session.open and (session.waiting_asks or session.outstanding)
+            for session in self.endpoint.sessions()
+            if session.tag in self._peers
+        )
 
     async def close(self) -> None:
         """Let go of everything, hard. Safe at any time after `start`."""

@@ -4,7 +4,8 @@ Most async handlers return without waiting for anything. A task costs more than 
 its coroutine is stepped once right where the message is handled; only if it yields does a task take
 it over from there. The code inside must not notice: `asyncio.timeout`, `TaskGroup` and libraries
 that remember `current_task()` see one and the same object, the turn, before and after the takeover.
-It passes everything on to the task once there is one.
+It passes everything on to the task once there is one. Context variables are a task's own too: the
+first step runs in a copy of the context, and the task goes on in that copy.
 
 Source: Python's own eager tasks (3.12 and later) do the same; this works on 3.11 and costs less.
 """
@@ -15,6 +16,7 @@ import asyncio
 import types
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Coroutine, Generator
+from contextvars import Context, copy_context
 from typing import Any
 
 
@@ -48,16 +50,18 @@ class Driver:
     """Steps coroutines on one loop. The unused turn is kept for the next first step.
 
     Between `enter` and `leave` the turn is the current task, so that many first steps pay for it once:
-    there a coroutine is stepped by its own `send(None)`.
+    there a coroutine is stepped by `first`.
     """
 
-    __slots__ = ("_depth", "_loop", "_outer", "_turn")
+    __slots__ = ("_context", "_depth", "_loop", "_outer", "_turn")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._turn = Turn()
         self._depth = 0
         self._outer: asyncio.Task[Any] | None = None
+        self._context: Context
+        """Of the first step that waits; `take_over` follows at once."""
 
     def enter(self) -> None:
         """First steps follow. May be nested, and may happen inside of a task."""
@@ -76,15 +80,22 @@ class Driver:
             if self._outer is not None:
                 _enter_task(self._loop, self._outer)
 
-    def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """Run until it waits or ends.
+    def first(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Between `enter` and `leave`: run until it waits or ends.
 
         Returns what it waits for. Raises StopIteration with the result when it ends, or whatever it
         raises.
         """
+        context = copy_context()
+        waits_for = context.run(coroutine.send, None)
+        self._context = context
+        return waits_for
+
+    def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """`first`, anywhere."""
         self.enter()
         try:
-            return coroutine.send(None)
+            return self.first(coroutine)
         finally:
             self.leave()
 
@@ -94,7 +105,8 @@ class Driver:
         if self._depth:
             _leave_task(self._loop, turn)  # type: ignore[arg-type]
             _enter_task(self._loop, self._turn)  # type: ignore[arg-type]
-        turn.task = self._loop.create_task(self._carry_on(coroutine, waits_for, turn))
+        carried = self._carry_on(coroutine, waits_for, turn)
+        turn.task = self._loop.create_task(carried, context=self._context)
         return turn.task
 
     async def _carry_on(

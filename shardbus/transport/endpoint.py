@@ -147,6 +147,12 @@ class Endpoint:
             self._by_identity.pop(inbound.identity, None)
             self._end(inbound.session, error)
 
+    def watch(self, node: NodeId) -> None:
+        """Membership says no more about this node: find out by ourselves when its process ends."""
+        link = self._links.get(node.address)
+        if link is not None and link.node == node:
+            link.watch()
+
     def lose(self, link: Link, error: RequestError) -> None:
         """A link has ended."""
         if self._links.get(link.address) is link:

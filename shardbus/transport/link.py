@@ -106,6 +106,12 @@ class Link:
             if self._probing is not None:
                 self._probing.cancel()
 
+    def watch(self) -> None:
+        """Probe from now on, at once if the connection is broken already."""
+        self._probe = True
+        if not self._welcomed:
+            self._look_soon()
+
     def tick(self, now: float) -> None:
         """Greet again while nobody has answered; give up on who stays silent."""
         if not self._welcomed and now - self._greeted_at >= HELLO_EVERY_S:
@@ -174,8 +180,12 @@ class Link:
             self._greet()
         elif event & _BROKEN:
             self._welcomed = False
-            if self._probe and self._probing is None:
-                self._probing = self._endpoint.loop.create_task(self._look())
+            if self._probe:
+                self._look_soon()
+
+    def _look_soon(self) -> None:
+        if self._probing is None:
+            self._probing = self._endpoint.loop.create_task(self._look())
 
     async def _look(self) -> None:
         """Is anybody listening there?"""
