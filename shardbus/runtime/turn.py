@@ -49,8 +49,8 @@ class Turn:
 class Driver:
     """Steps coroutines on one loop. The unused turn is kept for the next first step.
 
-    Between `enter` and `leave` the turn is the current task, so that many first steps pay for it once:
-    there a coroutine is stepped by `first`.
+    Between `enter` and `leave` the turn is the current task, so that many first steps pay for it
+    once: there a coroutine is stepped by `first`.
     """
 
     __slots__ = ("_context", "_depth", "_loop", "_outer", "_turn")
