@@ -471,6 +471,42 @@ def test_whatever_happens_for_many_seeds() -> None:
         check_that_views_agree_in_the_end(seed)
 
 
+def check_that_a_split_has_at_most_one_survivor(seed: int) -> None:
+    """A wall anywhere, at any moment of joins and leaves, of either kind, with or without a
+    store."""
+    dice = random.Random(seed)
+    net = Net(seed)
+    net.start(dice.randint(2, 7))
+    net.run(dice.choice([0.1, 3.0]))
+    names = [node.name for node in net.running()]
+    for i in range(dice.randint(0, 2)):
+        if dice.random() < 0.5:
+            net.join(f"x{i}", dice.choice(names))
+        else:
+            leave(net, net.nodes[dice.choice(names)])
+        net.run(dice.choice([0.0, 0.005, 0.02, 0.1]))
+    side = {name: dice.randint(0, 1) for name in net.nodes}
+    net.store_up = dice.random() < 0.8
+    halves = [[name for name in side if side[name] == half] for half in (0, 1)]
+    net.partition(*halves, rejecting=dice.random() < 0.5)
+    net.run(40)
+    members = [node for node in net.running() if node.machine.view.members]
+    assert len({side[node.name] for node in members}) <= 1, f"seed {seed}: {net.picture()}"
+    assert net.agreed([node.name for node in members]) or len(members) < len(net.running())
+
+
+@pytest.mark.parametrize("seed", range(190, 205))
+def test_a_split_has_at_most_one_survivor(seed: int) -> None:
+    check_that_a_split_has_at_most_one_survivor(seed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_a_split_has_at_most_one_survivor_for_many_seeds() -> None:
+    for seed in range(1000, 3000):
+        check_that_a_split_has_at_most_one_survivor(seed)
+
+
 REPLAY = """
 import hashlib
 from membership_net import Net
