@@ -1,12 +1,11 @@
 """One shard leaves its home: the part of a rebalance that keeps order.
 
-            start                 all acked, or deadline            stopped
-    ────────────────────> BEGIN ─────────────────────────> STOPPING ────────> FREED
-                            │                              │    ^ │             ^
-                            │ stopped, or owner gone       │    └─┘ deadline:   │
-                            └──────────────────────────────┼────── ask again    │
-                                                           └────────────────────┘
-                                                             owner gone
+    ──────> BEGIN ─────────────────────> STOPPING ─────────────────────> FREED
+              │   all acked, or deadline   │   ^    stopped, or owner gone  ^
+              │                            └───┘                            │
+              │                      deadline: ask again                    │
+              └─────────────────────────────────────────────────────────────┘
+                              stopped, or owner gone
 
 - BEGIN: every region and proxy was sent BeginHandOff. Each buffers what is for the shard, flushes
   its link to the old home and acknowledges. A region that terminates has acknowledged. One that is

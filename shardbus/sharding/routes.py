@@ -1,11 +1,12 @@
 """What a region knows of one shard's way: where messages for it go, and those that must wait.
 
-              home told                        other home told, BeginHandOff
-    UNKNOWN ─────────────> KNOWN(home) ──────────────────────────────────────> FLUSHING(old home)
-       ^                     ^   │ home died                                      │
-       └─────────────────────┼───┘                                                │
-       └─────────────────────┴────────────────────────────────────────────────────┘
-                      Flush echoed, or the old home died: next home known, or not
+               home told              other home told, or BeginHandOff
+    UNKNOWN ──────────────> KNOWN(home) ──────────────────────────────> FLUSHING(old home)
+     ^   ^                   │     ^                                     │            │
+     │   └───────────────────┘     └─────────────────────────────────────┘            │
+     │         home died             Flush echoed, or old home died: next home known  │
+     └────────────────────────────────────────────────────────────────────────────────┘
+                                     Flush echoed, or old home died: next home unknown
 
 - UNKNOWN: messages wait; the coordinator is asked while any do.
 - KNOWN: messages go straight to the home. The machine sees none of them.

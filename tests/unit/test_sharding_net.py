@@ -22,7 +22,7 @@ FORGETFUL = ("kill", "join", "leave", "forget", "forget", "stop")
 
 def run_seed(seed: int, faults: tuple[str, ...] = FAULTS, *, tracing: bool = False) -> Net:
     """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
-    hurry = {"begin_handoff_timeout": 0.02} if seed % 3 == 0 else {}
+    hurry = {"begin_handoff_timeout": 0.02, "handoff_timeout": 0.04} if seed % 3 == 0 else {}
     net = Net(seed, settings=replace(SETTINGS, **hurry))
     net.tracing = tracing
     dice = net.dice
