@@ -89,6 +89,8 @@ def check_id(what: str, value: str) -> str:
     Raises:
         ConfigError: empty, longer than 256 bytes of UTF-8, not encodable, or with a control
     character."""
+    if 0 < len(value) <= ID_BYTES_MAX and value.isascii() and value.isprintable():
+        return value
     try:
         size = len(value.encode())
     except UnicodeEncodeError:

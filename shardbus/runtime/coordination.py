@@ -141,6 +141,7 @@ class Coordination:
             log.error("the table of %r cannot be claimed: %s", self.entity_type, e)
             self._tell(machine, events.StoreFailed(str(e)))
         else:
+            self._epoch_floor = max(self._epoch_floor, epoch)
             self._office.epoch_claimed(self.entity_type, epoch)
             self._tell(machine, events.EpochClaimed(table))
 

@@ -47,8 +47,9 @@ _AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE
 """Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
 
 
-Arrive = Callable[[Invoker, str, bytes, int], None]
-"""Takes a message whose entity is not active: method, entity id, payload, correlation id."""
+Arrive = Callable[[str, bytes, int], Context | None]
+"""Starts the entity of a message (entity id, payload, correlation id) that is not active, or, if it
+does not belong here, takes the message and returns None."""
 
 
 class Keeper(Protocol):
@@ -113,9 +114,9 @@ class Execution:
     ) -> None:
         """The hot path: a run of messages for one method, as (entity id, payload, correlation id).
 
-        Each finds its entity (`arrive` takes those that are not active), is read, handled and
-        answered right here; nothing is made for it but its arguments and its answer. An entity that
-        is busy gets it into its mailbox; a handler that waits is carried on by a task.
+        Each finds its entity (`arrive` starts it), is read, handled and answered right here;
+        nothing is made for it but its arguments and its answer. An entity that is busy gets it into
+        its mailbox; a handler that waits is carried on by a task.
         """
         function, is_async = invoker.function, invoker.is_async
         one, decoders = invoker.one, invoker.decoders
@@ -123,9 +124,8 @@ class Execution:
         driver.enter()
         try:
             for entity_id, payload, corr in rows:
-                cell = find(entity_id)
+                cell = find(entity_id) or arrive(entity_id, payload, corr)
                 if cell is None:
-                    arrive(invoker, entity_id, payload, corr)
                     continue
                 if cell.busy:
                     self.queue(cell, Message(invoker, payload, session, corr, deadline))

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from shardbus.errors import ConfigError, RequestError, Unhandled
 from shardbus.ids import NodeId
-from shardbus.runtime.context import Message
-from shardbus.runtime.entity_type import EntityType, Invoker, StopReason
+from shardbus.runtime.context import Context, Message
+from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Keeper
 from shardbus.runtime.hosting import Host
 from shardbus.settings import ShardingSettings
@@ -44,6 +44,7 @@ class Surroundings(Protocol):
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
+    def is_member(self, node: NodeId) -> bool: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
 
 
@@ -103,8 +104,11 @@ class Kind:
             self.host.counts.drop("unhandled", len(run.ids))
             return
 
-        def arrive(invoker: Invoker, entity_id: str, payload: bytes, corr: int) -> None:
-            self._arrive(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
+        def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
+            cell = self._enter(session, entity_id)
+            if cell is None:
+                self._pass_on(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
+            return cell
 
         rows = zip(run.ids, run.payloads, repeat(0))
         self._deliver(self._find, arrive, invoker, None, rows, 0)
@@ -125,9 +129,12 @@ class Kind:
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 
-        def arrive(invoker: Invoker, entity_id: str, payload: bytes, corr: int) -> None:
-            message = Message(invoker, payload, session, corr, deadline)
-            self._arrive(session, entity_id, message, 0)
+        def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
+            cell = self._enter(session, entity_id)
+            if cell is None:
+                message = Message(invoker, payload, session, corr, deadline)
+                self._pass_on(session, entity_id, message, 0)
+            return cell
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
         self._deliver(self._find, arrive, invoker, session, rows, deadline)
@@ -144,32 +151,38 @@ class Kind:
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
         asker = session if message.corr else None
         waiting = Message(invoker, message.payload, asker, message.corr, deadline)
-        cell = self._find(message.id)
+        cell = self._find(message.id) or self._enter(session, message.id)
         if cell is not None:
             self.host.execution.receive(cell, waiting)
         else:
-            self._arrive(session, message.id, waiting, message.hops)
+            self._pass_on(session, message.id, waiting, message.hops)
 
-    def _arrive(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
-        """The entity is not active: start it, or let the region machine decide."""
+    def _enter(self, session: Session, entity_id: str) -> Context | None:
+        """The entity, started if need be; None if its shard does not let this session's messages in."""
         try:
-            shard = self.router.route_of(entity_id).shard
+            shard = self.router.shard_of(entity_id)
+        except ConfigError:
+            return None
+        hosted = self.host.shards.get(shard)
+        if hosted is None or not hosted.lets_in(session, session is self._node.loopback):
+            return None
+        return hosted.cells.get(entity_id) or self.host.activate(hosted, entity_id)
+
+    def _pass_on(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
+        """The message is not for this node: let the region machine decide."""
+        invoker, payload, asker, corr, deadline = message
+        try:
+            shard = self.router.shard_of(entity_id)
         except ConfigError as e:
             self.host.counts.drop("malformed")
-            if message.session is not None:
-                message.session.fail(message.corr, Unhandled(str(e)))
+            if asker is not None:
+                asker.fail(corr, Unhandled(str(e)))
             return
-        local = session is self._node.loopback
-        hosted = self.host.shards.get(shard)
-        if hosted is not None and hosted.lets_in(session, local):
-            cell = hosted.cells.get(entity_id) or self.host.activate(hosted, entity_id)
-            self.host.execution.receive(cell, message)
-            return
-        invoker, payload, asker, corr, deadline = message
         waiter = Passing(asker, corr) if asker is not None else None
         key = self.router.key(invoker.name)
         envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline)
         self.relayed_messages += 1
+        local = session is self._node.loopback
         self.router.arrived(envelope, None if local else session.tag)
 
     def on_flush(self, session: Session, flush: Flush) -> None:
@@ -192,7 +205,8 @@ class Kind:
         """The session to a node; to this one, the loopback."""
         if node == self._node.me:
             return self._node.loopback
-        return self._node.endpoint.session_to(node.address, node)
+        known = self._node.is_member(node)
+        return self._node.endpoint.session_to(node.address, node, probe=not known)
 
     def is_here(self, node: NodeId) -> bool:
         """Whether that is this node."""

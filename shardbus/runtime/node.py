@@ -288,6 +288,10 @@ class Node:
         elif to in self._peers:
             self.endpoint.session_to(to.address, to).control(control)
 
+    def is_member(self, node: NodeId) -> bool:
+        """Whether membership says when this node's process ends."""
+        return node in self._peers
+
     def coordinator_of(self, entity_type: str) -> NodeId | None:
         """Where the type's coordinator is, if that is known."""
         return self.kinds[entity_type].coordinator
@@ -396,7 +400,10 @@ class Node:
         for message in unsent:
             by_kind.setdefault(message.key[0], []).append(message)
         for kind in self.kinds.values():
-            kind.router.reconnect(session)
+            if self.is_member(session.tag):
+                kind.router.reconnect(session)
+            elif isinstance(session.tag, NodeId):
+                kind.router.handle(events.NodeGone(session.tag))
         for name, waiting in by_kind.items():
             if name in self.kinds:
                 self.kinds[name].router.resend(waiting)
@@ -424,6 +431,7 @@ class Node:
         progress(f"handing off {hosted} shards")
         if self.is_up:
             await asyncio.gather(*(kind.shutdown() for kind in self.kinds.values()))
+            await self._unbuffered()
         progress("leaving the cluster")
         self.cluster.post(cluster.Leave(self.me))
         await asyncio.shield(self.stopped)
@@ -432,6 +440,14 @@ class Node:
             session.flush()
         deadline = self.loop.time() + PART_S
         while self._busy_links() and self.loop.time() < deadline:
+            await asyncio.sleep(0.02)
+
+    async def _unbuffered(self) -> None:
+        """Wait until nothing waits here for a shard that went elsewhere; not for ever."""
+        deadline = self.loop.time() + PART_S
+        while any(kind.router.region.buffered[0] for kind in self.kinds.values()):
+            if self.loop.time() > deadline:
+                return
             await asyncio.sleep(0.02)
 
     def _busy_links(self) -> bool:
