@@ -13,7 +13,13 @@ from typing import Any, TypeVar, cast
 from shardbus.entity import Entity, Handler
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
-from shardbus.runtime.entity_type import Directive, EntityType, Invoker, in_thread, is_coroutine_function
+from shardbus.runtime.entity_type import (
+    Directive,
+    EntityType,
+    Invoker,
+    in_thread,
+    is_coroutine_function,
+)
 from shardbus.settings import ShardingSettings
 from shardbus.transport.refs import RESERVED
 from shardbus.wire.schema import (

@@ -11,9 +11,10 @@ ShardBusError
 │   └── StaleFence           a newer activation loaded or wrote
 ├── Refused                the cluster does not take this node or client
 ├── ReentrancyError        an entity waits for itself
-└── RequestError           a tell or an ask failed; `.definite` says whether the handler surely did not run
-    ├── BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError  MessageTooLarge   (definite)
-    └── AskTimeout  NodeLost  EntityFailed                                                    (indefinite)
+└── RequestError           a tell or an ask failed; `.definite`: the handler surely did not run
+        ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
+        │             MessageTooLarge
+        └── not: AskTimeout  NodeLost  EntityFailed
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class StaleFence(StoreError):
 
     def __init__(self, entity_type: str, entity_id: str, fence: int, stored: int) -> None:
         super().__init__(
-            f"fence {fence} of {entity_type!r} {entity_id!r} is over: the store is at fence {stored}"
+            f"fence {fence} of {entity_type!r} {entity_id!r} is over: the store is at {stored}"
         )
         self.entity_type, self.entity_id, self.fence, self.stored = (
             entity_type,

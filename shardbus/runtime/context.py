@@ -129,8 +129,8 @@ class Context:
         """Send `message` every `interval` seconds for as long as the entity runs."""
 
         def again() -> None:
+            self.schedule(interval, message)  # first: the message may end the entity, and this
             self._host.tell_self(self, message)
-            self.schedule(interval, message)
 
         self.more().add_timer(self._host.loop.call_later(interval, again))
 

@@ -1,7 +1,7 @@
 """One message at a time: running an entity's handlers, its start, its restarts and its end.
 
     receive ── idle ──> run ── done ──> idle
-        └──── busy ──> mailbox      └─ waits ──> busy ── done ──> settle: the mailbox, or the stop, or idle
+        └──── busy ──> mailbox      └─ waits ──> busy ── done ──> settle: mailbox, stop, or idle
 
 `busy` is set while somebody else will call `settle`: a task that carries a handler on, a start, a
 restart. A message that finds the entity idle runs where it arrived. `run` says whether the message
@@ -20,7 +20,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from shardbus.errors import (
     EntityFailed,
@@ -32,6 +32,7 @@ from shardbus.errors import (
 )
 from shardbus.runtime.context import Context, Current, Message
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.runtime.starting import Keeper, Starter
 from shardbus.runtime.turn import Driver
 from shardbus.settings import ShardingSettings
 from shardbus.transport.session import Session
@@ -41,8 +42,6 @@ log = logging.getLogger("shardbus.entity")
 
 SETTLE_MAX = 256
 """Messages handled in one go before the loop's other work gets a turn."""
-FAILURE_MEMORY_TICKS = 200
-"""A failure so long ago (10 s) does not lengthen the next backoff."""
 _AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
 """Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
 
@@ -50,32 +49,6 @@ _AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE
 Arrive = Callable[[str, bytes, int], Context | None]
 """Starts the entity of a message (entity id, payload, correlation id) that is not active, or, if it
 does not belong here, takes the message and returns None."""
-
-
-class Keeper(Protocol):
-    """Where entities' state is kept."""
-
-    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None: ...
-    async def save(
-        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
-    ) -> None: ...
-
-
-class Counts:
-    """What happened to messages and entities, for metrics."""
-
-    __slots__ = ("accepted", "dropped", "failures", "started", "stopped")
-
-    def __init__(self) -> None:
-        self.accepted = 0
-        self.failures = 0
-        self.dropped: dict[str, int] = {}
-        self.started: dict[str, int] = {}
-        self.stopped: dict[str, int] = {}
-
-    def drop(self, reason: str, count: int = 1) -> None:
-        """Messages that no handler will see."""
-        self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
 class Execution:
@@ -90,16 +63,20 @@ class Execution:
         gone: Callable[[Context], None],
     ) -> None:
         self.kind, self.settings, self.loop = kind, settings, loop
-        self.counts = Counts()
+        self._starter = Starter(kind, settings, keeper)
+        self.counts = self._starter.counts
         self.cell: Context | None = None
         """The entity that is handling a message at this very moment, and the message."""
         self.message: Current | None = None
         self.tick = 0
-        """Coarse time in ticks of 50 ms, moved on by the node."""
-        self._keeper, self._gone = keeper, gone
+        self._gone = gone
         self._driver = Driver(loop)
         self._mailbox_max = settings.mailbox
         self._tasks: dict[Context, asyncio.Task[Any]] = {}
+
+    def advance(self, tick: int) -> None:
+        """Coarse time, in ticks of 50 ms, goes on."""
+        self.tick = self._starter.tick = tick
 
     # ---- messages
 
@@ -183,7 +160,9 @@ class Execution:
         cell.busy = True
         for _ in range(SETTLE_MAX):
             mailbox = cell.mailbox
-            if cell.stopping is not None and (not mailbox or cell.stopping in _AFTER_CURRENT):
+            if cell.stopping is not None and (
+                not mailbox or cell.stopping in _AFTER_CURRENT or cell.entity is None
+            ):
                 self._finish(cell)
                 return
             if not mailbox:
@@ -195,6 +174,15 @@ class Execution:
             elif not self._run(cell, message):
                 return
         self.loop.call_soon(self.settle, cell)
+
+    def settle_soon(self, cell: Context) -> None:
+        """The same; but messages that wait are handled in a turn of their own, so that entities
+        which stop after each message do not pile up on the stack."""
+        cell.busy = True
+        if cell.mailbox:
+            self.loop.call_soon(self.settle, cell)
+        else:
+            self.settle(cell)
 
     def _run(self, cell: Context, message: Message) -> bool:
         """Run one message; whether it is done. If not, `settle` will be called when it is."""
@@ -285,77 +273,22 @@ class Execution:
         """Start an entity. A plain one is idle at once; another is busy until it has started."""
         if self.kind.plain:
             try:
-                self._construct(cell)
+                self._starter.construct(cell)
                 return
             except Exception as e:
-                self._count_failure(cell, "failed to start", e)
+                self._starter.failed(cell, "failed to start", e)
         self._begin(cell)
 
     def _begin(self, cell: Context) -> None:
         """Start it, after a backoff if it has failed lately."""
         cell.busy = True
-        coroutine = self._starting(cell)
+        coroutine = self._starter.start(cell)
         try:
             waits_for = self._driver.step(coroutine)
         except StopIteration:
-            self.settle(cell)
+            self.settle_soon(cell)
         else:
             self._carry_on(cell, coroutine, waits_for, None, 0)
-
-    async def _starting(self, cell: Context) -> None:
-        """Construct, load the state, run `on_start`; again after a backoff while that fails."""
-        while cell.stopping is None:
-            backoff = self._backoff(cell)
-            if backoff:
-                await asyncio.sleep(backoff)
-            try:
-                self._construct(cell)
-                if self.kind.state_class is not None:
-                    await self._load(cell)
-                if self.kind.starts:
-                    await cell.entity.on_start()
-                return
-            except StaleFence as e:
-                self._count_failure(cell, "is over", e)
-                cell.entity, cell.stopping = None, StopReason.FAILURE
-            except Exception as e:
-                self._count_failure(cell, "failed to start", e)
-                cell.entity = None
-
-    def _construct(self, cell: Context) -> None:
-        cls: Any = self.kind.cls
-        entity = cls.__new__(cls)
-        entity.context = cell
-        entity.__init__()
-        cell.entity = entity
-
-    async def _load(self, cell: Context) -> None:
-        read, cls = self.kind.read_state, self.kind.state_class
-        assert read is not None and cls is not None
-        data = await self._keeper.load(self.kind.name, cell.entity_id, cell.shard.fence)
-        cell.entity.state = cls() if data is None else read(data)
-
-    def _backoff(self, cell: Context) -> float:
-        """0 unless it failed more than once lately; then doubling."""
-        if cell.failures <= 1:
-            return 0.0
-        least, most = self.settings.entity_restart_backoff_min, self.settings.entity_restart_backoff
-        return min(most, least * 2.0 ** min(cell.failures - 2, 16))
-
-    def _count_failure(self, cell: Context, what: str, error: BaseException) -> None:
-        self.counts.failures += 1
-        if self.tick - cell.failed_at > FAILURE_MEMORY_TICKS:
-            cell.failures = 0
-        cell.failures, cell.failed_at = cell.failures + 1, self.tick
-        log.warning(
-            "%s %r %s: %s: %s",
-            self.kind.name,
-            cell.entity_id,
-            what,
-            type(error).__name__,
-            error,
-            exc_info=None if isinstance(error, StoreError) else error,
-        )
 
     # ---- failures
 
@@ -363,6 +296,8 @@ class Execution:
         self, cell: Context, error: BaseException, session: Session | None, corr: int
     ) -> bool:
         """A handler raised: tell the asker, do what the supervision says; whether that is done."""
+        if session is not None and cell.extras is not None and cell.extras.put_aside():
+            session = None  # its message will be handled again, and answered then
         if isinstance(error, Unhandled):
             self.counts.drop("unhandled")
             if session is not None:
@@ -371,13 +306,13 @@ class Execution:
         if session is not None:
             told = error if isinstance(error, EntityFailed) else None
             session.fail(corr, told or EntityFailed(type(error).__name__, str(error)))
-        self._count_failure(cell, "failed", error)
+        self._starter.failed(cell, "failed", error)
         if isinstance(error, StaleFence):
             directive = Directive.STOP
         elif isinstance(error, StoreError) or not isinstance(error, Exception):
             directive = Directive.RESTART  # memory may be ahead of the store, or half-way
         else:
-            directive = self.kind.supervision(error)
+            directive = self._supervise(error)
         if directive is Directive.RESUME:
             return True
         if directive is Directive.STOP or cell.stopping is not None:
@@ -388,6 +323,13 @@ class Execution:
         cell.entity = None
         self._begin(cell)
         return False
+
+    def _supervise(self, error: Exception) -> Directive:
+        try:
+            return Directive(self.kind.supervision(error))
+        except Exception:
+            log.exception("the supervision of %s failed", self.kind.name)
+            return Directive.RESTART
 
     # ---- the end
 

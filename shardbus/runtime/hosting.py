@@ -18,7 +18,8 @@ from typing import Any
 from shardbus.errors import LocalProtocolError, StaleFence, Unhandled
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
-from shardbus.runtime.execution import Execution, Keeper
+from shardbus.runtime.execution import Execution
+from shardbus.runtime.starting import Keeper
 from shardbus.settings import ShardingSettings
 from shardbus.transport.asks import Clock
 from shardbus.transport.session import Session
@@ -145,15 +146,24 @@ class Host:
             cell = self.shards[shard].cells.get(entity_id)
         return cell
 
-    def activate(self, hosted: HostedShard, entity_id: str, cause: str = "message") -> Context:
-        """Start an entity that is not in memory."""
+    def activate(
+        self,
+        hosted: HostedShard,
+        entity_id: str,
+        cause: str = "message",
+        mailbox: deque[Message] | None = None,
+    ) -> Context:
+        """Start an entity that is not in memory; it begins with what is in its mailbox."""
         cell = Context(self, hosted, entity_id)
+        cell.mailbox = mailbox
         (self.active if hosted.open else hosted.cells)[entity_id] = cell
         hosted.live += 1
         cell.used = self.execution.tick
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
         self.execution.start(cell)
+        if cell.mailbox and not cell.busy:
+            self.execution.settle_soon(cell)
         return cell
 
     def _gone(self, cell: Context) -> None:
@@ -175,9 +185,7 @@ class Host:
             cell.extras.cancel_timers()
             waiting = cell.extras.stash + waiting
         if waiting and not hosted.stopping:
-            again = self.activate(hosted, cell.entity_id, "restart")
-            for m in waiting:
-                self.execution.receive(again, m)
+            self.activate(hosted, cell.entity_id, "restart", deque(waiting))
         elif waiting:
             self.counts.drop("stopped", len(waiting))
             for m in waiting:
@@ -210,7 +218,7 @@ class Host:
             raise LocalProtocolError("no message is being handled that could be stashed")
         extras = cell.more()
         extras.stash.append(Message(*message, 2**62))
-        extras.stashed = True
+        extras.stashed = message[2] is not None
 
     def unstash_all(self, cell: Context) -> None:
         """Queue what was put aside, before everything else."""

@@ -22,8 +22,8 @@ from shardbus.errors import ConfigError, RequestError, Unhandled
 from shardbus.ids import NodeId
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
-from shardbus.runtime.execution import Keeper
 from shardbus.runtime.hosting import Host
+from shardbus.runtime.starting import Keeper
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
@@ -158,7 +158,8 @@ class Kind:
             self._pass_on(session, message.id, waiting, message.hops)
 
     def _enter(self, session: Session, entity_id: str) -> Context | None:
-        """The entity, started if need be; None if its shard does not let this session's messages in."""
+        """The entity, started if need be; None if its shard does not let this session's messages
+        in."""
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError:
@@ -259,6 +260,6 @@ class Kind:
 
     def advance(self, tick: int) -> None:
         """Coarse time goes on."""
-        self.host.execution.tick = tick
+        self.host.execution.advance(tick)
         if self.router.buffered_asks:
             self._node.endpoint.asks_timed_out += self.router.expire()

@@ -5,7 +5,33 @@ Source: B.20; ECOSYSTEM section 3 (logs).
 
 from __future__ import annotations
 
+import logging
+
 from shardbus.membership import view
+from shardbus.sharding.events import Note
+
+NOTEWORTHY = frozenset(
+    {
+        "epoch_claimed",
+        "region_drained",
+        "region_terminated",
+        "register_refused",
+        "rebalance_planned",
+        "refused",
+        "persist_failed",
+    }
+)
+"""Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
+
+
+def level_of(note: Note) -> int:
+    """How loud a machine's note is."""
+    return logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
+
+
+def remark(note: Note) -> str:
+    """A machine's note in words."""
+    return f"{note.kind.replace('_', ' ')} {note.detail}".rstrip()
 
 
 def sentence(event: view.DomainEvent) -> str:

@@ -5,7 +5,7 @@ coordinators and HTTP. They exchange immutable events only: what the cluster thr
 `call_soon_threadsafe`, and what it must know is posted to it.
 
     start   store, cluster thread, ROUTER, types, HTTP, then join
-    leave   regions move everything away, then the member leaves, then clients part, then sockets close
+    leave   regions hand everything off, the member leaves, clients part, sockets close
     downed  stop at once: others may have our shards already
 
 Source: DESIGN section 3; S0.1, S1.60-S1.62, S2.52; B.14, B.15, B.141.
@@ -31,10 +31,11 @@ from shardbus.runtime.coordination import Coordination
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
-from shardbus.runtime.news import sentence
+from shardbus.runtime.news import level_of, remark, sentence
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
-from shardbus.sharding import events, messages
+from shardbus.sharding import events
 from shardbus.sharding.allocation import LeastShard
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.store.protocol import StateStore
@@ -43,8 +44,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.refs import Ref
 from shardbus.transport.session import Loopback, Session
 from shardbus.wire import gossip
-from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
-from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
+from shardbus.wire.control import encode_control
 from shardbus.wire.schema import Interface
 
 log = logging.getLogger("shardbus.node")
@@ -54,18 +54,6 @@ ALIVE_EVERY_S = 0.2
 PART_S = 5.0
 DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
-NOTEWORTHY = frozenset(
-    {
-        "epoch_claimed",
-        "region_drained",
-        "region_terminated",
-        "register_refused",
-        "rebalance_planned",
-        "refused",
-        "persist_failed",
-    }
-)
-"""Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 _HOSTING = (Status.UP, Status.LEAVING)
 
 
@@ -88,7 +76,7 @@ class Node:
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
-        self._clients: dict[NodeId, Session] = {}
+        self.switchboard = Switchboard(self)
         self._timers: list[asyncio.TimerHandle] = []
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
@@ -121,14 +109,14 @@ class Node:
             self.cluster_name,
             str(self.me),
             uid,
-            self,
+            self.switchboard,
             node=self.me,
             on_lost=self._on_lost,
-            on_client=self._on_client,
+            on_client=self.switchboard.on_client,
             on_membership=self._on_membership,
         )
         self.endpoint.start(host, port)
-        self.loopback = Loopback(str(self.me), self.loop, self.endpoint.clock, self)
+        self.loopback = Loopback(str(self.me), self.loop, self.endpoint.clock, self.switchboard)
         self.loopback.tag = self.me
         self.questions = Questions(self)
         for name, kind in self.types.items():
@@ -223,9 +211,7 @@ class Node:
                 self._node_gone(member)
         for name in self.kinds:
             self._look_after(name, view)
-        nodes = tuple(m.node for m in view.members if m.status in _HOSTING)
-        for session in self._clients.values():
-            session.control(encode_control("", Members(nodes)))
+        self.switchboard.tell_clients()
 
     def _node_gone(self, member: Member) -> None:
         """A member is removed. One that left may still pass on what it was sent before, and says
@@ -264,6 +250,11 @@ class Node:
         """Seconds by which this loop is late, as the cluster thread sees it."""
         return self._thread.lag if self._thread is not None else 0.0
 
+    def hosting_members(self) -> tuple[NodeId, ...]:
+        """The members that host shards now."""
+        members = self.view.members if self.view is not None else ()
+        return tuple(m.node for m in members if m.status in _HOSTING)
+
     @property
     def is_up(self) -> bool:
         """This node is a full member, so that its regions may register."""
@@ -283,8 +274,8 @@ class Node:
         control = encode_control(entity_type, message)
         if to == self.me:
             self.loopback.control(control)
-        elif to in self._clients:
-            self._clients[to].control(control)
+        elif to in self.switchboard.clients:
+            self.switchboard.clients[to].control(control)
         elif to in self._peers:
             self.endpoint.session_to(to.address, to).control(control)
 
@@ -305,8 +296,7 @@ class Node:
         """Count and log what a machine noted."""
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
-        level = logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
-        log.log(level, "%s: %s %s", entity_type, note.kind.replace("_", " "), note.detail)
+        log.log(level_of(note), "%s: %s", entity_type, remark(note))
 
     def ref(self, kind: Any, entity_id: str) -> Any:
         """A reference for code inside this node.
@@ -320,79 +310,11 @@ class Node:
             raise UnknownEntityType(f"there is no entity type {name!r}")
         return Ref(self.kinds[name].router, entity_id, ASK_TIMEOUT_MS)
 
-    # ---- what arrives
-
-    def on_tells(self, session: Session, run: TellRun) -> None:
-        """Messages for entities."""
-        kind = self.kinds.get(run.type)
-        if kind is None:
-            self.endpoint.count_drop("unknown_type")
-        else:
-            kind.on_tells(session, run)
-
-    def on_asks(self, session: Session, run: AskRun) -> None:
-        """Messages for entities whose senders wait, and questions of other nodes."""
-        kind = self.kinds.get(run.type)
-        if kind is not None:
-            kind.on_asks(session, run)
-        elif run.type == Questions.TYPE:
-            self.questions.asked(session, run)
-        else:
-            self.endpoint.count_drop("unknown_type")
-            for corr in run.corrs:
-                session.fail(corr, UnknownEntityType(f"there is no entity type {run.type!r}"))
-
-    def on_relayed(self, session: Session, message: Relayed) -> None:
-        """A message that another node sends on."""
-        kind = self.kinds.get(message.type)
-        if kind is not None:
-            kind.on_relayed(session, message)
-        elif message.corr:
-            session.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
-
-    def on_flush(self, session: Session, flush: Flush) -> None:
-        """A flush for a shard."""
-        kind = self.kinds.get(flush.type)
-        if kind is not None:
-            kind.on_flush(session, flush)
-        else:
-            session.reply(flush.corr, b"")
-
-    def on_control(self, session: Session, control: Control) -> None:
-        """A message for a machine."""
-        message = decode_control(control)
-        if isinstance(message, Describe):
-            self._describe(session, control.type)
-            return
-        kind = self.kinds.get(control.type)
-        if kind is None or not isinstance(session.tag, NodeId):
-            self.endpoint.count_drop("unknown_type")
-            return
-        sender: NodeId = session.tag
-        if type(message) in FOR_COORDINATOR and sender not in self._clients:
-            self.coordinations[control.type].received(sender, message)  # type: ignore[arg-type]
-        elif sender in self._clients and not isinstance(message, messages.GetShardHome):
-            self.endpoint.count_drop("not_allowed")
-        else:
-            kind.router.handle(events.Received(sender, message))  # type: ignore[arg-type]
-
-    def _describe(self, session: Session, name: str) -> None:
-        kind = self.kinds.get(name)
-        info = TypeInfo(False, "", 0)
-        if kind is not None:
-            interface = kind.kind.interface
-            info = TypeInfo(True, interface.layout, 0 if interface.shard_of else interface.shards)
-        session.control(encode_control(name, info))
-
-    def _on_client(self, session: Session) -> None:
-        self._clients[session.tag] = session
-        if self.view is not None:
-            nodes = tuple(m.node for m in self.view.members if m.status in _HOSTING)
-            session.control(encode_control("", Members(nodes)))
+    # ---- links that end
 
     def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
-        if self._clients.get(session.tag) is session:
-            del self._clients[session.tag]
+        if self.switchboard.clients.get(session.tag) is session:
+            del self.switchboard.clients[session.tag]
             for kind in self.kinds.values():
                 kind.router.handle(events.NodeGone(session.tag))
             return
@@ -436,7 +358,7 @@ class Node:
         self.cluster.post(cluster.Leave(self.me))
         await asyncio.shield(self.stopped)
         self.endpoint.announce_leaving()
-        for session in self._clients.values():
+        for session in self.switchboard.clients.values():
             session.flush()
         deadline = self.loop.time() + PART_S
         while self._busy_links() and self.loop.time() < deadline:
@@ -472,15 +394,3 @@ class Node:
             await self.loop.run_in_executor(None, self._thread.stop, 2.0)
         self.endpoint.close()
         await self.store.close()
-
-
-FOR_COORDINATOR: frozenset[type] = frozenset(
-    {
-        messages.Register,
-        messages.GetShardHome,
-        messages.ShardStarted,
-        messages.BeginHandOffAck,
-        messages.ShardStopped,
-        messages.GracefulShutdownRequest,
-    }
-)

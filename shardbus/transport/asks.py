@@ -1,9 +1,9 @@
 """Who waits for what on a session: one outcome for each ask.
 
-An ask is known by its correlation id. Its outcome is the answer, the error that the other side names,
-AskTimeout at its deadline, or NodeLost when the session is lost; whichever comes first, and only that.
-Deadlines are kept in coarse ticks and looked at by a sweep, because a timer for each ask would cost
-more than the ask.
+An ask is known by its correlation id. Its outcome is the answer, the error that the other side
+names, AskTimeout at its deadline, or NodeLost when the session is lost; whichever comes first, and
+only that. Deadlines are kept in coarse ticks and looked at by a sweep, because a timer for each ask
+would cost more than the ask.
 
 Source: DESIGN section 7; B.108, B.112; I12.
 """
@@ -49,7 +49,8 @@ class Unsent(NamedTuple):
 
 
 class Clock:
-    """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it on."""
+    """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it
+    on."""
 
     __slots__ = ("tick",)
     TICK_MS = 50

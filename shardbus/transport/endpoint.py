@@ -5,7 +5,7 @@ nodes there are two connections, one opened by each, and each is a full session:
 out on the connection one has opened, answers come back on it. A client has only the connections
 that it opens.
 
-    HELLO ──> WELCOME      the session is open; on the same session number after a break: both resend
+    HELLO ──> WELCOME      the session is open; on the same number after a break: both resend
           └─> REFUSED      another cluster, or another incarnation than the one that was meant
 
 Who is dead is not decided here. A node learns it from membership and calls `drop`; a client has no

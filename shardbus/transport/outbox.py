@@ -1,8 +1,8 @@
 """The open batch of a session: where messages become runs.
 
 Neighbours that share type and method become one run, two list appends each; that is the whole cost
-of sending a message on a known way. A batch is closed at the end of the loop iteration that began it,
-or when it weighs enough, by the subclass's `flush`.
+of sending a message on a known way. A batch is closed at the end of the loop iteration that began
+it, or when it weighs enough, by the subclass's `flush`.
 
 Source: DESIGN section 7 (batches); peers/RESULTS.md, "Tricks of the fast ones".
 """

@@ -57,8 +57,8 @@ class Reader:
             self._loop.call_soon(self._again)
 
     def sent(self) -> None:
-        """Something was sent on the socket, which may have swallowed an edge: if a message is there,
-        look again. Without one, the next to come raises an edge of its own."""
+        """Something was sent on the socket, which may have swallowed an edge: if a message is
+        there, look again. Without one, the next to come raises an edge of its own."""
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.stir()
 

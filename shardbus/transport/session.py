@@ -1,12 +1,12 @@
 """A session: one conversation with one other process, in both directions, over one connection.
 
-ZeroMQ's `send` is not delivery: what its buffers hold when a connection breaks is gone, silently. So
-each direction numbers its batches, acknowledges and resends (`window`), and every ask has exactly one
-outcome (`asks`). `outbox` makes batches of
-messages; here batches are sent, and what arrives is handed out.
+ZeroMQ's `send` is not delivery: what its buffers hold when a connection breaks is gone, silently.
+So each direction numbers its batches, acknowledges and resends (`window`), and every ask has
+exactly one outcome (`asks`). `outbox` makes batches of messages; here batches are sent, and what
+arrives is handed out.
 
-An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a lone
-message waits for nobody and a busy sender pays for one frame per hundreds of messages. An
+An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
+lone message waits for nobody and a busy sender pays for one frame per hundreds of messages. An
 acknowledgement rides in the header of whatever goes out next, or goes by itself after a few batches
 or 25 ms; it never delays data.
 
@@ -57,8 +57,8 @@ class Receiver(Protocol):
 
 
 class Session(Outbox):
-    """See the module. `transmit(kind, seq, ack, body)` hands one frame to ZeroMQ and says whether it
-    took it."""
+    """See the module. `transmit(kind, seq, ack, body)` hands one frame to ZeroMQ and says whether
+    it took it."""
 
     __slots__ = (
         "__weakref__",
@@ -186,7 +186,8 @@ class Session(Outbox):
         """A DATA frame arrived.
 
         Raises:
-            RemoteProtocolError: its body does not fit. It counts as received, so that it cannot block
+            RemoteProtocolError: its body does not fit. It counts as received, so that it cannot
+            block
                 the rest.
         """
         self._on_ack(ack)

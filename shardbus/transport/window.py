@@ -1,14 +1,15 @@
-"""The window: what one side of a session has sent and the other has not acknowledged, and what it got.
+"""The window: what one side of a session has sent and the other has not acknowledged, and what it
+got.
 
     put ──> waiting ──room in the window, link open──> unacked ──ack──> gone
                 ^──────── resend: the link was made anew, or the receiver named a gap
 
-Batches are numbered from 1. The receiver takes them in order, drops what it has had and names gaps; the
-sender keeps what is not acknowledged and, while more than a window of bytes is outstanding, is not
-`writable`.
+Batches are numbered from 1. The receiver takes them in order, drops what it has had and names gaps;
+the sender keeps what is not acknowledged and, while more than a window of bytes is outstanding, is
+not `writable`.
 
-No clock and no socket in here: `transmit(kind, seq, ack, body)` hands a frame on and says whether it
-was taken. What is never handed on can be given back.
+No clock and no socket in here: `transmit(kind, seq, ack, body)` hands a frame on and says whether
+it was taken. What is never handed on can be given back.
 
 Source: DESIGN section 7; RELIABILITY sections 0.1 and 2.
 """

@@ -2,8 +2,8 @@
 
 A frame is one ZeroMQ message of two parts, a fixed header and a body:
 
-    header  version u8 · kind u8 · cluster u32 · sender uid u64 · receiver uid u64 · seq u64 · ack u64
-    body    by kind: HELLO, WELCOME and REFUSED one struct; DATA a batch; ACK, NAK, LEAVING and BYE empty; MEMBERSHIP opaque
+    header  version u8, kind u8, cluster u32, sender uid u64, receiver uid u64, seq u64, ack u64
+    body    HELLO, WELCOME, REFUSED, MEMBERSHIP: one struct; DATA: a batch; the others: empty
 
 A batch is a MessagePack array of *runs*, in the order in which their messages were sent. A run
 holds neighbours that share everything but id and payload, as columns: the common case, one producer
@@ -14,7 +14,7 @@ Payloads are opaque here; only a handler's declared types read them.
     Ask       [1, type, method, timeout_ms, ids, payloads, corrs]
     Reply     [2, corrs, payloads]
     Fail      [3, corr, error, text, detail]
-    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops]   one message on its second hop or later
+    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops]   on a later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
 

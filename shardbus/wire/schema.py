@@ -38,6 +38,8 @@ def _to_wire(value: object) -> object:
 
 
 def _from_wire(wanted: type, value: object) -> object:
+    if wanted is object:
+        return value
     return wanted.model_validate(value)  # type: ignore[attr-defined]
 
 
@@ -133,7 +135,7 @@ def _check_info(where: str, info: Any, seen: set[int]) -> None:
     seen.add(id(info))
     match info:
         case msgspec.inspect.CustomType(cls=cls):
-            if not hasattr(cls, "model_validate"):
+            if cls is not object and not hasattr(cls, "model_validate"):
                 raise ConfigError(
                     f"{where} cannot be a message type: {cls.__name__} does not travel",
                     hint="use plain values, dataclasses, msgspec.Struct or pydantic models",

@@ -1,0 +1,116 @@
+"""Starting an entity: its object, its state, `on_start`, and what happens when one of them fails.
+
+A start that fails is tried again for as long as the entity is wanted, the first time at once, then
+with a doubling backoff; messages wait meanwhile. A state that a newer activation has loaded ends
+this
+one: the entity lives elsewhere.
+
+Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; API section 1 (state).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Protocol
+
+from shardbus.errors import StoreError
+from shardbus.runtime.context import Context
+from shardbus.runtime.entity_type import EntityType
+from shardbus.settings import ShardingSettings
+
+log = logging.getLogger("shardbus.entity")
+
+FAILURE_MEMORY_TICKS = 200
+"""A failure so long ago (10 s) does not lengthen the next backoff."""
+
+
+class Keeper(Protocol):
+    """Where entities' state is kept."""
+
+    async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None: ...
+    async def save(
+        self, entity_type: str, entity_id: str, fence: int, data: bytes | None
+    ) -> None: ...
+
+
+class Counts:
+    """What happened to messages and entities, for metrics."""
+
+    __slots__ = ("accepted", "dropped", "failures", "started", "stopped")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.failures = 0
+        self.dropped: dict[str, int] = {}
+        self.started: dict[str, int] = {}
+        self.stopped: dict[str, int] = {}
+
+    def drop(self, reason: str, count: int = 1) -> None:
+        """Messages that no handler will see."""
+        self.dropped[reason] = self.dropped.get(reason, 0) + count
+
+
+class Starter:
+    """Starts entities of one type. `tick` is the node's coarse time."""
+
+    def __init__(self, kind: EntityType, settings: ShardingSettings, keeper: Keeper) -> None:
+        self.counts = Counts()
+        self.tick = 0
+        self._kind, self._settings, self._keeper = kind, settings, keeper
+
+    async def start(self, cell: Context) -> None:
+        """Construct, load the state, run `on_start`; again after a backoff while that fails."""
+        while cell.stopping is None:
+            backoff = self._backoff(cell)
+            if backoff:
+                await asyncio.sleep(backoff)
+            try:
+                self.construct(cell)
+                if self._kind.state_class is not None:
+                    await self._load(cell)
+                if self._kind.starts:
+                    await cell.entity.on_start()
+                return
+            except Exception as e:  # StaleFence too: the region will learn that the shard has moved
+                self.failed(cell, "failed to start", e)
+                cell.entity = None
+
+    def construct(self, cell: Context) -> None:
+        cls: Any = self._kind.cls
+        entity = cls.__new__(cls)
+        entity.context = cell
+        entity.__init__()
+        cell.entity = entity
+
+    async def _load(self, cell: Context) -> None:
+        read, cls = self._kind.read_state, self._kind.state_class
+        assert read is not None
+        assert cls is not None
+        data = await self._keeper.load(self._kind.name, cell.entity_id, cell.shard.fence)
+        cell.entity.state = cls() if data is None else read(data)
+
+    def _backoff(self, cell: Context) -> float:
+        """0 unless it failed more than once lately; then doubling."""
+        if cell.failures <= 1:
+            return 0.0
+        least, most = (
+            self._settings.entity_restart_backoff_min,
+            self._settings.entity_restart_backoff,
+        )
+        return min(most, least * 2.0 ** min(cell.failures - 2, 16))
+
+    def failed(self, cell: Context, what: str, error: BaseException) -> None:
+        self.counts.failures += 1
+        if self.tick - cell.failed_at > FAILURE_MEMORY_TICKS:
+            cell.failures = 0
+        cell.failures, cell.failed_at = cell.failures + 1, self.tick
+        log.warning(
+            "%s %r %s: %s: %s",
+            self._kind.name,
+            cell.entity_id,
+            what,
+            type(error).__name__,
+            error,
+            exc_info=None if isinstance(error, StoreError) else error,
+        )
