@@ -173,6 +173,8 @@ def test_the_receiver_says_what_does_not_fit(payload: bytes, text: str) -> None:
         (list[Order], [Order(item="tea")]),
         (Any, {"a": [1, None]}),
         (object, [b"x"]),
+        (list[object], [1, "a", None]),
+        (dict[str, object], {"a": [1]}),
         (Point | None, Point(3)),
     ],
 )
