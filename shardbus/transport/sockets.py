@@ -13,10 +13,14 @@ Source: RELIABILITY section 2.
 
 from __future__ import annotations
 
+import time
+
 import zmq
 
 from shardbus.errors import ConfigError
 from shardbus.wire.batch import BODY_BYTES_MAX
+
+TAKEN_S = 1.0
 
 COMMON: dict[int, int] = {
     zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
@@ -58,13 +62,31 @@ def bind_router(
     set_options(socket, ROUTER)
     socket.setsockopt(zmq.ROUTING_ID, routing_id)
     try:
-        socket.bind(f"tcp://{_literal(host)}:{port}")
+        bind(socket, host, port)
     except zmq.ZMQError as e:
         socket.close(0)
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {e.strerror}", hint="choose another --port"
-        ) from None
+        why = "the port is taken" if e.errno == zmq.EADDRINUSE else str(e.strerror)
+        hint = "choose another --port, or set node.host to an address of this machine"
+        raise ConfigError(f"cannot listen on {host}:{port}: {why}", hint=hint) from None
     return socket
+
+
+def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
+    """Listen there. A port that is taken is tried again for a second: the last process on it may be
+    about to end, or some connection has borrowed it.
+
+    Raises:
+        zmq.ZMQError: it stays taken, or the address is not ours.
+    """
+    until = time.monotonic() + TAKEN_S
+    while True:
+        try:
+            socket.bind(f"tcp://{_literal(host)}:{port}")
+            return
+        except zmq.ZMQError as e:
+            if e.errno != zmq.EADDRINUSE or time.monotonic() > until:
+                raise
+        time.sleep(0.02)
 
 
 def connect_dealer(
