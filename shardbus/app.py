@@ -220,7 +220,10 @@ def _supervision(given: Supervision | None) -> Callable[[Exception], Directive]:
         return lambda error: Directive.RESTART
     if callable(given):
         return given
-    table = {cls: Directive(what) for cls, what in given.items()}
+    try:
+        table = {cls: Directive(what) for cls, what in given.items()}
+    except ValueError as e:
+        raise ConfigError(f"supervision: {e}", hint="use resume, restart or stop") from None
 
     def decide(error: Exception) -> Directive:
         for cls in type(error).__mro__:

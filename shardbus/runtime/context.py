@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardbus.runtime.entity_type import Invoker, StopReason
 from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
     from shardbus.runtime.hosting import Host, HostedShard
+
+
+E = TypeVar("E")
 
 
 class Message(NamedTuple):
@@ -101,8 +104,12 @@ class Context:
         """For the runtime: the message being handled."""
         return self._host.execution.message if self._host.execution.cell is self else self.current
 
+    @overload
+    def ref(self, entity_type: type[E], entity_id: str) -> E: ...
+    @overload
+    def ref(self, entity_type: str, entity_id: str) -> Any: ...
     def ref(self, entity_type: Any, entity_id: str) -> Any:
-        """A reference to another entity."""
+        """A reference to another entity, typed if its class is given."""
         return self._host.ref(entity_type, entity_id)
 
     async def save(self, data: bytes | None) -> None:
