@@ -109,23 +109,13 @@ class DeathWatch:
 class Sweep:
     """The leader's look at everybody. None: no answer yet."""
 
-    ends_at: float
     answers: dict[NodeId, ProbeOutcome | None]
-
-    @property
-    def waiting(self) -> bool:
-        """True while an answer is missing."""
-        return any(answer is None for answer in self.answers.values())
 
     def on_result(self, node: NodeId, outcome: ProbeOutcome) -> None:
         """A probe ended."""
         if node in self.answers:
             self.answers[node] = outcome
 
-    def done(self, now: float) -> bool:
-        """True when everybody has answered or the time is over."""
-        return now >= self.ends_at or not self.waiting
-
     def doubtful(self) -> tuple[NodeId, ...]:
-        """Who gave no clear answer."""
+        """Who gave no clear answer, so far or at all."""
         return tuple(n for n, a in self.answers.items() if a in (None, ProbeOutcome.UNKNOWN))

@@ -23,8 +23,6 @@ from shardbus.membership.events import AcquireLease
 from shardbus.membership.gossip import Gossip
 from shardbus.settings import DowningSettings
 
-SWEEP_WITHIN = 1.5
-"""Seconds for the answers of a sweep."""
 LEASE_WITHIN = 5.0
 """Seconds for the answer of the store."""
 
@@ -66,8 +64,6 @@ class Resolver:
         if not (self._split.cut or self._split.broken):
             return None
         times = [self.changed_at + self.settings.stable_after]
-        if self._sweep:
-            times.append(self._sweep.ends_at)
         if self._asked:
             times.append(self._asked.ends_at)
         return min((t for t in times if t > self._considered_at), default=None)
@@ -127,15 +123,12 @@ class Resolver:
         return self._asked is not None and now >= self._asked.ends_at
 
     def _hurry(self, gossip: Gossip, now: float) -> Plan:
-        """Some are proved gone: sweep, then decide about them, if the answers leave no doubt who
-        wins."""
+        """Some are proved gone: sweep, and decide about them as soon as the doubtful cannot matter."""
         if self._sweep is None:
             others = [n for n in self._split.side if n != self.me and n not in gossip.verdicts()]
-            self._sweep = Sweep(now + SWEEP_WITHIN, dict.fromkeys(others))
+            self._sweep = Sweep(dict.fromkeys(others))
             if others:
                 return Plan(probe=tuple(others))
-        if not self._sweep.done(now):
-            return Plan()
         doubtful = self._sweep.doubtful()
         split = survey(gossip, self.me, self.settings.role, doubtful)
         decision = keep_majority(split)

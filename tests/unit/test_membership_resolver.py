@@ -13,7 +13,7 @@ from shardbus.membership.downing import Outcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
-from shardbus.membership.resolver import LEASE_WITHIN, SWEEP_WITHIN, Plan, Resolver
+from shardbus.membership.resolver import LEASE_WITHIN, Plan, Resolver
 from shardbus.settings import DowningSettings
 
 UP = Status.UP
@@ -94,7 +94,6 @@ def test_the_gone_wait_only_for_the_sweep() -> None:
     resolver = Resolver(A, SETTINGS)
     assert resolver.consider(GONE, True, 10.0) == Plan(probe=(B,))
     assert resolver.consider(GONE, True, 10.1) == Plan()
-    assert resolver.deadline() == 10.0 + SWEEP_WITHIN
     resolver.on_probe(B, ProbeOutcome.OPEN)
     plan = resolver.consider(GONE, True, 10.2)
     assert plan.decision is not None
@@ -104,7 +103,8 @@ def test_the_gone_wait_only_for_the_sweep() -> None:
 def test_a_sweep_that_leaves_doubt_leaves_it_to_stability() -> None:
     resolver = Resolver(A, SETTINGS)
     resolver.consider(GONE, True, 10.0)
-    assert resolver.consider(GONE, True, 10.0 + SWEEP_WITHIN) == Plan()
+    resolver.on_probe(B, ProbeOutcome.UNKNOWN)
+    assert resolver.consider(GONE, True, 11.0) == Plan()
     assert resolver.deadline() == 10.0 + STABLE
     assert resolver.consider(GONE, True, 10.0 + STABLE).decision is not None
 
@@ -129,6 +129,18 @@ def test_only_the_gone_are_downed_early() -> None:
     plan = resolver.consider(copy, True, 10.1)
     assert plan.decision is not None
     assert plan.decision.down == (nodes[4],)
+
+
+def test_a_majority_without_the_doubtful_does_not_wait_for_them() -> None:
+    five = state(a=UP, b=UP, c=UP, d=UP, e=UP)
+    nodes = list(five.members)
+    copy = cut(five, Flag.TERMINATED, nodes[4])
+    resolver = Resolver(A, SETTINGS)
+    assert len(resolver.consider(copy, True, 10.0).probe) == 3
+    resolver.on_probe(nodes[1], ProbeOutcome.OPEN)
+    assert resolver.consider(copy, True, 10.1) == Plan()
+    resolver.on_probe(nodes[2], ProbeOutcome.OPEN)
+    assert outcome(resolver.consider(copy, True, 10.2)) is Outcome.DOWN_OTHERS
 
 
 def asking() -> tuple[Resolver, Gossip, str]:

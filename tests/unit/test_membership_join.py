@@ -1,0 +1,181 @@
+"""The door of the cluster from both sides, step by step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_membership_gossip import A, B, C, member, state
+
+from shardbus.ids import Address, NodeId
+from shardbus.membership.admission import admit
+from shardbus.membership.events import SendControl
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.join import Joiner, Step, disagreement
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import (
+    PROTOCOL,
+    Greeting,
+    InitJoin,
+    InitNack,
+    Join,
+    JoinRefused,
+    Welcome,
+)
+from shardbus.membership.reachability import Flag
+from shardbus.settings import ClusterSettings
+
+GREETING = Greeting("shop", PROTOCOL, {"shards": "100"})
+DEFAULTS = ClusterSettings()
+NEW = NodeId("n", 7355, 7)
+J, W, U, L, X, DOWN, _ = Status
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        (GREETING, ""),
+        (replace(GREETING, cluster="bank"), "cluster name 'bank' is not 'shop'"),
+        (replace(GREETING, protocol=9), "membership protocol 9 is not 1"),
+        (
+            replace(GREETING, settings={"shards": "50"}),
+            "setting shards is '50' on one side and '100' on the other",
+        ),
+        (replace(GREETING, settings={"other": "1"}), ""),
+        (replace(GREETING, settings={}), ""),
+    ],
+)
+def test_disagreement_names_both_values(theirs: Greeting, why: str) -> None:
+    assert disagreement(GREETING, theirs) == why
+
+
+def ask(gossip: Gossip, node: NodeId = NEW, greeting: Greeting = GREETING) -> tuple[Gossip, object]:
+    return admit(gossip, A, GREETING, node, Join(greeting, Member(node, 1, up_number=9)))
+
+
+def test_a_newcomer_is_joining_whatever_it_says_of_itself() -> None:
+    gossip, answer = ask(state(a=U, b=U))
+    assert gossip.members[NEW] == Member(NEW, 1, status=J, up_number=0)
+    assert answer == Welcome(gossip)
+
+
+def test_a_repeated_join_is_welcome_again_without_a_change() -> None:
+    once, _ = ask(state(a=U))
+    again, answer = ask(once)
+    assert again is once
+    assert answer == Welcome(once)
+
+
+@pytest.mark.parametrize("mine", [J, W, U, L])
+def test_who_may_take_in(mine: Status) -> None:
+    assert isinstance(ask(state(a=mine))[1], Welcome)
+
+
+@pytest.mark.parametrize("copy", [Gossip(), state(a=X), state(a=DOWN)])
+def test_who_may_not(copy: Gossip) -> None:
+    assert ask(copy) == (copy, InitNack())
+
+
+def test_who_is_refused_for_ever() -> None:
+    removed = state(a=U, b=X).without_members(A, (B,), 1.0)
+    cases = [
+        (ask(removed, B), "was removed"),
+        (ask(state(a=U, b=DOWN), B), "is down"),
+        (ask(state(a=U, b=X), B), "is exiting"),
+        (ask(state(a=U), greeting=replace(GREETING, cluster="bank")), "'bank'"),
+        (ask(state(a=U), A._replace(uid=99)), "this node's own"),
+        (admit(state(a=U), A, GREETING, NEW, Join(GREETING, member(C))), "cannot join as"),
+    ]
+    for (gossip, answer), why in cases:
+        assert isinstance(answer, JoinRefused)
+        assert why in answer.reason
+        assert NEW not in gossip.members
+
+
+def test_a_restarted_process_downs_its_former_incarnation() -> None:
+    again = B._replace(uid=99)
+    gossip, answer = ask(state(a=U, b=U, c=U), again)
+    assert isinstance(answer, Welcome)
+    assert gossip.members[B].status is DOWN
+    assert gossip.members[again].status is J
+    assert gossip.verdicts() == {B: Flag.TERMINATED}
+
+
+SEEDS = tuple(Address(host, 1) for host in ("s", "t", "u"))
+S, T, V = (NodeId(*seed, 5) for seed in SEEDS)
+
+
+def joiner(me: NodeId = NEW, **settings: float) -> Joiner:
+    return Joiner(Member(me, 1), GREETING, SEEDS, replace(DEFAULTS, **settings))  # type: ignore[arg-type]
+
+
+def asked(send: tuple[SendControl, ...]) -> list[object]:
+    return [s.to for s in send if isinstance(s.message, InitJoin)]
+
+
+def test_the_seed_that_answers_first_gets_the_join() -> None:
+    one = joiner()
+    assert asked(one.start(10.0).send) == list(SEEDS)
+    join = SendControl(T, Join(GREETING, one.me))
+    assert one.on_ack(T, GREETING, 10.1).send == (join,)
+    assert one.on_ack(S, GREETING, 10.2).send == ()
+    assert one.deadline() == pytest.approx(10.6)
+    assert one.tick(10.6).send == (join,)
+
+
+def test_without_a_welcome_the_seeds_are_asked_anew() -> None:
+    one = joiner(retry_unsuccessful_join_after=10.0)
+    one.start(0.0)
+    one.on_ack(T, GREETING, 1.0)
+    assert asked(one.tick(10.9).send) == []
+    assert asked(one.tick(11.0).send) == list(SEEDS)
+
+
+def test_a_seed_that_changed_its_mind_is_left() -> None:
+    one = joiner()
+    one.start(0.0)
+    one.on_ack(T, GREETING, 1.0)
+    one.on_nack(S, 1.1)
+    assert asked(one.tick(1.6).send) == []
+    one.on_nack(T, 1.7)
+    assert asked(one.tick(1.7).send) == list(SEEDS)
+
+
+def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
+    first = joiner(S)
+    assert asked(first.start(0.0).send) == [*SEEDS[1:]]
+    assert first.on_nack(T, 0.1).step is Step.NONE
+    assert first.on_nack(V, 0.2).step is Step.FOUND_CLUSTER
+
+
+def test_the_first_seed_founds_a_cluster_when_nobody_answers_in_time() -> None:
+    first = joiner(S)
+    first.start(0.0)
+    assert first.tick(4.9).step is Step.NONE
+    assert first.tick(5.0).step is Step.FOUND_CLUSTER
+
+
+def test_another_seed_never_does() -> None:
+    other = joiner(T)
+    other.start(0.0)
+    steps = [other.on_nack(S, 0.1).step, other.on_nack(V, 0.1).step]
+    steps += [other.tick(t / 2).step for t in range(1, 200)]
+    assert set(steps) == {Step.NONE}
+
+
+def test_giving_up_says_what_was_tried() -> None:
+    one = joiner(shutdown_after_unsuccessful_join=30.0)
+    one.start(0.0)
+    assert one.tick(29.9).step is Step.NONE
+    progress = one.tick(30.0)
+    assert progress.step is Step.GIVE_UP
+    assert progress.reason == "no seed took this node in within 30 s; tried s:1, t:1, u:1"
+
+
+def test_a_seed_that_disagrees_ends_the_attempt() -> None:
+    one = joiner()
+    one.start(0.0)
+    progress = one.on_ack(S, replace(GREETING, settings={"shards": "50"}), 0.1)
+    assert progress.step is Step.GIVE_UP
+    assert "'50'" in progress.reason
+    assert "'100'" in progress.reason
