@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from shardbus.errors import AskTimeout, ConfigError, UnknownEntityType
+from shardbus.errors import AskTimeout, ConfigError, RequestError, UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events
@@ -38,6 +38,19 @@ class Kind:
         region = Region(interface.name, None, interface.layout, kinds.settings)
         self.router = Router(interface, region, self, endpoint.loop, endpoint.clock)
         self.dropped_messages: dict[str, int] = {}
+
+    def adopt(self, interface: Interface) -> None:
+        """The type was known by name; now its class is.
+
+        Raises:
+            ConfigError: they disagree about how ids map to shards.
+        """
+        if interface.layout != self.interface.layout:
+            raise ConfigError(
+                f"entity type {interface.name!r} is laid out as {self.interface.layout} in the"
+                f" cluster, as {interface.layout} here"
+            )
+        self.interface = self.router.interface = interface
 
     def out_for(self, node: NodeId) -> Session:
         """The session to a node."""
@@ -86,6 +99,8 @@ class Kinds:
                 f"{cls.__name__} is no entity class", hint="decorate it with @bus.entity"
             )
         kind = self._kinds.get(interface.name) or self._add(interface)
+        if kind.interface is not interface:
+            kind.adopt(interface)
         self.routers[cls] = kind.router
         return kind.router
 
@@ -119,31 +134,40 @@ class Kinds:
 
     def described(self, name: str, info: TypeInfo) -> None:
         """The contact says what a type is."""
-        waiting = self._learning.pop(name, [])
+        waiting = [future for future in self._learning.pop(name, []) if not future.done()]
         kind = self._kinds.get(name)
+        error: Exception | None = None
         if not info.known:
-            error: Exception = UnknownEntityType(f"the cluster has no entity type {name!r}")
-            for future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-            return
-        if kind is None and not info.shards:
-            for future in waiting:
-                text = f"entity type {name!r} has a shard function of its own"
-                future.set_exception(ConfigError(text, hint="name it by its class instead"))
-            return
-        if kind is None:
+            error = UnknownEntityType(f"the cluster has no entity type {name!r}")
+        elif kind is not None and kind.interface.layout != info.layout:
+            error = UnknownEntityType(
+                f"entity type {name!r} is laid out as {info.layout} in the cluster, as"
+                f" {kind.interface.layout} here"
+            )
+        elif kind is None and not info.shards:
+            text = f"entity type {name!r} has a shard function of its own"
+            error = ConfigError(text, hint="name it by its class instead")
+        elif kind is None:
             kind = self._add(Interface(name, info.shards, info.layout))
+        if isinstance(error, RequestError) and kind is not None:
+            kind.router.refuse(error)
         for future in waiting:
-            if not future.done():
+            if error is not None:
+                future.set_exception(error)
+            elif kind is not None:
                 future.set_result(kind.router)
 
     def _add(self, interface: Interface) -> Kind:
         kind = self._kinds[interface.name] = Kind(self, interface)
         self.routers[interface.name] = kind.router
         if self._contact is not None:
-            kind.router.handle(events.CoordinatorAt(self._contact))
+            self._introduce(kind)
         return kind
+
+    def _introduce(self, kind: Kind) -> None:
+        """Have the contact say what the type is in the cluster, and where its shards are."""
+        self.to_contact(encode_control(kind.interface.name, Describe()))
+        kind.router.handle(events.CoordinatorAt(self._contact))
 
     # ---- news
 
@@ -151,7 +175,10 @@ class Kinds:
         """Who is asked from now on."""
         self._contact = node
         for kind in self._kinds.values():
-            kind.router.handle(events.CoordinatorAt(node))
+            if node is not None:
+                self._introduce(kind)
+            else:
+                kind.router.handle(events.CoordinatorAt(None))
 
     def received(self, name: str, sender: NodeId, message: Any) -> None:
         """A message for a type's region."""

@@ -90,9 +90,12 @@ class Switchboard:
             self._node.endpoint.count_drop("unknown_type")
             return
         sender: NodeId = session.tag
-        if type(message) in FOR_COORDINATOR and sender not in self.clients:
+        if isinstance(message, messages.GetShardHome) and sender in self.clients:
+            shards = tuple(s for s in message.shards if kind.router.has_shard(s))
+            kind.router.handle(events.Received(sender, messages.GetShardHome(shards)))
+        elif type(message) in FOR_COORDINATOR and sender not in self.clients:
             self._node.coordinations[control.type].received(sender, message)  # type: ignore[arg-type]
-        elif sender in self.clients and not isinstance(message, messages.GetShardHome):
+        elif sender in self.clients:
             self._node.endpoint.count_drop("not_allowed")
         else:
             kind.router.handle(events.Received(sender, message))  # type: ignore[arg-type]

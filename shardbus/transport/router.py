@@ -163,6 +163,7 @@ class Router:
         self.interface, self.region = interface, region
         self.routes: dict[str, Route] = {}
         self.buffered_asks: dict[Envelope, None] = {}
+        self.refused: RequestError | None = None
         self._by_id: dict[str, Route] = {}
         self._shell, self._loop, self._clock = shell, loop, clock
         self._create_future = loop.create_future
@@ -188,6 +189,12 @@ class Router:
         if self._shard_of is not None:
             return check_id("a shard id", self._shard_of(entity_id))
         return shard_of(entity_id, self._shards)
+
+    def has_shard(self, shard: str) -> bool:
+        """Whether the type's shard function can give this shard."""
+        if self._shard_of is not None:
+            return True
+        return shard.isascii() and shard.isdigit() and len(shard) < 10 and int(shard) < self._shards
 
     def route_of(self, entity_id: str) -> Route:
         """The route of an entity's shard. The same object for as long as the process lives."""
@@ -250,9 +257,9 @@ class Router:
         out = route.out
         if out is None:
             deadline = self._clock.after(timeout_ms)
-            envelope = Envelope(key, route.shard, entity_id, payload, 0, future, decode, deadline)
-            self.buffered_asks[envelope] = None
-            self.handle(events.Deliver(route.shard, envelope))
+            self.deliver(
+                Envelope(key, route.shard, entity_id, payload, 0, future, decode, deadline)
+            )
         else:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
         return future
@@ -267,6 +274,11 @@ class Router:
         if out is not None:
             envelope.send(out, self._clock)
             return DONE if out.writable else out.room()
+        if self.refused is not None:
+            envelope.refuse(self.refused)
+            if envelope.waiter is None:
+                raise self.refused
+            return DONE
         if envelope.waiter is not None:
             self.buffered_asks[envelope] = None
         self.handle(events.Deliver(envelope.shard, envelope))
@@ -297,6 +309,13 @@ class Router:
         for route in self.routes.values():
             if route.out is lost:
                 route.out = self._shell.out_for(lost.tag)
+
+    def refuse(self, error: RequestError) -> None:
+        """The type cannot be reached from here: fail what waits, and what is sent from now on."""
+        self.refused = error
+        for envelope in list(self.buffered_asks):
+            envelope.refuse(error)
+        self.buffered_asks.clear()
 
     def expire(self) -> int:
         """Fail buffered asks whose deadline has passed; says how many."""
