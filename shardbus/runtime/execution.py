@@ -117,12 +117,12 @@ class Execution:
                     if is_async:
                         self._carry_on(cell, value, driver.first(value), session, corr)
                         continue
-                except StopIteration as end:
-                    value = end.value
                 except Exception as e:
-                    if self._raised(cell, invoker, payload, e, session, corr):
-                        self._look_again(cell)
-                    continue
+                    if not (is_async and isinstance(e, StopIteration)):
+                        if self._raised(cell, invoker, payload, e, session, corr):
+                            self._look_again(cell)
+                        continue
+                    value = e.value
                 if session is not None:
                     self._answer(cell, value, session, corr)
                 if cell.stopping is not None or cell.mailbox:
@@ -198,10 +198,10 @@ class Execution:
             if invoker.is_async:
                 self._carry_on(cell, value, self._driver.step(value), session, corr)
                 return False
-        except StopIteration as end:
-            value = end.value
         except Exception as e:
-            return self._raised(cell, invoker, payload, e, session, corr)
+            if not (invoker.is_async and isinstance(e, StopIteration)):
+                return self._raised(cell, invoker, payload, e, session, corr)
+            value = e.value
         finally:
             self.cell, self.message = outer
         if session is not None:
