@@ -123,7 +123,7 @@ class Resolver:
         return self._asked is not None and now >= self._asked.ends_at
 
     def _hurry(self, gossip: Gossip, now: float) -> Plan:
-        """Some are proved gone: sweep, and decide about them as soon as the doubtful cannot matter."""
+        """Some are proved gone: sweep, and decide as soon as the doubtful cannot matter."""
         if self._sweep is None:
             others = [n for n in self._split.side if n != self.me and n not in gossip.verdicts()]
             self._sweep = Sweep(dict.fromkeys(others))
