@@ -36,6 +36,11 @@ FAILURE_TEXT_MAX = 16 * 1024
 """Characters of an error's text that travel."""
 
 
+def too_large(size: int) -> MessageTooLarge:
+    """The error of a message over the limit."""
+    return MessageTooLarge(f"a message of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
+
+
 class Outbox(ABC):
     """See the module. A subclass says what `flush` does."""
 
@@ -198,7 +203,7 @@ class Outbox(ABC):
             if isinstance(run, AskRun):
                 self._asks.take(run.corrs.pop())
             self._weight -= size + ENVELOPE_WEIGHT
-            raise MessageTooLarge(f"a message of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
+            raise too_large(size)
         self._spill()
 
     def _full_of_replies(self) -> None:

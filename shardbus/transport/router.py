@@ -26,7 +26,9 @@ from shardbus.sharding import events
 from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Key, Unsent
 from shardbus.transport.clockwork import Clockwork
+from shardbus.transport.outbox import too_large
 from shardbus.transport.session import Session
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
 
 ROUTES_MAX = 200_000
@@ -256,6 +258,8 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise too_large(len(payload))
             deadline = self._clock.after(timeout_ms)
             self.deliver(
                 Envelope(key, route.shard, entity_id, payload, 0, future, decode, deadline)
@@ -268,8 +272,11 @@ class Router:
         """Send an envelope by its shard's route; for arrivals that belong elsewhere too.
 
         Raises:
-            BufferFull: nobody waits for an answer, and the buffer is full.
+            BufferFull: nobody waits for an answer, and the buffer is full. MessageTooLarge: just
+                that; found here, so that those in the buffer behind it are not stopped by it.
         """
+        if len(envelope.payload) > PAYLOAD_BYTES_MAX:
+            raise too_large(len(envelope.payload))
         out = self.route(envelope.shard).out
         if out is not None:
             envelope.send(out, self._clock)
