@@ -2,7 +2,7 @@
 
 Messages go to the entity type that they name, machines' messages to the region or to the
 coordinator of that type. A client may ask where shards live and what a type is; it may not speak as
-a region does.
+a region does, nor ask what only nodes ask each other.
 
 Source: S0.10, S2.37; C.36; B.57, B.130.
 """
@@ -56,7 +56,7 @@ class Switchboard:
         kind = self._node.kinds.get(run.type)
         if kind is not None:
             kind.on_asks(session, run)
-        elif run.type == Questions.TYPE:
+        elif run.type == Questions.TYPE and session.tag not in self.clients:
             self._node.questions.asked(session, run)
         else:
             self._node.endpoint.count_drop("unknown_type")
