@@ -125,6 +125,9 @@ def _resume(
         value = None
         try:
             value = yield waits_for
+        except GeneratorExit:  # the loop is gone, and with it every current task
+            coroutine.close()
+            raise
         except BaseException as e:
             error = e
         _leave_task(loop, task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -256,6 +257,26 @@ async def test_a_call_soon_callback_may_drive_too(running: Driver) -> None:
     asyncio.get_running_loop().call_soon(lambda: tasks.append(drive(running, work)))
     await turns(1)
     assert await tasks[0] is not None
+
+
+def test_work_that_outlives_its_loop_is_closed_in_silence() -> None:
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    async def main() -> None:
+        drive(Driver(asyncio.get_running_loop()), work)
+        await turns()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    gc.collect()
+    assert cleaned == [True]
 
 
 color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="none")
