@@ -1,0 +1,112 @@
+"""Real nodes in the test's own event loop: real sockets, real membership threads, one store in
+memory."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from shardbus.app import ShardBus
+from shardbus.client.asynchronous import AsyncClient
+from shardbus.http.app import create_app
+from shardbus.membership.member import Status
+from shardbus.runtime.admin import Admin
+from shardbus.runtime.node import Node
+from shardbus.settings import ClusterSettings, HttpSettings, NodeSettings, Settings
+from shardbus.store.memory import MemoryData, MemoryStore
+from tests.redis_server import free_port
+from tests.waiting import until
+
+QUICK = ClusterSettings(gossip_interval=0.1, leader_actions_interval=0.1, seed_node_timeout=1.0)
+
+
+class Nodes:
+    """Nodes that share one store, closed at the end of the test."""
+
+    def __init__(self, cluster: ClusterSettings = QUICK) -> None:
+        self.data = MemoryData()
+        self.all: list[Node] = []
+        self._cluster = cluster
+        self._clients: list[AsyncClient] = []
+
+    async def __aenter__(self) -> Nodes:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for client in self._clients:
+            await client.close()
+        await asyncio.gather(*(node.close() for node in self.all))
+
+    async def start(
+        self, bus: ShardBus, *, up: bool = True, roles: tuple[str, ...] = (), **sharding: Any
+    ) -> Node:
+        """Another node; waits until it is ready."""
+        seeds = tuple(str(node.me.address) for node in self.all[:1])
+        own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
+        settings = Settings(node=own, cluster=self._cluster)
+        settings = replace(settings, sharding=replace(settings.sharding, **sharding))
+        node = Node(bus.name, bus.types, settings, MemoryStore(self.data))
+        await node.start()
+        self.all.append(node)
+        node.join("127.0.0.1:0")
+        if up:
+            await until(lambda: ready(node), f"readiness of {node.me}")
+        return node
+
+    async def cluster(self, bus: ShardBus, count: int, **sharding: Any) -> list[Node]:
+        """Several nodes that agree on who is Up."""
+        nodes = [await self.start(bus, **sharding) for _ in range(count)]
+        await self.agree(count)
+        return nodes
+
+    async def agree(self, count: int) -> None:
+        """Wait until every running node sees `count` members, all Up."""
+
+        def seen() -> bool:
+            views = [node.view for node in self.all if not node.stopped.done()]
+            return all(v and [m.status for m in v.members] == [Status.UP] * count for v in views)
+
+        await until(seen, f"{count} members up")
+
+    async def leave(self, node: Node) -> None:
+        """Hand off, leave and close, as at a SIGTERM."""
+        self.all.remove(node)
+        await node.leave(lambda text: None)
+        await node.close()
+
+    async def client(self, *nodes: Node, timeout: float = 10.0) -> AsyncClient:
+        """A client that knows these nodes, or the first."""
+        given = nodes or self.all[:1]
+        addresses = [f"tcp://{node.me.address}" for node in given]
+        client = AsyncClient(*addresses, cluster=given[0].cluster_name, timeout=timeout)
+        self._clients.append(client)
+        return await client.__aenter__()
+
+
+def ready(node: Node) -> bool:
+    """What /readyz says."""
+    return all(check.ok for check in Admin(node).readiness().values())
+
+
+def http(node: Node) -> httpx.AsyncClient:
+    """The node's HTTP, without a port."""
+    transport = httpx.ASGITransport(app=create_app(Admin(node), HttpSettings()))
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
+
+
+def hosts(nodes: list[Node], entity_type: str) -> dict[str, list[Node]]:
+    """Shard to the nodes that host it now."""
+    found: dict[str, list[Node]] = {}
+    for node in nodes:
+        for shard in node.kinds[entity_type].host.shards:
+            found.setdefault(shard, []).append(node)
+    return found

@@ -1,0 +1,393 @@
+"""Nodes end to end: three of them, real sockets, one store, and clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import pytest
+
+from shardbus import (
+    AskTimeout,
+    BufferFull,
+    Client,
+    ConfigError,
+    Entity,
+    EntityFailed,
+    MessageTooLarge,
+    Refused,
+    SchemaError,
+    ShardBus,
+    StopReason,
+    Unhandled,
+    UnknownEntityType,
+    handler,
+)
+from shardbus.errors import NodeLost
+from shardbus.runtime.node import Node
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX
+from shardbus.wire.schema import decode_value, encode_value
+from tests.loopback.nodes import Nodes, hosts, ready
+from tests.waiting import until
+
+IDS = [f"page-{i}" for i in range(60)]
+
+
+def application(name: str = "shop", shards: int = 12) -> tuple[ShardBus, Any]:
+    """An application of its own for each test."""
+    bus = ShardBus(name)
+
+    @bus.entity("counter", shards=shards)
+    class Counter(Entity):
+        log: ClassVar[list[tuple[str, int]]]
+        stops: ClassVar[list[StopReason]]
+
+        def __init__(self) -> None:
+            self.value = 0
+
+        async def on_stop(self, reason: StopReason) -> None:
+            self.stops.append(reason)
+
+        @handler
+        def add(self, amount: int = 1) -> int:
+            self.value += amount
+            return self.value
+
+        @handler
+        async def where(self) -> str:
+            return self.context.node
+
+        @handler
+        def note(self, seq: int) -> None:
+            self.log.append((self.context.entity_id, seq))
+
+        @handler
+        async def ask_other(self, other: str, amount: int) -> int:
+            return await self.context.ref("counter", other).add(amount)
+
+        @handler
+        async def never(self) -> None:
+            await asyncio.Event().wait()
+
+        @handler
+        def fail(self, text: str) -> None:
+            raise ValueError(text)
+
+        @handler
+        def length(self, data: bytes) -> int:
+            return len(data)
+
+        @handler
+        def huge(self) -> bytes:
+            return bytes(PAYLOAD_BYTES_MAX + 1)
+
+        async def receive(self, message: object) -> object:
+            match message:
+                case "get":
+                    return self.value
+                case int():
+                    self.value += message
+                    return self.value
+                case _:
+                    return self.unhandled(message)
+
+    Counter.log, Counter.stops = [], []
+    return bus, Counter
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+# Messages
+
+
+async def test_messages_find_their_entities_across_nodes(nodes: Nodes) -> None:
+    bus, counter = application()
+    three = await nodes.cluster(bus, 3)
+    client = await nodes.client()
+    assert await asyncio.gather(*(client.ref(counter, i).add(2) for i in IDS)) == [2] * len(IDS)
+    for i in IDS:
+        await client.ref(counter, i).add.tell(1)
+    await client.tell("counter", IDS[0], 5)
+    assert await client.ask("counter", IDS[0], "get") == 8
+    for node in three:
+        assert (
+            await asyncio.gather(*(node.ref("counter", i).ask("get") for i in IDS[1:])) == [3] * 59
+        )
+    assert {len(found) for found in hosts(three, "counter").values()} == {1}
+    assert [len(node.kinds["counter"].host.shards) for node in three] == [4, 4, 4]
+
+
+async def test_a_client_learns_homes_and_sends_there_itself(nodes: Nodes) -> None:
+    bus, counter = application()
+    three = await nodes.cluster(bus, 3)
+    client = await nodes.client(three[1])
+    homes = await asyncio.gather(*(client.ref(counter, i).where() for i in IDS))
+    assert set(homes) == {str(node.me) for node in three}
+    forwarded = sum(node.kinds["counter"].relayed_messages for node in three)
+    accepted = [node.kinds["counter"].host.counts.accepted for node in three]
+    assert await asyncio.gather(*(client.ref(counter, i).where() for i in IDS)) == homes
+    assert sum(node.kinds["counter"].relayed_messages for node in three) == forwarded
+    for node, before in zip(three, accepted, strict=True):
+        assert node.kinds["counter"].host.counts.accepted - before == homes.count(str(node.me))
+
+
+async def test_entities_ask_each_other(nodes: Nodes) -> None:
+    bus, counter = application()
+    await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    asks = [client.ref(counter, a).ask_other(b, 1) for a, b in pairwise(IDS)]
+    assert await asyncio.gather(*asks) == [1] * (len(IDS) - 1)
+
+
+async def test_batches_keep_their_order_and_their_errors(nodes: Nodes) -> None:
+    bus, _ = application()
+    await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    await client.tell_many("counter", [(i, n) for n in (1, 2) for i in IDS])
+    await client.flush()
+    answers = await client.ask_many(
+        "counter", [(i, "get" if n % 2 else 1.5) for n, i in enumerate(IDS)]
+    )
+    assert answers[1::2] == [3] * 30
+    assert {type(answer) for answer in answers[::2]} == {Unhandled}
+
+
+async def test_the_blocking_client_does_the_same(nodes: Nodes) -> None:
+    bus, counter = application()
+    [node] = await nodes.cluster(bus, 1)
+
+    def use() -> list[Any]:
+        with Client(f"tcp://{node.me.address}", cluster="shop") as client:
+            ref: Any = client.ref(counter, "x")
+            seen = [ref.add(2)]
+            ref.add.tell(1)
+            ref.add.tell_nowait(1)
+            client.tell("counter", "x", 10)
+            client.tell_many("counter", [("x", 100)])
+            client.cast("counter", "x", "add")
+            client.flush()
+            seen += [client.ask("counter", "x", "get"), client.call("counter", "x", "add")]
+            seen += client.ask_many("counter", [("x", "get"), ("x", None)])
+            with pytest.raises(EntityFailed):
+                ref.fail("bad")
+        return seen
+
+    seen = await asyncio.to_thread(use)
+    assert seen[:4] == [2, 115, 116, 116]
+    assert isinstance(seen[4], Unhandled)
+
+
+# Errors
+
+
+async def test_each_error_says_whether_the_handler_ran(nodes: Nodes) -> None:
+    bus, counter = application()
+    await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    ref = client.ref(counter, "x")
+    with pytest.raises(UnknownEntityType, match="no entity type 'nothing'"):
+        await client.ask("nothing", "x", "get")
+    with pytest.raises(Unhandled, match="no handler 'missing'"):
+        await client.call("counter", "x", "missing")
+    with pytest.raises(Unhandled, match="counter takes no such dict"):
+        await client.ask("counter", "x", {})
+    with pytest.raises(SchemaError, match=r"add: Expected `int`, got `str` - at `\$\[0\]`"):
+        await client.ask("counter", "x", "add", "two")
+    with pytest.raises(SchemaError, match="takes 0 to 1 arguments"):
+        await client.call("counter", "x", "add", 1, 2)
+    with pytest.raises(SchemaError, match="cannot send this"):
+        await ref.add(object())
+    with pytest.raises(TypeError):
+        await ref.add(1, 2, 3)
+    with pytest.raises(EntityFailed) as failed:
+        await ref.fail("broken")
+    assert (failed.value.type, failed.value.message) == ("ValueError", "broken")
+    with pytest.raises(AskTimeout):
+        await ref.within(0.1).never()
+    with pytest.raises(ConfigError, match="1 to 256 bytes"):
+        client.ref(counter, "")
+    with pytest.raises(ConfigError, match="control character"):
+        await client.tell("counter", "a\nb", 1)
+    with pytest.raises(AttributeError, match="has no handler 'missing'"):
+        client.ref(counter, "x").missing  # noqa: B018
+
+
+async def test_what_is_too_large_is_refused_and_disturbs_nothing(nodes: Nodes) -> None:
+    bus, counter = application()
+    await nodes.cluster(bus, 1)
+    client = await nodes.client()
+    assert (
+        await client.ref(counter, "x").length(bytes(PAYLOAD_BYTES_MAX - 64))
+        == PAYLOAD_BYTES_MAX - 64
+    )
+    with pytest.raises(MessageTooLarge):
+        await client.ref(counter, "x").length(bytes(PAYLOAD_BYTES_MAX))
+    with pytest.raises(MessageTooLarge):
+        await client.ref(counter, "x").length.tell(bytes(PAYLOAD_BYTES_MAX))
+    with pytest.raises(EntityFailed, match="at most"):
+        await client.ref(counter, "x").huge()
+    assert await client.ref(counter, "x").add(1) == 1
+
+
+async def test_what_is_too_large_is_refused_before_the_home_is_known(nodes: Nodes) -> None:
+    bus, counter = application(shards=1)
+    await nodes.cluster(bus, 1)
+    client = await nodes.client()
+    small = [client.ref(counter, "x").add(1)]
+    with pytest.raises(MessageTooLarge):
+        await client.ref(counter, "x").length.tell(bytes(PAYLOAD_BYTES_MAX))
+    with pytest.raises(MessageTooLarge):
+        await client.ref(counter, "x").length(bytes(PAYLOAD_BYTES_MAX))
+    small += [client.ref(counter, "x").add(1) for _ in range(3)]
+    assert await asyncio.gather(*small) == [1, 2, 3, 4]
+
+
+async def test_a_buffer_without_a_home_is_bounded(nodes: Nodes) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus, buffer_size=3, min_members=2)
+    ref = node.ref("counter", "x")
+    for _ in range(3):
+        await ref.add.tell(1)
+    with pytest.raises(BufferFull, match="without a home is full"):
+        await ref.add.tell(1)
+    with pytest.raises(BufferFull):
+        await ref.add(1)
+    assert node.kinds["counter"].host.counts.dropped == {"buffer_full": 2}
+    await nodes.start(bus, buffer_size=3, min_members=2)
+    await until(lambda: node.kinds["counter"].router.region.buffered[0] == 0, "a home")
+    assert await ref.add(1) == 4
+
+
+async def test_an_ask_that_waits_for_a_home_times_out(nodes: Nodes) -> None:
+    bus, counter = application()
+    node = await nodes.start(bus, min_members=2)
+    with pytest.raises(AskTimeout, match="no home for shard"):
+        await node.ref("counter", "x").within(0.1).add(1)
+    client = await nodes.client()
+    with pytest.raises(AskTimeout):
+        await client.ref(counter, "x").within(0.1).add(1)
+
+
+# Joining and leaving
+
+
+async def test_a_client_of_another_cluster_is_refused(nodes: Nodes) -> None:
+    bus, _ = application()
+    [node] = await nodes.cluster(bus, 1)
+    client_bus, _ = application("shed")
+    assert client_bus.name == "shed"
+    with pytest.raises(Refused, match="this is cluster 'shop', not 'shed'"):
+        await asyncio.to_thread(_connect, node, "shed")
+
+
+def _connect(node: Node, cluster: str) -> None:
+    with Client(f"tcp://{node.me.address}", cluster=cluster):
+        pass
+
+
+async def test_a_client_without_a_node_says_whom_it_tried() -> None:
+    from tests.redis_server import free_port
+
+    port = free_port()
+
+    def connect() -> None:
+        with Client(f"tcp://127.0.0.1:{port}", cluster="shop", connect_timeout=0.5):
+            pass
+
+    with pytest.raises(NodeLost, match=f"no node of cluster 'shop' answers at 127.0.0.1:{port}"):
+        await asyncio.to_thread(connect)
+
+
+async def test_a_node_of_another_cluster_is_refused(nodes: Nodes) -> None:
+    await nodes.cluster(application()[0], 1)
+    stranger = await nodes.start(application("shed")[0], up=False)
+    await until(lambda: stranger.refusals or stranger.stopped.done(), "the refusal")
+    assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
+
+
+async def test_a_node_with_another_layout_is_refused_with_both_values(nodes: Nodes) -> None:
+    await nodes.cluster(application(shards=12)[0], 1)
+    other = await nodes.start(application(shards=24)[0], up=False)
+    await until(lambda: other.refusals, "the refusal")
+    [reason] = other.refusals
+    assert "crc32/12" in reason
+    assert "crc32/24" in reason
+    assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
+
+
+async def test_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) -> None:
+    bus = ShardBus("shop")
+
+    @bus.entity("worker", role="backend", shards=8)
+    class Worker(Entity):
+        @handler
+        def where(self) -> str:
+            return self.context.node
+
+    back = await nodes.start(bus, roles=("backend",))
+    front = await nodes.start(bus, roles=("frontend",))
+    await nodes.agree(2)
+    homes = {await front.ref("worker", i).where() for i in IDS}
+    assert homes == {str(back.me)}
+    client = await nodes.client(front)
+    assert await client.ref(Worker, "x").where() == str(back.me)
+
+
+async def test_leaving_under_load_loses_and_reorders_nothing(nodes: Nodes) -> None:
+    bus, counter = application()
+    three = await nodes.cluster(bus, 3)
+    client = await nodes.client(*three)
+    sent = dict.fromkeys(IDS, 0)
+    stop = asyncio.Event()
+    outcomes: list[Any] = []
+
+    async def tell() -> None:
+        while not stop.is_set():
+            for i in IDS:
+                sent[i] += 1
+                await client.ref(counter, i).note.tell(sent[i])
+            await asyncio.sleep(0.005)
+
+    async def ask() -> None:
+        while not stop.is_set():
+            asks = [client.ref(counter, i).where() for i in IDS]
+            outcomes.extend(await asyncio.gather(*asks, return_exceptions=True))
+
+    work = [asyncio.ensure_future(tell()), asyncio.ensure_future(ask())]
+    await until(lambda: outcomes, "the load")
+    await nodes.leave(three[0])  # coordinator and contact
+    new = await nodes.start(bus)
+    await until(lambda: new.kinds["counter"].host.shards, "shards on the new node", 40)
+    await nodes.leave(three[1])
+    stop.set()
+    await asyncio.gather(*work)
+    await client.flush()
+    await until(lambda: len(counter.log) >= sum(sent.values()), "every message")
+    for i in IDS:
+        assert [seq for entity_id, seq in counter.log if entity_id == i] == list(
+            range(1, sent[i] + 1)
+        )
+    assert [outcome for outcome in outcomes if isinstance(outcome, Exception)] == []
+    assert StopReason.SHUTDOWN in counter.stops
+    assert client.lost_messages == 0
+
+
+async def test_a_client_may_not_send_a_node_away(nodes: Nodes) -> None:
+    bus, _ = application()
+    [node] = await nodes.cluster(bus, 1)
+    left: list[bool] = []
+    node.questions.on_leave = lambda: left.append(True)
+    client = await nodes.client()
+    waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    [session] = client._endpoint.sessions()
+    session.ask(("$node", "leave"), "", encode_value(()), 5000, waits, decode_value)
+    with pytest.raises(UnknownEntityType):
+        await waits
+    assert left == []
+    assert ready(node)

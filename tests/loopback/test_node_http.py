@@ -1,0 +1,256 @@
+"""What nodes say over HTTP: the shapes of the public JSON, probes and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.runtime.node import Node
+from tests.loopback.nodes import Nodes, http
+from tests.waiting import until
+
+IDS = [f"page-{i}" for i in range(40)]
+
+
+def application() -> ShardBus:
+    bus = ShardBus("shop")
+
+    @bus.entity("counter", shards=6)
+    class Counter(Entity):
+        @handler
+        def add(self, amount: int = 1) -> int:
+            return amount
+
+        @handler
+        def fail(self) -> None:
+            raise ValueError
+
+    return bus
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def get(node: Node, path: str, status: int = 200) -> Any:
+    async with http(node) as client:
+        answer = await client.get(path)
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+async def two(nodes: Nodes) -> list[Node]:
+    """Two nodes and entities on both; only the first has ever sent a message."""
+    pair = await nodes.cluster(application(), 2)
+    for i in IDS:
+        await pair[0].ref("counter", i).add(1)
+    return pair
+
+
+async def test_the_cluster(nodes: Nodes) -> None:
+    first, second = await two(nodes)
+    for node in (first, second):
+        said = await get(node, "/v1/cluster")
+        epoch = said["coordinators"]["counter"].pop("epoch")
+        assert epoch >= 1
+        assert said == {
+            "cluster": "shop",
+            "self": str(node.me),
+            "status": "up",
+            "leader": str(min(first.me, second.me)),
+            "oldest": str(first.me),
+            "converged": True,
+            "members": 2,
+            "unreachable": [],
+            "coordinators": {"counter": {"node": str(first.me)}},
+        }
+
+
+async def test_the_nodes(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    said = (await get(pair[1], "/v1/nodes"))["nodes"]
+    assert {row["node"] for row in said} == {str(node.me) for node in pair}
+    for row in said:
+        [node] = [node for node in pair if str(node.me) == row["node"]]
+        host = node.kinds["counter"].host
+        assert row == {
+            "node": str(node.me),
+            "address": str(node.me.address),
+            "http": "127.0.0.1:0",
+            "status": "up",
+            "reachable": True,
+            "roles": [],
+            "shards": {"counter": len(host.shards)},
+            "entities": {"counter": host.entities},
+            "version": "0.0.0",
+            "oldest": node is pair[0],
+            "leader": node.me == min(n.me for n in pair),
+        }
+    assert sum(row["entities"]["counter"] for row in said) == len(IDS)
+    assert sum(row["shards"]["counter"] for row in said) == 6
+
+
+async def test_the_types(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    [row] = (await get(pair[1], "/v1/types"))["types"]
+    assert (row["type"], row["shards"], row["layout"]) == ("counter", 6, "crc32/6")
+    assert row["coordinator"] == str(pair[0].me)
+
+
+async def test_the_shards(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    for node in pair:
+        said = await get(node, "/v1/shards/counter")
+        assert set(said) == {"type", "coordinator", "epoch", "shards"}
+        assert (said["type"], said["coordinator"]) == ("counter", str(pair[0].me))
+        assert [row["shard"] for row in said["shards"]] == [str(i) for i in range(6)]
+        for row in said["shards"]:
+            assert set(row) == {"shard", "node", "state", "fence", "entities"}
+            assert row["state"] == "running"
+            [host] = [n for n in pair if str(n.me) == row["node"]]
+            hosted = host.kinds["counter"].host.shards[row["shard"]]
+            assert (row["fence"], row["entities"]) == (hosted.fence, hosted.live)
+    await get(pair[0], "/v1/shards/nothing", 404)
+
+
+async def test_every_node_knows_where_an_entity_is(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    for i in IDS:
+        [host] = [node for node in pair if node.kinds["counter"].host.active.get(i)]
+        shard = host.kinds["counter"].router.shard_of(i)
+        for node in pair:
+            assert await get(node, f"/v1/where/counter/{i}") == {
+                "type": "counter",
+                "id": i,
+                "shard": shard,
+                "node": str(host.me),
+                "state": "running",
+                "running": True,
+            }
+    known = IDS[0]
+    said = await get(pair[1], f"/v1/explain/counter/{known}")
+    assert said["node"] == (await get(pair[0], f"/v1/where/counter/{known}"))["node"]
+    await get(pair[0], "/v1/where/nothing/x", 404)
+
+
+async def test_an_entity_that_sleeps_has_a_home_and_does_not_run(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    said = await get(pair[1], "/v1/where/counter/never-used")
+    assert (said["running"], said["state"]) == (False, "running")
+    assert said["node"] in {str(node.me) for node in pair}
+
+
+async def test_a_shard_without_a_home_is_unallocated(nodes: Nodes) -> None:
+    [node] = await nodes.cluster(application(), 1)
+    said = await get(node, "/v1/where/counter/x")
+    assert (said["node"], said["state"], said["running"]) == (None, "unallocated", False)
+
+
+async def test_entities_come_in_pages(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    found: list[dict[str, str]] = []
+    cursor = ""
+    for _ in range(10):
+        page = await get(pair[1], f"/v1/entities/counter?limit=7{cursor}")
+        found += page["entities"]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert [row["id"] for row in found] == sorted(IDS)
+    assert set(found[0]) == {"id", "shard", "node"}
+    one = await get(pair[0], "/v1/entities/counter?prefix=page-39")
+    assert [row["id"] for row in one["entities"]] == ["page-39"]
+    shard = found[0]["shard"]
+    same = await get(pair[0], f"/v1/entities/counter?shard={shard}")
+    assert {row["shard"] for row in same["entities"]} == {shard}
+
+
+async def test_a_node_is_not_ready_before_it_is_up(nodes: Nodes) -> None:
+    bus = application()
+    first = await nodes.start(bus)
+    assert (await get(first, "/readyz"))["status"] == "ok"
+    lonely = Nodes()
+    async with lonely:
+        lonely.all = []
+        alone = await lonely.start(bus, up=False)
+        alone_view = alone.view
+        if alone_view is None:
+            said = await get(alone, "/readyz", 503)
+            assert said["checks"]["membership"] == {"ok": False, "detail": "joining"}
+        assert (await get(alone, "/livez"))["status"] == "ok"
+        await until(lambda: alone.is_up, "up")
+
+
+async def test_a_node_that_leaves_is_not_ready(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    await nodes.leave(pair[1])
+    said = await get(pair[1], "/readyz", 503)
+    assert said["checks"]["membership"]["ok"] is False
+    await get(pair[1], "/livez", 503)
+    assert (await get(pair[0], "/readyz"))["status"] == "ok"
+
+
+SERIES = {
+    "counter": [
+        "messages_received",
+        "messages_forwarded",
+        "messages_dropped",
+        "asks_timed_out",
+        "entities_started",
+        "entities_stopped",
+        "entity_failures",
+        "store_errors",
+    ],
+    "gauge": [
+        "loop_lag_seconds",
+        "entities",
+        "shards",
+        "buffered_messages",
+        "members",
+        "coordinator_epoch",
+        "build_info",
+    ],
+}
+
+
+async def test_metrics_have_the_names_and_kinds_of_the_api(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    async with http(pair[0]) as client:
+        answer = await client.get("/metrics")
+    assert answer.status_code == 200
+    families = {f.name: f for f in text_string_to_metric_families(answer.text)}
+    missing = {
+        name
+        for kind, names in SERIES.items()
+        for name in names
+        if f"shardbus_{name}" not in families or families[f"shardbus_{name}"].type != kind
+    }
+    assert missing == set()
+    samples = [sample for family in families.values() for sample in family.samples]
+    assert not any("entity_id" in sample.labels for sample in samples)
+
+
+async def test_metrics_count_what_happened(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    with pytest.raises(Exception, match="ValueError"):
+        await pair[0].ref("counter", IDS[0]).fail()
+    totals: dict[str, float] = {}
+    for node in pair:
+        async with http(node) as client:
+            text = (await client.get("/metrics")).text
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.labels.get("entity_type") == "counter":
+                    totals[sample.name] = totals.get(sample.name, 0) + sample.value
+    host = [node.kinds["counter"].host for node in pair]
+    assert totals["shardbus_messages_received_total"] == len(IDS) + 1
+    assert totals["shardbus_entity_failures_total"] == 1
+    assert totals["shardbus_entities"] == len(IDS)
+    assert totals["shardbus_entities_started_total"] == len(IDS)
+    assert totals["shardbus_shards"] == sum(len(h.shards) for h in host)
