@@ -30,6 +30,7 @@ from zmq.utils.monitor import parse_monitor_message
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member
+from shardbus.transport.sockets import bind
 
 TOPIC_ALL = b"*"
 FRAMES = 3
@@ -111,8 +112,7 @@ class GossipSockets:
         try:
             found = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)
             host = str(found[0][4][0])
-            wanted = f"tcp://[{host}]" if ":" in host else f"tcp://{host}"
-            self._pub.bind(f"{wanted}:{port or '*'}")
+            bind(self._pub, host, port)
         except (zmq.ZMQError, OSError) as error:
             self._context.destroy(linger=0)
             self._context = None

@@ -72,7 +72,7 @@ def bind_router(
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
-    """Listen there. A port that is taken is tried again for a second: the last process on it may be
+    """Listen there, with port 0 anywhere. A port that is taken is tried again for a second: the last process on it may be
     about to end, or some connection has borrowed it.
 
     Raises:
@@ -81,7 +81,7 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
     until = time.monotonic() + TAKEN_S
     while True:
         try:
-            socket.bind(f"tcp://{_literal(host)}:{port}")
+            socket.bind(f"tcp://{_literal(host)}:{port or '*'}")
             return
         except zmq.ZMQError as e:
             if e.errno != zmq.EADDRINUSE or time.monotonic() > until:

@@ -320,7 +320,7 @@ async def test_repeated_failures_wait_longer_and_longer() -> None:
             await b.ask("e", "bad", "x")
         cell = b.cell("e")
         assert cell is not None
-        cell_waits.append(b.host.execution._backoff(cell))
+        cell_waits.append(b.host.execution._starter._backoff(cell))
     assert cell_waits == [0, 0.01, 0.02, 0.04, 0.04, 0.04]
     b.host.execution.tick += 1000
     with pytest.raises(EntityFailed):
