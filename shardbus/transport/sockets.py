@@ -72,8 +72,8 @@ def bind_router(
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
-    """Listen there, with port 0 anywhere. A port that is taken is tried again for a second: the last process on it may be
-    about to end, or some connection has borrowed it.
+    """Listen there, with port 0 anywhere. A port that is taken is tried again for a second: the
+    last process on it may be about to end, or some connection has borrowed it.
 
     Raises:
         zmq.ZMQError: it stays taken, or the address is not ours.

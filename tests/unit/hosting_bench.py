@@ -146,7 +146,7 @@ class Bench:
 
     def pass_ticks(self, ticks: int) -> None:
         """Coarse time goes on; the sweep looks for idle entities."""
-        self.host.execution.tick += ticks
+        self.host.execution.advance(self.host.execution.tick + ticks)
         self.host.sweep(self.host.execution.tick)
 
     def stop(self, reason: StopReason = StopReason.HANDOFF) -> None:

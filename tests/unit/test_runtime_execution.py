@@ -181,7 +181,7 @@ async def test_an_ask_whose_deadline_passed_in_the_mailbox_is_not_handled() -> N
     b.tell("e", "slow", "s")
     b.ask("e", "fast", "late", ticks=10)
     kept = b.ask("e", "fast", "kept", ticks=11)
-    b.host.execution.tick += 10
+    b.host.execution.advance(b.host.execution.tick + 10)
     gates.gate.set()
     assert await kept == "kept"
     assert ("fast", "late") not in gates.log
@@ -322,7 +322,7 @@ async def test_repeated_failures_wait_longer_and_longer() -> None:
         assert cell is not None
         cell_waits.append(b.host.execution._starter._backoff(cell))
     assert cell_waits == [0, 0.01, 0.02, 0.04, 0.04, 0.04]
-    b.host.execution.tick += 1000
+    b.host.execution.advance(b.host.execution.tick + 1000)
     with pytest.raises(EntityFailed):
         await b.ask("e", "bad", "x")
     assert b.cell("e").failures == 1  # type: ignore[union-attr]
