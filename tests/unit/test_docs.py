@@ -1,0 +1,166 @@
+"""The pages under `docs/`, against what they speak of: settings, commands, metrics, features."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import typer
+
+from shardbus.http.app import create_app
+from shardbus.loading import options
+from shardbus.settings import HttpSettings
+from shardbus_cli.app_loader import load_app
+from shardbus_cli.main import app as commands
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+SECTIONS = {"S0": 39, "S1": 64, "S2": 90, "S3": 89, "S4": 42, "B": 166, "N": 25}
+"""Features by section: their ids are `S0.1` to `S0.39`, and so on."""
+STATES = ("works", "partly", "not yet")
+ROW = re.compile(r"^\| ((?:S\d|B|N)\.\d+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
+FILE = re.compile(r"`((?:tests|shardbus|examples|configs|docs|cli|benchmarks)/[\w./-]*\w)`")
+LINK = re.compile(r"\]\(([^)#:]+)\)")
+MACHINE = re.compile(r"/(?:work|tmp|root|home/(?!you/))\b")
+
+
+@cache
+def text(page: str) -> str:
+    return (DOCS / page).read_text(encoding="utf-8")
+
+
+@cache
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def code(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", text(page), re.MULTILINE | re.DOTALL)
+
+
+# -- features ----------------------------------------------------------------------------------
+
+
+def test_every_feature_has_one_row() -> None:
+    wanted = [f"{name}.{n + 1}" for name, count in SECTIONS.items() for n in range(count)]
+    assert [row[0] for row in ROW.findall(text("FEATURES.md"))] == wanted
+
+
+def test_every_row_has_a_state_and_what_works_is_shown() -> None:
+    for feature, what, state, shown in ROW.findall(text("FEATURES.md")):
+        assert state in STATES, feature
+        assert what.strip() != "—", feature
+        assert state != "works" or shown != "—", f"{feature} works, and nothing shows it"
+        assert state != "not yet" or shown == "—", f"{feature}: {shown} shows what is not there"
+
+
+def test_the_sums_are_those_of_the_rows() -> None:
+    states = [(row[0].split(".")[0], row[2]) for row in ROW.findall(text("FEATURES.md"))]
+    for section in SECTIONS:
+        counts = [states.count((section, state)) for state in STATES]
+        line = re.search(rf"^\| {section}: .+$", text("FEATURES.md"), re.MULTILINE)
+        assert line is not None
+        assert [int(n) for n in re.findall(r"\| (\d+)", line[0])] == counts
+    totals = " | ".join(str(sum(s == state for _, s in states)) for state in STATES)
+    assert f"| all | {totals} |" in text("FEATURES.md")
+
+
+# -- reference ---------------------------------------------------------------------------------
+
+
+def test_the_page_of_settings_is_the_declarations() -> None:
+    again = "run `python docs/make_reference.py`"
+    assert text("reference/settings.md") == generator().render(), again
+
+
+def test_settings_without_effect_are_marked() -> None:
+    """A setting whose name is read nowhere has no effect; one that is read is not marked so."""
+    marked: dict[str, str] = generator().NO_EFFECT
+    keys = [key for key, _ in options()]
+    assert [key for key in marked if key not in keys] == []
+    read = set(attributes_read())
+    silent = {key for key in keys if key.rpartition(".")[2] not in read}
+    said = {key for key, why in marked.items() if why.startswith("no effect yet")}
+    assert silent - said == set(), "say so in NO_EFFECT of docs/make_reference.py"
+    ambiguous = {"tracing.enabled"}
+    assert said - silent - ambiguous == set(), "these have an effect now: take them out there"
+
+
+def attributes_read() -> Iterator[str]:
+    for folder in ("shardbus", "cli"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                    yield node.attr
+
+
+def test_every_command_is_on_its_page_and_no_other() -> None:
+    listed = re.findall(r"^\| `shardbus ([a-z]+(?: [a-z]+)?)\b", text("reference/cli.md"), re.M)
+    assert sorted(listed) == sorted(names_of(commands, ""))
+
+
+def names_of(group: typer.Typer, prefix: str) -> Iterator[str]:
+    for command in group.registered_commands:
+        assert command.callback is not None
+        yield f"{prefix}{command.name or command.callback.__name__.replace('_', '-')}"
+    for inner in group.registered_groups:
+        assert inner.typer_instance is not None
+        yield from names_of(inner.typer_instance, f"{inner.name} ")
+
+
+def test_every_route_is_on_its_page() -> None:
+    node: Any = None
+    page = text("reference/http.md")
+    for route in create_app(node, HttpSettings()).routes:
+        path = str(getattr(route, "path", "")).partition("/{")[0]
+        assert re.search(rf"`(?:GET|POST) {re.escape(path)}[`/]", page), path
+
+
+def test_every_metric_is_on_its_page_and_no_other() -> None:
+    source = (ROOT / "shardbus/runtime/metrics.py").read_text(encoding="utf-8")
+    made = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            kind, name = node.func.id.lower(), node.args[0]
+            if ("counter" in kind or "gauge" in kind) and isinstance(name, ast.Constant):
+                plain = f"shardbus_{str(name.value).removeprefix('shardbus_')}"
+                made.add(f"{plain}_total" if "counter" in kind else plain)
+    listed = re.findall(r"^\| `(shardbus_\w+)` \|", text("reference/metrics.md"), re.MULTILINE)
+    assert sorted(listed) == sorted(made)
+
+
+# -- all pages ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_exists(page: Path) -> None:
+    words = page.read_text(encoding="utf-8")
+    assert [name for name in FILE.findall(words) if not (ROOT / name).exists()] == []
+    assert [name for name in LINK.findall(words) if not (page.parent / name).exists()] == []
+    assert MACHINE.findall(words) == []
+
+
+@pytest.mark.parametrize("page", ["tutorial.md", "how-to.md"])
+def test_examples_compile(page: str) -> None:
+    for example in code(page):
+        compile(example, page, "exec")
+
+
+def test_the_tutorials_application_can_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "tutorial_stock.py").write_text(code("tutorial.md")[0], encoding="utf-8")
+    bus = load_app(str(tmp_path / "tutorial_stock.py:bus"))
+    assert bus.name == "warehouse"
+    assert sorted(bus.types["article"].interface.methods) == ["put", "take"]
