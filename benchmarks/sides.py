@@ -2,8 +2,8 @@
 
     shardbus      one node started by the command line, one AsyncClient
     raw_batched   blocking sockets, 256 envelopes in a message: the ceiling for tells
-    raw_ticked    asyncio on the socket's descriptor, a message per turn of the loop: the ceiling for
-                  independent asks
+    raw_ticked    asyncio on the socket's descriptor, a message per turn of the loop: the ceiling
+                  for independent asks
 
 The baselines route to a dict; they have no mailboxes, placement, acknowledgements or recovery.
 """

@@ -30,13 +30,17 @@ Source: DESIGN section 7; S0.10, S0.36; RELIABILITY sections 2 and 4.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from enum import IntEnum
+from typing import TypeVar
 from zlib import crc32
 
 import msgspec
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+
+T = TypeVar("T")
 
 PROTOCOL_VERSION = 1
 BODY_BYTES_MAX = 16 * 1024 * 1024
@@ -187,10 +191,6 @@ class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode_hello = msgspec.msgpack.Decoder(Hello).decode
-_decode_welcome = msgspec.msgpack.Decoder(Welcome).decode
-_decode_membership = msgspec.msgpack.Decoder(Membership).decode
-_decode_refused = msgspec.msgpack.Decoder(RefusedBody).decode
 encode_body = _encode
 
 
@@ -243,33 +243,20 @@ def decode_batch(body: bytes) -> list[Run]:
     return runs
 
 
-def decode_hello(body: bytes) -> Hello:
-    """Read the body of a HELLO frame, or raise RemoteProtocolError."""
-    try:
-        return _decode_hello(body)
-    except UNREADABLE as e:
-        raise RemoteProtocolError(f"not a Hello: {e}") from None
+def _reader(cls: type[T]) -> Callable[[bytes], T]:
+    """A function that reads the body of such a frame, or raises RemoteProtocolError."""
+    decode = msgspec.msgpack.Decoder(cls).decode
+
+    def read(body: bytes) -> T:
+        try:
+            return decode(body)
+        except UNREADABLE as e:
+            raise RemoteProtocolError(f"not a {cls.__name__}: {e}") from None
+
+    return read
 
 
-def decode_welcome(body: bytes) -> Welcome:
-    """Read the body of a WELCOME frame, or raise RemoteProtocolError."""
-    try:
-        return _decode_welcome(body)
-    except UNREADABLE as e:
-        raise RemoteProtocolError(f"not a Welcome: {e}") from None
-
-
-def decode_refused(body: bytes) -> RefusedBody:
-    """Read the body of a REFUSED frame, or raise RemoteProtocolError."""
-    try:
-        return _decode_refused(body)
-    except UNREADABLE as e:
-        raise RemoteProtocolError(f"not a refusal: {e}") from None
-
-
-def decode_membership(body: bytes) -> Membership:
-    """Read the body of a MEMBERSHIP frame, or raise RemoteProtocolError."""
-    try:
-        return _decode_membership(body)
-    except UNREADABLE as e:
-        raise RemoteProtocolError(f"not a membership message: {e}") from None
+decode_hello = _reader(Hello)
+decode_welcome = _reader(Welcome)
+decode_refused = _reader(RefusedBody)
+decode_membership = _reader(Membership)
