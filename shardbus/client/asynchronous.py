@@ -334,6 +334,8 @@ class AsyncClient:
         match message:
             case Members():
                 self._members = message.nodes
+                for node in message.died:
+                    self._endpoint.drop(node, NodeLost(f"{node} is gone"))
             case TypeInfo():
                 self._kinds.described(control.type, message)
             case _:

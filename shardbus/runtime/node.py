@@ -222,6 +222,7 @@ class Node:
         error = NodeLost(f"{node} is gone")
         if node in self._suspects:
             self.endpoint.drop(node, error)
+            self.switchboard.tell_clients(died=(node,))
         else:
             self.endpoint.watch(node)
             self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)

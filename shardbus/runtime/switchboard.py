@@ -113,8 +113,9 @@ class Switchboard:
         self.clients[session.tag] = session
         session.control(encode_control("", Members(self._node.hosting_members())))
 
-    def tell_clients(self) -> None:
-        """The members changed."""
-        news = encode_control("", Members(self._node.hosting_members()))
+    def tell_clients(self, died: tuple[NodeId, ...] = ()) -> None:
+        """The members changed. Who `died` may still look alive to a client: a machine without power
+        refuses no connection."""
+        news = encode_control("", Members(self._node.hosting_members(), died))
         for session in self.clients.values():
             session.control(news)

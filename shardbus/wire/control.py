@@ -35,9 +35,11 @@ class TypeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The nodes that are Up or leaving, for clients."""
+    """The nodes that are Up or leaving, for clients, and those that were just found dead: nothing
+    more comes from them."""
 
     nodes: tuple[NodeId, ...]
+    died: tuple[NodeId, ...] = ()
 
 
 _CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MESSAGES, Describe, TypeInfo, Members)}

@@ -33,7 +33,7 @@ VALUES: dict[str, object] = {
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
     for cls in MESSAGES
-] + [Describe(), TypeInfo(True, "crc32/100", 100), Members((A, B)), Members(())]
+] + [Describe(), TypeInfo(True, "crc32/100", 100), Members((A, B)), Members((), (A,))]
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
