@@ -1,0 +1,114 @@
+"""The application of the process tests. Entities write down what they handle, one record for each
+message, so that loss, order, repetition and overlaps can be counted from outside.
+
+A record: entity number, producer, sequence number, activation, monotonic nanoseconds. Sequence 0 is
+a start and -1 a stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardbus import Entity, ShardBus, StaleFence, StopReason, handler
+
+RECORD = struct.Struct("<qqqqq")
+FOLDER = Path(os.environ.get("APP_FOLDER", "."))
+
+bus = ShardBus(os.environ.get("APP_CLUSTER", "lab"))
+shards = int(os.environ.get("APP_SHARDS", "24"))
+
+
+class Book:
+    """This process's records."""
+
+    def __init__(self) -> None:
+        self._file = -1
+
+    def write(self, *row: int) -> None:
+        if self._file < 0:
+            flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND
+            self._file = os.open(FOLDER / f"ledger-{os.getpid()}", flags, 0o600)
+        os.write(self._file, RECORD.pack(*row, time.monotonic_ns()))
+
+
+book = Book()
+
+
+@bus.entity("page", shards=shards)
+class Page(Entity):
+    """Counts nothing, keeps nothing, writes everything down."""
+
+    async def on_start(self) -> None:
+        self.number = int(self.context.entity_id.removeprefix("page-"))
+        self.activation = random.getrandbits(62)
+        book.write(self.number, 0, 0, self.activation)
+
+    async def on_stop(self, reason: StopReason) -> None:
+        book.write(self.number, 0, -1, self.activation)
+
+    @handler
+    def hit(self, producer: int, seq: int) -> int:
+        book.write(self.number, producer, seq, self.activation)
+        return seq
+
+    @handler
+    def where(self) -> str:
+        return self.context.node
+
+
+@dataclass
+class Balance:
+    total: int = 0
+
+
+@bus.entity("account", shards=shards)
+class Account(Entity):
+    """Money in the store."""
+
+    state: Balance
+
+    @handler
+    async def add(self, amount: int) -> int:
+        self.state.total += amount
+        await self.save()
+        return self.state.total
+
+    @handler
+    def get(self) -> int:
+        return self.state.total
+
+    @handler
+    def where(self) -> str:
+        return self.context.node
+
+    @handler
+    async def add_late(self, amount: int, gate: str) -> str:
+        """Add once a file of that name exists, and write down what became of it."""
+        self.state.total += amount
+        while not (FOLDER / gate).exists():
+            await asyncio.sleep(0.01)
+        try:
+            await self.save()
+        except StaleFence:
+            (FOLDER / f"{gate}.stale").touch()
+            raise
+        (FOLDER / f"{gate}.saved").touch()
+        return "saved"
+
+
+@bus.entity("stubborn", shards=2)
+class Stubborn(Entity):
+    """Does not stop."""
+
+    @handler
+    def hello(self) -> str:
+        return "hello"
+
+    async def on_stop(self, reason: StopReason) -> None:
+        await asyncio.Event().wait()

@@ -1,0 +1,172 @@
+"""Nodes as processes of their own, started by the command line as an operator starts them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from shardbus import AsyncClient
+from tests.redis_server import free_port
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
+
+# A node dies with the test run, even if that is killed.
+_COMMAND = """
+import ctypes, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+from shardbus_cli.main import main
+main()
+"""
+
+
+class NodeProcess:
+    """One node. `port` and `http_port` are its own."""
+
+    def __init__(self, folder: Path, name: str, command: list[str], **environment: str) -> None:
+        self.name, self.folder = name, folder
+        self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
+        self.port = self.http_port = 0
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
+        path = os.pathsep.join(map(str, (ROOT, ROOT / "cli")))
+        env |= {"PYTHONPATH": path, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _COMMAND, *command],
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self.process.poll() is None
+
+    def get(self, path: str) -> Any:
+        """A page of its HTTP; None while it does not answer."""
+        try:
+            url = f"http://127.0.0.1:{self.http_port}{path}"
+            with urllib.request.urlopen(url, timeout=3) as answer:
+                return json.load(answer)
+        except (OSError, ValueError, urllib.error.URLError):
+            return None
+
+    async def page(self, path: str) -> Any:
+        return await asyncio.to_thread(self.get, path)
+
+    async def ready(self) -> bool:
+        assert self.running, f"{self.name} ended with {self.process.returncode}"
+        return "ready: " in self.out.read_text()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    async def ended(self, seconds: float = 20.0) -> int:
+        """Its exit code, once it has ended."""
+        await until(lambda: not self.running, f"the end of {self.name}", seconds)
+        return int(self.process.returncode)
+
+    async def terminate(self, seconds: float = 30.0) -> int:
+        self.signal(signal.SIGTERM)
+        return await self.ended(seconds)
+
+
+class Processes:
+    """The nodes of one test, over one store."""
+
+    def __init__(self, folder: Path, store: str) -> None:
+        self.folder, self.store = folder, store
+        self.all: list[NodeProcess] = []
+
+    @property
+    def live(self) -> list[NodeProcess]:
+        return [node for node in self.all if node.running]
+
+    def run(self, *command: str, **environment: str) -> NodeProcess:
+        """A command that may be anything."""
+        name = f"n{len(self.all) + 1}"
+        node = NodeProcess(self.folder, name, list(command), **environment)
+        self.all.append(node)
+        return node
+
+    def begin(
+        self, *options: str, port: int = 0, settings: tuple[str, ...] = (), **environment: str
+    ) -> NodeProcess:
+        """Start a node of the tests' application; does not wait. Joins those that run."""
+        port, http_port = port or free_port(), free_port()
+        command = ["node", "start", "tests.process.app:bus", "--port", str(port)]
+        command += ["--gossip-port", str(free_port()), "--http-port", str(http_port)]
+        command += ["--store", self.store, "--log-format", "pretty"]
+        for seed in self.live[:2]:
+            command += ["--seed", seed.address]
+        for assignment in (*QUICK, *settings):
+            command += ["--set", assignment]
+        node = self.run(*command, *options, **environment)
+        node.port, node.http_port = port, http_port
+        return node
+
+    async def start(self, **options: Any) -> NodeProcess:
+        """Start a node and wait until it says that it is ready."""
+        node = self.begin(**options)
+        await until(node.ready, f"the ready line of {node.name}", 30)
+        return node
+
+    async def cluster(self, count: int, **options: Any) -> list[NodeProcess]:
+        """Several nodes that agree on who is Up."""
+        for _ in range(count):
+            await self.start(**options)
+        await self.agree()
+        return self.all[-count:]
+
+    async def agree(self, *nodes: NodeProcess, seconds: float = 30.0) -> None:
+        """Wait until these nodes (all that run) see each other Up, and nobody else."""
+        chosen = list(nodes) or self.live
+        wanted = {node.address: "up" for node in chosen}
+
+        async def seen() -> bool:
+            pages = await asyncio.gather(*(node.page("/v1/nodes") for node in chosen))
+            return all(
+                page and {row["address"]: row["status"] for row in page["nodes"]} == wanted
+                for page in pages
+            )
+
+        await until(seen, f"agreement of {sorted(wanted)}", seconds)
+
+    def client(self, *nodes: NodeProcess, timeout: float = 10.0) -> AsyncClient:
+        """A client that knows these nodes, or all that run."""
+        addresses = [f"tcp://{node.address}" for node in (nodes or self.live)]
+        return AsyncClient(*addresses, cluster="lab", timeout=timeout)
+
+    def logs(self) -> str:
+        """The end of what every node said."""
+        parts = []
+        for node in self.all:
+            state = "runs" if node.running else f"ended with {node.process.returncode}"
+            said = node.out.read_text() + node.err.read_text(errors="replace")
+            parts.append(f"---- {node.name} {node.address} {state}\n{said[-3000:]}")
+        return "\n".join(parts)
+
+    def close(self) -> None:
+        for node in self.all:
+            if node.running:
+                node.signal(signal.SIGCONT)
+                node.kill()

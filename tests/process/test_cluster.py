@@ -1,0 +1,263 @@
+"""Nodes as operators run them: real processes, real signals, real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardbus import RequestError
+from tests.process.app import Account, Stubborn
+from tests.process.nodes import NodeProcess, Processes
+from tests.redis_server import free_port
+from tests.waiting import until
+
+DETECT_QUICKLY = (
+    "cluster.failure_detector.heartbeat_interval=200ms",
+    "cluster.failure_detector.acceptable_heartbeat_pause=600ms",
+    "cluster.downing.stable_after=1s",
+)
+IDS = [f"a{i}" for i in range(40)]
+
+
+# One node
+
+
+async def test_a_node_says_when_it_is_ready_and_leaves_at_a_signal(lab: Processes) -> None:
+    node = await lab.start()
+    [line] = node.out.read_text().splitlines()
+    http = f"http://127.0.0.1:{node.http_port}"
+    assert line == f"ready: {node.address} in cluster 'lab' (1 up), {http}, store {lab.store}"
+    assert (await node.page("/readyz"))["status"] == "ok"
+    assert await node.terminate() == 0
+    said = node.err.read_text()
+    assert "left the cluster" in said
+    assert "Traceback" not in said
+    assert len(node.out.read_text().splitlines()) == 1
+
+
+async def test_sigint_leaves_too(lab: Processes) -> None:
+    node = await lab.start()
+    node.signal(signal.SIGINT)
+    assert await node.ended() == 0
+    assert "Traceback" not in node.err.read_text()
+
+
+async def test_a_second_signal_stops_at_once(lab: Processes) -> None:
+    node = await lab.start()
+    async with lab.client() as client:
+        assert await client.ref(Stubborn, "x").hello() == "hello"
+    node.signal(signal.SIGTERM)
+    await until(lambda: "handing off" in node.err.read_text(), "the handoff")
+    assert node.running
+    node.signal(signal.SIGTERM)
+    assert await node.ended() == 1
+    said = node.err.read_text()
+    assert "stopped before everything was handed off" in said
+    assert "Traceback" not in said
+
+
+async def test_a_node_that_waits_for_others_can_be_stopped(lab: Processes) -> None:
+    node = lab.begin(settings=("cluster.min_members=2",))
+    await until(lambda: node.get("/livez"), "HTTP")
+    assert node.get("/readyz") is None
+    assert await node.terminate() == 0
+
+
+def error_of(node: NodeProcess) -> str:
+    """The one line that explains a failure."""
+    said = node.err.read_text()
+    assert "Traceback" not in said, said
+    lines = [line for line in said.splitlines() if line.startswith("shardbus: ")]
+    assert len(lines) == 1, said
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("app", "options", "code", "text"),
+    [
+        ("tests.process.nowhere:bus", [], 3, "nowhere"),
+        ("tests.process.app:missing", [], 3, "missing"),
+        ("tests.process.app:Page", [], 3, "ShardBus"),
+        ("tests.process.app:bus", ["--set", "node.prot=1"], 2, "node.port"),
+        ("tests.process.app:bus", ["--port", "0"], 2, "port"),
+        ("tests.process.app:bus", ["--host", "0.0.0.0", "--advertise", "127.0.0.1"], 2, "insecure"),
+    ],
+)
+async def test_what_cannot_start_says_why_in_one_line(
+    lab: Processes, app: str, options: list[str], code: int, text: str
+) -> None:
+    node = lab.run("node", "start", app, "--store", lab.store, *options)
+    assert await node.ended() == code
+    assert text in error_of(node)
+    assert node.out.read_text() == ""
+
+
+async def test_a_store_that_does_not_answer_is_exit_code_4(lab: Processes) -> None:
+    lab.store = f"redis://127.0.0.1:{free_port()}/0"
+    node = lab.begin()
+    assert await node.ended() == 4
+    assert "127.0.0.1" in error_of(node)
+
+
+@pytest.mark.parametrize("option", ["--port", "--gossip-port", "--http-port"])
+async def test_a_port_that_is_taken_is_one_line(lab: Processes, option: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        node = lab.begin(option, str(port))
+        assert await node.ended() == 1
+    line = error_of(node)
+    assert str(port) in line
+    assert option.strip("-").replace("-", "_") in line.replace("-", "_")
+
+
+@pytest.mark.parametrize(
+    ("environment", "texts"),
+    [
+        ({"APP_CLUSTER": "other"}, ["other", "lab"]),
+        ({"APP_SHARDS": "48"}, ["crc32/24", "crc32/48"]),
+    ],
+)
+async def test_a_stranger_is_refused(
+    lab: Processes, environment: dict[str, str], texts: list[str]
+) -> None:
+    first = await lab.start()
+    stranger = lab.begin(**environment)
+    assert await stranger.ended() == 6
+    said = stranger.err.read_text()
+    assert all(text in said for text in texts), said
+    await lab.agree(first)
+
+
+# Several
+
+
+class Bank:
+    """Adds 1 to accounts, again and again, and keeps the books."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.answered: Counter[str] = Counter()
+        self.unsure: Counter[str] = Counter()
+        self.errors: list[RequestError] = []
+        self.rounds = 0
+        self.closing = False
+
+    async def run(self) -> None:
+        await asyncio.gather(*(self._serve(i) for i in IDS))
+
+    async def _serve(self, account: str) -> None:
+        ref = self.client.ref(Account, account)
+        while not self.closing:
+            try:
+                total = await ref.add(1)
+            except RequestError as e:
+                self.errors.append(e)
+                self.unsure[account] += not e.definite
+            else:
+                self.answered[account] += 1
+                low, high = self.answered[account], self.answered[account] + self.unsure[account]
+                assert low <= total <= high, f"{account}: {total} not in {low}..{high}"
+            await asyncio.sleep(0.01)
+
+    async def served(self) -> None:
+        """Wait until every account was served once more."""
+        before = dict(self.answered)
+        await until(
+            lambda: all(self.answered[i] > before.get(i, 0) for i in IDS), "every account", 30
+        )
+
+
+@pytest.mark.parametrize("victim", ["coordinator", "another"])
+async def test_a_killed_node_costs_no_money(
+    tmp_path: Path, any_store: str, lab: Processes, victim: str
+) -> None:
+    lab.store = any_store
+    nodes = await lab.cluster(3)
+    killed, survivors = nodes[0], nodes[1:]
+    if victim == "another":
+        killed, survivors = nodes[2], nodes[:2]
+    async with lab.client() as client:
+        bank = Bank(client)
+        work = asyncio.ensure_future(bank.run())
+        await bank.served()
+        killed.kill()
+        await bank.served()
+        await lab.agree(*survivors)
+        await bank.served()
+        errors = len(bank.errors)
+        for _ in range(5):
+            await bank.served()
+        assert bank.errors[errors:] == []
+        bank.closing = True
+        await work
+        homes = set(await asyncio.gather(*(client.ref(Account, i).where() for i in IDS)))
+        totals = await asyncio.gather(*(client.ref(Account, i).get() for i in IDS))
+    for account, total in zip(IDS, totals, strict=True):
+        assert bank.answered[account] <= total
+        assert total <= bank.answered[account] + bank.unsure[account]
+    assert {home.partition("#")[0] for home in homes} == {node.address for node in survivors}
+
+
+async def test_a_restart_on_the_same_port_is_a_new_node(lab: Processes) -> None:
+    first, second = await lab.cluster(2)
+    old = (await second.page("/v1/cluster"))["self"]
+    second.kill()
+    again = await lab.start(port=second.port)
+    await lab.agree(first, again)
+    new = (await again.page("/v1/cluster"))["self"]
+    assert old.partition("#")[0] == new.partition("#")[0]
+    assert old != new
+    async with lab.client() as client:
+        homes = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
+    assert old not in homes
+
+
+async def test_a_node_that_was_paused_cannot_write_over_its_successor(lab: Processes) -> None:
+    nodes = await lab.cluster(3, settings=DETECT_QUICKLY)
+    async with lab.client(*nodes[:2], timeout=8.0) as client:
+        wheres = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
+        paused = nodes[2]
+        account = next(i for i, w in zip(IDS, wheres, strict=True) if w.startswith(paused.address))
+        assert await client.ref(Account, account).add(1) == 1
+        add_late = client.ref(Account, account).within(60.0).add_late
+        late = asyncio.ensure_future(add_late(100, "gate"))
+        await until(lambda: _is_waiting(paused, account), "the handler that waits")
+        paused.signal(signal.SIGSTOP)
+        await lab.agree(*nodes[:2])
+        assert await client.ref(Account, account).add(1) == 2
+        (lab.folder / "gate").touch()
+        paused.signal(signal.SIGCONT)
+        outcome = (await asyncio.gather(late, return_exceptions=True))[0]
+        assert isinstance(outcome, RequestError)
+        assert not outcome.definite
+        code = await paused.ended(30)
+        assert code in (1, 6)
+        assert not (lab.folder / "gate.saved").exists()
+        assert await client.ref(Account, account).add(1) == 3
+
+
+def _is_waiting(node: NodeProcess, account: str) -> bool:
+    page = node.get(f"/v1/where/account/{account}")
+    return bool(page and page["running"])
+
+
+async def test_roles_and_commands_see_the_same_cluster(lab: Processes) -> None:
+    nodes = await lab.cluster(2)
+    url = f"http://127.0.0.1:{nodes[0].http_port}"
+    for command, texts in [
+        (["ask", "account", "x", "add", "5"], ["5"]),
+        (["nodes"], [node.address for node in nodes]),
+        (["where", "account", "x"], ["account"]),
+        (["shards", "account"], ["running"]),
+        (["types"], ["account", "page", "stubborn"]),
+    ]:
+        done = lab.run(*command, "--node", url)
+        assert await done.ended() == 0, done.err.read_text()
+        said = done.out.read_text()
+        assert all(text in said for text in texts), said
