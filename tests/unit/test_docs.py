@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -159,7 +160,10 @@ def test_examples_compile(page: str) -> None:
         compile(example, page, "exec")
 
 
-def test_the_tutorials_application_can_be_loaded(tmp_path: Path) -> None:
+def test_the_tutorials_application_can_be_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "tutorial_stock.py").write_text(code("tutorial.md")[0], encoding="utf-8")
     bus = load_app(str(tmp_path / "tutorial_stock.py:bus"))
     assert bus.name == "warehouse"
