@@ -1,0 +1,175 @@
+"""Every message is written down where it is handled and compared with what was sent, while nodes
+join, leave and die.
+
+    graceful   nothing is lost, reordered, repeated; every ask is answered
+    kill       an ask is handled at most once, an answered one exactly once, one that was refused
+               for certain never; what is handled keeps its order; no two activations overlap
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from shardbus import AsyncClient, RequestError
+from tests.process.app import RECORD, Page
+from tests.process.nodes import Processes
+from tests.waiting import until
+
+PAGES = 120
+TELL, ASK = 1, 2
+
+
+class Producer:
+    """Sends numbered messages to every page, round after round, and keeps the outcomes of asks."""
+
+    def __init__(self, client: AsyncClient, number: int) -> None:
+        self.client, self.number = client, number
+        self.rounds = 0
+        self.outcomes: dict[tuple[int, int], str] = {}
+        self.closing = False
+        self._asks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        refs = [self.client.ref(Page, f"page-{i}") for i in range(PAGES)]
+        while not self.closing:
+            self.rounds += 1
+            for page, ref in enumerate(refs):
+                if self.number == TELL:
+                    await ref.hit.tell(TELL, self.rounds)
+                else:
+                    task = asyncio.ensure_future(self._ask(page, ref, self.rounds))
+                    self._asks.add(task)
+                    task.add_done_callback(self._asks.discard)
+            await asyncio.sleep(0.05)
+        await asyncio.gather(*self._asks)
+        await self.client.flush()
+
+    async def _ask(self, page: int, ref: Page, seq: int) -> None:
+        try:
+            await ref.hit(ASK, seq)
+            self.outcomes[page, seq] = "ok"
+        except RequestError as e:
+            self.outcomes[page, seq] = "refused" if e.definite else "unsure"
+
+
+class Ledger:
+    """What entities wrote down."""
+
+    def __init__(self, folder: Path) -> None:
+        rows: list[tuple[int, ...]] = []
+        for path in folder.glob("ledger-*"):
+            data = path.read_bytes()
+            rows += RECORD.iter_unpack(data[: len(data) // RECORD.size * RECORD.size])
+        rows.sort(key=lambda row: row[4])
+        self.handled: dict[tuple[int, int], list[int]] = defaultdict(list)
+        """(page, producer) to the sequence numbers in the order of time."""
+        self.spans: dict[int, dict[int, list[int]]] = defaultdict(dict)
+        """Page to activation to its first and last record."""
+        for page, producer, seq, activation, ns in rows:
+            self.spans[page].setdefault(activation, [ns, ns])[1] = ns
+            if producer:
+                self.handled[page, producer].append(seq)
+
+    @property
+    def reordered(self) -> list[tuple[int, int]]:
+        return [who for who, seqs in self.handled.items() if seqs != sorted(seqs)]
+
+    @property
+    def repeated(self) -> list[tuple[int, int]]:
+        return [who for who, seqs in self.handled.items() if len(seqs) != len(set(seqs))]
+
+    @property
+    def overlaps(self) -> list[int]:
+        """Pages of which two activations were alive at once."""
+        found = []
+        for page, activations in self.spans.items():
+            spans = sorted(activations.values())
+            found += [page for a, b in pairwise(spans) if b[0] < a[1]]
+        return found
+
+    def total(self, producer: int) -> int:
+        return sum(len(set(s)) for (_, who), s in self.handled.items() if who == producer)
+
+
+class Load:
+    """Both producers, each with a client of its own."""
+
+    def __init__(self, *clients: AsyncClient) -> None:
+        self.producers = [Producer(c, n) for n, c in enumerate(clients, 1)]
+        self.work = [asyncio.ensure_future(p.run()) for p in self.producers]
+
+    async def rounds(self, count: int) -> None:
+        """Wait until each producer has sent so many more rounds."""
+        goals = [p.rounds + count for p in self.producers]
+
+        def reached() -> bool:
+            for task in self.work:
+                if task.done():
+                    task.result()
+            return all(p.rounds >= g for p, g in zip(self.producers, goals, strict=True))
+
+        await until(reached, f"{count} rounds", 30)
+
+    async def end(self) -> None:
+        for producer in self.producers:
+            producer.closing = True
+        async with asyncio.timeout(30):
+            await asyncio.gather(*self.work)
+
+
+async def test_joining_and_leaving_lose_and_reorder_nothing(lab: Processes, redis_url: str) -> None:
+    lab.store = redis_url
+    await lab.cluster(3)
+    async with lab.client() as a, lab.client() as b:
+        load = Load(a, b)
+        await load.rounds(10)
+        for _ in range(3):
+            await lab.start()
+            await load.rounds(10)
+            assert await lab.live[0].terminate() == 0
+            await load.rounds(10)
+        await load.end()
+        tells, asks = load.producers
+        assert a.lost_messages == 0
+    for node in lab.live:
+        assert await node.terminate() == 0
+    ledger = Ledger(lab.folder)
+    assert Counter(asks.outcomes.values()) == {"ok": asks.rounds * PAGES}
+    assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
+    for page in range(PAGES):
+        assert ledger.handled[page, TELL] == list(range(1, tells.rounds + 1)), page
+        assert ledger.handled[page, ASK] == list(range(1, asks.rounds + 1)), page
+
+
+@pytest.mark.parametrize("store_kind", ["redis", "sqlite"])
+async def test_kills_cost_what_the_dead_had_and_nothing_else(
+    lab: Processes, store_kind: str, request: pytest.FixtureRequest
+) -> None:
+    if store_kind == "redis":
+        lab.store = request.getfixturevalue("redis_url")
+    await lab.cluster(3)
+    async with lab.client() as a, lab.client() as b:
+        load = Load(a, b)
+        await load.rounds(10)
+        for victim in (0, 1):
+            lab.live[victim].kill()
+            await load.rounds(10)
+            await lab.start()
+            await load.rounds(20)
+        await load.end()
+    tells, asks = load.producers
+    ledger = Ledger(lab.folder)
+    assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
+    for (page, seq), outcome in asks.outcomes.items():
+        count = ledger.handled[page, ASK].count(seq)
+        wanted = {"ok": (1,), "refused": (0,), "unsure": (0, 1)}[outcome]
+        assert count in wanted, f"page {page} ask {seq} was {outcome}, handled {count} times"
+    assert len(asks.outcomes) == asks.rounds * PAGES
+    last = asks.rounds
+    assert all(asks.outcomes[page, last] == "ok" for page in range(PAGES))
+    assert 0 < ledger.total(TELL) <= tells.rounds * PAGES
