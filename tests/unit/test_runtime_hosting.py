@@ -158,6 +158,25 @@ async def test_messages_that_come_while_an_entity_stops_wait_for_the_next() -> N
     assert log.rows == [1, ("e", StopReason.PASSIVATION), 2, 3]
 
 
+async def test_what_an_entity_has_stashed_goes_to_the_next_before_its_mailbox() -> None:
+    class Stashes(Page):
+        @handler
+        def aside(self, n: int) -> int:
+            if not self.log.end_gate.is_set():
+                self.context.stash()
+            return self.hit(n)
+
+    b = bench(log := Log(), Stashes)
+    log.end_gate.clear()
+    stashed = [b.ask("e", "aside", n) for n in (1, 2)]
+    await b.ask("e", "passivate", 0)
+    later = b.ask("e", "hit", 3)
+    log.rows.clear()
+    log.end_gate.set()
+    assert await asyncio.gather(*stashed, later) == [1, 2, 3]
+    assert log.rows == [1, 2, 3]
+
+
 # Idle entities
 
 
@@ -192,9 +211,7 @@ async def test_one_that_waits_is_not_idle() -> None:
     log.gate.set()
     await until(lambda: 1 in log.rows, "the handler")
     await turns()
-    b.pass_ticks(100)
-    assert b.cell("e") is not None
-    b.pass_ticks(200)
+    b.pass_ticks(300)
     await until(lambda: b.cell("e") is None, "passivation")
 
 

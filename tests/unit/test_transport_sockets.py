@@ -53,6 +53,14 @@ def test_a_dealer_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[
     assert dealer.getsockopt(zmq.ROUTING_ID) == b"n1/1"
 
 
+@pytest.mark.parametrize("options", [ROUTER, DEALER])
+def test_the_tables_leave_no_dangerous_default(options: dict[int, int]) -> None:
+    bounds = {zmq.LINGER, zmq.MAXMSGSIZE, zmq.HANDSHAKE_IVL, zmq.SNDHWM, zmq.RCVHWM}
+    beats = {zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL}
+    assert bounds | beats <= options.keys()
+    assert zmq.ROUTER_HANDOVER not in options
+
+
 def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

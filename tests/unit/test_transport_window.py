@@ -76,6 +76,14 @@ def test_an_acknowledgement_frees_all_before_it(wire: Wire, window: Window) -> N
     assert wire.sent == [1, 2, 3, 3]
 
 
+def test_what_is_sent_again_is_sent_in_order(wire: Wire, window: Window) -> None:
+    for body in (b"a", b"b", b"c"):
+        window.put(body)
+    window.on_ack(1)
+    window.resend()
+    assert wire.frames[3:] == [(DATA, 2, 0, b"b"), (DATA, 3, 0, b"c")]
+
+
 def test_too_many_bytes_close_the_window_and_half_of_them_open_it(window: Window) -> None:
     quarter = bytes(WINDOW_BYTES // 4)
     for _ in range(4):
