@@ -47,8 +47,8 @@ class ShardBus:
         self._ref: Callable[[Any, str], Any] | None = None
 
     def message(self, cls: C) -> C:
-        """Register a dataclass, `msgspec.Struct` or pydantic model as a message of every type's
-        `receive`.
+        """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
+        declared after it, in `receive`.
 
         Raises:
             ConfigError: it is none of these, or a field of it cannot travel.

@@ -48,6 +48,12 @@ class Address(NamedTuple):
             )
         return cls(host, int(port))
 
+    @classmethod
+    def advertised(cls, text: str, port: int) -> Address:
+        """Read `host`, at `port`, or `host:port`. Raises as `parse`."""
+        bare = text.count(":") != 1 and not text.startswith("[")
+        return cls(text, port) if bare else cls.parse(text)
+
 
 class NodeId(NamedTuple):
     """One incarnation of a node. Sorts in address order, which every node computes alike."""

@@ -340,18 +340,24 @@ def check(settings: Settings) -> None:
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen where strangers can connect, unless there are keys or the user said so.
+    """Refuse to listen where strangers can connect, unless the user said so.
 
     Raises:
-        ConfigError: a host outside the loopback, neither keys nor `security.insecure`.
+        ConfigError: a host outside the loopback without `security.insecure`, or keys, which this
+            version does not use: nobody shall believe that they protect anything.
     """
-    if settings.security.insecure or (settings.security.keys and settings.security.allowed):
+    if settings.security.keys or settings.security.allowed:
+        raise ConfigError(
+            "security.keys and security.allowed have no effect in this version",
+            hint="leave them out, and keep strangers out of the network",
+        )
+    if settings.security.insecure:
         return
     for key, host in (("node.host", settings.node.host), ("http.host", settings.http.host)):
         if not is_loopback(host):
             raise ConfigError(
-                f"{key} is {host!r}, outside the loopback, without security.keys and .allowed",
-                hint="set both, or security.insecure = true on a network you trust",
+                f"{key} is {host!r}, outside the loopback, where anybody may connect",
+                hint="set security.insecure = true if you trust that network",
             )
 
 

@@ -12,6 +12,7 @@ Source: API section 2; B.130, S2.37, S3.58-S3.64 (flush before switching homes),
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 from collections.abc import Iterable
@@ -35,6 +36,7 @@ ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 RETRY_S = 0.2
 CONTACT_WAIT_S = 3.0
+CLOSE_S = 2.0
 
 
 class AsyncClient:
@@ -106,16 +108,17 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
-        """Let go. Tells that are not acknowledged yet get a second; `flush` first to wait for
-        all."""
+        """Let go. What was told gets two seconds to arrive; `flush` first to wait for as long as it
+        takes. What has not arrived by then is counted in `lost_messages`."""
         if self._closed:
             return
         self._closed = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self.flush()
         if self._seeking is not None:
             self._seeking.cancel()
-        sessions = [s for s in self._endpoint.sessions() if s.open]
-        if sessions:
-            await asyncio.wait([asyncio.ensure_future(s.drained()) for s in sessions], timeout=1.0)
+        self.lost_messages += self._kinds.buffered
         self._kinds.close()
         self._endpoint.close()
 

@@ -1,8 +1,7 @@
 """The entity types that a client uses: a router for each, fed by what the contact says.
 
 A type known by its class brings its own shard function; one known by name is described by the
-contact. If its function is the node's own secret, the client sends to its contact, which finds the
-home.
+contact. A type whose function is its own can only be used by its class.
 
 Source: API section 2; S2.37; B.57.
 """
@@ -209,7 +208,12 @@ class Kinds:
     @property
     def buffering(self) -> bool:
         """Whether some message waits for its shard's home."""
-        return any(kind.router.region.buffered[0] for kind in self._kinds.values())
+        return self.buffered > 0
+
+    @property
+    def buffered(self) -> int:
+        """Messages that wait for their shard's home."""
+        return sum(kind.router.region.buffered[0] for kind in self._kinds.values())
 
     async def unbuffered(self) -> None:
         """Return once no message waits for a home."""

@@ -246,6 +246,9 @@ class Admin:
         for name, kind in self._node.kinds.items():
             known = kind.coordinator is not None and kind.router.region.registered
             detail = f"coordinator {kind.coordinator}" if known else "not registered yet"
+            role = kind.settings.role
+            if role and self._node.view is not None and self._node.view.oldest(role) is None:
+                known, detail = True, f"nobody hosts it: no member is up with role {role!r}"
             checks[f"coordinator:{name}"] = Check(known, detail)
         return checks
 

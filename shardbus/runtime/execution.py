@@ -104,10 +104,10 @@ class Execution:
                 cell = find(entity_id) or arrive(entity_id, payload, corr)
                 if cell is None:
                     continue
+                cell.used = tick
                 if cell.busy:
                     self.queue(cell, Message(invoker, payload, session, corr, deadline))
                     continue
-                cell.used = tick
                 self.cell, self.message = cell, (invoker, payload, session, corr)
                 try:
                     if one is not None:
@@ -131,8 +131,11 @@ class Execution:
             driver.leave()
             self.cell, self.message = outer
 
-    def receive(self, cell: Context, message: Message) -> None:
-        """Handle one message now if the entity is idle, else queue it."""
+    def receive(self, cell: Context, message: Message, *, counts: bool = True) -> None:
+        """Handle one message now if the entity is idle, else queue it. `counts`: the entity is in
+        use; a timer of its own does not keep it in memory."""
+        if counts:
+            cell.used = self.tick
         if cell.busy:
             self.queue(cell, message)
         elif self._run(cell, message):
@@ -166,7 +169,7 @@ class Execution:
                 self._finish(cell)
                 return
             if not mailbox:
-                cell.busy, cell.mailbox, cell.used = False, None, self.tick
+                cell.busy, cell.mailbox = False, None
                 return
             message = mailbox.popleft()
             if message.session is not None and message.deadline <= self.tick:
@@ -187,7 +190,6 @@ class Execution:
     def _run(self, cell: Context, message: Message) -> bool:
         """Run one message; whether it is done. If not, `settle` will be called when it is."""
         invoker, payload, session, corr, _ = message
-        cell.used = self.tick
         outer = self.cell, self.message
         self.cell, self.message = cell, (invoker, payload, session, corr)
         try:
@@ -306,13 +308,13 @@ class Execution:
         if session is not None:
             told = error if isinstance(error, EntityFailed) else None
             session.fail(corr, told or EntityFailed(type(error).__name__, str(error)))
-        self._starter.failed(cell, "failed", error)
         if isinstance(error, StaleFence):
             directive = Directive.STOP
         elif isinstance(error, StoreError) or not isinstance(error, Exception):
             directive = Directive.RESTART  # memory may be ahead of the store, or half-way
         else:
             directive = self._supervise(error)
+        self._starter.failed(cell, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
         if directive is Directive.STOP or cell.stopping is not None:

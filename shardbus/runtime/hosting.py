@@ -209,7 +209,9 @@ class Host:
         if invoker is None:
             self.counts.drop("unhandled")
         else:
-            self.execution.receive(cell, Message(invoker, encode_value(message), None, 0, 0))
+            self.execution.receive(
+                cell, Message(invoker, encode_value(message), None, 0, 0), counts=False
+            )
 
     def stash(self, cell: Context) -> None:
         """Put the current message aside."""

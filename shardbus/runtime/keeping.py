@@ -6,10 +6,9 @@ Source: API section 1 (state); DESIGN section 6 (fence).
 
 from __future__ import annotations
 
-import itertools
 import time
 
-from shardbus.store.group import SaveGroup
+from shardbus.store.group import SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
 
 
@@ -18,7 +17,7 @@ class Keeping:
 
     def __init__(self, store: StateStore, uid: int) -> None:
         self._store = store
-        self._group = SaveGroup(store, itertools.count(uid >> 2))
+        self._group = SaveGroup(store, op_ids(uid))
         self.errors = 0
         self.seconds = 0.0
         self.calls = 0

@@ -148,6 +148,8 @@ class Kind:
             if message.corr:
                 session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
             return
+        if session is not self._node.loopback:  # from there it was counted when it came
+            self.host.counts.accepted += 1
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
         asker = session if message.corr else None
         waiting = Message(invoker, message.payload, asker, message.corr, deadline)

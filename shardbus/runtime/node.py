@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, cast, get_args
 
-from shardbus.errors import NodeLost, ShardBusError, UnknownEntityType
+from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
@@ -97,12 +97,7 @@ class Node:
         settings = self.settings.node
         uid = int.from_bytes(os.urandom(8), "big")
         host, port = settings.host, settings.port
-        if settings.advertise:
-            text = settings.advertise
-            address = Address.parse(text if text.rpartition(":")[2].isdigit() else f"{text}:{port}")
-        else:
-            address = Address(host, port)
-        self.me = NodeId(*address, uid)
+        self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
         await self.store.start()
         self.keeping = Keeping(self.store, uid)
         self.endpoint = Endpoint(
@@ -125,6 +120,14 @@ class Node:
 
     def _add_kind(self, name: str, kind: EntityType) -> None:
         chosen = self.settings.sharding.for_type(name, kind.declared)
+        if chosen.shards != kind.interface.shards:
+            raise ConfigError(
+                f"sharding.shards is {chosen.shards} for {name!r}, its class says"
+                f" {kind.interface.shards}",
+                hint="declare it in the class, for clients compute shards too",
+            )
+        if chosen.remember:
+            log.warning("%s: entities are not remembered yet, only never passivated", name)
         hosts = not chosen.role or chosen.role in self.settings.node.roles
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
         strategy: Any = kind.strategy or LeastShard(

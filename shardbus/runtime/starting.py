@@ -100,11 +100,14 @@ class Starter:
         )
         return min(most, least * 2.0 ** min(cell.failures - 2, 16))
 
-    def failed(self, cell: Context, what: str, error: BaseException) -> None:
+    def failed(self, cell: Context, what: str, error: BaseException, *, again: bool = True) -> None:
+        """Count and log a failure; `again`: the entity will start again, after a longer backoff
+        than the last time."""
         self.counts.failures += 1
-        if self.tick - cell.failed_at > FAILURE_MEMORY_TICKS:
-            cell.failures = 0
-        cell.failures, cell.failed_at = cell.failures + 1, self.tick
+        if again:
+            if self.tick - cell.failed_at > FAILURE_MEMORY_TICKS:
+                cell.failures = 0
+            cell.failures, cell.failed_at = cell.failures + 1, self.tick
         log.warning(
             "%s %r %s: %s: %s",
             self._kind.name,

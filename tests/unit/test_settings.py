@@ -335,12 +335,12 @@ def test_settings_that_contradict_each_other_are_both_named(assignments, both):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
-def test_the_loopback_needs_no_keys(host):
+def test_the_loopback_needs_no_permission(host):
     check_exposure(Settings(node=NodeSettings(host=host), http=HttpSettings(host=host)))
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "", "localhost.example.com", "*"])
-def test_outside_the_loopback_keys_are_needed(host):
+def test_listening_outside_the_loopback_must_be_permitted(host):
     exposed = [
         Settings(node=NodeSettings(host=host)),
         Settings(http=HttpSettings(host=host)),
@@ -350,9 +350,14 @@ def test_outside_the_loopback_keys_are_needed(host):
             check_exposure(settings)
     node = NodeSettings(host=host)
     check_exposure(Settings(node=node, security=SecuritySettings(insecure=True)))
-    check_exposure(Settings(node=node, security=SecuritySettings(keys="k", allowed="a")))
-    with pytest.raises(ConfigError):
-        check_exposure(Settings(node=node, security=SecuritySettings(keys="k")))
+
+
+@pytest.mark.parametrize(
+    "security", [{"keys": "k"}, {"allowed": "a"}, {"keys": "k", "allowed": "a"}]
+)
+def test_keys_that_protect_nothing_are_refused(security):
+    with pytest.raises(ConfigError, match="no effect"):
+        check_exposure(Settings(security=SecuritySettings(insecure=True, **security)))
 
 
 def test_secrets_are_in_no_representation_and_no_error():
