@@ -30,9 +30,9 @@ NO_EFFECT: Mapping[str, str] = {
         "no effect yet: give `LeastShardThreshold(max_simultaneous=...)`"
     ),
     "sharding.remember": "not built yet: it only turns passivation off",
-    "sharding.shards": "counts where the class declares it, not in a file or a variable",
-    "security.keys": "not built yet: the file is not read, links are not encrypted",
-    "security.allowed": "not built yet: the file is not read",
+    "sharding.shards": "refused when it differs from the class, which clients compute with",
+    "security.keys": "not built yet: a node with it refuses to start",
+    "security.allowed": "not built yet: a node with it refuses to start",
     "tracing.enabled": "no effect yet",
 }
 """Settings that are declared and checked, and do less than their name says."""

@@ -349,6 +349,12 @@ class Execution:
             task.cancel()
         self._gone(cell)
 
+    def close(self) -> None:
+        """The process ends: nothing that waits goes on."""
+        tasks, self._tasks = self._tasks, {}
+        for task in tasks.values():
+            task.cancel()
+
     def _finish(self, cell: Context) -> None:
         entity, cell.entity = cell.entity, None
         if entity is None or not self.kind.stops:

@@ -260,6 +260,11 @@ class Kind:
         self.router.handle(events.Shutdown())
         return self.drained
 
+    def close(self) -> None:
+        """Stop the clock, and cut off what is still running."""
+        self.router.close()
+        self.host.execution.close()
+
     def advance(self, tick: int) -> None:
         """Coarse time goes on."""
         self.host.execution.advance(tick)

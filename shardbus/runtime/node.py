@@ -393,7 +393,7 @@ class Node:
         for coordination in self.coordinations.values():
             coordination.stop()
         for kind in self.kinds.values():
-            kind.router.close()
+            kind.close()
         if self._thread is not None:
             await self.loop.run_in_executor(None, self._thread.stop, 2.0)
         self.endpoint.close()
