@@ -632,6 +632,25 @@ async def test_timers_send_to_receive_until_the_entity_stops() -> None:
     assert _timers(b) == 0
 
 
+async def test_its_own_timers_do_not_keep_an_entity_in_memory() -> None:
+    class Clocked(Entity):
+        gates: Gates
+
+        @handler
+        def begin(self) -> None:
+            self.context.schedule(0.001, "tick")
+
+        def receive(self, message: str) -> None:
+            self.gates.log.append(message)
+
+    b = bench(Clocked, gates := Gates(), passivate_after=10.0)
+    await b.ask("e", "begin")
+    b.pass_ticks(150)
+    await until(lambda: gates.log.count("tick") > 3, "a few ticks")
+    b.pass_ticks(150)
+    assert b.cell("e") is None
+
+
 def _timers(b: Bench) -> int:
     """Timers of the loop that would call this host's entities."""
     loop: Any = asyncio.get_running_loop()
