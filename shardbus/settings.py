@@ -36,6 +36,14 @@ from shardbus.options import (
     text,
 )
 
+STRATEGIES = (
+    "keep-majority",
+    "static-quorum",
+    "keep-oldest",
+    "down-all",
+    "lease-majority",
+    "none",
+)
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
 
@@ -77,14 +85,29 @@ class FailureDetectorSettings:
 class DowningSettings:
     """What happens to members that stay unreachable."""
 
-    strategy: str = text(
-        "keep-majority", "who stays after a split", choices=("keep-majority", "none")
-    )
+    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES)
     stable_after: float = seconds(
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
     role: str = text("", "count only members with this role; empty counts all")
     lease_ttl: float = seconds(20.0, "of the lease in the state store that decides an equal split")
+    static_quorum_size: int = count(0, "votes that a side needs under static-quorum", off=True)
+    down_if_alone: bool = flag(True, "under keep-oldest an oldest that is alone goes")
+    acquire_lease_delay_for_minority: float = seconds(
+        2.0, "by which the smaller side asks later under lease-majority", off=True
+    )
+    down_all_when_unstable: bool = flag(
+        True, "everybody goes if reachability keeps changing for stable_after and 3/4 of it (4 s)"
+    )
+    down_removal_margin: float = seconds(
+        0.0, "by which the side that stays acts later, for the other to stop first", off=True
+    )
+    unsafe_auto_down_after: float = seconds(
+        0.0, "unreachable members are downed, on both sides of a split, with any strategy", off=True
+    )
+    unsafe_auto_down_with_sharding: bool = flag(
+        False, "allow that where entities are sharded, which may then run twice"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +350,11 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             "cluster.failure_detector: heartbeat_interval must be below acceptable_heartbeat_pause"
             " + expected_response_after, or every node looks dead between two heartbeats"
+        )
+    if downing.strategy == "static-quorum" and not downing.static_quorum_size:
+        raise ConfigError(
+            "cluster.downing.strategy is static-quorum without a size",
+            hint="set cluster.downing.static_quorum_size to more than half of the nodes",
         )
     if downing.lease_ttl <= 2 * settings.store.timeout:
         raise ConfigError(

@@ -125,6 +125,7 @@ def check(
 
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
     from shardbus.errors import ShardBusError
+    from shardbus.runtime.downing import check_auto_down
     from shardbus.settings import check_exposure
     from shardbus.store.opening import default_url, mask_url, open_store
 
@@ -143,12 +144,16 @@ async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]
             settings.sharding.for_type(name, kind.declared)
         return ", ".join(bus.types) or "none: this node would host nothing"
 
+    async def downing() -> str:
+        check_auto_down(settings.cluster.downing, bus.types)
+        return settings.cluster.downing.strategy
+
     async def exposure() -> str:
         check_exposure(settings)
         return f"node on {settings.node.host}, HTTP on {settings.http.host}"
 
     found: dict[str, dict[str, Any]] = {"app": {"ok": True, "detail": f"cluster {bus.name}"}}
-    for looked_at in (types, exposure, store):
+    for looked_at in (types, downing, exposure, store):
         try:
             found[looked_at.__name__] = {"ok": True, "detail": await looked_at()}
         except ShardBusError as failed:

@@ -42,6 +42,7 @@ def start(
     ] = None,
 ) -> None:
     """Start a node and run it until it is told to leave (SIGTERM or Ctrl-C; twice: at once)."""
+    from shardbus.runtime.downing import check_auto_down
     from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import layers_of
     from shardbus_cli.logs import configure
@@ -60,7 +61,9 @@ def start(
     }
     settings = _settings(layers_of(file, flags.layers(given), assignments))
     configure(settings.log.level, settings.log.format)
-    raise SystemExit(_run(load_app(app), settings, ready_fd))
+    bus = load_app(app)
+    check_auto_down(settings.cluster.downing, bus.types)
+    raise SystemExit(_run(bus, settings, ready_fd))
 
 
 def _settings(layers: list[Layer]) -> Settings:

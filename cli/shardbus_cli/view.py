@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exits import Code
+from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
 
@@ -103,11 +103,29 @@ def where(
 
 
 def explain(
-    entity_type: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
+    entity_type: Annotated[str, typer.Argument(metavar="TYPE|downing", help="Type, or `downing`.")],
+    entity_id: Annotated[str, typer.Argument(metavar="[ID]", help="Id of the entity.")] = "",
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
 ) -> None:
-    """Say why an entity is where it is, and what it waits for."""
+    """Say why an entity is where it is and what it waits for; or how splits were decided."""
+    if entity_type == "downing" and not entity_id:
+        _explain_downing(_page(node, as_json, "v1", "downing"))
+        return
+    if not entity_id:
+        raise Failure("explain what?", "give TYPE and ID, or `downing`", code=Code.USAGE)
     if answer := _page(node, as_json, "v1", "explain", entity_type, entity_id):
         output.facts(answer)
+
+
+def _explain_downing(answer: dict[str, Any]) -> None:
+    decisions = answer.pop("decisions", ())
+    if answer:
+        output.facts(answer)
+    for decision in decisions:
+        output.facts({"": "", **{name: value for name, value in decision.items() if value}})
+    if answer and not decisions:
+        output.note("this node has decided nothing")
 
 
 def health(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:

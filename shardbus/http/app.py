@@ -7,6 +7,7 @@
     GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
     GET  /v1/where/{type}/{id}
     GET  /v1/explain/{type}/{id}
+    GET  /v1/downing
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
     POST /v1/nodes/{node}/down
 
@@ -55,6 +56,7 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/cluster", pages.cluster),
             Route("/v1/nodes", pages.nodes),
             Route("/v1/types", pages.types),
+            Route("/v1/downing", pages.downing),
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/entities/{rest:path}", pages.entities),
             Route("/v1/where/{rest:path}", pages.where),
@@ -107,6 +109,9 @@ class _Pages:
 
     async def types(self, request: Request) -> Response:
         return await _answer(self.node.types())
+
+    async def downing(self, request: Request) -> Response:
+        return await _answer(self.node.downing())
 
     async def shards(self, request: Request) -> Response:
         return await _answer(self.node.shards(_type(request)))

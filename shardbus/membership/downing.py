@@ -1,4 +1,4 @@
-"""Who stays after a split: the keep-majority strategy, as a pure decision that explains itself.
+"""The cluster split in two, as one node sees it, and what was decided about it.
 
 The problem: «I cannot reach it» does not say whether it died or the network broke, and in the
 second case the other side thinks the same of us. Both sides must come, without talking, to opposite
@@ -9,26 +9,25 @@ flag is alive and talks to us: only a link is broken. All other flagged nodes ar
 links within our side are cured by the fewest nodes whose removal leaves none: a single node with
 bad cables goes, not everybody it complained about.
 
-**Who wins.** Each side compares the fewest votes it can have in the other side's eyes with the most
-votes the other may have in its own:
+**What the other side may see.** Each side goes by its own copy, and the copies may differ by what
+happened last. Becoming Up and becoming Exiting need convergence, so the difference is bounded:
 
-    ours     Up members of our side                  a Leaving one may be Exiting over there
-    theirs   Joining, WeaklyUp, Up, Leaving members  a Joining one may be Up over there
-             that are cut off
+    here              there it is one of
+    Up                Up, Leaving, and Joining or WeaklyUp if it has become Up only here
+    Joining, WeaklyUp the same, or Up
+    Leaving           Up, Leaving, Exiting
+    Exiting           Leaving, Exiting, removed
 
-    ours > theirs    down the others        the other side finds itself below
-    ours = theirs    ask for the lease      so does the other side, or it finds itself below
-    ours < theirs    down ourselves
+So `ours`, the Up members of our side, are at most as many as the votes the other side thinks we
+have; and `theirs`, everybody cut off who is Joining to Leaving, are at least as many as the other
+side's Up members. Every strategy compares these two kinds of number, never two of one kind.
 
-A member is at least Joining everywhere before it can be Up anywhere, because becoming Up needs
-convergence; hence ours <= what they think we may have, and the other way round, and so never two
-winners. When both ask, both compute the same set of votes, which names the lease. A side that gets
-no lease, or no answer from the store, downs itself.
+`elders` are the Up and Leaving members by age down to the first that is Up. Those of two sides
+always share one: the older of both sides' first Up members is at least Leaving on the other side.
 
-**When.** After `stable_after` seconds without a change; sooner only for members whose processes are
-proved gone (see `confirm`).
+Not here: who wins (`strategies`), when it is decided (`resolver`).
 
-Source: S1.50, B.31, B.32, B.35, B.40, C.26; DESIGN section 5; T.U17.
+Source: S1.50, B.31, B.35, B.40, C.26; DESIGN section 5; T.U17.
 """
 
 from __future__ import annotations
@@ -36,11 +35,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from hashlib import sha1
 
 from shardbus.ids import NodeId
-from shardbus.membership.gossip import ON_THE_WAY_OUT, Gossip
-from shardbus.membership.member import Status
+from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.member import Member, Status, age_order
 from shardbus.membership.reachability import Flag
 
 MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, Status.UP, Status.LEAVING)
@@ -58,7 +56,7 @@ class Outcome(Enum):
 @dataclass(frozen=True, slots=True)
 class Split:
     """The cluster as one node sees it when some members are unreachable. Tuples are in address
-    order."""
+    order, `elders` is in order of age."""
 
     side: tuple[NodeId, ...] = ()
     """This node, and the members of our side that are not already on their way out."""
@@ -69,24 +67,34 @@ class Split:
     broken: tuple[NodeId, ...] = ()
     """The fewest members of our side that must go for every link within it to work."""
     ours: tuple[NodeId, ...] = ()
+    """Up members of our side."""
+    most: tuple[NodeId, ...] = ()
+    """Members of our side that may be Up elsewhere."""
     theirs: tuple[NodeId, ...] = ()
-    """The votes, as the module's text defines them."""
+    """Members cut off that may be Up elsewhere."""
+    elders: tuple[NodeId, ...] = ()
+    """The oldest, as the module's text defines them; empty if nobody is Up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What to do and why. `down` is who is to be downed if it is done; `lease` the name of the
-    lease, or empty."""
+    lease, or empty; `delay` the seconds to wait before asking for it."""
 
     outcome: Outcome
     down: tuple[NodeId, ...]
     lease: str
     reason: str
+    rule: str = ""
+    """The strategy that decided."""
+    split: Split = Split()
+    """What it was given."""
+    delay: float = 0.0
 
 
 def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId] = ()) -> Split:
     """The split as `me` sees it. `doubtful` members count as cut off, though nobody has flagged
-    them yet."""
+    them yet. Only members with the role vote, and only they are elders."""
     flags = {
         node: flag
         for node, flag in gossip.verdicts().items()
@@ -108,40 +116,41 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         for observer, subject, _ in gossip.records()
         if observer in side and subject in side
     ]
-    voters = [(n, m.status) for n, m in gossip.members.items() if m.has_role(role)]
+    voters = {n: m for n, m in gossip.members.items() if m.has_role(role)}
+    possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
     return Split(
         side=side,
         cut=cut,
         gone=tuple(n for n in cut if flags.get(n) is Flag.TERMINATED),
         broken=_cover(links),
-        ours=tuple(n for n, status in voters if n in side and status is Status.UP),
-        theirs=tuple(n for n, status in voters if n in cut and status in MAY_VOTE_THERE),
+        ours=tuple(n for n in possible if n in side and voters[n].status is Status.UP),
+        most=tuple(n for n in possible if n in side),
+        theirs=tuple(n for n in possible if n in cut),
+        elders=_elders(voters.values()),
     )
 
 
-def keep_majority(split: Split) -> Decision:
-    """Who goes."""
-    counted = f"{len(split.ours)} votes here, at most {len(split.theirs)} there"
-    if not split.cut and not split.broken:
-        return Decision(Outcome.NOTHING, (), "", "no member is unreachable")
-    if not split.cut:
-        names = ", ".join(map(str, split.broken))
-        return Decision(
-            Outcome.DOWN_OTHERS, split.broken, "", f"links within this side fail: {names}"
-        )
-    others = tuple(sorted({*split.cut, *split.broken}))
-    if len(split.ours) > len(split.theirs):
-        return Decision(Outcome.DOWN_OTHERS, others, "", f"majority: {counted}")
-    if len(split.ours) < len(split.theirs):
-        return Decision(Outcome.DOWN_OURSELVES, split.side, "", f"minority: {counted}")
-    return Decision(Outcome.ASK_LEASE, others, lease_name(split), f"equal split: {counted}")
+def told(decision: Decision) -> str:
+    """The decision in one line: the rule, what it went by, and what follows."""
+    split = decision.split
+    inputs = {"this side": split.side, "cut off": split.cut, "proved gone": split.gone}
+    inputs |= {"bad links": split.broken, "oldest": split.elders}
+    shown = "; ".join(f"{name}: {_listed(nodes)}" for name, nodes in inputs.items() if nodes)
+    result = f"{decision.outcome.value}: {_listed(decision.down)}"
+    return f"{decision.rule}: {decision.reason} ({shown}): {result}"
 
 
-def lease_name(split: Split) -> str:
-    """The name of the lease that decides this equal split: the same on both sides of it, another
-    for any other."""
-    votes = " ".join(map(str, sorted({*split.ours, *split.theirs})))
-    return "downing/" + sha1(votes.encode(), usedforsecurity=False).hexdigest()[:20]
+def _listed(nodes: tuple[NodeId, ...]) -> str:
+    return ", ".join(map(str, nodes)) or "nobody"
+
+
+def _elders(voters: Iterable[Member]) -> tuple[NodeId, ...]:
+    found = []
+    for member in sorted((m for m in voters if m.status in VOTING), key=age_order):
+        found.append(member.node)
+        if member.status is Status.UP:
+            return tuple(found)
+    return ()
 
 
 def _cover(links: list[tuple[NodeId, NodeId]]) -> tuple[NodeId, ...]:

@@ -228,6 +228,16 @@ class Admin:
         }
         return answer
 
+    async def downing(self) -> Json:
+        """How this node decides after a split, and what it last decided."""
+        settings = self._node.settings.cluster.downing
+        return {
+            "node": str(self._node.me),
+            "strategy": settings.strategy,
+            "stable_after": settings.stable_after,
+            "decisions": self._node.decisions.page(),
+        }
+
     # ---- health
 
     def liveness(self) -> Checks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 
 from shardbus.membership import view
+from shardbus.membership.downing import told
 from shardbus.sharding.events import Note
 
 NOTEWORTHY = frozenset(
@@ -62,4 +63,4 @@ def sentence(event: view.DomainEvent) -> str:
         case view.SlowHeartbeat(node=node, seconds=took):
             return f"{node} took {took:.1f} s to answer a heartbeat"
         case view.DowningDecided(decision=decision):
-            return f"downing: {decision}"
+            return f"downing: {told(decision)}"

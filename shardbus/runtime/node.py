@@ -28,10 +28,11 @@ from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread
 from shardbus.runtime.coordination import Coordination
+from shardbus.runtime.downing import Decisions, fingerprint
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
-from shardbus.runtime.news import level_of, remark, sentence
+from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.questions import Questions
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
@@ -73,6 +74,7 @@ class Node:
         self.coordinations: dict[str, Coordination] = {}
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
+        self.decisions = Decisions()
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
@@ -150,15 +152,13 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
         )
-        fingerprint = {
-            f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()
-        }
-        fingerprint["cluster.downing.strategy"] = self.settings.cluster.downing.strategy
+        shared = {f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()}
+        shared |= fingerprint(self.settings.cluster.downing)
         self._thread = self.cluster = ClusterThread(
             member,
             self.cluster_name,
             self.settings.cluster,
-            fingerprint,
+            shared,
             bind_host=settings.host,
             notify=self._notified,
         )
@@ -190,7 +190,7 @@ class Node:
                 log.error("the cluster refuses: %s", reason)
                 self.refusals.append(reason)
             case cluster.Notice(event=event):
-                log.info("%s", sentence(event))
+                self.decisions.hear(event)
             case _:
                 pass
 

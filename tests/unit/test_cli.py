@@ -99,6 +99,10 @@ class FakeNode:
     async def explain(self, type: str, id: str) -> Json:
         return {"type": type, "id": id, "because": "least shards"}
 
+    async def downing(self) -> Json:
+        decision = {"outcome": "down others", "reason": "majority", "down": [ME], "gone": []}
+        return {"node": ME, "strategy": "keep-majority", "decisions": [decision]}
+
     def liveness(self) -> Checks:
         return {"loop": Check(True)}
 
@@ -174,6 +178,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("entities", "counter", "--prefix", "p"),
         ("where", "counter", "a/b c"),
         ("explain", "counter", "x"),
+        ("explain", "downing"),
         ("health",),
     ],
 )
@@ -539,7 +544,7 @@ def test_check_looks_at_everything_and_starts_nothing(shell, apps):
     good = ("check", "good_app", "--set", f"store.url=sqlite:///{apps}/s.db")
     assert shell(*good, "--json") == Code.OK
     checks = json.loads(shell.out)["checks"]
-    assert list(checks) == ["app", "types", "exposure", "store"]
+    assert list(checks) == ["app", "types", "downing", "exposure", "store"]
     bad = (*good, "--set", "http.host=10.0.0.1", "--set", "store.url=nope://x")
     assert shell(*bad) == Code.UNHEALTHY
     failed = [line.split()[0] for line in shell.out.splitlines() if " FAILED " in line]

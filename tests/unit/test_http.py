@@ -58,6 +58,9 @@ class FakeNode:
     async def explain(self, type: str, id: str) -> Json:
         return await self.answer("explain", type, id)
 
+    async def downing(self) -> Json:
+        return await self.answer("downing")
+
     def liveness(self) -> Checks:
         return {"loop": Check(True, "lag 1 ms")}
 
@@ -102,6 +105,7 @@ async def client(node: FakeNode) -> AsyncIterator[httpx.AsyncClient]:
         ("/v1/cluster", ["cluster"]),
         ("/v1/nodes", ["nodes"]),
         ("/v1/types", ["types"]),
+        ("/v1/downing", ["downing"]),
         ("/v1/shards/counter", ["shards", "counter"]),
         ("/v1/where/counter/page-7", ["where", "counter", "page-7"]),
         ("/v1/explain/counter/page-7", ["explain", "counter", "page-7"]),

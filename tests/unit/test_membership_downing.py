@@ -10,10 +10,11 @@ import pytest
 from test_membership_gossip import A, B, C, D, E, state
 
 from shardbus.ids import NodeId
-from shardbus.membership.downing import Outcome, Split, keep_majority, survey
+from shardbus.membership.downing import Outcome, Split, survey
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.strategies import keep_majority
 
 J, W, U, L, X, DOWN, _ = Status
 NOTHING, OTHERS, OURSELVES, LEASE = Outcome

@@ -1,0 +1,162 @@
+"""Who stays after a split: one pure rule for each strategy.
+
+A strategy takes a `Split` and returns a `Decision`. What none of them decides is common: without a
+split nothing happens, and if only links within our side are broken, the fewest nodes that cure it
+go. `ours`, `theirs`, `elders`: see `downing`.
+
+    keep-majority    ours > theirs   stay    ours < theirs   go    equal   whoever gets the lease
+    static-quorum    ours >= size    stay    else            go    more than 2 size - 1 members: go
+    keep-oldest      all elders here stay    else            go
+      down_if_alone  ours alone      go      the elders are theirs, and they are alone there   stay
+    lease-majority   whoever gets the lease; a side with ours < theirs asks a little later
+    down-all                                                 go
+
+Going means: every node of the side downs its own side, so that a loser does not depend on its
+leader. Staying means: the leader downs the others.
+
+**Never two winners**, whatever legal step one side is ahead of the other:
+
+- keep-majority: ours <= what the other side counts as theirs, and the other way round. When both
+  ask for the lease, both compute the same set of votes, which names it.
+- static-quorum: a winner has size votes and leaves fewer than size to everybody else.
+- keep-oldest: two sides' elders share one, which is on one side only. The oldest alone stays only
+  if it has a second Up member, or if nobody else may vote; then the others do not find it alone, or
+  have no vote.
+- lease-majority: there is one name, and the store grants it once until it runs out.
+
+Source: B.31, B.35-B.40; T.U17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import sha1
+
+from shardbus.ids import NodeId
+from shardbus.membership.downing import Decision, Outcome, Split
+from shardbus.settings import DowningSettings
+
+Strategy = Callable[[Split], Decision]
+
+LEASE = "downing/lease-majority"
+
+
+def strategy_of(settings: DowningSettings) -> Strategy | None:
+    """The strategy that is asked for; None if members that are unreachable stay so."""
+    strategies: dict[str, Strategy] = {
+        "keep-majority": keep_majority,
+        "static-quorum": lambda split: static_quorum(split, settings.static_quorum_size),
+        "keep-oldest": lambda split: keep_oldest(split, settings.down_if_alone),
+        "down-all": down_all,
+        "lease-majority": lambda split: lease_majority(
+            split, settings.acquire_lease_delay_for_minority
+        ),
+    }
+    return strategies.get(settings.strategy)
+
+
+def keep_majority(split: Split) -> Decision:
+    """The side with more votes stays."""
+    rule, counted = "keep-majority", _counted(split)
+    if common := _common(split, rule):
+        return common
+    if len(split.ours) > len(split.theirs):
+        return _stay(split, rule, f"majority: {counted}")
+    if len(split.ours) < len(split.theirs):
+        return _go(split, rule, f"minority: {counted}")
+    return _ask(split, rule, f"equal split: {counted}", lease_name(split))
+
+
+def static_quorum(split: Split, size: int) -> Decision:
+    """The side with at least `size` votes stays, if the cluster is small enough for there to be
+    only one."""
+    rule = "static-quorum"
+    if common := _common(split, rule):
+        return common
+    members = len(split.most) + len(split.theirs)
+    if members > 2 * size - 1:
+        allowed = f"{members} members, and {size} is a quorum of at most {2 * size - 1}"
+        return _go(split, rule, f"the cluster is too large for its quorum: {allowed}")
+    counted = f"{len(split.ours)} votes here, {size} needed"
+    if len(split.ours) >= size:
+        return _stay(split, rule, f"quorum: {counted}")
+    return _go(split, rule, f"no quorum: {counted}")
+
+
+def keep_oldest(split: Split, down_if_alone: bool) -> Decision:
+    """The side with the oldest member stays; with `down_if_alone`, not if that is all it has."""
+    rule, counted = "keep-oldest", _counted(split)
+    if common := _common(split, rule):
+        return common
+    if not split.elders:
+        return _go(split, rule, "no member is up")
+    away = [node for node in split.elders if node in split.cut]
+    if not away:
+        if down_if_alone and len(split.ours) < 2 and split.theirs:
+            return _go(split, rule, f"the oldest is here, but alone: {counted}")
+        return _stay(split, rule, f"the oldest is here: {counted}")
+    alone = len(away) == len(split.elders) and len(split.theirs) < 2
+    if down_if_alone and alone and split.ours:
+        return _stay(split, rule, f"the oldest is there, but alone: {counted}")
+    if len(away) < len(split.elders):
+        return _go(split, rule, f"which side has the oldest is not certain: {counted}")
+    return _go(split, rule, f"the oldest is there: {counted}")
+
+
+def down_all(split: Split) -> Decision:
+    """Nobody stays."""
+    rule = "down-all"
+    return _common(split, rule) or _go(split, rule, "some members are cut off")
+
+
+def lease_majority(split: Split, minority_delay: float) -> Decision:
+    """Whoever gets the lease stays. A minority asks later, to let the majority be first."""
+    rule, counted = "lease-majority", _counted(split)
+    if common := _common(split, rule):
+        return common
+    if len(split.ours) < len(split.theirs):
+        return _ask(split, rule, f"minority: {counted}", LEASE, minority_delay)
+    return _ask(split, rule, f"no minority: {counted}", LEASE)
+
+
+def unstable(split: Split, rule: str, seconds: float) -> Decision:
+    """Nobody stays, because no picture lasted long enough to decide by it."""
+    return _go(split, rule, f"who reaches whom has kept changing for {seconds:.1f} s")
+
+
+def lease_name(split: Split) -> str:
+    """The name of the lease that decides this equal split: the same on both sides of it, another
+    for any other."""
+    votes = " ".join(map(str, sorted({*split.ours, *split.theirs})))
+    return "downing/" + sha1(votes.encode(), usedforsecurity=False).hexdigest()[:20]
+
+
+def _counted(split: Split) -> str:
+    return f"{len(split.ours)} votes here, at most {len(split.theirs)} there"
+
+
+def _common(split: Split, rule: str) -> Decision | None:
+    """What no strategy has a say in."""
+    if split.cut:
+        return None
+    if not split.broken:
+        return Decision(Outcome.NOTHING, (), "", "no member is unreachable", rule, split)
+    names = ", ".join(map(str, split.broken))
+    reason = f"links within this side fail: {names}"
+    return Decision(Outcome.DOWN_OTHERS, split.broken, "", reason, rule, split)
+
+
+def _stay(split: Split, rule: str, reason: str) -> Decision:
+    return Decision(Outcome.DOWN_OTHERS, _others(split), "", reason, rule, split)
+
+
+def _go(split: Split, rule: str, reason: str) -> Decision:
+    return Decision(Outcome.DOWN_OURSELVES, split.side, "", reason, rule, split)
+
+
+def _ask(split: Split, rule: str, reason: str, lease: str, delay: float = 0.0) -> Decision:
+    return Decision(Outcome.ASK_LEASE, _others(split), lease, reason, rule, split, delay)
+
+
+def _others(split: Split) -> tuple[NodeId, ...]:
+    return tuple(sorted({*split.cut, *split.broken}))
