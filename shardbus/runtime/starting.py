@@ -1,9 +1,8 @@
 """Starting an entity: its object, its state, `on_start`, and what happens when one of them fails.
 
 A start that fails is tried again for as long as the entity is wanted, the first time at once, then
-with a doubling backoff; messages wait meanwhile. A state that a newer activation has loaded ends
-this
-one: the entity lives elsewhere.
+with a doubling backoff; messages wait meanwhile. That a newer activation has loaded the state is
+such a failure too: the entity lives elsewhere, and this shard will be told to stop.
 
 Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; API section 1 (state).
 """
