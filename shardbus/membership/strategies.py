@@ -8,7 +8,7 @@ go. `ours`, `theirs`, `elders`: see `downing`.
     static-quorum    ours >= size    stay    else            go    more than 2 size - 1 members: go
     keep-oldest      all elders here stay    else            go
       down_if_alone  ours alone      go      the elders are theirs, and they are alone there   stay
-    lease-majority   whoever gets the lease; a side with ours < theirs asks a little later
+    lease-majority   whoever gets the lease; ours < theirs: asks a little later   ours = 0: go
     down-all                                                 go
 
 Going means: every node of the side downs its own side, so that a loser does not depend on its
@@ -114,6 +114,8 @@ def lease_majority(split: Split, minority_delay: float) -> Decision:
     rule, counted = "lease-majority", _counted(split)
     if common := _common(split, rule):
         return common
+    if not split.ours:
+        return _go(split, rule, f"nobody may ask for the lease: {counted}")
     if len(split.ours) < len(split.theirs):
         return _ask(split, rule, f"minority: {counted}", LEASE, minority_delay)
     return _ask(split, rule, f"no minority: {counted}", LEASE)

@@ -191,3 +191,162 @@ def test_no_strategy_no_decision() -> None:
     resolver = Resolver(A, DowningSettings(strategy="none"))
     assert resolver.consider(GONE, True, 10.0) == Plan()
     assert resolver.consider(GONE, True, 1000.0) == Plan()
+
+
+# -- the other strategies ----------------------------------------------------------------------
+
+
+def test_a_margin_lets_the_losers_go_first() -> None:
+    resolver = Resolver(A, replace(SETTINGS, down_removal_margin=3.0))
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE) == Plan()
+    assert resolver.deadline() == 13.0 + STABLE
+    assert outcome(resolver.consider(UNREACHABLE, True, 13.0 + STABLE)) is Outcome.DOWN_OTHERS
+    losing = cut(THREE, Flag.UNREACHABLE, B, C)
+    resolver.consider(losing, True, 40.0)
+    assert outcome(resolver.consider(losing, True, 40.0 + STABLE)) is Outcome.DOWN_OURSELVES
+
+
+def test_the_gone_have_no_margin() -> None:
+    resolver = Resolver(A, replace(SETTINGS, down_removal_margin=3.0))
+    resolver.consider(GONE, True, 10.0)
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    assert outcome(resolver.consider(GONE, True, 10.1)) is Outcome.DOWN_OTHERS
+
+
+def test_a_lease_is_asked_for_before_the_margin_and_counts_after_it() -> None:
+    resolver = Resolver(A, replace(SETTINGS, down_removal_margin=3.0))
+    equal = cut(FOUR, Flag.UNREACHABLE, C, D)
+    resolver.consider(equal, True, 10.0)
+    ask = resolver.consider(equal, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.on_lease(ask.name, True) == Plan()
+    assert resolver.consider(equal, True, 11.0 + STABLE) == Plan()
+    assert resolver.deadline() == 13.0 + STABLE
+    assert outcome(resolver.consider(equal, True, 13.0 + STABLE)) is Outcome.DOWN_OTHERS
+
+
+LEASES = DowningSettings(strategy="lease-majority")
+DELAY = LEASES.acquire_lease_delay_for_minority
+
+
+def test_the_majority_asks_for_the_lease_at_once_and_for_long_enough() -> None:
+    resolver = Resolver(A, LEASES)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    ask = resolver.consider(UNREACHABLE, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert ask.ttl > LEASES.lease_ttl + 2 * STABLE + DELAY
+    assert outcome(resolver.on_lease(ask.name, True)) is Outcome.DOWN_OTHERS
+
+
+@pytest.mark.parametrize("flag", [Flag.UNREACHABLE, Flag.TERMINATED])
+def test_the_minority_asks_later(flag: Flag) -> None:
+    resolver = Resolver(A, LEASES)
+    few = cut(THREE, flag, B, C)
+    resolver.consider(few, True, 10.0)
+    assert resolver.consider(few, True, 10.0 + STABLE) == Plan()
+    assert resolver.deadline() == 10.0 + STABLE + DELAY
+    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
+    assert ask is not None
+    plan = resolver.on_lease(ask.name, False)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (Outcome.DOWN_OURSELVES, (A,))
+
+
+def test_the_minority_stays_if_it_has_the_lease() -> None:
+    resolver = Resolver(A, LEASES)
+    few = cut(THREE, Flag.UNREACHABLE, B, C)
+    resolver.consider(few, True, 10.0)
+    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
+    assert ask is not None
+    plan = resolver.on_lease(ask.name, True)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (Outcome.DOWN_OTHERS, (B, C))
+
+
+def test_the_majority_asks_at_once_about_the_gone() -> None:
+    resolver = Resolver(A, LEASES)
+    assert resolver.consider(GONE, True, 10.0).probe == (B,)
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    assert resolver.consider(GONE, True, 10.1).ask is not None
+
+
+def test_who_does_not_lead_asks_for_nothing() -> None:
+    resolver = Resolver(A, LEASES)
+    resolver.consider(UNREACHABLE, False, 10.0)
+    assert resolver.consider(UNREACHABLE, False, 60.0) == Plan()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("static-quorum", Outcome.DOWN_OTHERS), ("down-all", Outcome.DOWN_OURSELVES)],
+)
+def test_the_gone_are_decided_at_once_by_any_strategy(strategy: str, expected: Outcome) -> None:
+    resolver = Resolver(A, DowningSettings(strategy=strategy, static_quorum_size=2))
+    resolver.consider(GONE, True, 10.0)
+    assert resolver.consider(GONE, True, 10.1) == Plan()
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    assert outcome(resolver.consider(GONE, True, 10.2)) is expected
+
+
+# -- unrest ------------------------------------------------------------------------------------
+
+PATIENCE = STABLE + 4.0
+FIVE = state(a=UP, b=UP, c=UP, d=UP, e=UP)
+E = list(FIVE.members)[4]
+
+
+def flap(settings: DowningSettings, *pictures: tuple[NodeId, ...], leading: bool = True) -> Plan:
+    """A picture every two seconds; the plan at the end of patience."""
+    resolver = Resolver(A, settings)
+    for i, nodes in enumerate(pictures):
+        copy = cut(FIVE, Flag.UNREACHABLE, *nodes)
+        assert resolver.consider(copy, leading, 10.0 + 2 * i) == Plan()
+    assert resolver.deadline() is not None
+    return resolver.consider(copy, leading, 10.0 + PATIENCE)
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_who_flaps_too_long_goes(leading: bool) -> None:
+    pictures = [(E,), (D, E), (E,), (D, E), (D,)]
+    plan = flap(SETTINGS, *pictures, leading=leading)
+    assert plan.decision is not None
+    assert plan.decision.outcome is Outcome.DOWN_OURSELVES
+    assert plan.decision.reason == "who reaches whom has kept changing for 9.0 s"
+    assert flap(replace(SETTINGS, down_all_when_unstable=False), *pictures) == Plan()
+
+
+def test_patience_grows_with_stable_after() -> None:
+    resolver = Resolver(A, replace(SETTINGS, stable_after=20.0))
+    for i, nodes in enumerate([(E,), (D, E), (E,), (D,)]):
+        resolver.consider(cut(FIVE, Flag.UNREACHABLE, *nodes), True, 10.0 + 9 * i)
+    assert resolver.deadline() == 10.0 + 35.0
+
+
+def test_members_that_fall_away_one_after_the_other_are_no_flapping() -> None:
+    assert flap(SETTINGS, (E,), (D, E), (C, D, E), (B, C, D, E), (B, C, D, E)) == Plan()
+
+
+def test_what_changes_twice_is_no_flapping() -> None:
+    resolver = Resolver(A, SETTINGS)
+    for nodes, now in [((E,), 10.0), ((D, E), 14.5), ((E,), 19.0)]:
+        resolver.consider(cut(FIVE, Flag.UNREACHABLE, *nodes), True, now)
+    settled = resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), True, 19.0 + STABLE)
+    assert outcome(settled) is Outcome.DOWN_OTHERS
+
+
+def test_a_picture_that_has_lasted_begins_the_count_anew() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), False, 10.0)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, D, E), False, 12.0)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), False, 14.0)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, D), False, 14.0 + STABLE)
+    assert resolver.consider(cut(FIVE, Flag.UNREACHABLE, D), False, 15.0 + STABLE) == Plan()
+
+
+def test_what_heals_between_is_forgotten() -> None:
+    resolver = Resolver(A, SETTINGS)
+    for i in range(8):
+        now = 10.0 + 2 * i
+        assert resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), True, now) == Plan()
+        assert resolver.consider(FIVE, True, now + 1.0) == Plan()

@@ -1,0 +1,307 @@
+"""Every strategy: the decision tables, and the proof by trial that two sides never both stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import permutations, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_membership_downing import split
+from test_membership_gossip import A, B, C, D, E, state
+
+from shardbus.ids import NodeId
+from shardbus.membership.downing import Decision, Outcome, Split, survey, told
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Member, Status
+from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.strategies import (
+    down_all,
+    keep_majority,
+    keep_oldest,
+    lease_majority,
+    static_quorum,
+    strategy_of,
+)
+from shardbus.settings import STRATEGIES, DowningSettings
+
+J, W, U, L, X, DOWN, REMOVED = Status
+NOTHING, OTHERS, OURSELVES, LEASE = Outcome
+Rule = Callable[[Split], Decision]
+
+RULES: dict[str, Rule] = {
+    "keep-majority": keep_majority,
+    "static-quorum": lambda s: static_quorum(s, 2),
+    "keep-oldest": lambda s: keep_oldest(s, False),
+    "keep-oldest, not alone": lambda s: keep_oldest(s, True),
+    "down-all": down_all,
+    "lease-majority": lambda s: lease_majority(s, 2.0),
+}
+FIVE = state(a=U, b=U, c=U, d=U, e=U)
+
+
+# -- tables: `me` is A, and A is the oldest, unless said ---------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("copy", "cut", "size", "outcome"),
+    [
+        (FIVE, (), 3, NOTHING),
+        (FIVE, (D, E), 3, OTHERS),
+        (FIVE, (C, D, E), 3, OURSELVES),
+        (FIVE, (E,), 4, OTHERS),
+        (FIVE, (D, E), 4, OURSELVES),
+        (state(a=U, b=U), (B,), 2, OURSELVES),
+        (state(a=U, b=U), (B,), 1, OURSELVES),
+        (state(a=U), (), 1, NOTHING),
+        (FIVE, (D, E), 2, OURSELVES),
+        (state(a=U, b=U, c=U, d=J), (C,), 2, OURSELVES),
+        (state(a=U, b=U, c=J), (C,), 2, OTHERS),
+        (state(a=U, b=J, c=U), (C,), 2, OURSELVES),
+        (state(a=U, b=W, c=U), (C,), 2, OURSELVES),
+        (state(a=U, b=L, c=U), (C,), 2, OURSELVES),
+        (state(a=U, b=U, c=L), (C,), 2, OTHERS),
+        (state(a=U, b=U, c=U, d=X), (C,), 2, OTHERS),
+        (state(a=U, b=U, c=U, d=DOWN), (C, D), 2, OTHERS),
+    ],
+)
+def test_static_quorum(copy: Gossip, cut: tuple[NodeId, ...], size: int, outcome: Outcome) -> None:
+    found = split(copy, *cut)
+    decision = static_quorum(found, size)
+    assert decision.outcome is outcome
+    assert decision.down == {NOTHING: (), OTHERS: found.cut, OURSELVES: found.side}[outcome]
+
+
+def test_a_cluster_too_large_for_its_quorum_says_so() -> None:
+    reason = static_quorum(split(FIVE, E), 2).reason
+    assert reason.endswith("too large for its quorum: 5 members, and 2 is a quorum of at most 3")
+
+
+@pytest.mark.parametrize(
+    ("copy", "cut", "me", "alone_goes", "outcome"),
+    [
+        (FIVE, (D, E), A, True, OTHERS),
+        (FIVE, (C, D, E), A, True, OTHERS),
+        (FIVE, (B, C, D, E), A, True, OURSELVES),
+        (FIVE, (B, C, D, E), A, False, OTHERS),
+        (FIVE, (A,), B, True, OTHERS),
+        (FIVE, (A,), B, False, OURSELVES),
+        (FIVE, (A, E), B, True, OURSELVES),
+        (FIVE, (A, B), C, True, OURSELVES),
+        (state(a=U, b=U), (B,), A, True, OURSELVES),
+        (state(a=U, b=U), (A,), B, True, OTHERS),
+        (state(a=U, b=U), (B,), A, False, OTHERS),
+        (state(a=U, b=U), (A,), B, False, OURSELVES),
+        (state(a=U, b=J), (B,), A, True, OURSELVES),
+        (state(a=U, b=J), (A,), B, True, OURSELVES),
+        (state(a=U, b=J, c=U), (C,), A, True, OURSELVES),
+        (state(a=U, b=J, c=U), (A, B), C, True, OURSELVES),
+        (state(a=J, b=J), (B,), A, True, OURSELVES),
+        (state(a=L, b=U, c=U), (C,), A, True, OURSELVES),
+        (state(a=L, b=U, c=U, d=U), (D,), A, True, OTHERS),
+        (state(a=L, b=U, c=U, d=U), (A,), B, True, OURSELVES),
+        (state(a=L, b=U, c=U, d=U), (A, B), C, True, OURSELVES),
+        (state(a=X, b=U, c=U, d=U), (D,), B, True, OTHERS),
+        (state(a=DOWN, b=U, c=U, d=U), (A, D), B, True, OTHERS),
+    ],
+)
+def test_keep_oldest(
+    copy: Gossip, cut: tuple[NodeId, ...], me: NodeId, alone_goes: bool, outcome: Outcome
+) -> None:
+    found = split(copy, *cut, me=me)
+    decision = keep_oldest(found, alone_goes)
+    assert decision.outcome is outcome
+    assert decision.down == (found.cut if outcome is OTHERS else found.side)
+
+
+def test_the_oldest_is_by_age_not_by_address() -> None:
+    members = {n: replace(m, up_number=9 - i) for i, (n, m) in enumerate(FIVE.members.items())}
+    copy = replace(FIVE, members=members)
+    assert split(copy, A).elders == (E,)
+    assert keep_oldest(split(copy, D, E), False).outcome is OURSELVES
+
+
+@pytest.mark.parametrize("cut", [(), (B,), (B, C, D, E)])
+def test_down_all(cut: tuple[NodeId, ...]) -> None:
+    decision = down_all(split(FIVE, *cut))
+    assert decision.outcome is (OURSELVES if cut else NOTHING)
+
+
+@pytest.mark.parametrize(
+    ("copy", "cut", "outcome", "delay"),
+    [
+        (FIVE, (D, E), LEASE, 0.0),
+        (FIVE, (C, D, E), LEASE, 2.0),
+        (state(a=U, b=U), (B,), LEASE, 0.0),
+        (state(a=U, b=J, c=U, d=J), (C, D), LEASE, 2.0),
+        (state(a=U, b=X, c=X), (C,), NOTHING, 0.0),
+        (state(a=L, b=U), (B,), OURSELVES, 0.0),
+        (state(a=J, b=U), (B,), OURSELVES, 0.0),
+    ],
+)
+def test_lease_majority(
+    copy: Gossip, cut: tuple[NodeId, ...], outcome: Outcome, delay: float
+) -> None:
+    decision = lease_majority(split(copy, *cut), 2.0)
+    assert (decision.outcome, decision.delay) == (outcome, delay)
+    assert bool(decision.lease) is (outcome is LEASE)
+    if outcome is LEASE:
+        assert decision.down == cut
+
+
+def with_roles(copy: Gossip, *nodes: NodeId) -> Gossip:
+    roles = {n: replace(copy.members[n], roles=("db",)) for n in nodes}
+    return replace(copy, members={**copy.members, **roles})
+
+
+@pytest.mark.parametrize(
+    ("rule", "everybody", "role"),
+    [
+        ("keep-majority", OTHERS, OURSELVES),
+        ("static-quorum", OURSELVES, OURSELVES),
+        ("keep-oldest", OTHERS, OURSELVES),
+        ("keep-oldest, not alone", OTHERS, OURSELVES),
+        ("down-all", OURSELVES, OURSELVES),
+        ("lease-majority", LEASE, OURSELVES),
+    ],
+)
+def test_only_members_with_the_role_count(rule: str, everybody: Outcome, role: Outcome) -> None:
+    copy = with_roles(FIVE, D, E)
+    rows = Reachability({A: Row(1, {D: Flag.UNREACHABLE, E: Flag.UNREACHABLE})})
+    copy = replace(copy, reachability=rows, seen=frozenset({A, B, C}))
+    assert RULES[rule](survey(copy, A)).outcome is everybody
+    assert RULES[rule](survey(copy, A, "db")).outcome is role
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_no_strategy_has_a_say_in(rule: str) -> None:
+    assert RULES[rule](split(FIVE)).outcome is NOTHING
+    indirectly = RULES[rule](split(FIVE, C, seen=(C,)))
+    assert (indirectly.outcome, indirectly.down) == (OTHERS, (C,))
+    flags = dict.fromkeys((A, C, D, E), Flag.UNREACHABLE)
+    cables = replace(
+        FIVE, reachability=Reachability({B: Row(1, flags)}), seen=frozenset((*FIVE.members,))
+    )
+    assert {RULES[rule](survey(cables, me)).down for me in FIVE.members} == {(B,)}
+
+
+@pytest.mark.parametrize("rule", ["keep-majority", "keep-oldest", "lease-majority"])
+def test_bad_links_go_with_those_cut_off(rule: str) -> None:
+    rows = Reachability({A: Row(1, {E: Flag.UNREACHABLE}), B: Row(1, {C: Flag.UNREACHABLE})})
+    copy = replace(FIVE, reachability=rows, seen=frozenset({A, B, C, D}))
+    assert RULES[rule](survey(copy, A)).down == (C, E)
+
+
+@pytest.mark.parametrize(
+    ("rule", "outcome"),
+    [
+        ("keep-majority", OURSELVES),
+        ("static-quorum", OURSELVES),
+        ("keep-oldest", OTHERS),
+        ("down-all", OURSELVES),
+        ("lease-majority", LEASE),
+    ],
+)
+def test_three_parts(rule: str, outcome: Outcome) -> None:
+    """{A, B} | {C, D} | {E}, as A sees it; the others never stay beside it."""
+    assert RULES[rule](split(FIVE, C, D, E)).outcome is outcome
+    assert OTHERS not in {
+        RULES[rule](split(FIVE, A, B, E, me=C)).outcome,
+        RULES[rule](split(FIVE, A, B, C, D, me=E)).outcome,
+    }
+
+
+def test_every_choice_has_its_rule() -> None:
+    given = DowningSettings(static_quorum_size=2, down_if_alone=False)
+    for name in STRATEGIES:
+        rule = strategy_of(replace(given, strategy=name))
+        if name == "none":
+            assert rule is None
+        else:
+            assert rule is not None
+            assert rule(split(FIVE, E)) == RULES[name](split(FIVE, E))
+            assert rule(split(FIVE, E)).rule == name
+
+
+def test_a_decision_is_told_with_what_it_went_by() -> None:
+    copy = state(a=U, b=U, c=U)
+    assert told(keep_majority(split(copy, C))) == (
+        f"keep-majority: majority: 2 votes here, at most 1 there "
+        f"(this side: {A}, {B}; cut off: {C}; oldest: {A}): down others: {C}"
+    )
+
+
+# -- laws --------------------------------------------------------------------------------------
+
+AHEAD = (
+    (J, J), (W, J), (J, W), (U, J), (U, W), (W, W),
+    (U, U), (U, L), (L, U), (L, L), (X, L), (X, X), (REMOVED, X),
+)  # fmt: skip
+"""What two sides may say of one member. The first side's leader has acted once more: only it may
+have made somebody Up, Exiting or removed. Anybody may have begun to leave, on either side, and
+weakly-up needs no convergence."""
+
+
+def view(
+    nodes: Iterable[NodeId], statuses: Iterable[Status], base: Iterable[Status], ages: Iterable[int]
+) -> Gossip:
+    """A copy in which ages are as given; who has become Up only here is younger than all."""
+    members = {}
+    for node, status, before, age in zip(nodes, statuses, base, ages, strict=True):
+        fresh = status is U and before in (J, W)
+        number = 0 if status in (J, W) else 100 + age if fresh else age
+        if status is not REMOVED:
+            members[node] = Member(node, 2, status=status, up_number=number)
+    return Gossip(members)
+
+
+def stays(decision: Decision, found: Split, copy: Gossip) -> bool:
+    """The side may go on: it wins, or it sees no split and has somebody who is not leaving."""
+    return decision.outcome in (OTHERS, LEASE) or (
+        decision.outcome is NOTHING and any(copy.members[n].status is U for n in found.side)
+    )
+
+
+def check(sides: list[list[NodeId]], copies: list[Gossip]) -> None:
+    """No rule lets two of these sides stay, however the store answers."""
+    found: list[tuple[Split, Gossip]] = []
+    for side, copy in zip(sides, copies, strict=True):
+        present = [n for n in side if n in copy.members]
+        if present:
+            cut = [n for n in copy.members if n not in side]
+            found.append((split(copy, *cut, me=present[0]), copy))
+    for name, rule in RULES.items():
+        decisions = [(rule(s), s, c) for s, c in found]
+        winners = [d for d, s, c in decisions if stays(d, s, c)]
+        names = {d.lease for d in winners}
+        one = len(winners) < 2 or (len(names) == 1 and "" not in names)
+        assert one, (name, [told(d) for d, _, _ in decisions])
+
+
+@pytest.mark.parametrize("alone", range(3))
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -> None:
+    nodes = (A, B, C)
+    sides = [[nodes[alone]], [n for n in nodes if n != nodes[alone]]]
+    if swapped:
+        sides.reverse()
+    for ages in permutations((1, 2, 3)):
+        for pairs in product(AHEAD, repeat=3):
+            first, second = zip(*pairs, strict=True)
+            check(sides, [view(nodes, first, second, ages), view(nodes, second, second, ages)])
+
+
+@given(st.data())
+@settings(max_examples=400, deadline=None)
+def test_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 7))
+    nodes = [NodeId(f"n{i}", 1, 1) for i in range(count)]
+    pairs = data.draw(st.lists(st.sampled_from(AHEAD), min_size=count, max_size=count))
+    ages = data.draw(st.permutations(range(1, count + 1)))
+    where = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    sides = [[n for n, at in zip(nodes, where, strict=True) if at == part] for part in range(3)]
+    first, second = [a for a, _ in pairs], [b for _, b in pairs]
+    ahead, behind = view(nodes, first, second, ages), view(nodes, second, second, ages)
+    check(sides, [ahead, behind, behind])
