@@ -24,9 +24,11 @@ class Called(Protocol[P, R_co]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R_co]:
         """Ask; the answer is what the handler returns."""
+        ...
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]:
         """Send without an answer."""
+        ...
 
     def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
         """Send without an answer, or raise BufferFull instead of waiting."""

@@ -318,8 +318,11 @@ class AsyncClient:
             self._contact = None
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
-            self._kinds.node_gone(session.tag)
-            self._leaving.discard(session.tag)
+            if session.gone:
+                self._kinds.node_gone(session.tag)
+                self._leaving.discard(session.tag)
+            else:
+                self._kinds.reconnect(session)
         self._kinds.resend(unsent)
         if self._contact is None:
             self._seek()

@@ -190,6 +190,11 @@ class Kinds:
         for kind in self._kinds.values():
             kind.router.handle(events.NodeGone(node))
 
+    def reconnect(self, lost: Session) -> None:
+        """The session to a node ended, and the node may still live."""
+        for kind in self._kinds.values():
+            kind.router.reconnect(lost)
+
     def resend(self, unsent: list[Unsent]) -> None:
         """Messages that a lost session never sent."""
         by_kind: dict[str, list[Unsent]] = {}

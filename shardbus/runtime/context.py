@@ -50,6 +50,7 @@ class Context:
         "extras",
         "failed_at",
         "failures",
+        "gone",
         "mailbox",
         "stopping",
         "used",
@@ -60,6 +61,8 @@ class Context:
         self.entity_id = entity_id
         self.entity: Any = None
         self.busy = False
+        self.gone = False
+        """It takes nothing any more: it has ended, or wanted to as it started."""
         self.mailbox: deque[Message] | None = None
         self.stopping: StopReason | None = None
         self.used = 0

@@ -143,6 +143,12 @@ class Execution:
 
     def queue(self, cell: Context, message: Message) -> None:
         """Put it into the mailbox, if that has room."""
+        if cell.gone:
+            self.counts.drop("stopped")
+            if message.session is not None:
+                text = f"{self.kind.name} {cell.entity_id!r} stopped as it started"
+                message.session.fail(message.corr, Unhandled(text))
+            return
         mailbox = cell.mailbox
         if mailbox is None:
             mailbox = cell.mailbox = deque()

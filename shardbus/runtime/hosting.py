@@ -184,7 +184,8 @@ class Host:
         if cell.extras is not None:
             cell.extras.cancel_timers()
             waiting = cell.extras.stash + waiting
-        if waiting and not hosted.stopping:
+        refuses, cell.gone = hosted.stopping or cell.gone, True
+        if waiting and not refuses:
             self.activate(hosted, cell.entity_id, "restart", deque(waiting))
         elif waiting:
             self.counts.drop("stopped", len(waiting))

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from shardbus.errors import StoreError
 from shardbus.runtime.context import Context
-from shardbus.runtime.entity_type import EntityType
+from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.settings import ShardingSettings
 
 log = logging.getLogger("shardbus.entity")
@@ -70,6 +70,7 @@ class Starter:
                     await self._load(cell)
                 if self._kind.starts:
                     await cell.entity.on_start()
+                    cell.gone = cell.stopping in (StopReason.STOPPED, StopReason.PASSIVATION)
                 return
             except Exception as e:  # StaleFence too: the region will learn that the shard has moved
                 self.failed(cell, "failed to start", e)

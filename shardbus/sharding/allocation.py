@@ -56,11 +56,13 @@ class AllocationStrategy(Protocol):
     ) -> dict[str, NodeId]:
         """A home for each of `shards`. `loads` is the load per shard where it is known.
         `candidates` is not empty."""
+        ...
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
         """The moves that improve the table, most useful first."""
+        ...
 
 
 def assignment(

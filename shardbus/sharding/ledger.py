@@ -236,8 +236,9 @@ class Ledger:
         for shard in shards:
             wish = self.wanted[shard]
             allowed = [node for node in candidates if node not in wish.avoid] or candidates
-            if wish.target in fit and wish.target in allowed:
-                chosen[shard] = wish.target
+            target = wish.target
+            if target is not None and target in fit and target in allowed:
+                chosen[shard] = target
             elif len(allowed) < len(candidates):
                 chosen.update(strategy.allocate(table, {}, [shard], allowed))
             else:

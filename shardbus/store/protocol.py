@@ -87,6 +87,7 @@ class StateStore(Protocol):
             StaleEpoch: the stored epoch is not lower.
             ConfigError: the stored layout is another and the table is not empty; both are named.
         """
+        ...
 
     async def write_homes(
         self,
@@ -107,6 +108,7 @@ class StateStore(Protocol):
         The epoch stays: fences are drawn above it, and entities' stored fences must not be ahead of
         those of the next cluster.
         """
+        ...
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         """The entity's state, None if there is none; raises the stored fence to `fence` in the same
@@ -120,6 +122,7 @@ class StateStore(Protocol):
         """Write many entities' states in one round trip. Each is atomic by itself; the answer is in
         their order: None where it was written (or had been, under this operation id), StaleFence
         where it was refused."""
+        ...
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
@@ -142,6 +145,7 @@ class StateStore(Protocol):
         """Up to `limit` (give or take) remembered entities after `cursor`, and the next cursor,
         None at the end. An entity that is there throughout is in at least one page; pages may
         repeat one."""
+        ...
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         """The lease for `ttl` seconds if it is free, run out, or already `owner`'s; None while
@@ -149,6 +153,7 @@ class StateStore(Protocol):
 
     async def renew_lease(self, lease: Lease, ttl: float) -> bool:
         """Hold it for `ttl` seconds from now. False: it is lost."""
+        ...
 
     async def release_lease(self, lease: Lease) -> None:
         """Give it back if it is still held under this counter."""

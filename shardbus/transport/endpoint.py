@@ -153,8 +153,9 @@ class Endpoint:
         if link is not None and link.node == node:
             link.watch()
 
-    def lose(self, link: Link, error: RequestError) -> None:
-        """A link has ended."""
+    def lose(self, link: Link, error: RequestError, *, gone: bool = True) -> None:
+        """A link has ended; `gone`: and so has, for certain, the process at its other end."""
+        link.session.gone = gone
         if self._links.get(link.address) is link:
             del self._links[link.address]
         link.close()
@@ -271,10 +272,12 @@ class Endpoint:
             self._on_hello(identity, header.sender, header.receiver, header.ack, body)
             return
         inbound = self._by_identity.get(identity)
-        if inbound is None or header.receiver != self.uid or header.cluster != self.tag:
+        if header.receiver != self.uid or header.cluster != self.tag or inbound is None:
             self.count_drop("no_session")
-            if header.kind != Kind.BYE:
-                self._refuse(identity, header.sender, "no such session here", stale=True)
+            if header.receiver != self.uid:
+                self._refuse(identity, header.sender, "another incarnation lives here", stale=True)
+            elif inbound is None and header.kind != Kind.BYE:
+                self._transmit(identity, header.sender, Kind.UNKNOWN, 0, 0, b"")
             return
         inbound.heard = self.clock.tick
         session = inbound.session
@@ -305,6 +308,7 @@ class Endpoint:
         if inbound is not None and inbound.hello.session < hello.session:
             self._forget(inbound, NodeLost(f"{hello.name} began a new session"))
             inbound = None
+        fresh = inbound is None
         if inbound is None:
             inbound = self._accept(identity, uid, hello)
         self._by_identity.pop(inbound.identity, None)
@@ -318,7 +322,7 @@ class Endpoint:
             Kind.WELCOME,
             0,
             inbound.session.received,
-            encode_body(Welcome(self.node)),
+            encode_body(Welcome(self.node, fresh)),
         )
         inbound.session.opened(ack)
 

@@ -63,6 +63,7 @@ class Link:
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._welcomed = False
+        self._opened = False
         self._greeted_at = 0.0
         self._heard_at = 0.0
         self._closed = False
@@ -70,10 +71,7 @@ class Link:
     def start(self) -> None:
         """Connect and say HELLO."""
         endpoint = self._endpoint
-        routing_id = f"{endpoint.name}/{self.serial}".encode()
-        self._socket = connect_dealer(
-            endpoint.context, self.address.host, self.address.port, routing_id
-        )
+        self._socket = connect_dealer(endpoint.context, self.address.host, self.address.port)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._reader = Reader(endpoint.loop, self._socket, self._on_parts)
         self._events = Reader(endpoint.loop, self._monitor, self._on_event)
@@ -117,9 +115,8 @@ class Link:
         if not self._welcomed and now - self._greeted_at >= HELLO_EVERY_S:
             self._greet()
         if self._probe and not self._welcomed and now - self._heard_at > SILENCE_S:
-            self._endpoint.lose(
-                self, NodeLost(f"no word from {self.session.name} for {SILENCE_S:.0f} s")
-            )
+            error = NodeLost(f"no word from {self.session.name} for {SILENCE_S:.0f} s")
+            self._endpoint.lose(self, error, gone=False)
 
     def _greet(self) -> None:
         endpoint = self._endpoint
@@ -152,6 +149,9 @@ class Link:
                     if not refusal.stale:
                         self._endpoint.refused(refusal.reason)
                     self._endpoint.lose(self, NodeLost(f"{self.session.name}: {refusal.reason}"))
+            case Kind.UNKNOWN if self._welcomed:
+                self._break()
+                self._greet()
             case Kind.BYE:
                 self._endpoint.lose(self, NodeLost(f"{self.session.name} has left"))
             case Kind.LEAVING:
@@ -162,26 +162,37 @@ class Link:
                 self._endpoint.count_drop("unexpected")
 
     def _on_welcome(self, ack: int, body: bytes) -> None:
-        node = decode_welcome(body).node
+        welcome = decode_welcome(body)
+        node = welcome.node
         if self.node is not None and self.node != node:
             self._endpoint.lose(
                 self, NodeLost(f"{self.session.name} is gone, {node} answers there")
             )
             return
-        again, self._welcomed, self.node = self._welcomed, True, node
-        self.session.tag = node
-        if not again:
-            self.session.opened(ack)
-            self._endpoint.opened(self)
+        if self._welcomed:
+            return
+        if welcome.fresh and self._opened:
+            error = NodeLost(f"{self.session.name} has forgotten this session")
+            self._endpoint.lose(self, error, gone=False)
+            return
+        self._welcomed = self._opened = True
+        self.node = self.session.tag = node
+        self.session.opened(ack)
+        self._endpoint.opened(self)
 
     def _on_event(self, parts: list[bytes]) -> None:
         event = parse_monitor_message(parts)["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._greet()
         elif event & _BROKEN:
-            self._welcomed = False
+            self._break()
             if self._probe:
                 self._look_soon()
+
+    def _break(self) -> None:
+        """Send nothing but HELLO until welcomed again."""
+        self._welcomed = False
+        self.session.suspend()
 
     def _look_soon(self) -> None:
         if self._probing is None:

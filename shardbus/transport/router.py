@@ -104,6 +104,7 @@ class Envelope:
             return
         timeout_ms = max(self.deadline - clock.tick, 1) * Clock.TICK_MS if waiter is not None else 0
         if self.key is None:
+            assert waiter is not None
             out.flush_shard(self.entity_id, self.shard, self.hops, timeout_ms, waiter)
         elif self.hops or (waiter is not None and self.decode is None):
             out.relay(

@@ -69,6 +69,7 @@ class Session(Outbox):
         "_room",
         "_transmit",
         "_window",
+        "gone",
         "lost",
         "lost_batches",
         "name",
@@ -89,6 +90,8 @@ class Session(Outbox):
         """For the owner: who this is to it."""
         self.lost: RequestError | None = None
         self.lost_batches = 0
+        self.gone = True
+        """For a lost session: the other process has ended, or left. If not, it may still live."""
         self._receiver, self._transmit = receiver, transmit
         self._window = Window(transmit)
         self._ack_armed = False
@@ -181,6 +184,10 @@ class Session(Outbox):
         _wake(self._opening)
         self._on_ack(ack)
         self._window.resend()
+
+    def suspend(self) -> None:
+        """The connection broke: keep everything until it is `opened` again."""
+        self._window.open = False
 
     def on_data(self, seq: int, ack: int, body: bytes) -> None:
         """A DATA frame arrived.

@@ -5,8 +5,8 @@ libzmq's defaults lose messages silently (a ROUTER drops what it cannot route), 
 compares them with the sockets' own answers.
 
 Two options are never used: ROUTER_HANDOVER lets whoever names a routing id take its traffic, and a
-routing id that is chosen for a connection aborts the process when it is taken. Routing ids are
-unique per incarnation instead.
+routing id that is chosen for a connection aborts the process when it is taken. A ROUTER draws the
+id of each connection itself, and who is who is said by HELLO.
 
 Source: RELIABILITY section 2.
 """
@@ -90,12 +90,13 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
 
 
 def connect_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, routing_id: bytes
+    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int
 ) -> zmq.Socket[bytes]:
-    """A DEALER to one peer; it has one endpoint for life."""
+    """A DEALER to one peer; it has one endpoint for life, and a routing id for each connection that
+    the peer's ROUTER draws: one of its own choice would be ignored for as long as the ROUTER has
+    not noticed that the last connection is dead."""
     socket = context.socket(zmq.DEALER)
     set_options(socket, DEALER)
-    socket.setsockopt(zmq.ROUTING_ID, routing_id)
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)
     socket.connect(f"tcp://{_literal(host)}:{port}")

@@ -67,6 +67,7 @@ class Kind(IntEnum):
     BYE = 7
     MEMBERSHIP = 8
     LEAVING = 9
+    UNKNOWN = 10
 
 
 class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):
@@ -170,9 +171,10 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
-    """The link is open; who answered."""
+    """The link is open; who answered, and whether the session is `fresh` there: it begins now."""
 
     node: NodeId
+    fresh: bool
 
 
 class Membership(msgspec.Struct, array_like=True, frozen=True):

@@ -414,3 +414,21 @@ async def test_a_timer_of_a_former_incarnation_reaches_nobody() -> None:
     b.host.tell_self(old, "late")
     assert b.dropped == {}
     assert log.rows == [1, 2, ("e", StopReason.PASSIVATION), 3]
+
+
+async def test_one_that_stops_as_it_starts_refuses_what_woke_it() -> None:
+    class Unwilling(Entity):
+        async def on_start(self) -> None:
+            self.context.stop()
+
+        @handler
+        def hit(self) -> int:
+            raise AssertionError("it has stopped")
+
+    bus = ShardBus("test")
+    bus.entity(name="unwilling")(Unwilling)
+    b = Bench(bus)
+    for _ in range(2):
+        with pytest.raises(Unhandled):
+            await b.ask("e", "hit")
+    assert b.cell("e") is None

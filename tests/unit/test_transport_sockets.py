@@ -48,9 +48,9 @@ def test_a_router_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[
 
 
 def test_a_dealer_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    dealer = connect_dealer(context, "127.0.0.1", free_port(), b"n1/1")
+    dealer = connect_dealer(context, "127.0.0.1", free_port())
     assert settings(dealer, DEALER) == readable(DEALER)
-    assert dealer.getsockopt(zmq.ROUTING_ID) == b"n1/1"
+    assert dealer.getsockopt(zmq.ROUTING_ID) == b""  # the ROUTER draws one for each connection
 
 
 @pytest.mark.parametrize("options", [ROUTER, DEALER])
@@ -69,7 +69,7 @@ def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -
 
 
 def test_an_address_of_version_6(context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    dealer = connect_dealer(context, "::1", free_port(), b"n1/1")
+    dealer = connect_dealer(context, "::1", free_port())
     assert dealer.getsockopt(zmq.IPV6) == 1
 
 
@@ -236,7 +236,7 @@ async def test_noise_is_counted_and_disturbs_nobody(
         "data": header(node, Kind.DATA),
         "membership": header(node, Kind.MEMBERSHIP),
     }
-    stranger = connect_dealer(client.context, "127.0.0.1", address(node).port, b"stranger")
+    stranger = connect_dealer(client.context, "127.0.0.1", address(node).port)
     stranger.send_multipart([heads[part] if isinstance(part, str) else part for part in parts])
     await until(lambda: node.dropped_frames, "the count")
     assert node.dropped_frames == {reason: 1}

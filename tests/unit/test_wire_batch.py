@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_refused(body: bytes) -> None:
 BODIES: list[tuple[Callable[[bytes], Any], Any]] = [
     (decode_hello, Hello("shop", f"{NODE}/3", NODE, 3)),
     (decode_hello, Hello("shop", "client#1", None, 1)),
-    (decode_welcome, Welcome(NODE)),
+    (decode_welcome, Welcome(NODE, True)),
     (decode_refused, RefusedBody("another cluster", False)),
     (decode_membership, Membership(NODE, b"\x00\xff")),
 ]
