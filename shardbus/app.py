@@ -1,7 +1,7 @@
 """`ShardBus`: the application object. It collects entity classes; a node runs them, a client calls
 them.
 
-Source: API section 1; S2.7, S2.8, S2.57; ECOSYSTEM section 2.
+Source: docs/how-to.md; S2.7, S2.8, S2.57.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What users write: `Entity` and `handler`.
 
-Source: API section 1; S2.9, S4.15-S4.25; ECOSYSTEM section 2.
+Source: docs/how-to.md; S2.9, S4.15-S4.25.
 """
 
 from __future__ import annotations

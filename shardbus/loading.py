@@ -10,7 +10,7 @@ replaces, too.
     environment       SHARDBUS_CLUSTER__FAILURE_DETECTOR__THRESHOLD=12
     command line      --set cluster.failure_detector.threshold=12
 
-Source: API section 4; ECOSYSTEM goal 4.
+Source: docs/reference/settings.md.
 """
 
 from __future__ import annotations

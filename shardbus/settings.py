@@ -9,7 +9,7 @@ range and meaning, and a value is good by itself (`options.parse`) and together 
 Not here: what a kind of value may look like (`options`); files, environment and command line
 (`loading`); what a setting does.
 
-Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32; FEATURES section 6 where seeds disagree.
+Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     1 failed            4 cluster or store unreachable     7 drain deadline passed
     2 usage             5 unhealthy or check failed
 
-Source: API section 3.
+Source: docs/reference/cli.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ node dies or leaves, the client learns it from its own connections and takes ano
 had not been sent goes another way; what had, and was not answered, fails as NodeLost, because its
 handler may have run.
 
-Source: API section 2; B.130, S2.37, S3.58-S3.64 (flush before switching homes), T.G12.
+Source: docs/how-to.md; B.130, S2.37, S3.58-S3.64 (flush before switching homes), T.G12.
 """
 
 from __future__ import annotations

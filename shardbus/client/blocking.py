@@ -1,7 +1,7 @@
 """`Client`: the asynchronous client for programs without an event loop. It runs one in a thread of
 its own.
 
-Source: API section 2; ECOSYSTEM section 2 (sync and async).
+Source: docs/how-to.md.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A type known by its class brings its own shard function; one known by name is described by the
 contact. A type whose function is its own can only be used by its class.
 
-Source: API section 2; S2.37; B.57.
+Source: docs/how-to.md; S2.37; B.57.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ dicts and lists in the shapes of the public JSON, so that the command line print
     liveness    this process works: never asks the store or another node
     readiness   this node should get work: it is up and the coordinators are known
 
-Source: API section 5; B.142, B.143; ECOSYSTEM section 3, probes.
+Source: docs/reference/http.md; B.142, B.143.
 """
 
 from __future__ import annotations

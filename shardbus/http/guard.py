@@ -8,7 +8,7 @@ web pages that the operator happens to visit:
 - **Writes** need `http.write` and the bearer token, compared in constant time. A page cannot send
   an Authorization header across origins without asking first, and nothing here says yes.
 
-Source: API section 5; ECOSYSTEM section 6.
+Source: docs/reference/http.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ terminated and Down on the spot, and the new one is welcome without anybody's he
 incarnation is refused for ever; so is one that disagrees about the cluster's name, the protocol or
 a setting.
 
-Source: S1.6-S1.8, S1.58, B.3; DESIGN section 4; T.U10, T.U12.
+Source: S1.6-S1.8, S1.58, B.3; docs/architecture.md; T.U10, T.U12.
 """
 
 from __future__ import annotations

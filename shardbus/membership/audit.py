@@ -2,7 +2,7 @@
 
 Machines are audited after every step in tests and simulations; nothing here runs in production.
 
-Source: S1.8, S1.64; RELIABILITY section 5, I8.
+Source: S1.8, S1.64; I8.
 """
 
 from __future__ import annotations

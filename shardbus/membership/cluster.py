@@ -18,7 +18,7 @@ convergence without waiting for rounds.
 A node that finds itself Down or removed, or Exiting with everybody knowing it, says so to a few
 others, emits Stopped, and is silent for ever.
 
-Source: S1.1-S1.64, B.14, B.15; DESIGN section 5.
+Source: S1.1-S1.64, B.14, B.15; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ death it **sweeps**: it probes everybody else too. A wall shows in the answers, 
 then sees the whole split at once instead of one member after the other. Members that did not answer
 clearly are doubtful: they count as cut off.
 
-Source: DESIGN section 5; B.42, N.2.
+Source: docs/architecture.md; B.42, N.2.
 """
 
 from __future__ import annotations

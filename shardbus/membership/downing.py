@@ -27,7 +27,7 @@ always share one: the older of both sides' first Up members is at least Leaving 
 
 Not here: who wins (`strategies`), when it is decided (`resolver`).
 
-Source: S1.50, B.31, B.35, B.40, C.26; DESIGN section 5; T.U17.
+Source: S1.50, B.31, B.35, B.40, C.26; docs/architecture.md; T.U17.
 """
 
 from __future__ import annotations

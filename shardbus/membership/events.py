@@ -1,6 +1,6 @@
 """What goes into the `Cluster` machine, and what comes out of it.
 
-Source: DESIGN sections 2, 3 and 5.
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations

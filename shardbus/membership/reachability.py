@@ -12,7 +12,7 @@ Reachable subjects are not stored: a row without a subject says «reachable».
 
 Rows of observers that are down or removed carry no weight; callers leave them out by `ignore`.
 
-Source: S1.20, S1.24, B.10; DESIGN section 5 for terminated; T.U5.
+Source: S1.20, S1.24, B.10; docs/architecture.md; T.U5.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ last side of this split asks for it: its ttl is longer by the waits that a side 
 
 Not here: what is decided (`downing`, `strategies`), probes (`confirm`).
 
-Source: S1.31, B.31-B.34, B.39; DESIGN section 5; T.U17.
+Source: S1.31, B.31-B.34, B.39; docs/architecture.md; T.U17.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a node says for itself over HTTP: `http.api.NodeApi`, answered from the node's own picture
 and by questions to the nodes that know.
 
-Source: API section 5; S2.82, S2.83; B.61, B.142, B.143.
+Source: docs/reference/http.md; S2.82, S2.83; B.61, B.142, B.143.
 """
 
 from __future__ import annotations

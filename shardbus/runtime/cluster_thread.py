@@ -16,7 +16,7 @@ that a process that was stopped as a whole does not accuse its application.
 
 An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
 
-Source: DESIGN section 3; RELIABILITY section 2; B.8, C.27.
+Source: docs/architecture.md; B.8, C.27.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`self.context`: what the runtime keeps for one running entity, and what the entity may ask of it.
 
-Source: API section 1; B.49, S2.38-S2.42, S4.17.
+Source: docs/how-to.md; B.49, S2.38-S2.42, S4.17.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ One per entity type, on the oldest node with the type's role. When another node 
 this one just stops: whoever takes over claims a higher epoch, and the store and the regions refuse
 the lower one.
 
-Source: S0.18, S0.32, S0.33, S2.61; B.97; C.35; DESIGN section 6.
+Source: S0.18, S0.32, S0.33, S2.61; B.97; C.35; docs/architecture.md.
 """
 
 from __future__ import annotations

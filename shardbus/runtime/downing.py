@@ -1,7 +1,7 @@
 """What a node keeps and says of downing: the last decisions, the settings that every node must
 share, and the refusal of a timeout where entities are sharded.
 
-Source: S1.59, S2.6, B.3, B.31; ECOSYSTEM section 3 (logs).
+Source: S1.59, S2.6, B.3, B.31.
 """
 
 from __future__ import annotations

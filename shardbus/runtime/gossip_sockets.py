@@ -13,7 +13,7 @@ case an edge was missed, which is counted.
 All sockets are used in one thread only. Every option that bounds time or memory is set here, none
 is left to a default.
 
-Source: DESIGN section 5; RELIABILITY section 2; C.32.
+Source: docs/architecture.md; C.32.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Entities' state in the store, as entities see it: one load at a time, saves in shared round
 trips.
 
-Source: API section 1 (state); DESIGN section 6 (fence).
+Source: docs/how-to.md; docs/architecture.md.
 """
 
 from __future__ import annotations

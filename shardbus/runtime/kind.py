@@ -7,7 +7,7 @@ takes the slow
 path: its shard lives here and lets it in (start the entity), or the region machine has the word (it
 buffers, or sends it on).
 
-Source: S0.10, S0.14, S0.15, S2.22-S2.24; DESIGN sections 2 and 6.
+Source: S0.10, S0.14, S0.15, S2.22-S2.24; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a node counts, in Prometheus's text format. Collected when asked: the hot path only adds to
 plain integers.
 
-Source: API section 5 (metric names); B.55, B.150; ECOSYSTEM section 3.
+Source: docs/reference/http.md; B.55, B.150.
 """
 
 from __future__ import annotations

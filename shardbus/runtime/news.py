@@ -1,6 +1,6 @@
 """What happens in the cluster, as sentences for the log.
 
-Source: B.20; ECOSYSTEM section 3 (logs).
+Source: B.20.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ coordinators and HTTP. They exchange immutable events only: what the cluster thr
     leave   regions hand everything off, the member leaves, clients part, sockets close
     downed  stop at once: others may have our shards already
 
-Source: DESIGN section 3; S0.1, S1.60-S1.62, S2.52; B.14, B.15, B.141.
+Source: docs/architecture.md; S0.1, S1.60-S1.62, S2.52; B.14, B.15, B.141.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The first SIGTERM or SIGINT hands off and leaves, with a deadline; the second stops at once.
 
-Source: API section 3; B.15, B.141; ECOSYSTEM section 3 (stop).
+Source: docs/reference/cli.md; B.15, B.141.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Signals:
 
 
 def run_node(bus: Application, settings: Settings, *, ready_fd: int | None = None) -> int:
-    """Run a node until it is told to stop; returns the exit code of API section 3."""
+    """Run a node until it is told to stop; returns the exit code of docs/reference/cli.md."""
     # What a node keeps, entities above all, lives long and is seldom cyclic: Python's defaults
     # would look through a million of them again and again while they start.
     gc.freeze()

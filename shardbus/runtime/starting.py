@@ -4,7 +4,7 @@ A start that fails is tried again for as long as the entity is wanted, the first
 with a doubling backoff; messages wait meanwhile. That a newer activation has loaded the state is
 such a failure too: the entity lives elsewhere, and this shard will be told to stop.
 
-Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; API section 1 (state).
+Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
 """
 
 from __future__ import annotations

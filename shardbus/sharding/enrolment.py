@@ -8,7 +8,7 @@ Commands count from the sender of the highest epoch seen: the first one under th
 node that the shell says the coordinator is on, should a forgetful store have given one epoch twice.
 A client, which no coordinator knows, believes any node; fences sort what it hears.
 
-Source: S2.62; B.56; C.36; DESIGN section 6, epochs.
+Source: S2.62; B.56; C.36; docs/architecture.md.
 """
 
 from __future__ import annotations

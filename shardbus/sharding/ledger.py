@@ -12,7 +12,7 @@ and the shards of the write have no settled home for anybody.
 A node that dies while its shards are being written is found at `written`: they are wanted again.
 The fences they had are not given a second time.
 
-Source: S0.32; C.35; N.1; DESIGN section 6, batches.
+Source: S0.32; C.35; N.1; docs/architecture.md.
 """
 
 from __future__ import annotations

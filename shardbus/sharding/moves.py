@@ -5,7 +5,7 @@ per target allows; a drained region is not held back by it. A new plan replaces 
 
 `handoff` has the phases of one move; here they meet messages and time.
 
-Source: B.66; C.2-C.5, C.11; DESIGN section 6, batches.
+Source: B.66; C.2-C.5, C.11; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Within one turn the order per receiver is fixed, so that a region can act on eac
 reads it: it is registered before it is told anything, it lets go before it takes on, and it hosts
 before it hears that others send. Lists longer than `CHUNK` are split, for frames are bounded.
 
-Source: B.57; DESIGN section 6, batches.
+Source: B.57; docs/architecture.md.
 """
 
 from __future__ import annotations

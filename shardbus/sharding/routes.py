@@ -23,7 +23,7 @@ the Flush. They are `returned`, and are let through to the next home ahead of th
 
 `Buffers` counts all that waits in the region, in messages and in bytes.
 
-Source: S0.12, S0.13, S0.21, S2.65; DESIGN section 6, handoff keeps order.
+Source: S0.12, S0.13, S0.21, S2.65; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 The epoch is one more than the highest of the store and of gossip. Attempts are spaced by a backoff
 that starts at a tenth of the setting, doubles, and ends at five times the setting.
 
-Source: S0.33, S2.61; DESIGN section 6, epochs.
+Source: S0.33, S2.61; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ must do.
 nodes share a Redis. No method of a `MemoryStore` awaits anything, so each is one atomic step of the
 event loop.
 
-Source: DESIGN section 8; N.23.
+Source: docs/architecture.md; N.23.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 entry point group `shardbus.stores`: its value is a callable `(url, *, cluster, timeout) ->
 StateStore`. What a store needs is imported only when a URL asks for it.
 
-Source: DESIGN section 8; API section 4; N.23.
+Source: docs/architecture.md; docs/reference/settings.md; N.23.
 """
 
 from __future__ import annotations

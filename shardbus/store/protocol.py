@@ -12,7 +12,7 @@ Two rules make a store safe to retry and safe to share:
 An implementation turns its client's failures into `StoreUnavailable`, always within `timeout`
 seconds.
 
-Source: DESIGN section 8; S0.32, S2.29; C.12, C.20, C.35; RELIABILITY sections 3 and 5.
+Source: docs/architecture.md; S0.32, S2.29; C.12, C.20, C.35.
 """
 
 from __future__ import annotations

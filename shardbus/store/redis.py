@@ -3,7 +3,7 @@
 Each step of the protocol is one script (redis_scripts) sent over the link (redis_link). Nothing
 here depends on the version of the wire protocol, because scripts answer in lists.
 
-Source: DESIGN section 8; B.164, C.15, C.20, N.1, N.6, N.7.
+Source: docs/architecture.md; B.164, C.15, C.20, N.1, N.6, N.7.
 """
 
 from __future__ import annotations

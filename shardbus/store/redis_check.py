@@ -3,7 +3,7 @@
 A server that may evict our keys, or keeps nothing on disk, is refused with the setting's name. One
 that does not tell (a managed service that forbids INFO or CONFIG) is taken, with a warning.
 
-Source: N.7; RELIABILITY section 3.
+Source: N.7.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ again, and sends what is still waited for. How long that goes on is the callers'
 waits `timeout` seconds and then gets `StoreUnavailable`. The client library's own retries are off,
 because a repeat must carry a new sequence number (see redis_scripts).
 
-Source: C.16, C.20; RELIABILITY section 3.
+Source: C.16, C.20.
 """
 
 from __future__ import annotations

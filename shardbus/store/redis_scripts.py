@@ -21,7 +21,7 @@ of a fixed width, which compare as the numbers do.
 
 Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
 
-Source: C.20, N.1, N.6; RELIABILITY section 3.
+Source: C.20, N.1, N.6.
 """
 
 from __future__ import annotations

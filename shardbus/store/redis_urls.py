@@ -3,7 +3,7 @@
 Timeouts are explicit and the library's own retries are off: its defaults would outlive a lease.
 With TLS, the server's certificate and host name are always checked.
 
-Source: API section 4; ECOSYSTEM section 4; RELIABILITY section 3.
+Source: docs/reference/settings.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The file is created with mode 0600, its folder with 0700. With `durability` disk
 write has been synced; with cache, a loss of power may take the last ones (a crash of the process
 takes none).
 
-Source: DESIGN section 8; N.23.
+Source: docs/architecture.md; N.23.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A lease's end is kept as a time of the machine's clock. That clock may be set ba
 with the machine; an end that lies further ahead than the lease's own length is therefore pulled in
 to that length by whoever asks.
 
-Source: DESIGN section 8; C.12, C.20, N.6.
+Source: docs/architecture.md; C.12, C.20, N.6.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ names, AskTimeout at its deadline, or NodeLost when the session is lost; whichev
 only that. Deadlines are kept in coarse ticks and looked at by a sweep, because a timer for each ask
 would cost more than the ask.
 
-Source: DESIGN section 7; B.108, B.112; I12.
+Source: docs/architecture.md; B.108, B.112; I12.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ Who is dead is not decided here. A node learns it from membership and calls `dro
 membership, so its links probe: when a connection breaks and a fresh one is *refused*, that process
 is gone; when the peer stays silent for `silence_s`, it is given up.
 
-Source: DESIGN sections 4, 5 (confirmed death) and 7; S1.2; C.32; RELIABILITY section 2.
+Source: docs/architecture.md; S1.2; C.32.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ events. With `probe`, a broken connection is followed by a fresh one to the same
 that the process is gone, and the session is lost at once; anything else proves nothing, and only
 `SILENCE_S` without a word ends it.
 
-Source: DESIGN sections 4, 5 and 7.
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Neighbours that share type and method become one run, two list appends each; tha
 of sending a message on a known way. A batch is closed at the end of the loop iteration that began
 it, or when it weighs enough, by the subclass's `flush`.
 
-Source: DESIGN section 7 (batches); peers/RESULTS.md, "Tricks of the fast ones".
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations

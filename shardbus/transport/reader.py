@@ -8,8 +8,6 @@ nobody for long.
 
 Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower on the same
 work.
-
-Source: RELIABILITY section 2 (ZMQ_FD); peers/RESULTS.md, "Tricks of the fast ones".
 """
 
 from __future__ import annotations

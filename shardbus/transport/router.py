@@ -12,7 +12,7 @@ node where a node's region asks the coordinator.
 Entity ids are remembered with their routes, up to a bound, because hashing an id costs more than
 finding it.
 
-Source: S0.6, S0.11-S0.15, S2.22-S2.24; DESIGN sections 2 and 6.
+Source: S0.6, S0.11-S0.15, S2.22-S2.24; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ or 25 ms; it never delays data.
 An ask is answered on the session it came by. When the other process dies, what was not acknowledged
 is lost, at most once, and counted; what was never sent is given back to be sent another way.
 
-Source: DESIGN section 7; S0.35, S0.36; RELIABILITY sections 0.1 and 2.
+Source: docs/architecture.md; S0.35, S0.36.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ compares them with the sockets' own answers.
 Two options are never used: ROUTER_HANDOVER lets whoever names a routing id take its traffic, and a
 routing id that is chosen for a connection aborts the process when it is taken. A ROUTER draws the
 id of each connection itself, and who is who is said by HELLO.
-
-Source: RELIABILITY section 2.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ not `writable`.
 No clock and no socket in here: `transmit(kind, seq, ack, body)` hands a frame on and says whether
 it was taken. What is never handed on can be given back.
 
-Source: DESIGN section 7; RELIABILITY sections 0.1 and 2.
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ registered class. A correlation id belongs to one direction of one link; 0 means
 Decoding is schema-first: a frame that does not fit is refused whole, and no length that it claims
 is believed before its bytes are there.
 
-Source: DESIGN section 7; S0.10, S0.36; RELIABILITY sections 2 and 4.
+Source: docs/architecture.md; S0.10, S0.36.
 """
 
 from __future__ import annotations

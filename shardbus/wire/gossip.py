@@ -12,7 +12,7 @@ A state names each node once, in a table; everything else refers to its place th
 first in the table, so that a reader can check at a glance that seen nodes, observers, subjects and
 counters are members.
 
-Source: S1.46, B.13; RELIABILITY section 4.
+Source: S1.46, B.13.
 """
 
 from __future__ import annotations

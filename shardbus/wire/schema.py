@@ -9,7 +9,7 @@ Which values travel: None, bool, int of 64 bits, float, str, bytes, list, tuple,
 dataclasses, `msgspec.Struct` and pydantic models. What a declaration cannot carry is refused when
 the class is declared, with the path of the field.
 
-Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140; ECOSYSTEM section 2 (messages, typed references).
+Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140.
 """
 
 from __future__ import annotations
