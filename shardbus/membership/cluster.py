@@ -290,8 +290,13 @@ class Cluster:
         if self.stopped:
             return False
         self._lead(now)
+        self._doubt_old_news(self._heartbeats.late(now), now)
         self._carry_out(self._resolver.consider(self.gossip, self._leads(), now), now)
         return self.gossip is not before
+
+    def _doubt_old_news(self, starved: float, now: float) -> None:
+        if starved:
+            self._resolver.on_starved(now + self._heartbeats.notices_within)
 
     def _bow_out(self, now: float) -> None:
         mine = self.gossip.members.get(self.me)
@@ -347,6 +352,7 @@ class Cluster:
         beats, verdicts, starved = self._heartbeats.tick(now)
         self._out += [ev.Publish(node, beat) for node, beat in beats]
         if starved:
+            self._doubt_old_news(starved, now)
             self._out.append(ev.Notice(SelfStarved(starved)))
         for verdict in verdicts:
             flag = Flag.REACHABLE if verdict.available else Flag.UNREACHABLE

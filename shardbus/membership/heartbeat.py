@@ -93,6 +93,19 @@ class Heartbeats:
             return None
         return min(self._beat_at, self._reap_at)
 
+    @property
+    def notices_within(self) -> float:
+        """Seconds in which a watched node that is silent from now on is surely noticed."""
+        settings = self.settings
+        pause = settings.expected_response_after + settings.acceptable_heartbeat_pause
+        return pause + 2 * settings.heartbeat_interval
+
+    def late(self, now: float) -> float:
+        """For how long this node has been starved: its own timer is so late, or 0."""
+        due = self.deadline()
+        late = 0.0 if due is None else now - due
+        return late if late >= 2 * self.settings.heartbeat_interval else 0.0
+
     def start(self, now: float) -> None:
         """Begin to watch; the first heartbeats are due at once."""
         self._beat_at = self._reap_at = now
@@ -130,8 +143,7 @@ class Heartbeats:
         if self._beat_at is None or self._reap_at is None:
             return [], [], 0.0
         interval = self.settings.heartbeat_interval
-        late = now - min(self._beat_at, self._reap_at)
-        starved = late if late >= 2 * interval else 0.0
+        starved = self.late(now)
         if starved:
             for watch in self.watches.values():
                 watch.detector.credit(starved)

@@ -12,6 +12,10 @@ answered for in time, is a lost split.
 losers go, since the losers' entities need time to stop before they are started here. Members that
 are proved gone have stopped.
 
+**Starved.** A process that was stopped as a whole wakes with old news: flags of a past in which
+others may have decided about it. It waits until its own failure detector has had the time to notice
+who does not talk to it any more, and then for stable_after.
+
 **Unstable.** A network that flaps shows each node other pictures, by which two sides could both
 win. So everybody goes if no picture has lasted within stable_after and three quarters of it (at
 least 4 s), and the set of unreachable members has changed more than twice since the split began,
@@ -89,6 +93,7 @@ class Resolver:
         self._auto = AutoDown(me, after) if after else None
         self._decide = None if after else strategy_of(settings)
         self._patience = settings.stable_after + max(LEAST_UNREST, 0.75 * settings.stable_after)
+        self._doubt_until = 0.0
         self._considered_at = 0.0
         self._picture: object = None
         self._unreachable: frozenset[NodeId] = frozenset()
@@ -120,6 +125,10 @@ class Resolver:
         """A probe ended, perhaps one of the sweep."""
         if self._sweep:
             self._sweep.on_result(node, outcome)
+
+    def on_starved(self, doubt_until: float) -> None:
+        """This node's own timer was late; what it knows may be old until that time."""
+        self._doubt_until = doubt_until
 
     def on_lease(self, name: str, granted: bool | None) -> Plan:
         """The store answered."""
@@ -173,7 +182,7 @@ class Resolver:
 
     @property
     def _settled_at(self) -> float:
-        return self.changed_at + self.settings.stable_after
+        return max(self.changed_at, self._doubt_until) + self.settings.stable_after
 
     def _look(self, gossip: Gossip, now: float) -> None:
         statuses = tuple((node, member.status) for node, member in gossip.members.items())

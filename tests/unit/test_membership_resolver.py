@@ -289,6 +289,15 @@ def test_the_gone_are_decided_at_once_by_any_strategy(strategy: str, expected: O
     assert outcome(resolver.consider(GONE, True, 10.2)) is expected
 
 
+def test_who_was_starved_doubts_what_it_knows() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    resolver.on_starved(60.0)
+    assert resolver.consider(UNREACHABLE, True, 55.0) == Plan()
+    assert resolver.deadline() == 60.0 + STABLE
+    assert outcome(resolver.consider(UNREACHABLE, True, 60.0 + STABLE)) is Outcome.DOWN_OTHERS
+
+
 # -- unrest ------------------------------------------------------------------------------------
 
 PATIENCE = STABLE + 4.0
