@@ -69,9 +69,13 @@ class _Collector:
             for reason, count in sorted(counts.stopped.items()):
                 stopped.add_metric([name, reason], count)
         notes = _counter("sharding_notes", "What regions and coordinators noted", "kind")
+        handoffs = _counter("handoffs", "Phases of moves that ended on this coordinator", "result")
         for (name, what), count in sorted(self._node.notes.items()):
-            notes.add_metric([name, what], count)
-        return [started, stopped, failures, entities, shards, notes]
+            if what.startswith("handoff_"):
+                handoffs.add_metric([name, what.removeprefix("handoff_")], count)
+            else:
+                notes.add_metric([name, what], count)
+        return [started, stopped, failures, entities, shards, handoffs, notes]
 
     def _cluster(self) -> Iterable[Metric]:
         node = self._node

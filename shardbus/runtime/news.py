@@ -17,7 +17,12 @@ NOTEWORTHY = frozenset(
         "region_drained",
         "region_terminated",
         "register_refused",
-        "rebalance_planned",
+        "rebalance",
+        "handoff_overdue",
+        "start_overdue",
+        "superseded",
+        "store_failed",
+        "forged",
         "refused",
         "persist_failed",
     }

@@ -205,6 +205,7 @@ SERIES = {
         "entities_started",
         "entities_stopped",
         "entity_failures",
+        "handoffs",
         "store_errors",
     ],
     "gauge": [
