@@ -10,6 +10,7 @@ import pytest
 from membership_net import Net
 from test_membership_cluster import leave
 
+from shardbus.membership import events as ev
 from shardbus.membership import view as seen
 from shardbus.membership.downing import Outcome
 from shardbus.membership.member import Status
@@ -144,3 +145,17 @@ def test_auto_down_makes_two_clusters() -> None:
     }
     assert views["n01"] == views["n02"] == ["n01", "n02"]
     assert views["n03"] == views["n04"] == ["n03", "n04"]
+
+
+def test_who_wakes_late_does_not_decide_by_the_first_thing_it_hears() -> None:
+    net = world("keep-majority", 9)
+    nodes = net.start(3)
+    net.run(3)
+    net.kill("n03", silent=True)
+    net.until(lambda: bool(nodes[0].machine.view.unreachable), 15)
+    late = net.now + 60.0
+    effects = nodes[0].machine.handle(ev.EpochSeen("counter", 1), late)
+    assert effects
+    assert not [e for e in effects if isinstance(e, ev.Notice)]
+    nodes[0].machine.tick(late)
+    assert nodes[0].machine.gossip.down() == {}
