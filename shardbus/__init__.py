@@ -30,6 +30,7 @@ from shardbus.errors import (
 )
 from shardbus.runtime.context import Context
 from shardbus.runtime.entity_type import Directive, StopReason
+from shardbus.sharding.allocation import ConsistentHashing, LeastShard, LeastShardThreshold
 
 __all__ = [
     "AskTimeout",
@@ -37,10 +38,13 @@ __all__ = [
     "BufferFull",
     "Client",
     "ConfigError",
+    "ConsistentHashing",
     "Context",
     "Directive",
     "Entity",
     "EntityFailed",
+    "LeastShard",
+    "LeastShardThreshold",
     "LocalProtocolError",
     "MailboxFull",
     "MessageTooLarge",

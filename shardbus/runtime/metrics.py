@@ -11,7 +11,12 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
@@ -91,9 +96,13 @@ class _Collector:
         lag.add_metric([], node.lag)
         errors = CounterMetricFamily("shardbus_store_errors", "Store calls that failed")
         errors.add_metric([], node.keeping.errors)
+        latency = SummaryMetricFamily(
+            "shardbus_store_latency_seconds", "Loads and saves of entities' state"
+        )
+        latency.add_metric([], node.keeping.calls, node.keeping.seconds)
         build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])
         build.add_metric([VERSION], 1)
-        return [members, epoch, lag, errors, build]
+        return [members, epoch, lag, errors, latency, build]
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

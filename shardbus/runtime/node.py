@@ -79,7 +79,6 @@ class Node:
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
         self.switchboard = Switchboard(self)
-        self._timers: list[asyncio.TimerHandle] = []
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
         self._pulse: asyncio.TimerHandle | None = None
