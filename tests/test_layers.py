@@ -4,7 +4,7 @@
     floor 1   membership sharding          pure machines
     floor 2   wire                         pure codecs
     floor 3   transport store              input and output
-    floor 4   runtime client http
+    floor 4   runtime client http simulation
     floor 5   app entity and the package itself
     floor 6   the command line
 
@@ -39,6 +39,7 @@ FLOORS = {
     "shardbus.runtime": 4,
     "shardbus.client": 4,
     "shardbus.http": 4,
+    "shardbus.simulation": 4,
     "shardbus.app": 5,
     "shardbus.entity": 5,
     "shardbus": 5,

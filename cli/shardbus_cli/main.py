@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shardbus_cli import ask, config, data, node, view
+from shardbus_cli import ask, config, data, node, simulate, view
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
@@ -41,6 +41,7 @@ READING: tuple[Callable[..., None], ...] = (
     view.explain,
     view.health,
     config.check,
+    simulate.simulate,
 )
 for read in READING:
     app.command()(read)

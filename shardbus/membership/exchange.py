@@ -14,7 +14,8 @@ the cluster. Whoever has got a version tells the leader, by the small GossipSeen
 finds the cluster converged lets a few know.
 
 Dropped, and counted: states that waited too long in this process, that are meant for another
-incarnation, that come from a node which is no member, or that do not know this node.
+incarnation, that come from a node which is no member, or that do not know this node. A state that
+says that this node is out is never too old: one that slept would otherwise not hear of it.
 
 Source: S1.34-S1.46, B.6, B.13, D.1, D.2.
 """
@@ -171,7 +172,7 @@ class Exchange:
     ) -> list[Effect]:
         """The sender's state: merge it, and answer if the merged state is news to the sender."""
         remote = message.gossip.flipped(now).pruned(now - self.settings.prune_tombstones_after)
-        if waited > self.settings.gossip_time_to_live:
+        if waited > self.settings.gossip_time_to_live and not self._says_out(remote):
             return [Dropped(sender, "gossip waited too long")]
         if message.to != self.me:
             return [Dropped(sender, "gossip for another node")]
@@ -189,6 +190,11 @@ class Exchange:
         if self.me not in remote.seen:
             return [Publish(sender, GossipSeen(merged.clock))]
         return []
+
+    def _says_out(self, gossip: Gossip) -> bool:
+        """True if that copy knows this node as Down or removed, which is never undone."""
+        mine = gossip.members.get(self.me)
+        return self.me in gossip.tombstones or (mine is not None and mine.status is Status.DOWN)
 
     def _compare(self, sender: NodeId, clock: VectorClock) -> Order:
         """How our version stands to that of a member; if they are the same, it has seen ours."""

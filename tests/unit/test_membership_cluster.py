@@ -388,6 +388,18 @@ def test_stale_and_foreign_gossip_is_dropped_and_counted() -> None:
     assert content(machine.gossip) == before
 
 
+@pytest.mark.parametrize("removed", [False, True])
+def test_old_gossip_still_tells_a_node_that_it_is_out(removed: bool) -> None:
+    net = Net(24)
+    first, second, _ = net.start(3)
+    known = second.machine.gossip
+    state = known.with_members(second.id, known.members[first.id].moved(Status.DOWN))
+    if removed:
+        state = state.without_members(second.id, (first.id,), net.now)
+    first.machine.handle(ev.Received(second.id, GossipState(first.id, state), 60.0), net.now)
+    assert first.machine.stopped == "downed"
+
+
 def test_nothing_comes_after_stopped() -> None:
     net = Net(25)
     nodes = net.start(2)
@@ -451,7 +463,7 @@ def check_that_views_agree_in_the_end(seed: int) -> None:
     net = Net(seed, loss=dice.choice([0.0, 0.05, 0.15]))
     net.start(dice.randint(2, 6))
     live(net, 5)
-    net.loss = 0.0
+    net.network.loss = 0.0
     net.run(30)
     running = net.running()
     assert running, f"seed {seed}: {net.picture()}"
@@ -508,13 +520,12 @@ def test_a_split_has_at_most_one_survivor_for_many_seeds() -> None:
 
 
 REPLAY = """
-import hashlib
 from membership_net import Net
 net = Net(99, loss=0.2)
 net.start(4)
 net.kill("n02")
 net.run(5)
-print(hashlib.sha256("\\n".join(net.trace).encode()).hexdigest(), len(net.trace))
+print(net.trace.digest, net.events)
 """
 
 

@@ -1,0 +1,92 @@
+"""`shardbus simulate`: many small worlds, each from its seed, and what must hold in them."""
+
+from __future__ import annotations
+
+import json
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code
+
+if TYPE_CHECKING:
+    from shardbus.simulation.run import Outcome
+
+
+SEEDS = 100
+
+
+def simulate(
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many seeds, from --seed on; 100 if neither is given."),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="The first seed; without --seeds the only one.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, max=2000, help="Nodes; drawn from the seed if not given.")
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, max=1e6, help="Simulated seconds with faults, per seed.")
+    ] = 30.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per seed.")
+    ] = False,
+) -> None:
+    """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
+    from shardbus.simulation.options import draw
+    from shardbus.simulation.run import simulate as run
+
+    first = seed or 0
+    count = seeds or (SEEDS if seed is None else 1)
+    began, outcomes = perf_counter(), []
+    for number in range(first, first + count):
+        outcome = run(draw(number, nodes, seconds))
+        outcomes.append(outcome)
+        if as_json:
+            output.data(json.dumps(row(outcome)))
+        elif outcome.broken:
+            output.data(outcome.report())
+    if not as_json:
+        _sum_up(outcomes, perf_counter() - began)
+    if any(outcome.broken for outcome in outcomes):
+        raise typer.Exit(Code.UNHEALTHY)
+
+
+def row(outcome: Outcome) -> dict[str, object]:
+    """One outcome as JSON. It does not depend on the machine that ran it."""
+    from dataclasses import asdict
+
+    broken = outcome.broken
+    return {
+        "seed": outcome.options.seed,
+        "digest": outcome.digest,
+        "events": outcome.events,
+        "simulated_s": round(outcome.simulated_s, 6),
+        "settled_s": outcome.settled_s,
+        "survivors": outcome.survivors,
+        "broken": None if broken is None else {"rule": broken.rule, "detail": broken.detail},
+        "options": asdict(outcome.options),
+        "replay": outcome.options.command(),
+    }
+
+
+def _sum_up(outcomes: list[Outcome], took: float) -> None:
+    simulated = sum(outcome.simulated_s for outcome in outcomes)
+    settled = sorted(o.settled_s for o in outcomes if o.settled_s is not None)
+    facts: dict[str, object] = {
+        "seeds": len(outcomes),
+        "broken": sum(outcome.broken is not None for outcome in outcomes),
+        "events": sum(outcome.events for outcome in outcomes),
+        "simulated_seconds": round(simulated),
+        "per_wall_second": round(simulated / took),
+    }
+    if settled:
+        facts["agreed_after_median_s"] = settled[len(settled) // 2]
+        facts["agreed_after_most_s"] = settled[-1]
+    if len(outcomes) == 1:
+        facts["digest"] = outcomes[0].digest
+    output.facts(facts)

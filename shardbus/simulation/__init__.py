@@ -1,0 +1,1 @@
+"""The machines in a world of their own: virtual time, one seed, faults, and what must hold."""

@@ -1,0 +1,166 @@
+"""One seed, from the first join to the verdict.
+
+Safety: nodes join, faults happen, and `checks` looks on after every event. Then everything heals,
+and liveness is demanded: within `SETTLED_WITHIN` every process that runs is a member, Up, and sees
+exactly the others that do (I9); whoever died or left is gone from every view, and nobody else
+(I10); everybody knows the highest epoch that any of them had seen (I6). And it stays so for a
+while.
+
+A run in which every side lost has nobody left to demand anything of; in a gentle run that is a
+violation too. Who wants to join by nodes that are all gone waits for ever, and may.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardbus.membership.member import Status
+from shardbus.settings import ClusterSettings
+from shardbus.simulation.checks import Checks, Violation, content
+from shardbus.simulation.faults import Faults
+from shardbus.simulation.options import Options
+from shardbus.simulation.process import Process
+from shardbus.simulation.world import World
+
+SETTLED_WITHIN = 45.0
+STAYS_FOR = 5.0
+LOOK_EVERY = 0.25
+LANES_SHOWN = 60
+EVENTS_PER_SECOND_MAX = 500
+"""More events than that per node and simulated second: the machines do not come to rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What did not hold in a run, and when."""
+
+    rule: str
+    detail: str
+    at: float
+    lanes: tuple[str, ...]
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `settled_s`: how long after healing everybody agreed; None if they never
+    did. `digest` is equal for equal runs."""
+
+    options: Options
+    broken: Broken | None
+    simulated_s: float
+    settled_s: float | None
+    survivors: int
+    events: int
+    digest: str
+
+    def report(self) -> str:
+        """What a person needs to understand a violation and to see it again."""
+        if self.broken is None:
+            return f"seed {self.options.seed}: nothing is broken"
+        broken = self.broken
+        lines = [
+            f"seed {self.options.seed}, at {broken.at:.3f}: {broken.rule}: {broken.detail}",
+            f"replay: {self.options.command()}",
+            "options:",
+            *(f"  {line}" for line in self.options.lines()),
+            "lanes:",
+            *(f"  {line}" for line in broken.lanes),
+            broken.picture,
+        ]
+        return "\n".join(lines)
+
+
+def simulate(options: Options, settings: ClusterSettings | None = None) -> Outcome:
+    """Run these options. Two calls with the same options give the same outcome, in any process."""
+    world = World(f"world {options.seed}", settings)
+    world.on_step = Checks(world, gentle=options.gentle).after
+    began = world.now
+    broken, settled = None, None
+    try:
+        settled = _two_phases(world, options)
+    except Violation as violation:
+        broken = _broken(world, violation.rule, violation.detail)
+    except Exception as raised:
+        broken = _broken(world, "raised", f"{type(raised).__name__}: {raised}")
+    return Outcome(
+        options=options,
+        broken=broken,
+        simulated_s=world.now - began,
+        settled_s=settled,
+        survivors=len(_members(world)),
+        events=world.events,
+        digest=world.trace.digest,
+    )
+
+
+def _broken(world: World, rule: str, detail: str) -> Broken:
+    lanes = tuple(world.trace.lanes(LANES_SHOWN))
+    return Broken(rule, detail, world.now, lanes, world.picture())
+
+
+def _two_phases(world: World, options: Options) -> float:
+    """Run to the end; returns how long it took to agree after the faults.
+
+    Raises:
+        Violation: something does not hold.
+    """
+    faults = Faults(world, options)
+    faults.begin()
+    _run(world, options.seconds)
+    faults.heal()
+    healed = world.now
+    while why := unsettled(world):
+        if world.now - healed > SETTLED_WITHIN:
+            raise Violation("I9", f"{SETTLED_WITHIN:g} s after the faults: {why}")
+        _run(world, LOOK_EVERY)
+    settled = world.now - healed
+    _run(world, STAYS_FOR)
+    if why := unsettled(world):
+        raise Violation("I9", f"agreed after {settled:g} s, and then not: {why}")
+    if options.gentle and not _members(world):
+        raise Violation("I10", "nobody is left, though nothing isolated anybody")
+    return settled
+
+
+def _run(world: World, seconds: float) -> None:
+    end, bound = world.now + seconds, world.events
+    bound += int(EVENTS_PER_SECOND_MAX * max(1.0, seconds) * len(world.nodes))
+    world.later(seconds, lambda: None)
+    while world.now < end:
+        world.step()
+        if world.events > bound:
+            raise Violation("I12", "the machines do not come to rest")
+
+
+def _members(world: World) -> list[Process]:
+    return [process for process in world.running() if process.member]
+
+
+def _may_hope(world: World, process: Process) -> bool:
+    """True if one of those by whom it wants to join is a member."""
+    seeds = (world.nodes.get(seed.host) for seed in process.seeds)
+    return any(seed is not None and seed.member for seed in seeds)
+
+
+def unsettled(world: World) -> str:
+    """Why the cluster is not at peace; empty if it is."""
+    members = _members(world)
+    if not members:
+        return ""
+    expected = [p for p in world.running() if p.member or _may_hope(world, p)]
+    running = sorted(process.id for process in expected)
+    wanted = [(node, Status.UP) for node in running]
+    for process in expected:
+        seen = [(m.node, m.status) for m in process.machine.view.members]
+        if process.leaving:
+            return f"{process.id} is still there"
+        if seen != wanted:
+            missing = [str(node) for node in running if (node, Status.UP) not in seen]
+            extra = [f"{node} {status.value}" for node, status in seen if node not in running]
+            return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
+        if process.machine.view.unreachable or not process.machine.view.converged:
+            return f"{process.id} has not converged"
+    if any(content(p.machine.gossip) != content(members[0].machine.gossip) for p in members):
+        return "members have different states"
+    return ""

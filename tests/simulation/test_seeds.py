@@ -1,0 +1,164 @@
+"""Many seeds of `shardbus simulate`: nothing breaks, and a seed is one history everywhere.
+
+A failing seed prints the command that replays it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from shardbus.simulation.lanes import Trace
+from shardbus.simulation.leases import Leases
+from shardbus.simulation.network import CutLink, Network, partition
+from shardbus.simulation.options import Options, draw
+from shardbus.simulation.run import simulate
+from shardbus.simulation.timeline import Timeline
+
+ROOT = Path(__file__).resolve().parents[2]
+SEEDS, BLOCK = 100, 10
+CLI = [sys.executable, "-c", "from shardbus_cli.main import main; main()", "simulate"]
+
+
+def check(options: Options) -> None:
+    outcome = simulate(options)
+    assert outcome.broken is None, outcome.report()
+
+
+@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+def test_nothing_breaks(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        check(draw(seed))
+
+
+@pytest.mark.parametrize("seed", range(500, 520))
+def test_nothing_breaks_in_two_halves(seed: int) -> None:
+    """Equal splits, with stores of all kinds: the lease decides."""
+    check(replace(draw(seed, nodes=4), partitions=2, wall_s=25.0, loss=0.0, restarts=True))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_nothing_breaks_for_thousands_of_seeds() -> None:
+    for seed in range(10_000, 15_000):
+        check(draw(seed))
+
+
+def run_cli(hash_seed: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "cli")])
+    return subprocess.run([*CLI, *arguments], env=env, capture_output=True, text=True)
+
+
+def test_a_seed_is_the_same_in_every_process_under_every_hash_seed() -> None:
+    arguments = ("--seed", "17", "--seeds", "3", "--seconds", "15", "--json")
+    first, second = run_cli("0", *arguments), run_cli("4242", *arguments)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    rows = [json.loads(line) for line in first.stdout.splitlines()]
+    assert [row["seed"] for row in rows] == [17, 18, 19]
+    assert len({row["digest"] for row in rows}) == 3
+
+
+def test_the_replay_command_gives_the_same_run() -> None:
+    options = draw(23, seconds=15.0)
+    once = simulate(options)
+    command = options.command().split()
+    assert command[:2] == ["shardbus", "simulate"]
+    again = run_cli("7", *command[2:], "--json")
+    row = json.loads(again.stdout)
+    assert row["digest"] == once.digest
+    assert row["options"] == asdict(options)
+
+
+def test_without_json_the_sums_are_printed() -> None:
+    run = run_cli("1", "--seeds", "2", "--seconds", "5", "--nodes", "3")
+    assert run.returncode == 0, run.stderr
+    facts = dict(line.split(maxsplit=1) for line in run.stdout.splitlines())
+    assert (facts["seeds"], facts["broken"]) == ("2", "0")
+    assert int(facts["per_wall_second"]) > 0
+
+
+def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
+    drawn = [draw(seed) for seed in range(200)]
+    assert drawn == [draw(seed) for seed in range(200)]
+    assert len(set(drawn)) == 200
+    for name in ("loss", "drift", "pauses", "kills", "one_ways", "cut_links", "restarts", "leaves"):
+        assert {bool(getattr(options, name)) for options in drawn} == {True, False}
+    assert {options.store for options in drawn} == {"sound", "slow", "failing", "forgetful"}
+    assert 20 < sum(options.gentle for options in drawn) < 180
+    assert draw(5, nodes=9) == replace(draw(5), nodes=9)
+
+
+# -- the parts -----------------------------------------------------------------------------------
+
+
+def test_things_at_one_time_happen_in_the_order_in_which_they_were_asked_for() -> None:
+    timeline, seen = Timeline(10.0), []
+    for name in "abc":
+        timeline.later(1.0, lambda name=name: seen.append((name, timeline.now)))
+    timeline.run(0.5)
+    assert (seen, timeline.now) == ([], 10.5)
+    timeline.run(1.0)
+    assert seen == [("a", 11.0), ("b", 11.0), ("c", 11.0)]
+    assert timeline.empty
+
+
+def test_walls_stand_where_they_are_put() -> None:
+    network = Network(Random(1))
+    network.walls = [partition(["a"], ["b"], one_way=True)]
+    assert (network.walled("a", "b"), network.walled("b", "a")) == (True, False)
+    assert network.severed("b", "a")
+    network.walls = [CutLink(frozenset("ab"), rejecting=True), partition(["c"], ["a", "b"])]
+    assert network.rejects("a", "b")
+    assert not network.rejects("a", "c")
+    assert network.walled("c", "newcomer")
+    network.calm()
+    assert not network.walled("a", "b")
+
+
+def test_the_network_loses_repeats_and_delays_its_part() -> None:
+    network = Network(Random(1))
+    assert len(network.copies()) == 1
+    network.loss, network.duplication, network.reordering = 0.2, 0.2, 0.2
+    copies = [network.copies() for _ in range(1000)]
+    assert {len(delays) for delays in copies} == {0, 1, 2}
+    assert 100 < sum(not delays for delays in copies) < 300
+    assert 50 < sum(max(delays, default=0.0) > network.delay_s for delays in copies) < 350
+
+
+def test_a_lease_has_one_owner_until_it_ends_or_is_forgotten() -> None:
+    leases = Leases(Random(1))
+    assert leases.acquire("x", "a", 20.0, 0.0) is True
+    assert leases.acquire("x", "b", 20.0, 19.0) is False
+    assert leases.acquire("x", "a", 20.0, 19.0) is True
+    assert leases.acquire("x", "b", 20.0, 40.0) is True
+    assert not leases.twice
+    leases.forget()
+    assert leases.acquire("x", "a", 20.0, 41.0) is True
+    assert leases.twice
+    leases.up = False
+    assert leases.acquire("x", "a", 20.0, 42.0) is None
+
+
+def test_lanes_show_who_said_what_to_whom() -> None:
+    trace = Trace()
+    trace.arrow(1.0, "n1", "n2", "GossipState")
+    trace.arrow(2.0, "n2", "n1", "GossipSeen", "lost")
+    trace.arrow(2.5, "n1", "n2", "Heartbeat")
+    trace.mark(3.0, "n2", "stopped: downed")
+    trace.mark(4.0, "", "healed")
+    assert trace.lanes(10) == [
+        "          n1              n2",
+        "   1.000  o─GossipState───>",
+        "   2.000  x╌GossipSeen╌╌╌╌o  lost",
+        "   3.000                  * stopped: downed",
+        "   4.000  == healed",
+    ]
