@@ -71,7 +71,8 @@ class Split:
     most: tuple[NodeId, ...] = ()
     """Members of our side that may be Up elsewhere."""
     theirs: tuple[NodeId, ...] = ()
-    """Members cut off that may be Up elsewhere."""
+    """Members that may be Up elsewhere: those cut off, and those that are Down but may not know it
+    yet, with others who do not know it either."""
     elders: tuple[NodeId, ...] = ()
     """The oldest, as the module's text defines them; empty if nobody is Up."""
 
@@ -118,6 +119,7 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
     ]
     voters = {n: m for n, m in gossip.members.items() if m.has_role(role)}
     possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
+    unaware = [n for n, m in voters.items() if m.status is Status.DOWN and n not in gossip.seen]
     return Split(
         side=side,
         cut=cut,
@@ -125,7 +127,7 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         broken=_cover(links),
         ours=tuple(n for n in possible if n in side and voters[n].status is Status.UP),
         most=tuple(n for n in possible if n in side),
-        theirs=tuple(n for n in possible if n in cut),
+        theirs=tuple(n for n in voters if (n in possible and n in cut) or n in unaware),
         elders=_elders(voters.values()),
     )
 

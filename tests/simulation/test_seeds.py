@@ -44,6 +44,12 @@ def test_nothing_breaks_in_two_halves(seed: int) -> None:
     check(replace(draw(seed, nodes=4), partitions=2, wall_s=25.0, loss=0.0, restarts=True))
 
 
+@pytest.mark.parametrize(("seed", "seconds"), [(11, 20), (3151, 30)])
+def test_who_is_down_and_may_not_know_it_counts_on_the_other_side(seed: int, seconds: int) -> None:
+    """Two walls, one after the other, once left two survivors here."""
+    check(draw(seed, nodes=4, seconds=seconds))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_nothing_breaks_for_thousands_of_seeds() -> None:

@@ -47,7 +47,7 @@ def split(copy: Gossip, *cut: NodeId, seen: tuple[NodeId, ...] = (), me: NodeId 
         (state(a=U, b=U, c=L, d=L), (C, D), LEASE, (C, D)),
         (state(a=U, b=X, c=X), (C,), NOTHING, ()),
         (state(a=U, b=DOWN, c=DOWN), (B, C), NOTHING, ()),
-        (state(a=U, b=DOWN, c=U), (B, C), LEASE, (C,)),
+        (state(a=U, b=DOWN, c=U), (B, C), OURSELVES, (A,)),  # b may not know it, and stand by c
         (state(a=X, b=U), (B,), OURSELVES, (A,)),
     ],
 )
