@@ -23,6 +23,7 @@ from shardbus.runtime.entity_type import (
 from shardbus.settings import ShardingSettings
 from shardbus.transport.refs import RESERVED
 from shardbus.wire.schema import (
+    ONE_ARGUMENT,
     Decode,
     Interface,
     check_type,
@@ -189,7 +190,9 @@ def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str,
     for name, value in _handlers(cls).items():
         function = in_thread(value.function) if value.thread else value.function
         waits = is_coroutine_function(function)
-        invokers[name] = Invoker(name, function, waits, interface.methods[name].decoders)
+        decoders = interface.methods[name].decoders
+        single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
+        invokers[name] = Invoker(name, function, waits, decoders, single=single)
     receive = getattr(cls, "receive", None)
     if receive is not None:
         interface.messages = message_decoders(receive, classes)

@@ -105,7 +105,10 @@ class Context:
     @property
     def handling(self) -> Current | None:
         """For the runtime: the message being handled."""
-        return self._host.execution.message if self._host.execution.cell is self else self.current
+        now = self._host.execution
+        if now.cell is not self or now.way is None:
+            return self.current
+        return now.way[0], now.payload, now.way[1], now.corr
 
     @overload
     def ref(self, entity_type: type[E], entity_id: str) -> E: ...

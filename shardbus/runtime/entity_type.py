@@ -46,6 +46,8 @@ class Invoker:
     is_async: bool
     decoders: Mapping[int, Decode]
     one: Decode | None = None
+    single: Decode | None = None
+    """The only decoder, of a handler that always has one argument."""
 
 
 @dataclass(frozen=True, slots=True)

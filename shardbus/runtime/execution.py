@@ -30,7 +30,7 @@ from shardbus.errors import (
     StoreError,
     Unhandled,
 )
-from shardbus.runtime.context import Context, Current, Message
+from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.runtime.starting import Keeper, Starter
 from shardbus.runtime.turn import Driver
@@ -66,8 +66,10 @@ class Execution:
         self._starter = Starter(kind, settings, keeper)
         self.counts = self._starter.counts
         self.cell: Context | None = None
-        """The entity that is handling a message at this very moment, and the message."""
-        self.message: Current | None = None
+        """The entity that is handling a message at this very moment; below, the message."""
+        self.way: tuple[Invoker, Session | None] | None = None
+        self.payload = b""
+        self.corr = 0
         self.tick = 0
         self._gone = gone
         self._driver = Driver(loop)
@@ -97,7 +99,9 @@ class Execution:
         """
         function, is_async = invoker.function, invoker.is_async
         one, decoders = invoker.one, invoker.decoders
-        tick, driver, outer = self.tick, self._driver, (self.cell, self.message)
+        single = invoker.single
+        tick, driver, outer = self.tick, self._driver, self._now()
+        self.way = (invoker, session)
         driver.enter()
         try:
             for entity_id, payload, corr in rows:
@@ -108,9 +112,11 @@ class Execution:
                 if cell.busy:
                     self.queue(cell, Message(invoker, payload, session, corr, deadline))
                     continue
-                self.cell, self.message = cell, (invoker, payload, session, corr)
+                self.cell, self.payload, self.corr = cell, payload, corr
                 try:
-                    if one is not None:
+                    if single is not None:
+                        value = function(cell.entity, single(payload)[0])
+                    elif one is not None:
                         value = function(cell.entity, one(payload))
                     else:
                         value = function(cell.entity, *decoders[payload[0]](payload))
@@ -129,7 +135,10 @@ class Execution:
                     self.settle(cell)
         finally:
             driver.leave()
-            self.cell, self.message = outer
+            self.cell, self.way, self.payload, self.corr = outer
+
+    def _now(self) -> Any:
+        return self.cell, self.way, self.payload, self.corr
 
     def receive(self, cell: Context, message: Message, *, counts: bool = True) -> None:
         """Handle one message now if the entity is idle, else queue it. `counts`: the entity is in
@@ -196,8 +205,8 @@ class Execution:
     def _run(self, cell: Context, message: Message) -> bool:
         """Run one message; whether it is done. If not, `settle` will be called when it is."""
         invoker, payload, session, corr, _ = message
-        outer = self.cell, self.message
-        self.cell, self.message = cell, (invoker, payload, session, corr)
+        outer = self._now()
+        self.cell, self.way, self.payload, self.corr = cell, (invoker, session), payload, corr
         try:
             if invoker.one is not None:
                 value = invoker.function(cell.entity, invoker.one(payload))
@@ -211,7 +220,7 @@ class Execution:
                 return self._raised(cell, invoker, payload, e, session, corr)
             value = e.value
         finally:
-            self.cell, self.message = outer
+            self.cell, self.way, self.payload, self.corr = outer
         if session is not None:
             self._answer(cell, value, session, corr)
         return True
@@ -253,7 +262,7 @@ class Execution:
         session: Session | None,
         corr: int,
     ) -> None:
-        cell.busy, cell.current = True, self.message if self.cell is cell else None
+        cell.busy, cell.current = True, cell.handling
 
         def done(task: asyncio.Task[Any]) -> None:
             if self._tasks.get(cell) is not task:

@@ -26,6 +26,8 @@ import msgspec
 from shardbus.errors import ConfigError, SchemaError
 
 ARGUMENTS_MAX = 15
+ONE_ARGUMENT = 0x91
+"""First byte of an array of one argument."""
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
 
