@@ -1,0 +1,136 @@
+"""The conversation about the state, as a truth table: who has what, and what is said.
+
+Source: S1.34, S1.36, S1.39-S1.44.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.membership.events import Dropped, Publish
+from shardbus.membership.exchange import Exchange
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import GossipState, GossipStatus
+from shardbus.membership.vector_clock import VectorClock
+from shardbus.settings import ClusterSettings
+
+A, B, C = (NodeId(host, 1, 1) for host in "abc")
+SETTINGS = ClusterSettings()
+
+
+def copy(seen: str = "abc", **counts: int) -> Gossip:
+    """Three Up members, seen by these hosts, at the version with these counts."""
+    members = {n: Member(n, 2, status=Status.UP, up_number=1) for n in (A, B, C)}
+    clock = VectorClock({NodeId(host, 1, 1): count for host, count in counts.items()})
+    return Gossip(members, frozenset(NodeId(host, 1, 1) for host in seen), clock=clock)
+
+
+def node_a(gossip: Gossip) -> Exchange:
+    exchange = Exchange(A, SETTINGS, Random(1))
+    exchange.start(gossip, 0.0)
+    return exchange
+
+
+def said(effects: list[object]) -> list[tuple[NodeId, str]]:
+    """To whom went what."""
+    assert all(isinstance(effect, Publish) for effect in effects)
+    return [(effect.to, type(effect.message).__name__) for effect in effects]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "answer"),
+    [
+        ({"a": 2}, {"a": 1}, "GossipState"),  # we are newer: here is our state
+        ({"a": 1}, {"a": 2}, "GossipStatus"),  # they are newer: our version asks for theirs
+        ({"a": 2, "b": 1}, {"a": 1, "b": 2}, "GossipState"),  # neither: they merge and send it back
+        ({"a": 1}, {"a": 1}, None),  # the same: nothing is said
+    ],
+)
+def test_a_status_is_answered_by_what_its_sender_lacks(
+    ours: dict[str, int], theirs: dict[str, int], answer: str | None
+) -> None:
+    exchange = node_a(copy(**ours))
+    status = GossipStatus(copy(**theirs).clock, 3)
+    assert said(exchange.on_status(B, status, 1.0)) == ([(B, answer)] if answer else [])
+
+
+def test_a_newer_state_is_taken_and_its_sender_told_so() -> None:
+    exchange = node_a(copy(a=1))
+    newer = GossipState(A, copy("b", a=1, b=1))
+    assert said(exchange.on_state(B, newer, 0.0, 1.0)) == [(B, "GossipSeen")]
+    assert exchange.gossip.clock == newer.gossip.clock
+    assert exchange.gossip.seen == {A, B}
+
+
+def test_an_older_state_is_answered_with_ours() -> None:
+    exchange = node_a(copy("a", a=2))
+    assert said(exchange.on_state(B, GossipState(A, copy("b", a=1)), 0.0, 1.0)) == [
+        (B, "GossipState")
+    ]
+    assert exchange.gossip.clock == copy(a=2).clock
+
+
+def test_concurrent_states_are_merged_and_sent_back() -> None:
+    exchange = node_a(copy("a", a=2, b=1))
+    [effect] = exchange.on_state(B, GossipState(A, copy("b", a=1, b=2)), 0.0, 1.0)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.message, GossipState)
+    assert effect.message.gossip.clock == copy(a=2, b=2).clock
+    assert exchange.gossip.clock == copy(a=2, b=2).clock
+
+
+def test_the_same_state_is_no_news() -> None:
+    exchange = node_a(copy(a=1))
+    assert exchange.on_state(B, GossipState(A, copy(a=1)), 0.0, 1.0) == []
+
+
+def test_a_round_is_a_status_when_all_have_seen_and_the_state_when_not() -> None:
+    [effect] = node_a(copy("abc", a=1)).tick(SETTINGS.gossip_interval)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.message, GossipStatus)
+    [effect] = node_a(copy("a", a=1)).tick(SETTINGS.gossip_interval)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.message, GossipState)
+
+
+@pytest.mark.parametrize(("seen", "rounds"), [("a", 3), ("ab", 1), ("abc", 1)])
+def test_rounds_are_three_times_as_many_while_fewer_than_half_have_seen(
+    seen: str, rounds: int
+) -> None:
+    exchange = node_a(copy(seen, a=1))
+    exchange.tick(SETTINGS.gossip_interval)
+    assert exchange._round_at == pytest.approx(SETTINGS.gossip_interval * (1 + 1 / rounds))
+
+
+@pytest.mark.parametrize(
+    ("message", "waited", "why"),
+    [
+        (GossipState(A, copy(a=9)), SETTINGS.gossip_time_to_live + 0.1, "waited too long"),
+        (GossipState(A._replace(uid=2), copy(a=9)), 0.0, "another node"),
+        (
+            GossipState(A, replace(copy(a=9), members={B: copy(a=9).members[B]})),
+            0.0,
+            "without this node",
+        ),
+    ],
+)
+def test_gossip_that_is_stale_or_for_others_is_dropped_and_counted(
+    message: GossipState, waited: float, why: str
+) -> None:
+    exchange = node_a(before := copy(a=1))
+    [effect] = exchange.on_state(B, message, waited, 1.0)
+    assert isinstance(effect, Dropped)
+    assert why in effect.reason
+    assert exchange.gossip is before
+
+
+def test_whoever_has_the_version_is_in_the_seen_set() -> None:
+    exchange = node_a(copy("a", a=1))
+    assert exchange.on_seen(C, copy(a=1).clock, 1.0) == []
+    assert exchange.gossip.seen == {A, C}
+    assert said(exchange.on_seen(B, copy(b=1).clock, 1.0)) == [(B, "GossipState")]
