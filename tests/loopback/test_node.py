@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -26,7 +26,9 @@ from shardbus import (
     handler,
 )
 from shardbus.errors import NodeLost
+from shardbus.ids import NodeId
 from shardbus.runtime.node import Node
+from shardbus.sharding.allocation import Move
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import decode_value, encode_value
 from tests.loopback.nodes import Nodes, hosts, ready
@@ -391,3 +393,30 @@ async def test_a_client_may_not_send_a_node_away(nodes: Nodes) -> None:
         await waits
     assert left == []
     assert ready(node)
+
+
+class LastInOrder:
+    """A strategy of the user's own: everything goes to the last node in address order."""
+
+    def allocate(
+        self, table: Any, loads: Any, shards: Sequence[str], candidates: Collection[NodeId]
+    ) -> dict[str, NodeId]:
+        return dict.fromkeys(shards, max(candidates))
+
+    def rebalance(self, table: Any, candidates: Any, in_flight: Any) -> list[Move]:
+        return []
+
+
+async def test_a_type_may_bring_its_own_allocation(nodes: Nodes) -> None:
+    bus = ShardBus("own")
+
+    class Page(Entity):
+        @handler
+        def where(self) -> str:
+            return self.context.node
+
+    bus.entity(name="page", shards=8, allocation=LastInOrder())(Page)
+    pair = await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    found = {await client.call("page", f"p{n}", "where") for n in range(40)}
+    assert found == {str(max(node.me for node in pair))}
