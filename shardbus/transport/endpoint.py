@@ -7,10 +7,11 @@ that it opens.
 
     HELLO ──> WELCOME      the session is open; on the same number after a break: both resend
           └─> REFUSED      another cluster, or another incarnation than the one that was meant
+    other ──> UNKNOWN      a connection that has not said HELLO: say it
 
 Who is dead is not decided here. A node learns it from membership and calls `drop`; a client has no
 membership, so its links probe: when a connection breaks and a fresh one is *refused*, that process
-is gone; when the peer stays silent for `silence_s`, it is given up.
+is gone; when the peer stays silent for `SILENCE_S`, the session is given up, and the peer may live.
 
 Source: docs/architecture.md; S1.2; C.32.
 """

@@ -163,7 +163,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
 
     cluster: str
     name: str
-    """The sender's routing id: `host:port#uid` for a node, `client#uid` for a client."""
+    """Who sends: `host:port#uid` for a node, `client#uid` for a client."""
     node: NodeId | None
     """None for a client."""
     session: int
