@@ -8,9 +8,9 @@ anybody's timer.
 A node whose address is already a member's is a restarted process: the old incarnation is marked
 terminated and Down on the spot, and the new one is welcome without anybody's help. A removed
 incarnation is refused for ever; so is one that disagrees about the cluster's name, the protocol or
-a setting.
+a setting. While the whole cluster stops, it takes nobody in.
 
-Source: S1.6-S1.8, S1.58, B.3; docs/architecture.md; T.U10, T.U12.
+Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md; T.U10, T.U12.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.join import Joiner, Progress, Step, disagreement
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import STOPPING, Member, Status
 from shardbus.membership.messages import (
     ControlMessage,
     Greeting,
@@ -108,7 +108,7 @@ class Door:
     def _invite(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting
     ) -> InitAck | InitNack | JoinRefused:
-        if why := disagreement(self.greeting, greeting):
+        if why := disagreement(self.greeting, greeting) or _stopping(gossip):
             return JoinRefused(why)
         mine = gossip.members.get(self.me.node)
         if mine is None:
@@ -150,4 +150,9 @@ def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, j
     member = gossip.members.get(sender)
     if member is not None and member.status in CLOSED:
         return f"{sender} is {member.status.value}; a new process may join"
-    return ""
+    return "" if member is not None else _stopping(gossip)
+
+
+def _stopping(gossip: Gossip) -> str:
+    stops = any(m.status in STOPPING for m in gossip.members.values())
+    return "the whole cluster is shutting down" if stops else ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.member import Status
+from shardbus.membership.member import WORKING
 
 
 def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[str]:
@@ -24,7 +24,7 @@ def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[
         "no member has a tombstone": not any(node in gossip.tombstones for node in members),
         "only members leave traces": all(node in members for node in known),
         "whoever was up has a number": all(
-            m.up_number for m in members.values() if m.status is Status.UP
+            m.up_number for m in members.values() if m.status in WORKING
         ),
         "a member has seen its own state": me not in members or me in gossip.seen,
         "only members are watched": all(node in members for node in watched),

@@ -34,10 +34,10 @@ from shardbus.membership.admission import Door
 from shardbus.membership.audit import broken_rules
 from shardbus.membership.confirm import DeathWatch, ProbeOutcome
 from shardbus.membership.exchange import Exchange
-from shardbus.membership.gossip import Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, Gossip
 from shardbus.membership.heartbeat import Heartbeats
 from shardbus.membership.join import Progress, Step
-from shardbus.membership.leader import act_on_convergence, enough_members, leader_of, promote_weakly
+from shardbus.membership.leader import Leadership, leader_of
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     PROTOCOL,
@@ -85,8 +85,7 @@ class Cluster:
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
         self._resolver = Resolver(me.node, settings.downing)
-        self._leader_at: float | None = None
-        self._unconverged_at: float | None = None
+        self._leadership = Leadership(me.node, settings)
         self._shown: Gossip = self._exchange.gossip
         self._out: list[ev.Effect] = []
 
@@ -117,8 +116,6 @@ class Cluster:
             self._beat(now)
             self._probe_doubtful(now)
             self._out += self._exchange.tick(now)
-            if self._leader_at is not None and now >= self._leader_at:
-                self._leader_at = now + self.settings.leader_actions_interval
         return self._settle(now)
 
     def deadline(self) -> float | None:
@@ -127,7 +124,7 @@ class Cluster:
             return None
         times = [
             self._door.deadline(),
-            self._leader_at,
+            self._leadership.deadline(),
             self._exchange.deadline(),
             self._heartbeats.deadline(),
             self._deaths.deadline(),
@@ -176,9 +173,14 @@ class Cluster:
             case ev.Leave(node):
                 self._on_leave(node, now)
             case ev.Down(node):
-                if node not in self.gossip.members:
-                    self._out.append(ev.Refused(f"{node} is no member"))
-                self._mark_down((node,), now)
+                self._on_down(node, now)
+            case ev.Remove(node):
+                self._on_remove(node, now)
+            case ev.Quarantine(node):
+                if node != self.me and node in self.gossip.members:
+                    self._set(self.gossip.with_flag(self.me, node, Flag.QUARANTINED))
+            case ev.PrepareForShutdown():
+                self._on_prepare()
             case ev.LeaseResult(name, granted):
                 self._carry_out(self._resolver.on_lease(name, granted), now)
             case ev.EpochSeen(entity_type, epoch):
@@ -193,8 +195,33 @@ class Cluster:
             self._stop("left", now)
         elif member is None:
             self._out.append(ev.Refused(f"{node} is no member"))
-        elif member.status in (Status.JOINING, Status.WEAKLY_UP, Status.UP):
+        elif member.status is Status.READY_FOR_SHUTDOWN:
+            if node == self.me:
+                self._stop("left", now)
+        elif member.status not in (*ON_THE_WAY_OUT, Status.LEAVING):
             self._set(self.gossip.with_members(self.me, member.moved(Status.LEAVING)))
+
+    def _on_down(self, node: NodeId, now: float) -> None:
+        if node not in self.gossip.members:
+            self._out.append(ev.Refused(f"{node} is no member"))
+        self._mark_down((node,), now)
+
+    def _on_remove(self, node: NodeId, now: float) -> None:
+        if node == self.me:
+            self._out.append(ev.Refused("a node cannot remove itself"))
+            return
+        self._on_down(node, now)
+        if node in self.gossip.members:
+            self._set(self.gossip.without_members(self.me, (node,), now))
+            self._out.append(self._exchange.state_to(node, now))
+
+    def _on_prepare(self) -> None:
+        up = [m for m in self.gossip.members.values() if m.status is Status.UP]
+        if up:
+            preparing = (m.moved(Status.PREPARING_FOR_SHUTDOWN) for m in up)
+            self._set(self.gossip.with_members(self.me, *preparing))
+        elif not self.view.stopping:
+            self._out.append(ev.Refused("no member is up"))
 
     def _on_probed(self, node: NodeId, outcome: ProbeOutcome, now: float) -> None:
         self._deaths.on_result(node, outcome, now)
@@ -265,14 +292,14 @@ class Cluster:
     def _enter(self, gossip: Gossip, now: float) -> None:
         self._exchange.start(gossip, now)
         self._heartbeats.start(now)
-        self._leader_at = now + self.settings.leader_actions_interval
+        self._leadership.start(now)
         self._out += self._door.entered()
 
     # -- after every event -----------------------------------------------------------------------
 
     def _settle(self, now: float) -> list[ev.Effect]:
         """Draw the consequences until there are none, show the picture, push the news."""
-        while self._is_member() and self._consequences(now):
+        while self._is_member() and not self.stopped and self._consequences(now):
             pass
         self._show()
         if not self.stopped:
@@ -307,26 +334,10 @@ class Cluster:
             self._stop("left", now)
 
     def _lead(self, now: float) -> None:
-        converged = self.gossip.converged()
-        if converged:
-            self._unconverged_at = None
-        elif self._unconverged_at is None:
-            self._unconverged_at = now
-        if not self._leads():
-            return
         before = self.gossip
-        patience = self.settings.allow_weakly_up_members
-        if converged:
-            enough = enough_members(
-                before, self.settings.min_members, self.settings.role_min_members
-            )
-            self._set(act_on_convergence(before, self.me, enough, now))
-            removed = [n for n in before.members if n not in self.gossip.members]
-            self._out += [self._exchange.state_to(node, now) for node in removed]
-        elif (
-            patience and self._unconverged_at is not None and now >= self._unconverged_at + patience
-        ):
-            self._set(promote_weakly(before, self.me))
+        self._set(self._leadership.act(before, now))
+        removed = [n for n in before.members if n not in self.gossip.members]
+        self._out += [self._exchange.state_to(node, now) for node in removed]
 
     def _leads(self) -> bool:
         return leader_of(self.gossip, self.me) == self.me
@@ -387,7 +398,7 @@ class Cluster:
         self._out.append(ev.Stopped(reason))
 
     def _is_member(self) -> bool:
-        return self._leader_at is not None
+        return self._leadership.deadline() is not None
 
     def _set(self, gossip: Gossip) -> None:
         self._exchange.gossip = gossip

@@ -14,9 +14,13 @@ happened last. Becoming Up and becoming Exiting need convergence, so the differe
 
     here              there it is one of
     Up                Up, Leaving, and Joining or WeaklyUp if it has become Up only here
+    preparing         the same, or preparing; ready if the leader there was one step ahead
     Joining, WeaklyUp the same, or Up
     Leaving           Up, Leaving, Exiting
     Exiting           Leaving, Exiting, removed
+
+Where members are ready for shutdown nobody decides anything: they end by themselves. Preparing
+counts as Up.
 
 So `ours`, the Up members of our side, are at most as many as the votes the other side thinks we
 have; and `theirs`, everybody cut off who is Joining to Leaving, are at least as many as the other
@@ -27,21 +31,22 @@ always share one: the older of both sides' first Up members is at least Leaving 
 
 Not here: who wins (`strategies`), when it is decided (`resolver`).
 
-Source: S1.50, B.31, B.35, B.40, C.26; docs/architecture.md; T.U17.
+Source: S1.25, S1.50, B.31, B.35, B.40, C.26; docs/architecture.md; T.U17.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from shardbus.ids import NodeId
-from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, Gossip
 from shardbus.membership.member import Member, Status, age_order
 from shardbus.membership.reachability import Flag
 
-MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, Status.UP, Status.LEAVING)
+UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
+MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, *UP, Status.LEAVING)
 
 
 class Outcome(Enum):
@@ -65,7 +70,8 @@ class Split:
     gone: tuple[NodeId, ...] = ()
     """Those of `cut` whose processes are proved gone."""
     broken: tuple[NodeId, ...] = ()
-    """The fewest members of our side that must go for every link within it to work."""
+    """The fewest members of our side that must go for every link within it to work, those that are
+    quarantined first."""
     ours: tuple[NodeId, ...] = ()
     """Up members of our side."""
     most: tuple[NodeId, ...] = ()
@@ -112,11 +118,11 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         for n, m in gossip.members.items()
         if n == me or (n not in cut and m.status not in ON_THE_WAY_OUT)
     )
-    links = [
-        (observer, subject)
-        for observer, subject, _ in gossip.records()
+    links = {
+        (observer, subject): flag
+        for observer, subject, flag in gossip.records()
         if observer in side and subject in side
-    ]
+    }
     voters = {n: m for n, m in gossip.members.items() if m.has_role(role)}
     possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
     unaware = [n for n, m in voters.items() if m.status is Status.DOWN and n not in gossip.seen]
@@ -125,7 +131,7 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         cut=cut,
         gone=tuple(n for n in cut if flags.get(n) is Flag.TERMINATED),
         broken=_cover(links),
-        ours=tuple(n for n in possible if n in side and voters[n].status is Status.UP),
+        ours=tuple(n for n in possible if n in side and voters[n].status in UP),
         most=tuple(n for n in possible if n in side),
         theirs=tuple(n for n in voters if (n in possible and n in cut) or n in unaware),
         elders=_elders(voters.values()),
@@ -148,17 +154,20 @@ def _listed(nodes: tuple[NodeId, ...]) -> str:
 
 def _elders(voters: Iterable[Member]) -> tuple[NodeId, ...]:
     found = []
-    for member in sorted((m for m in voters if m.status in VOTING), key=age_order):
+    aged = (m for m in voters if m.status in (*UP, Status.LEAVING))
+    for member in sorted(aged, key=age_order):
         found.append(member.node)
-        if member.status is Status.UP:
+        if member.status in UP:
             return tuple(found)
     return ()
 
 
-def _cover(links: list[tuple[NodeId, NodeId]]) -> tuple[NodeId, ...]:
-    """A small set of nodes that touches every link: the one with most links first, of equals the
-    last in order."""
-    chosen = []
+def _cover(flags: Mapping[tuple[NodeId, NodeId], Flag]) -> tuple[NodeId, ...]:
+    """A small set of nodes that touches every link: whoever is quarantined by one that it has not
+    quarantined itself, then the one with most links first, of equals the last in order."""
+    quarantined = {link for link, flag in flags.items() if flag is Flag.QUARANTINED}
+    chosen = sorted({s for observer, s in quarantined if (s, observer) not in quarantined})
+    links = [link for link in flags if not set(chosen) & set(link)]
     while links:
         ends: dict[NodeId, int] = {}
         for observer, subject in links:

@@ -84,6 +84,26 @@ class Down:
 
 
 @dataclass(frozen=True, slots=True)
+class Remove:
+    """The member is declared dead and removed on the spot, whether or not the cluster can agree on
+    it. If it lives, it learns that it is out."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """What must arrive at that member does not, though it answers heartbeats."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareForShutdown:
+    """The whole cluster shall stop."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseResult:
     """The answer to AcquireLease. None: the store could not be reached."""
 
@@ -109,6 +129,9 @@ Event = (
     | ProbeResult
     | Leave
     | Down
+    | Remove
+    | Quarantine
+    | PrepareForShutdown
     | LeaseResult
     | EpochSeen
 )

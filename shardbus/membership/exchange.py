@@ -29,6 +29,7 @@ from shardbus.membership.events import Dropped, Effect, Publish
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.messages import GossipSeen, GossipState, GossipStatus
+from shardbus.membership.reachability import Flag
 from shardbus.membership.targets import (
     different_view_probability,
     is_speedy,
@@ -41,6 +42,7 @@ from shardbus.settings import ClusterSettings
 PAUSE_BASE = 0.005
 PAUSE_PER_MEMBER = 0.0005
 SPEED_UP = 3
+ANSWERS = (Flag.REACHABLE, Flag.QUARANTINED)
 
 
 class Exchange:
@@ -130,14 +132,15 @@ class Exchange:
         return not self._convergence_told and gossip.converged()
 
     def _partners(self) -> list[NodeId]:
-        """Whom it makes sense to gossip with: whoever this node itself has not found
-        unreachable."""
+        """Whom it makes sense to gossip with: whoever answers this node."""
         row = self.gossip.reachability.rows.get(self.me)
         flags = row.flags if row else {}
         return [
             node
             for node, member in self.gossip.members.items()
-            if node != self.me and node not in flags and member.status is not Status.DOWN
+            if node != self.me
+            and flags.get(node, Flag.REACHABLE) in ANSWERS
+            and member.status is not Status.DOWN
         ]
 
     # -- answers ---------------------------------------------------------------------------------

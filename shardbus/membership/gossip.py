@@ -19,9 +19,10 @@ the seen nodes of those copies whose version is the merged one. Copies that chan
 merge to a version that nobody has seen yet.
 
 **Convergence**: a node can prove from its copy that everybody who matters has this version. Only
-then may the leader act. Those who matter are the Up and Leaving members (while there is none, the
-Joining and WeaklyUp ones). Nobody may be unreachable, except members already Down or Exiting:
-otherwise a crash while leaving would block the cluster for ever.
+then may the leader act. Those who matter are the members that are Up, Leaving or stopping with the
+whole cluster (while there is none, the Joining and WeaklyUp ones). Nobody may be unreachable,
+except members already Down, Exiting or ready for shutdown: otherwise a crash while leaving would
+block the cluster for ever.
 
 **Tombstones** keep late gossip from resurrecting a removed node. Clocks of different machines say
 different things, so a tombstone travels as an age in seconds and is kept as a time of the local
@@ -29,7 +30,7 @@ clock; `flipped` turns one into the other.
 
 Not here: who talks to whom (`targets`), what the leader does (`leader`), messages (`messages`).
 
-Source: S1.9-S1.14, S1.40-S1.44, B.10, B.11, B.13, S3.12-S3.14, S3.32; T.U1.
+Source: S1.9-S1.14, S1.40-S1.44, B.10-B.13, S3.12-S3.14, S3.32; T.U1.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ from dataclasses import dataclass, field, replace
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import WORKING, Member, Status
 from shardbus.membership.reachability import Flag, Reachability
 from shardbus.membership.vector_clock import Order, VectorClock
 
-VOTING = (Status.UP, Status.LEAVING)
+VOTING = (*WORKING, Status.LEAVING)
 """These must have seen a version before the leader may act on it."""
 STARTING = (Status.JOINING, Status.WEAKLY_UP)
 """These take their place while nobody votes."""
-ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING)
-"""Unreachable members in these do not block convergence."""
+ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
+"""Unreachable members in these do not block convergence, and have no vote."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,11 +192,13 @@ class Gossip:
     def waiting_for(self) -> list[NodeId]:
         """Who stands between this version and convergence, in address order: empty means
         converged."""
-        blocking = [n for n in self.verdicts() if self.members[n].status not in ON_THE_WAY_OUT]
-        voters = [n for n, m in self.members.items() if m.status in VOTING] or [
-            n for n, m in self.members.items() if m.status in STARTING
-        ]
-        return sorted({*blocking, *(n for n in voters if n not in self.seen)})
+        verdicts = self.verdicts()
+        excused = {n for n in verdicts if self.members[n].status in ON_THE_WAY_OUT}
+        voters = [
+            n for n, m in self.members.items() if m.status in VOTING and n not in excused
+        ] or [n for n, m in self.members.items() if m.status in STARTING]
+        unseen = {n for n in voters if n not in self.seen}
+        return sorted(unseen | (verdicts.keys() - excused))
 
     def converged(self) -> bool:
         """True if everybody who matters has this version."""

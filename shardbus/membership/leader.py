@@ -9,11 +9,14 @@ version that everybody who matters has seen.
                          leaving            -> exiting
                          exiting            -> removed    everybody has seen it exiting
                          down               -> removed    once it is unreachable: stopped or cut off
+      while the cluster  joining to up      -> preparing_for_shutdown
+      stops              preparing          -> ready_for_shutdown         once all of them are
     without convergence  joining            -> weakly_up  after a while, if it is reachable
 
-Each pass makes one new version; the next pass needs convergence on that.
+Each pass makes one new version; the next pass needs convergence on that. The leader looks whenever
+its state changes, and once in a while besides.
 
-Source: S1.26-S1.30, S1.47-S1.55, S1.63, B.4, B.17, B.22; T.U1.
+Source: S1.26-S1.30, S1.47-S1.55, S1.63, B.4, B.12, B.17, B.22; T.U1.
 """
 
 from __future__ import annotations
@@ -21,10 +24,49 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from shardbus.ids import NodeId
-from shardbus.membership.gossip import VOTING, Gossip
-from shardbus.membership.member import Member, Status, leader_order
+from shardbus.membership.gossip import STARTING, VOTING, Gossip
+from shardbus.membership.member import STOPPING, Member, Status, leader_order
+from shardbus.settings import ClusterSettings
 
 COUNTED_FOR_START = (Status.JOINING, Status.WEAKLY_UP, Status.UP, Status.LEAVING)
+
+
+class Leadership:
+    """One node's part in it: when to look at the cluster, and what to change there if it leads."""
+
+    def __init__(self, me: NodeId, settings: ClusterSettings) -> None:
+        self.me = me
+        self.settings = settings
+        self._look_at: float | None = None
+        self._unconverged_at: float | None = None
+
+    def start(self, now: float) -> None:
+        """This node is a member from now on."""
+        self._look_at = now + self.settings.leader_actions_interval
+
+    def deadline(self) -> float | None:
+        """When `act` must be called even if nothing has changed."""
+        return self._look_at
+
+    def act(self, gossip: Gossip, now: float) -> Gossip:
+        """The state after this node has looked at it; the same object if there is nothing to
+        do."""
+        settings = self.settings
+        if self._look_at is not None and now >= self._look_at:
+            self._look_at = now + settings.leader_actions_interval
+        if gossip.converged():
+            self._unconverged_at = None
+            if leader_of(gossip, self.me) != self.me:
+                return gossip
+            enough = enough_members(gossip, settings.min_members, settings.role_min_members)
+            return act_on_convergence(gossip, self.me, enough, now)
+        if self._unconverged_at is None:
+            self._unconverged_at = now
+        patience = settings.allow_weakly_up_members
+        waited = bool(patience) and now >= self._unconverged_at + patience
+        if waited and leader_of(gossip, self.me) == self.me:
+            return promote_weakly(gossip, self.me)
+        return gossip
 
 
 def leader_of(gossip: Gossip, me: NodeId) -> NodeId | None:
@@ -53,10 +95,20 @@ def act_on_convergence(gossip: Gossip, me: NodeId, enough: bool, now: float) -> 
     """The leader's pass over a converged version. The same object if there is nothing to do."""
     unreachable = gossip.verdicts()
     number = max((m.up_number for m in gossip.members.values()), default=0)
+    statuses = {m.status for m in gossip.members.values()}
+    stopping = not statuses.isdisjoint(STOPPING)
+    all_prepare = statuses.isdisjoint((*STARTING, Status.UP))
     changed: list[Member] = []
     removed: list[NodeId] = []
     for node, member in gossip.members.items():
         match member.status:
+            case Status.JOINING | Status.WEAKLY_UP if stopping:
+                number += 1
+                changed.append(member.moved(Status.PREPARING_FOR_SHUTDOWN, number))
+            case Status.UP if stopping:
+                changed.append(member.moved(Status.PREPARING_FOR_SHUTDOWN))
+            case Status.PREPARING_FOR_SHUTDOWN if all_prepare:
+                changed.append(member.moved(Status.READY_FOR_SHUTDOWN))
             case Status.JOINING | Status.WEAKLY_UP if enough:
                 number += 1
                 changed.append(member.moved(Status.UP, number))
@@ -78,7 +130,8 @@ def act_on_convergence(gossip: Gossip, me: NodeId, enough: bool, now: float) -> 
 def promote_weakly(gossip: Gossip, me: NodeId) -> Gossip:
     """The leader's pass while convergence is out of reach. The same object if there is nothing to
     do."""
-    if not any(m.status in VOTING for m in gossip.members.values()):
+    statuses = {m.status for m in gossip.members.values()}
+    if statuses.isdisjoint(VOTING) or not statuses.isdisjoint(STOPPING):
         return gossip
     unreachable = gossip.verdicts()
     weakly = [

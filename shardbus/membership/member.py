@@ -1,8 +1,14 @@
 """A member of the cluster, and the way of its life.
 
     joining ──> weakly_up ──> up ──> leaving ──> exiting ──> removed
-       └──────────────────────^
+       └──────────────────────^ │        ^
+                                v        │
+             preparing_for_shutdown ──> ready_for_shutdown ──> (the process ends)
+
     and from every one of them: down ──> removed
+
+The lower way is that of a whole cluster which stops: nobody is removed, since nobody stays. A
+member that has not come up takes it too, and any member on it may still leave.
 
 `TRANSITIONS` is that drawing as data; whatever changes a status goes through `Member.moved`, which
 refuses what the table does not have. Statuses also have a rank, their order in the drawing, so that
@@ -11,7 +17,7 @@ two views of one member merge to the later status: a status never goes back.
 Orders: by address (the node id itself), which picks the leader; by age, which picks the oldest;
 both are computed from gossiped facts alone, so that every node finds the same answer.
 
-Source: S1.47-S1.55, S1.64, B.22; T.U4.
+Source: S1.47-S1.55, S1.64, B.12, B.22; T.U4.
 """
 
 from __future__ import annotations
@@ -30,6 +36,8 @@ class Status(Enum):
     JOINING = "joining"
     WEAKLY_UP = "weakly_up"
     UP = "up"
+    PREPARING_FOR_SHUTDOWN = "preparing_for_shutdown"
+    READY_FOR_SHUTDOWN = "ready_for_shutdown"
     LEAVING = "leaving"
     EXITING = "exiting"
     DOWN = "down"
@@ -48,19 +56,35 @@ TRANSITIONS: Mapping[Status, tuple[Status, ...]] = {
     Status.JOINING: (
         Status.WEAKLY_UP,
         Status.UP,
+        Status.PREPARING_FOR_SHUTDOWN,
         Status.LEAVING,
         Status.DOWN,
     ),
-    Status.WEAKLY_UP: (Status.UP, Status.LEAVING, Status.DOWN),
-    Status.UP: (Status.LEAVING, Status.DOWN),
+    Status.WEAKLY_UP: (
+        Status.UP,
+        Status.PREPARING_FOR_SHUTDOWN,
+        Status.LEAVING,
+        Status.DOWN,
+    ),
+    Status.UP: (Status.PREPARING_FOR_SHUTDOWN, Status.LEAVING, Status.DOWN),
+    Status.PREPARING_FOR_SHUTDOWN: (Status.READY_FOR_SHUTDOWN, Status.LEAVING, Status.DOWN),
+    Status.READY_FOR_SHUTDOWN: (Status.LEAVING, Status.DOWN),
     Status.LEAVING: (Status.EXITING, Status.DOWN),
     Status.EXITING: (Status.DOWN, Status.REMOVED),
     Status.DOWN: (Status.REMOVED,),
     Status.REMOVED: (),
 }
 
+WORKING = (Status.UP, Status.PREPARING_FOR_SHUTDOWN, Status.READY_FOR_SHUTDOWN)
+"""Members in these host shards and coordinators, and new ones are given to those that are Up."""
+
+STOPPING = (Status.PREPARING_FOR_SHUTDOWN, Status.READY_FOR_SHUTDOWN)
+"""The whole cluster stops."""
+
 LEADING: Mapping[Status, int] = {
     Status.UP: 0,
+    Status.PREPARING_FOR_SHUTDOWN: 0,
+    Status.READY_FOR_SHUTDOWN: 0,
     Status.LEAVING: 0,
     Status.WEAKLY_UP: 1,
     Status.JOINING: 2,

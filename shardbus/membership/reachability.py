@@ -6,13 +6,16 @@ with the higher version. A subject is unreachable as soon as one observer says s
 again when every observer that said so has taken it back.
 
     reachable <──> unreachable ──> terminated
+         └─────> quarantined ──────────^
 
-`terminated` means that the observer has proof that the subject's process is gone; it is final.
+`terminated` means that the observer has proof that the subject's process is gone. `quarantined`
+means that the subject answers, but messages that must arrive do not: who has missed one of them
+must start anew. Both are final.
 Reachable subjects are not stored: a row without a subject says «reachable».
 
 Rows of observers that are down or removed carry no weight; callers leave them out by `ignore`.
 
-Source: S1.20, S1.24, B.10; docs/architecture.md; T.U5.
+Source: S1.20, S1.24, S1.25, B.10; docs/architecture.md; T.U5.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ class Flag(IntEnum):
 
     REACHABLE = 0
     UNREACHABLE = 1
-    TERMINATED = 2
+    QUARANTINED = 2
+    TERMINATED = 3
+
+
+FINAL = (Flag.QUARANTINED, Flag.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +70,9 @@ class Reachability:
 
     def marked(self, observer: NodeId, subject: NodeId, flag: Flag) -> Reachability:
         """With the observer's new word on the subject. The same object if that changes nothing: it
-        said so already, or it had said `terminated`, which is final."""
+        said so already, or it had said what is final."""
         before = self.flag(observer, subject)
-        if before in (flag, Flag.TERMINATED):
+        if before is flag or (before in FINAL and flag < before):
             return self
         row = self.rows.get(observer, Row(0, {}))
         flags = {s: f for s, f in row.flags.items() if s != subject}

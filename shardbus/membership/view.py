@@ -13,7 +13,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.downing import Decision
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import leader_of
-from shardbus.membership.member import Member, Status, age_order
+from shardbus.membership.member import STOPPING, WORKING, Member, Status, age_order
 from shardbus.membership.reachability import Flag
 
 
@@ -27,6 +27,8 @@ class MembershipView:
     """Every member that somebody cannot reach, the terminated ones included."""
     terminated: tuple[NodeId, ...] = ()
     """Those whose processes are proved gone."""
+    quarantined: tuple[NodeId, ...] = ()
+    """Those that answer, but must start anew."""
     leader: NodeId | None = None
     converged: bool = False
     epochs: Mapping[str, int] = field(default_factory=dict)
@@ -44,9 +46,14 @@ class MembershipView:
 
     def oldest(self, role: str = "") -> Member | None:
         """The oldest Up member with that role. A member that has begun to leave is not Up any
-        more."""
-        up = [m for m in self.members if m.status is Status.UP and m.has_role(role)]
+        more; one that stops with the whole cluster still is."""
+        up = [m for m in self.members if m.status in WORKING and m.has_role(role)]
         return min(up, key=age_order, default=None)
+
+    @property
+    def stopping(self) -> bool:
+        """True while the whole cluster stops: nothing is moved any more."""
+        return any(m.status in STOPPING for m in self.members)
 
 
 def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
@@ -57,6 +64,7 @@ def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
         members=tuple(gossip.members.values()),
         unreachable=tuple(verdicts),
         terminated=tuple(n for n, flag in verdicts.items() if flag is Flag.TERMINATED),
+        quarantined=tuple(n for n, flag in verdicts.items() if flag is Flag.QUARANTINED),
         leader=leader_of(gossip, me),
         converged=me in gossip.members and gossip.converged(),
         epochs=gossip.epochs,
@@ -80,6 +88,20 @@ class MemberWeaklyUp:
 @dataclass(frozen=True, slots=True)
 class MemberUp:
     """A member is Up."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberPreparingForShutdown:
+    """A member stops with the whole cluster."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReadyForShutdown:
+    """Everybody knows that the whole cluster stops: the member's process ends."""
 
     member: Member
 
@@ -118,6 +140,14 @@ class UnreachableMember:
 
     member: Member
     terminated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedMember:
+    """This member answers, but somebody could not deliver to it what must arrive: it must start
+    anew."""
+
+    member: Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +191,8 @@ Arrival = (
     MemberJoined
     | MemberWeaklyUp
     | MemberUp
+    | MemberPreparingForShutdown
+    | MemberReadyForShutdown
     | MemberLeaving
     | MemberExiting
     | MemberDowned
@@ -171,6 +203,7 @@ Arrival = (
 DomainEvent = (
     Arrival
     | UnreachableMember
+    | QuarantinedMember
     | ReachableMember
     | LeaderChanged
     | SelfStarved
@@ -182,6 +215,8 @@ ARRIVALS: Mapping[Status, type[Arrival]] = {
     Status.JOINING: MemberJoined,
     Status.WEAKLY_UP: MemberWeaklyUp,
     Status.UP: MemberUp,
+    Status.PREPARING_FOR_SHUTDOWN: MemberPreparingForShutdown,
+    Status.READY_FOR_SHUTDOWN: MemberReadyForShutdown,
     Status.LEAVING: MemberLeaving,
     Status.EXITING: MemberExiting,
     Status.DOWN: MemberDowned,
@@ -202,6 +237,7 @@ def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
         gone = node in after.terminated
         if node not in before.unreachable or gone is not (node in before.terminated):
             events.append(UnreachableMember(new[node], gone))
+    events += [QuarantinedMember(new[n]) for n in after.quarantined if n not in before.quarantined]
     for node in before.unreachable:
         if node in new and node not in after.unreachable:
             events.append(ReachableMember(new[node]))

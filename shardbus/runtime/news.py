@@ -49,6 +49,10 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{m.node} is weakly up"
         case view.MemberUp(member=m):
             return f"{m.node} is up"
+        case view.MemberPreparingForShutdown(member=m):
+            return f"{m.node} is preparing for the shutdown of the whole cluster"
+        case view.MemberReadyForShutdown(member=m):
+            return f"{m.node} is ready for the shutdown of the whole cluster"
         case view.MemberLeaving(member=m):
             return f"{m.node} is leaving"
         case view.MemberExiting(member=m):
@@ -59,6 +63,8 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{m.node} is removed"
         case view.UnreachableMember(member=m, terminated=gone):
             return f"{m.node} {'is gone: its process ended' if gone else 'is unreachable'}"
+        case view.QuarantinedMember(member=m):
+            return f"{m.node} is quarantined: what must arrive there does not; it must start anew"
         case view.ReachableMember(member=m):
             return f"{m.node} is reachable again"
         case view.LeaderChanged(leader=node):

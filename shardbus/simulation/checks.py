@@ -28,7 +28,7 @@ from random import Random
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
-from shardbus.membership.gossip import VOTING, Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Row
 from shardbus.membership.vector_clock import Order
@@ -191,12 +191,18 @@ class Checks:
                 raise Violation("dead", f"{observer} says that {subject} is terminated")
 
     def _acts(self, process: Process, before: Gossip, after: Gossip) -> None:
-        """The first copy in the world that shows a leader's act is the leader's."""
+        """The first copy in the world that shows a leader's act is the leader's. Who is removed
+        without having been on the way out is removed by force, which asks nobody."""
         shown = [(node, m.status) for node, m in after.members.items() if m.status in ACTS]
         shown += [(node, Status.REMOVED) for node in after.tombstones]
         new = [act for act in shown if act not in self._known]
         self._known.update(dict.fromkeys(new))
-        if not new:
+        forced = [
+            (node, Status.REMOVED)
+            for node, member in before.members.items()
+            if node in after.tombstones and member.status not in ON_THE_WAY_OUT
+        ]
+        if all(act in forced for act in new):
             return
         theirs = after.clock.without((process.id,)).merge(before.clock)
         for node, member in before.members.items():

@@ -38,6 +38,7 @@ COMPRESS_FROM = 256
 BODY_MAX = 8 << 20
 NODES_MAX = 20_000
 UID_MAX = 2**64 - 1
+WORST = Flag.TERMINATED.value
 
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
@@ -70,7 +71,7 @@ class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
     observer: Place
     version: Number
     flags: Annotated[
-        list[tuple[Place, Annotated[int, Meta(ge=1, le=2)]]], Meta(max_length=NODES_MAX)
+        list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
     ]
 
 

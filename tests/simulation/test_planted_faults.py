@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from shardbus.ids import NodeId
-from shardbus.membership import admission, cluster, downing, leader, resolver, strategies
+from shardbus.membership import admission, downing, leader, resolver, strategies
 from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.downing import Outcome
 from shardbus.membership.gossip import Gossip
@@ -164,7 +164,7 @@ def ages_are_not_counted_on(patch: Patch) -> None:
         members = {n: replace(m, up_number=min(m.up_number, 1)) for n, m in after.members.items()}
         return replace(after, members=members)
 
-    patch.setattr(cluster, "act_on_convergence", timeless)
+    patch.setattr(leader, "act_on_convergence", timeless)
 
 
 PLANTS: dict[Plant, tuple[str, ...]] = {

@@ -16,7 +16,7 @@ from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.strategies import keep_majority
 
-J, W, U, L, X, DOWN, _ = Status
+J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
 NOTHING, OTHERS, OURSELVES, LEASE = Outcome
 
 

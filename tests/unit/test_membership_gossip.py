@@ -18,7 +18,7 @@ from shardbus.membership.vector_clock import VectorClock
 
 NODES = tuple(NodeId(host, 1, 1) for host in "abcde")
 A, B, C, D, E = NODES
-J, W, U, LEAVING, X, DOWN, _ = Status
+J, W, U, PREPARING, READY, LEAVING, X, DOWN, _ = Status
 
 
 def member(node: NodeId, status: Status = U, up_number: int = 1) -> Member:
@@ -47,7 +47,7 @@ def arbitrary(draw: st.DrawFn) -> Gossip:
     rows = {
         observer: Row(
             draw(st.integers(1, 3)),
-            {s: draw(st.sampled_from([Flag.UNREACHABLE, Flag.TERMINATED])) for s in draw(subset)},
+            {s: draw(st.sampled_from(list(Flag)[1:])) for s in draw(subset)},
         )
         for observer in draw(subset)
     }

@@ -28,7 +28,7 @@ from shardbus.settings import ClusterSettings
 GREETING = Greeting("shop", PROTOCOL, {"shards": "100"})
 DEFAULTS = ClusterSettings()
 NEW = NodeId("n", 7355, 7)
-J, W, U, L, X, DOWN, _ = Status
+J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from shardbus.membership.leader import (
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 
-J, W, U, L, X, DOWN, _ = Status
+J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
 
 
 def unreachable(copy: Gossip, *hosts: object) -> Gossip:

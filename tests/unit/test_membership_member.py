@@ -13,7 +13,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.member import TRANSITIONS, Member, Status, age_order, leader_order
 
-J, W, U, L, E, D, R = Status
+J, W, U, P, S, L, E, D, R = Status
 
 T = TypeVar("T")
 
@@ -23,9 +23,11 @@ def shuffled(things: list[T]) -> list[T]:
 
 
 LEGAL = {
-    (J, W), (J, U), (J, L), (J, D),
-    (W, U), (W, L), (W, D),
-    (U, L), (U, D),
+    (J, W), (J, U), (J, P), (J, L), (J, D),
+    (W, U), (W, P), (W, L), (W, D),
+    (U, P), (U, L), (U, D),
+    (P, S), (P, L), (P, D),
+    (S, L), (S, D),
     (L, E), (L, D),
     (E, D), (E, R),
     (D, R),
@@ -59,7 +61,7 @@ def test_every_status_is_in_the_table_and_leads_to_removed() -> None:
 
 @pytest.mark.parametrize(("one", "other"), list(product(Status, Status)))
 def test_the_later_status_wins(one: Status, other: Status) -> None:
-    order = [J, W, U, L, E, D, R]
+    order = [J, W, U, P, S, L, E, D, R]
     latest = max(one, other, key=order.index)
     assert member("a", one).merge(member("a", other)).status is latest
     assert member("a", other).merge(member("a", one)).status is latest

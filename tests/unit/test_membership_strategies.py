@@ -27,7 +27,7 @@ from shardbus.membership.strategies import (
 )
 from shardbus.settings import STRATEGIES, DowningSettings
 
-J, W, U, L, X, DOWN, REMOVED = Status
+J, W, U, PREPARING, READY, L, X, DOWN, REMOVED = Status
 NOTHING, OTHERS, OURSELVES, LEASE = Outcome
 Rule = Callable[[Split], Decision]
 
