@@ -10,6 +10,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
+from shardbus.cluster import Cluster, Running
 from shardbus.entity import Entity, Handler
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
@@ -20,6 +21,7 @@ from shardbus.runtime.entity_type import (
     in_thread,
     is_coroutine_function,
 )
+from shardbus.runtime.observers import Callback
 from shardbus.settings import ShardingSettings
 from shardbus.transport.refs import RESERVED
 from shardbus.wire.schema import (
@@ -35,6 +37,7 @@ from shardbus.wire.schema import (
 
 C = TypeVar("C", bound=type)
 E = TypeVar("E")
+K = TypeVar("K", bound=Callable[[], Any])
 Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
 
 
@@ -45,7 +48,9 @@ class ShardBus:
         self.name = check_id("a cluster name", name)
         self.types: dict[str, EntityType] = {}
         self._messages: list[type] = []
-        self._ref: Callable[[Any, str], Any] | None = None
+        self._node: Running | None = None
+        self._when_up: list[Callback] = []
+        self._when_removed: list[Callback] = []
 
     def message(self, cls: C) -> C:
         """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
@@ -121,9 +126,7 @@ class ShardBus:
         Raises:
             LocalProtocolError: no node runs here; use a client.
         """
-        if self._ref is None:
-            raise LocalProtocolError(f"no node of {self.name!r} runs in this process; use a client")
-        return cast("E", self._ref(kind, entity_id))
+        return cast("E", self._running().ref(kind, entity_id))
 
     def region(self, name: str) -> Region:
         """The local region of a type, which takes messages by the type's `extract_entity_id`
@@ -133,9 +136,44 @@ class ShardBus:
             raise ConfigError(f"there is no entity type {name!r}")
         return Region(self, kind)
 
-    def attach(self, ref: Callable[[Any, str], Any] | None) -> None:
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster as the node in this process sees it [B.20].
+
+        Raises:
+            LocalProtocolError: no node runs here.
+        """
+        return Cluster(self._running())
+
+    def on_member_up(self, callback: K) -> K:
+        """Call this, plain or async and without arguments, once this node is Up; at once if it is.
+        Usable as a decorator [B.21]."""
+        self._when_up.append(callback)
+        if self._node is not None:
+            self._node.observers.when_up(callback)
+        return callback
+
+    def on_member_removed(self, callback: K) -> K:
+        """The same once this node's membership is over: it left, was downed, or the cluster
+        stopped. Async callbacks have five seconds."""
+        self._when_removed.append(callback)
+        if self._node is not None:
+            self._node.observers.when_removed(callback)
+        return callback
+
+    def attach(self, node: Running | None) -> None:
         """For the runtime: a node runs in this process, or does no more."""
-        self._ref = ref
+        self._node = node
+        if node is not None:
+            for callback in self._when_up:
+                node.observers.when_up(callback)
+            for callback in self._when_removed:
+                node.observers.when_removed(callback)
+
+    def _running(self) -> Running:
+        if self._node is None:
+            raise LocalProtocolError(f"no node of {self.name!r} runs in this process; use a client")
+        return self._node
 
 
 class Region:

@@ -19,10 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, cast
 
+from shardbus.agreement import check
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id
 from shardbus.options import Option, option_of
-from shardbus.settings import Settings, ShardingSettings, check, closest, read, unknown
+from shardbus.settings import Settings, ShardingSettings, closest, read, unknown
 
 Layer = tuple[str, Mapping[str, object]]
 """Where it comes from, and nested sections of settings."""

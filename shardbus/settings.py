@@ -2,7 +2,7 @@
 
 Settings are one tree of frozen dataclasses; `Settings()` is the defaults. Each field says unit,
 range and meaning, and a value is good by itself (`options.parse`) and together with the others
-(`check`). For one entity type four places are asked, the last that speaks wins:
+(`agreement`). For one entity type four places are asked, the last that speaks wins:
 
     defaults here < section `sharding` < the class's declaration < `sharding.types.<name>`
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
-from ipaddress import ip_address
 from typing import Any
 
 from shardbus.errors import ConfigError
@@ -44,7 +43,6 @@ STRATEGIES = (
     "lease-majority",
     "none",
 )
-WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,11 @@ class NodeSettings:
     )
     seeds: tuple[str, ...] = names(
         "HOST:PORT of nodes to join; without any the node forms a cluster of its own"
+    )
+    join: str = text(
+        "auto",
+        "auto joins by the seeds at the start; manual waits for `shardbus cluster join`",
+        choices=("auto", "manual"),
     )
     roles: tuple[str, ...] = names("roles of this node; types and minimums may ask for one")
     version: str = text("0.0.0", "version of the application, shown to operators")
@@ -126,6 +129,9 @@ class ClusterSettings:
     reduce_gossip_different_view_probability: int = count(
         400, "nodes above which that probability falls linearly"
     )
+    gossip_partition_breaker: float = number(
+        0.0, "how readily rounds also go to unreachable nodes and to seeds; 1 as in 2.0.1", low=0.0
+    )
     leader_actions_interval: float = seconds(1.0, "between two looks of the leader")
     seed_node_timeout: float = seconds(5.0, "for an answer of the seed nodes")
     retry_unsuccessful_join_after: float = seconds(
@@ -142,6 +148,9 @@ class ClusterSettings:
     prune_tombstones_after: float = seconds(86400.0, "a removed node's uid is remembered so long")
     app_stall_timeout: float = seconds(
         30.0, "a node whose handlers block its loop for so long leaves"
+    )
+    quarantine_after: float = seconds(
+        60.0, "a reachable node that takes nothing from a link for so long must restart", off=True
     )
     confirmed_death: bool = flag(
         True, "a refused connection proves that a process ended; off behind a proxy"
@@ -322,76 +331,3 @@ def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
 def closest(name: str, known: Iterable[str]) -> str:
     """The known name that `name` was probably meant to be, or nothing."""
     return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")
-
-
-def check(settings: Settings) -> None:
-    """What must hold between settings.
-
-    Raises:
-        ConfigError: naming both settings.
-    """
-    node, cluster, http = settings.node, settings.cluster, settings.http
-    detector, downing = cluster.failure_detector, cluster.downing
-    if node.port == node.gossip_port:
-        raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
-    if node.port == 65535 and not node.gossip_port:
-        raise ConfigError(
-            "node.port is 65535, so there is no port + 1", hint="set node.gossip_port"
-        )
-    if node.host in WILDCARDS and not node.advertise:
-        raise ConfigError(
-            f"node.host is {node.host!r}, which nobody can connect to",
-            hint="set node.advertise to HOST or HOST:PORT",
-        )
-    if (
-        detector.heartbeat_interval
-        >= detector.acceptable_heartbeat_pause + detector.expected_response_after
-    ):
-        raise ConfigError(
-            "cluster.failure_detector: heartbeat_interval must be below acceptable_heartbeat_pause"
-            " + expected_response_after, or every node looks dead between two heartbeats"
-        )
-    if downing.strategy == "static-quorum" and not downing.static_quorum_size:
-        raise ConfigError(
-            "cluster.downing.strategy is static-quorum without a size",
-            hint="set cluster.downing.static_quorum_size to more than half of the nodes",
-        )
-    if downing.lease_ttl <= 2 * settings.store.timeout:
-        raise ConfigError(
-            f"cluster.downing.lease_ttl ({downing.lease_ttl:g} s) must be more than twice "
-            f"store.timeout ({settings.store.timeout:g} s), or a lease runs out while it is renewed"
-        )
-    if http.write and not http.token:
-        raise ConfigError(
-            "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"
-        )
-
-
-def check_exposure(settings: Settings) -> None:
-    """Refuse to listen where strangers can connect, unless the user said so.
-
-    Raises:
-        ConfigError: a host outside the loopback without `security.insecure`, or keys, which this
-            version does not use: nobody shall believe that they protect anything.
-    """
-    if settings.security.keys or settings.security.allowed:
-        raise ConfigError(
-            "security.keys and security.allowed have no effect in this version",
-            hint="leave them out, and keep strangers out of the network",
-        )
-    if settings.security.insecure:
-        return
-    for key, host in (("node.host", settings.node.host), ("http.host", settings.http.host)):
-        if not is_loopback(host):
-            raise ConfigError(
-                f"{key} is {host!r}, outside the loopback, where anybody may connect",
-                hint="set security.insecure = true if you trust that network",
-            )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. No name but localhost is believed to be inside."""
-    try:
-        return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return host == "localhost"

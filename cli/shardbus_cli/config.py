@@ -124,9 +124,9 @@ def check(
 
 
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
+    from shardbus.agreement import check_exposure
     from shardbus.errors import ShardBusError
     from shardbus.runtime.downing import check_auto_down
-    from shardbus.settings import check_exposure
     from shardbus.store.opening import default_url, mask_url, open_store
 
     url = settings.store.url or default_url(bus.name)

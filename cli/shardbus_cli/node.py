@@ -67,8 +67,8 @@ def start(
 
 
 def _settings(layers: list[Layer]) -> Settings:
+    from shardbus.agreement import check_exposure
     from shardbus.loading import load
-    from shardbus.settings import check_exposure
 
     settings = load(layers)
     check_exposure(settings)
@@ -103,14 +103,21 @@ def leave(
 
 
 @app.command()
-def down(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+def down(
+    member: Member,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove it at once, though the cluster cannot agree.")
+    ] = False,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
     """Declare a node dead. Only for one whose process has surely ended."""
-    _act(node, member, "down", as_json)
+    _act(node, member, "down", as_json, force="true" if force else None)
 
 
-def _act(url: str, member: str, action: str, as_json: bool) -> None:
+def _act(url: str, member: str, action: str, as_json: bool, **query: object) -> None:
     asked = NodeHttp(url)
-    text = asked.post("v1", "nodes", member, action)
+    text = asked.post("v1", "nodes", member, action, **query)
     if as_json:
         output.data(text)
     else:

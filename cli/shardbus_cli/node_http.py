@@ -48,9 +48,10 @@ class NodeHttp:
         status, text = self._ask("GET", (name,), {}, accepted=(503,))
         return status == 200, text
 
-    def post(self, *path: str) -> str:
+    def post(self, *path: str, **query: object) -> str:
         """The answer to a write, for which the token is taken from the environment."""
-        return self._ask("POST", path, {}, accepted=())[1]
+        asked = {key: value for key, value in query.items() if value is not None}
+        return self._ask("POST", path, asked, accepted=())[1]
 
     def parse(self, text: str) -> dict[str, Any]:
         """Read an answer.
@@ -72,7 +73,7 @@ class NodeHttp:
         self, method: str, path: tuple[str, ...], query: dict[str, Any], accepted: tuple[int, ...]
     ) -> tuple[int, str]:
         url = "/".join([self.url, *(quote(part, safe="") for part in path)])
-        request = Request(f"{url}?{urlencode(query)}" if query else url, method=method)  # noqa: S310
+        request = Request(f"{url}?{urlencode(query, doseq=True)}" if query else url, method=method)  # noqa: S310
         if method == "POST" and (token := os.environ.get(TOKEN_VARIABLE)):
             request.add_header("Authorization", f"Bearer {token}")
         opener = build_opener(ProxyHandler({}))

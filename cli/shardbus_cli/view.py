@@ -46,6 +46,34 @@ def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
         )
 
 
+@cluster_app.command()
+def join(
+    seeds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SEED]...", help="HOST:PORT of members; none founds a cluster."),
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Let a node join that was started with `node.join = manual`."""
+    _write(node, as_json, "join", seed=seeds or None)
+
+
+@cluster_app.command()
+def shutdown(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Stop the whole cluster: every node ends where it is, and nothing is moved."""
+    _write(node, as_json, "shutdown")
+
+
+def _write(url: str, as_json: bool, action: str, **query: object) -> None:
+    asked = NodeHttp(url)
+    text = asked.post("v1", "cluster", action, **query)
+    if as_json:
+        output.data(text)
+    else:
+        output.facts(asked.parse(text))
+
+
 def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the members and what each hosts."""
     answer = _page(node, as_json, "v1", "nodes")

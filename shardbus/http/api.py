@@ -11,7 +11,7 @@ Source: docs/reference/http.md; B.142, B.143.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,7 +35,7 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave` and `down`.
+    `leave`, `down`, `join` and `shut_down`.
     """
 
     @property
@@ -79,6 +79,14 @@ class NodeApi(Protocol):
         """What this node decided after splits, and by which rule."""
         ...
 
+    async def gossip(self) -> Json:
+        """Who has seen which version of the membership, and who stands in the way."""
+        ...
+
+    def events(self) -> AsyncIterator[Json]:
+        """The membership as it is now, then what happens, until this node's membership ends."""
+        ...
+
     def liveness(self) -> Checks: ...
 
     def readiness(self) -> Checks: ...
@@ -95,10 +103,27 @@ class NodeApi(Protocol):
         """
         ...
 
-    async def down(self, node: str) -> Json:
-        """Declare a member dead. Only for one that surely is.
+    async def down(self, node: str, *, force: bool) -> Json:
+        """Declare a member dead. Only for one that surely is. `force`: remove it on the spot,
+        though the cluster may not be able to agree.
 
         Raises:
             ConfigError: no member has that name.
+        """
+        ...
+
+    async def join(self, seeds: tuple[str, ...]) -> Json:
+        """Begin to join by these seeds; without any, found a cluster.
+
+        Raises:
+            Refused: this node is a member already. ConfigError: no address.
+        """
+        ...
+
+    async def shut_down(self) -> Json:
+        """Stop the whole cluster, every node where it is.
+
+        Raises:
+            Refused: this node is no member.
         """
         ...

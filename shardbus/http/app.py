@@ -8,18 +8,22 @@
     GET  /v1/where/{type}/{id}
     GET  /v1/explain/{type}/{id}
     GET  /v1/downing
+    GET  /v1/gossip
+    GET  /v1/events                          server-sent events; the first is a picture
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
-    POST /v1/nodes/{node}/down
+    POST /v1/nodes/{node}/down               ?force=true: remove it on the spot
+    POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
+    POST /v1/cluster/shutdown                every node ends where it is
 
 Ids are values: they stand percent-encoded in the path and are taken from it before decoding, so
-that an id may hold a slash. No GET changes anything, no path redirects, and every answer has a
-deadline. What the answers hold is `NodeApi`'s matter.
+that an id may hold a slash. No GET changes anything, no path redirects, and every answer but
+the stream of events has a deadline. What the answers hold is `NodeApi`'s matter.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import unquote
 
 import msgspec
@@ -28,10 +32,10 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from shardbus.errors import ConfigError, ShardBusError
+from shardbus.errors import ConfigError, Refused, ShardBusError
 from shardbus.http.api import Checks, Json, NodeApi
 from shardbus.http.errors import on_defect, on_http_error, on_known_error
 from shardbus.http.guard import Guard, check_write
@@ -40,6 +44,7 @@ from shardbus.settings import HttpSettings
 
 ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
+STREAMS_MAX = 20
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -57,11 +62,15 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/nodes", pages.nodes),
             Route("/v1/types", pages.types),
             Route("/v1/downing", pages.downing),
+            Route("/v1/gossip", pages.gossip),
+            Route("/v1/events", pages.events),
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/entities/{rest:path}", pages.entities),
             Route("/v1/where/{rest:path}", pages.where),
             Route("/v1/explain/{rest:path}", pages.explain),
             Route("/v1/nodes/{rest:path}", pages.act, methods=["POST"]),
+            Route("/v1/cluster/join", pages.join, methods=["POST"]),
+            Route("/v1/cluster/shutdown", pages.shut_down, methods=["POST"]),
         ],
         middleware=[Middleware(Guard, settings=settings)],
         exception_handlers={
@@ -76,12 +85,14 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
 
 
 class _Pages:
-    """One method per page. Remembers only whether the node has been ready once."""
+    """One method per page. Remembers whether the node has been ready once, and how many listen to
+    events."""
 
     def __init__(self, node: NodeApi, settings: HttpSettings) -> None:
         self.node = node
         self.settings = settings
         self.started = False
+        self.streams = 0
 
     async def livez(self, request: Request) -> Response:
         return _probe(request, self.node.liveness())
@@ -113,6 +124,24 @@ class _Pages:
     async def downing(self, request: Request) -> Response:
         return await _answer(self.node.downing())
 
+    async def gossip(self, request: Request) -> Response:
+        return await _answer(self.node.gossip())
+
+    async def events(self, request: Request) -> Response:
+        if self.streams >= STREAMS_MAX:
+            raise Refused(
+                f"{STREAMS_MAX} clients listen to events already", hint="ask another node"
+            )
+        return StreamingResponse(self._events(), media_type="text/event-stream")
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        self.streams += 1
+        try:
+            async for event in self.node.events():
+                yield b"data: " + msgspec.json.encode(event) + b"\n\n"
+        finally:
+            self.streams -= 1
+
     async def shards(self, request: Request) -> Response:
         return await _answer(self.node.shards(_type(request)))
 
@@ -143,8 +172,19 @@ class _Pages:
             raise HTTPException(404)
         check_write(request, self.settings)
         if action == "down":
-            return await _answer(self.node.down(node))
+            force = request.query_params.get("force", "false")
+            if force not in ("true", "false"):
+                raise ConfigError(f"force {force[:40]!r} is not true or false")
+            return await _answer(self.node.down(node, force=force == "true"))
         return await _answer(self.node.leave(None if node == "self" else node))
+
+    async def join(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        return await _answer(self.node.join(tuple(request.query_params.getlist("seed"))))
+
+    async def shut_down(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        return await _answer(self.node.shut_down())
 
 
 def _after(request: Request, skipped: int) -> list[str]:

@@ -23,7 +23,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.join import Joiner, Progress, Step, disagreement
-from shardbus.membership.member import STOPPING, Member, Status
+from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     ControlMessage,
     Greeting,
@@ -108,7 +108,7 @@ class Door:
     def _invite(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting
     ) -> InitAck | InitNack | JoinRefused:
-        if why := disagreement(self.greeting, greeting) or _stopping(gossip):
+        if why := disagreement(self.greeting, greeting) or _closing(gossip):
             return JoinRefused(why)
         mine = gossip.members.get(self.me.node)
         if mine is None:
@@ -150,9 +150,8 @@ def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, j
     member = gossip.members.get(sender)
     if member is not None and member.status in CLOSED:
         return f"{sender} is {member.status.value}; a new process may join"
-    return "" if member is not None else _stopping(gossip)
+    return "" if member is not None else _closing(gossip)
 
 
-def _stopping(gossip: Gossip) -> str:
-    stops = any(m.status in STOPPING for m in gossip.members.values())
-    return "the whole cluster is shutting down" if stops else ""
+def _closing(gossip: Gossip) -> str:
+    return "the whole cluster is shutting down" if gossip.stopping else ""

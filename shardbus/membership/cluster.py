@@ -34,7 +34,7 @@ from shardbus.membership.admission import Door
 from shardbus.membership.audit import broken_rules
 from shardbus.membership.confirm import DeathWatch, ProbeOutcome
 from shardbus.membership.exchange import Exchange
-from shardbus.membership.gossip import ON_THE_WAY_OUT, Gossip
+from shardbus.membership.gossip import Gossip
 from shardbus.membership.heartbeat import Heartbeats
 from shardbus.membership.join import Progress, Step
 from shardbus.membership.leader import Leadership, leader_of
@@ -48,6 +48,8 @@ from shardbus.membership.messages import (
     Heartbeat,
     HeartbeatReply,
 )
+from shardbus.membership.orders import Order, downed, obey
+from shardbus.membership.overview import Overview, overview_of
 from shardbus.membership.reachability import Flag
 from shardbus.membership.resolver import Plan, Resolver
 from shardbus.membership.view import (
@@ -60,6 +62,7 @@ from shardbus.membership.view import (
 )
 from shardbus.settings import ClusterSettings
 
+OUT = (Status.DOWN, Status.REMOVED)
 FAREWELL_FANOUT = 5
 """How many nodes learn directly that this one is out."""
 
@@ -145,9 +148,9 @@ class Cluster:
         if broken:
             raise LocalProtocolError(f"{self.me}: broken: {', '.join(broken)}")
 
-    def phis(self, now: float) -> dict[NodeId, float]:
-        """The failure detector's suspicion of every node this one watches."""
-        return self._heartbeats.phis(now)
+    def overview(self, now: float) -> Overview:
+        """What this node knows of who knows what."""
+        return overview_of(self.gossip, self.me, self._exchange.heard, self._heartbeats.phis(now))
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -170,58 +173,31 @@ class Cluster:
                     self._probe_doubtful(now)
             case ev.ProbeResult(node, outcome):
                 self._on_probed(node, outcome, now)
-            case ev.Leave(node):
-                self._on_leave(node, now)
-            case ev.Down(node):
-                self._on_down(node, now)
-            case ev.Remove(node):
-                self._on_remove(node, now)
-            case ev.Quarantine(node):
-                if node != self.me and node in self.gossip.members:
-                    self._set(self.gossip.with_flag(self.me, node, Flag.QUARANTINED))
-            case ev.PrepareForShutdown():
-                self._on_prepare()
+            case (
+                ev.Leave()
+                | ev.Down()
+                | ev.Remove()
+                | ev.Quarantine()
+                | ev.PrepareForShutdown()
+                | ev.EpochSeen()
+                | ev.SetMeta()
+            ):
+                self._obey(event, now)
             case ev.LeaseResult(name, granted):
                 self._carry_out(self._resolver.on_lease(name, granted), now)
-            case ev.EpochSeen(entity_type, epoch):
-                if self._is_member():
-                    self._set(self.gossip.with_epoch(self.me, entity_type, epoch))
             case _:
                 assert_never(event)
 
-    def _on_leave(self, node: NodeId, now: float) -> None:
-        member = self.gossip.members.get(node)
-        if node == self.me and member is None:
-            self._stop("left", now)
-        elif member is None:
-            self._out.append(ev.Refused(f"{node} is no member"))
-        elif member.status is Status.READY_FOR_SHUTDOWN:
-            if node == self.me:
+    def _obey(self, order: Order, now: float) -> None:
+        if isinstance(order, ev.Leave) and order.node == self.me:
+            mine = self.gossip.members.get(self.me)
+            if mine is None or mine.status is Status.READY_FOR_SHUTDOWN:
                 self._stop("left", now)
-        elif member.status not in (*ON_THE_WAY_OUT, Status.LEAVING):
-            self._set(self.gossip.with_members(self.me, member.moved(Status.LEAVING)))
-
-    def _on_down(self, node: NodeId, now: float) -> None:
-        if node not in self.gossip.members:
-            self._out.append(ev.Refused(f"{node} is no member"))
-        self._mark_down((node,), now)
-
-    def _on_remove(self, node: NodeId, now: float) -> None:
-        if node == self.me:
-            self._out.append(ev.Refused("a node cannot remove itself"))
-            return
-        self._on_down(node, now)
-        if node in self.gossip.members:
-            self._set(self.gossip.without_members(self.me, (node,), now))
-            self._out.append(self._exchange.state_to(node, now))
-
-    def _on_prepare(self) -> None:
-        up = [m for m in self.gossip.members.values() if m.status is Status.UP]
-        if up:
-            preparing = (m.moved(Status.PREPARING_FOR_SHUTDOWN) for m in up)
-            self._set(self.gossip.with_members(self.me, *preparing))
-        elif not self.view.stopping:
-            self._out.append(ev.Refused("no member is up"))
+                return
+        after, refusal = obey(self.gossip, self.me, order, now)
+        if refusal:
+            self._out.append(ev.Refused(refusal))
+        self._change(after, now)
 
     def _on_probed(self, node: NodeId, outcome: ProbeOutcome, now: float) -> None:
         self._deaths.on_result(node, outcome, now)
@@ -268,6 +244,7 @@ class Cluster:
         if self._is_member() or self._door.joining:
             self._out.append(ev.Refused("this node has joined already"))
         else:
+            self._exchange.seeds = seeds
             self._progress(self._door.knock(seeds, now), self.me, now)
 
     def _progress(self, progress: Progress, sender: NodeId, now: float) -> None:
@@ -334,10 +311,7 @@ class Cluster:
             self._stop("left", now)
 
     def _lead(self, now: float) -> None:
-        before = self.gossip
-        self._set(self._leadership.act(before, now))
-        removed = [n for n in before.members if n not in self.gossip.members]
-        self._out += [self._exchange.state_to(node, now) for node in removed]
+        self._change(self._leadership.act(self.gossip, now), now)
 
     def _leads(self) -> bool:
         return leader_of(self.gossip, self.me) == self.me
@@ -348,16 +322,17 @@ class Cluster:
             self._out.append(plan.ask)
         if plan.decision:
             self._out.append(ev.Notice(DowningDecided(plan.decision)))
-            self._mark_down(plan.decision.down, now)
+            self._change(downed(self.gossip, self.me, plan.decision.down), now)
 
-    def _mark_down(self, nodes: tuple[NodeId, ...], now: float) -> None:
-        """Mark these members Down, and tell them."""
-        members = [self.gossip.members[n] for n in nodes if n in self.gossip.members]
-        fresh = [m.moved(Status.DOWN) for m in members if m.status is not Status.DOWN]
-        if fresh:
-            self._set(self.gossip.with_members(self.me, *fresh))
-            told = [m.node for m in fresh if m.node != self.me]
-            self._out += [self._exchange.state_to(node, now) for node in told]
+    def _change(self, after: Gossip, now: float) -> None:
+        """Take this state, and tell those that are out by it."""
+        before, out = self.gossip.members, []
+        for node, member in before.items():
+            status = after.members[node].status if node in after.members else Status.REMOVED
+            if node != self.me and status in OUT and status is not member.status:
+                out.append(node)
+        self._set(after)
+        self._out += [self._exchange.state_to(node, now) for node in out]
 
     def _beat(self, now: float) -> None:
         beats, verdicts, starved = self._heartbeats.tick(now)

@@ -119,6 +119,14 @@ class EpochSeen:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class SetMeta:
+    """The application writes bytes that every node shall see."""
+
+    name: str
+    data: bytes
+
+
 Event = (
     JoinSelf
     | JoinSeeds
@@ -134,6 +142,7 @@ Event = (
     | PrepareForShutdown
     | LeaseResult
     | EpochSeen
+    | SetMeta
 )
 
 # -- out -----------------------------------------------------------------------------------------

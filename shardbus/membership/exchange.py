@@ -17,20 +17,21 @@ Dropped, and counted: states that waited too long in this process, that are mean
 incarnation, that come from a node which is no member, or that do not know this node. A state that
 says that this node is out is never too old: one that slept would otherwise not hear of it.
 
-Source: S1.34-S1.46, B.6, B.13, D.1, D.2.
+Source: S1.34-S1.46, S3.24-S3.31, B.6, B.13, D.1, D.2.
 """
 
 from __future__ import annotations
 
 import random
 
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.membership.events import Dropped, Effect, Publish
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.messages import GossipSeen, GossipState, GossipStatus
 from shardbus.membership.reachability import Flag
 from shardbus.membership.targets import (
+    breaker_targets,
     different_view_probability,
     is_speedy,
     news_targets,
@@ -58,6 +59,10 @@ class Exchange:
         self._announced: Gossip = self.gossip
         self._convergence_told = False
         self._got_from: NodeId | None = None
+        self.seeds: tuple[Address, ...] = ()
+        """By whom this node joined."""
+        self.heard: dict[NodeId, VectorClock] = {}
+        """The last version heard of each member, for those who ask."""
 
     def start(self, gossip: Gossip, now: float) -> None:
         """Begin with this state."""
@@ -81,6 +86,7 @@ class Exchange:
         if self._round_at is None or now < self._round_at:
             return []
         self.gossip = self.gossip.pruned(now - self.settings.prune_tombstones_after)
+        self.heard = {n: c for n, c in self.heard.items() if n in self.gossip.members}
         gossip, settings = self.gossip, self.settings
         speedy = is_speedy(len(gossip.seen), len(gossip.members))
         self._round_at = now + settings.gossip_interval / (SPEED_UP if speedy else 1)
@@ -89,12 +95,22 @@ class Exchange:
             settings.reduce_gossip_different_view_probability,
             len(gossip.members),
         )
-        partner = round_target(self._partners(), gossip.seen, probability, self.rng)
-        if partner is None:
-            return []
-        if partner in gossip.seen:
-            return [self._status_to(partner)]
-        return [self.state_to(partner, now)]
+        live = self._partners()
+        partner = round_target(live, gossip.seen, probability, self.rng)
+        targets = [] if partner is None else [partner]
+        if settings.gossip_partition_breaker:
+            targets += self._breaker_targets(live, partner)
+        return [self._round_with(node, now) for node in targets]
+
+    def _breaker_targets(self, live: list[NodeId], partner: NodeId | None) -> list[NodeId]:
+        others = [n for n, m in self.gossip.members.items() if m.status is not Status.DOWN]
+        away = [n for n in others if n != self.me and n not in live]
+        seeds = [n for n in others if n != self.me and n.address in self.seeds]
+        factor = self.settings.gossip_partition_breaker
+        return breaker_targets(live, away, seeds, partner, factor, self.rng)
+
+    def _round_with(self, node: NodeId, now: float) -> Publish:
+        return self._status_to(node) if node in self.gossip.seen else self.state_to(node, now)
 
     def announce(self, leader: NodeId | None, now: float) -> list[Effect]:
         """Push what is news, if it is time."""
@@ -149,9 +165,7 @@ class Exchange:
         """A member with this uid can hear us from now on."""
         for node in self.gossip.members:
             if node.uid == uid and node != self.me:
-                if node in self.gossip.seen:
-                    return [self._status_to(node)]
-                return [self.state_to(node, now)]
+                return [self._round_with(node, now)]
         return []
 
     def on_status(self, sender: NodeId, status: GossipStatus, now: float) -> list[Effect]:
@@ -174,6 +188,7 @@ class Exchange:
         self, sender: NodeId, message: GossipState, waited: float, now: float
     ) -> list[Effect]:
         """The sender's state: merge it, and answer if the merged state is news to the sender."""
+        self.heard[sender] = message.gossip.clock
         remote = message.gossip.flipped(now).pruned(now - self.settings.prune_tombstones_after)
         if waited > self.settings.gossip_time_to_live and not self._says_out(remote):
             return [Dropped(sender, "gossip waited too long")]
@@ -201,6 +216,7 @@ class Exchange:
 
     def _compare(self, sender: NodeId, clock: VectorClock) -> Order:
         """How our version stands to that of a member; if they are the same, it has seen ours."""
+        self.heard[sender] = clock
         order = self.gossip.clock.compare(clock.without(self.gossip.tombstones))
         if order is Order.SAME:
             self.gossip = self.gossip.with_seen(sender)

@@ -10,6 +10,7 @@ same value.
     reachability   who cannot reach whom                     per observer the newer row
     tombstones     incarnations that were removed            union; they erase all other traces
     epochs         highest coordinator epoch per type        the higher
+    meta           bytes of the application, by name         the later version of each
     clock          how many changes each node has made       the higher counter per node
     seen           who has this very version                 see below
 
@@ -30,7 +31,7 @@ clock; `flipped` turns one into the other.
 
 Not here: who talks to whom (`targets`), what the leader does (`leader`), messages (`messages`).
 
-Source: S1.9-S1.14, S1.40-S1.44, B.10-B.13, S3.12-S3.14, S3.32; T.U1.
+Source: S1.9-S1.14, S1.40-S1.44, B.10-B.13, S3.12, S3.34; T.U1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from dataclasses import dataclass, field, replace
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
-from shardbus.membership.member import WORKING, Member, Status
+from shardbus.membership.member import STOPPING, WORKING, Member, Status
 from shardbus.membership.reachability import Flag, Reachability
 from shardbus.membership.vector_clock import Order, VectorClock
 
@@ -50,6 +51,21 @@ STARTING = (Status.JOINING, Status.WEAKLY_UP)
 """These take their place while nobody votes."""
 ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
 """Unreachable members in these do not block convergence, and have no vote."""
+
+
+META_MAX = 64
+META_NAME_MAX = 128
+META_BYTES_MAX = 4096
+"""So many names are taken, of so many bytes each: every node carries all of it in every state."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Meta:
+    """Bytes of the application under some name. Of two, the greater is the later; if two nodes
+    wrote the same version, the greater bytes win."""
+
+    version: int
+    data: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +78,7 @@ class Gossip:
     clock: VectorClock = field(default_factory=VectorClock)
     tombstones: Mapping[NodeId, float] = field(default_factory=dict)
     epochs: Mapping[str, int] = field(default_factory=dict)
+    meta: Mapping[str, Meta] = field(default_factory=dict)
 
     # -- changes: each bumps the author's counter ------------------------------------------------
 
@@ -81,6 +98,13 @@ class Gossip:
         if epoch <= self.epochs.get(entity_type, 0):
             return self
         return self._changed(by, epochs={**self.epochs, entity_type: epoch})
+
+    def with_meta(self, by: NodeId, name: str, data: bytes) -> Gossip:
+        """`by` writes these bytes under that name. The same object if they stand there already."""
+        before = self.meta.get(name, Meta(0, b""))
+        if before.data == data:
+            return self
+        return self._changed(by, meta={**self.meta, name: Meta(before.version + 1, data)})
 
     def without_members(self, by: NodeId, nodes: tuple[NodeId, ...], now: float) -> Gossip:
         """`by` removes these members for good.
@@ -104,6 +128,7 @@ class Gossip:
         reachability: Reachability | None = None,
         tombstones: Mapping[NodeId, float] | None = None,
         epochs: Mapping[str, int] | None = None,
+        meta: Mapping[str, Meta] | None = None,
     ) -> Gossip:
         return Gossip(
             self.members if members is None else dict(sorted(members.items())),
@@ -112,6 +137,7 @@ class Gossip:
             self.clock.bumped(by),
             self.tombstones if tombstones is None else tombstones,
             self.epochs if epochs is None else epochs,
+            self.meta if meta is None else meta,
         )
 
     # -- what is no change -----------------------------------------------------------------------
@@ -149,6 +175,9 @@ class Gossip:
         epochs = dict(self.epochs)
         for entity_type, epoch in other.epochs.items():
             epochs[entity_type] = max(epoch, epochs.get(entity_type, 0))
+        meta = dict(self.meta)
+        for name, written in other.meta.items():
+            meta[name] = max(written, meta.get(name, written))
         merged = _buried(
             Gossip(
                 dict(sorted(members.items())),
@@ -157,6 +186,7 @@ class Gossip:
                 self.clock.merge(other.clock),
                 tombstones,
                 epochs,
+                meta,
             )
         )
         seen = [copy.seen for copy in (self, other) if copy.same_version(merged)]
@@ -199,6 +229,11 @@ class Gossip:
         ] or [n for n, m in self.members.items() if m.status in STARTING]
         unseen = {n for n in voters if n not in self.seen}
         return sorted(unseen | (verdicts.keys() - excused))
+
+    @property
+    def stopping(self) -> bool:
+        """True while the whole cluster stops."""
+        return any(m.status in STOPPING for m in self.members.values())
 
     def converged(self) -> bool:
         """True if everybody who matters has this version."""

@@ -6,9 +6,13 @@ mostly hit nodes that have it. In a large cluster a few stragglers would then be
 everybody, so above 400 nodes the probability falls linearly, down to a tenth at three times that
 size.
 
+Nobody gossips with nodes that it cannot reach: heartbeats go on, and find them again. Where that is
+not enough, some rounds can be followed by one to an unreachable node or to a seed, the likelier the
+more of them there are (S3.26, S3.27); it is off by default.
+
 News does not wait for the round: it goes to a few nodes at once, those first that have not seen it.
 
-Source: S1.36-S1.38, D.1, D.2; T.U2.
+Source: S1.36-S1.38, S3.25-S3.29, D.1, D.2; T.U2.
 """
 
 from __future__ import annotations
@@ -36,6 +40,27 @@ def round_target(
     if unseen and rng.random() < probability:
         return rng.choice(unseen)
     return rng.choice(live)
+
+
+def breaker_targets(
+    live: Sequence[NodeId],
+    unreachable: Sequence[NodeId],
+    seeds: Sequence[NodeId],
+    partner: NodeId | None,
+    factor: float,
+    rng: random.Random,
+) -> list[NodeId]:
+    """Whom else to gossip with after a round with `partner`, so that islands find each other:
+    perhaps an unreachable node, and perhaps a seed unless the partner was one. `factor` scales both
+    probabilities; 0 is never."""
+    chosen = []
+    if unreachable and rng.random() < factor * len(unreachable) / (len(live) + 1):
+        chosen.append(rng.choice(unreachable))
+    if seeds and (partner not in seeds or len(live) < len(seeds)):
+        others = len(live) + len(unreachable)
+        if rng.random() < factor * min(1.0, len(seeds) / max(1, others)):
+            chosen.append(rng.choice(seeds))
+    return [node for node in dict.fromkeys(chosen) if node != partner]
 
 
 def news_targets(

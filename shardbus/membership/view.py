@@ -13,7 +13,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.downing import Decision
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import leader_of
-from shardbus.membership.member import STOPPING, WORKING, Member, Status, age_order
+from shardbus.membership.member import STOPPING, WORKING, Member, Status, age_order, leader_order
 from shardbus.membership.reachability import Flag
 
 
@@ -33,6 +33,8 @@ class MembershipView:
     converged: bool = False
     epochs: Mapping[str, int] = field(default_factory=dict)
     """The highest coordinator epoch known, per entity type."""
+    meta: Mapping[str, bytes] = field(default_factory=dict)
+    """What the application has written, by name."""
 
     def member(self, node: NodeId) -> Member | None:
         """The member, if it is one."""
@@ -49,6 +51,17 @@ class MembershipView:
         more; one that stops with the whole cluster still is."""
         up = [m for m in self.members if m.status in WORKING and m.has_role(role)]
         return min(up, key=age_order, default=None)
+
+    def role_leader(self, role: str) -> NodeId | None:
+        """Who leads the members with that role: the first that is reachable, as for the leader."""
+        able = [
+            m
+            for m in self.members
+            if m.has_role(role)
+            and m.status is not Status.DOWN
+            and (m.node == self.me or m.node not in self.unreachable)
+        ]
+        return min(able, key=leader_order).node if able else None
 
     @property
     def stopping(self) -> bool:
@@ -68,6 +81,7 @@ def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
         leader=leader_of(gossip, me),
         converged=me in gossip.members and gossip.converged(),
         epochs=gossip.epochs,
+        meta={name: written.data for name, written in gossip.meta.items()},
     )
 
 
@@ -165,6 +179,29 @@ class LeaderChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class RoleLeaderChanged:
+    """Another member leads those with this role."""
+
+    role: str
+    leader: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceChanged:
+    """Everybody has the same picture now, or no more."""
+
+    converged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MetaChanged:
+    """The application has written something."""
+
+    name: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SelfStarved:
     """This node's own timer came late by so many seconds: its process or its machine was
     starved."""
@@ -206,6 +243,9 @@ DomainEvent = (
     | QuarantinedMember
     | ReachableMember
     | LeaderChanged
+    | RoleLeaderChanged
+    | ConvergenceChanged
+    | MetaChanged
     | SelfStarved
     | SlowHeartbeat
     | DowningDecided
@@ -225,7 +265,8 @@ ARRIVALS: Mapping[Status, type[Arrival]] = {
 
 
 def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
-    """What happened between two pictures, in address order, the leader last."""
+    """What happened between two pictures, in address order; then who leads, what was written, and
+    whether all agree."""
     events: list[DomainEvent] = []
     old = {m.node: m for m in before.members}
     new = {m.node: m for m in after.members}
@@ -243,4 +284,12 @@ def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
             events.append(ReachableMember(new[node]))
     if before.leader != after.leader:
         events.append(LeaderChanged(after.leader))
+    for role in sorted({role for m in (*before.members, *after.members) for role in m.roles}):
+        if before.role_leader(role) != after.role_leader(role):
+            events.append(RoleLeaderChanged(role, after.role_leader(role)))
+    for name, data in after.meta.items():
+        if before.meta.get(name) != data:
+            events.append(MetaChanged(name, data))
+    if before.converged is not after.converged:
+        events.append(ConvergenceChanged(after.converged))
     return events

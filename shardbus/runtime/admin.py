@@ -6,14 +6,17 @@ Source: docs/reference/http.md; S2.82, S2.83; B.61, B.142, B.143.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-from shardbus.errors import ConfigError, RequestError, UnknownEntityType
+from shardbus.errors import ConfigError, Refused, RequestError, UnknownEntityType
 from shardbus.http.api import Check, Checks, Json
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
+from shardbus.membership.view import MembershipView
 from shardbus.runtime.metrics import render
+from shardbus.runtime.news import fact, picture
 
 if TYPE_CHECKING:
     from shardbus.runtime.kind import Kind
@@ -238,6 +241,36 @@ class Admin:
             "decisions": self._node.decisions.page(),
         }
 
+    async def gossip(self) -> Json:
+        """Who has seen which version of the membership, and who stands in the way."""
+        seen = self._node.cluster.overview
+        return {
+            "node": str(self._node.me),
+            "version": seen.version,
+            "seen": [str(n) for n in seen.seen],
+            "waiting_for": [str(n) for n in seen.waiting_for],
+            "versions": {str(n): word for n, word in seen.versions.items()},
+            "unreachable": [
+                {"observer": str(observer), "subject": str(subject), "is": flag.name.lower()}
+                for observer, subject, flag in seen.records
+            ],
+            "tombstones": seen.tombstones,
+            "phi": {str(n): round(phi, 3) for n, phi in seen.phis.items()},
+            "meta": {
+                name: data.decode(errors="replace")
+                for name, data in self._node.observers.view.meta.items()
+            },
+        }
+
+    async def events(self) -> AsyncIterator[Json]:
+        """The membership as it is now, then what happens."""
+        subscription = self._node.observers.subscribe()
+        try:
+            async for event in subscription:
+                yield picture(event) if isinstance(event, MembershipView) else fact(event)
+        finally:
+            subscription.close()
+
     # ---- health
 
     def liveness(self) -> Checks:
@@ -275,11 +308,27 @@ class Admin:
             raise ConfigError(f"{target} is not able to leave now")
         return {"node": str(target), "leaving": True}
 
-    async def down(self, node: str) -> Json:
-        """Declare a member dead."""
+    async def down(self, node: str, *, force: bool) -> Json:
+        """Declare a member dead; with `force`, remove it without asking the others."""
         target = self._member(node)
-        self._node.cluster.post(cluster.Down(target))
-        return {"node": str(target), "down": True}
+        if force and target == self._node.me:
+            raise Refused(f"{target} is this node: a node cannot remove itself")
+        self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
+        return {"node": str(target), "down": True, "removed": force}
+
+    async def join(self, seeds: tuple[str, ...]) -> Json:
+        """Begin to join."""
+        if self._node.joining:
+            raise Refused("this node has joined already", hint="node.join = manual lets it wait")
+        self._node.join_by(seeds)
+        return {"node": str(self._node.me), "joining": True, "seeds": list(seeds)}
+
+    async def shut_down(self) -> Json:
+        """Stop the whole cluster."""
+        if not self._node.is_up:
+            raise Refused(f"this node is {self._status()}: ask one that is up")
+        self._node.cluster.post(cluster.PrepareForShutdown())
+        return {"cluster": self._node.cluster_name, "stopping": True}
 
     def _member(self, text: str) -> NodeId:
         view = self._node.view

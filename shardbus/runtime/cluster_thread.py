@@ -39,6 +39,7 @@ from shardbus.membership.cluster import Cluster
 from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.member import Member
 from shardbus.membership.messages import PublishedMessage
+from shardbus.membership.overview import Overview
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.gossip_sockets import GossipSockets
 from shardbus.settings import ClusterSettings
@@ -78,6 +79,8 @@ class ClusterThread:
         self.gossip_port = 0
         self.view = MembershipView(me.node)
         """The last view; replaced as a whole, so any thread may read it."""
+        self.overview = Overview()
+        """The same for what is known of who knows what; at most a second old."""
         self.dropped: Counter[str] = Counter()
         """Messages without effect, by reason."""
         self._started_loop: asyncio.AbstractEventLoop | None = None
@@ -202,6 +205,8 @@ class ClusterThread:
         self._ticks += 1
         if self._ticks % TICKS_PER_POLL == 0:
             self._sockets.watchdog()
+            if self._machine is not None:
+                self.overview = self._machine.overview(self._loop.time())
         self._stalled = 0.0 if self._app_seen else self._stalled + TICK
         self._app_seen = False
         if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:

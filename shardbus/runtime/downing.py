@@ -14,13 +14,19 @@ from datetime import UTC, datetime
 from shardbus.errors import ConfigError
 from shardbus.http.api import Json
 from shardbus.membership.downing import Decision
-from shardbus.membership.view import DomainEvent, DowningDecided
+from shardbus.membership.view import (
+    ConvergenceChanged,
+    DomainEvent,
+    DowningDecided,
+    RoleLeaderChanged,
+)
 from shardbus.runtime.news import sentence
 from shardbus.settings import DowningSettings
 
 log = logging.getLogger("shardbus.node")
 
 KEPT = 20
+QUIET = (ConvergenceChanged, RoleLeaderChanged)
 SHARED = (
     "strategy",
     "role",
@@ -40,7 +46,8 @@ class Decisions:
     def hear(self, event: DomainEvent) -> None:
         """Log an event; keep it if it is a decision."""
         if not isinstance(event, DowningDecided):
-            log.info("%s", sentence(event))
+            level = logging.DEBUG if isinstance(event, QUIET) else logging.INFO
+            log.log(level, "%s", sentence(event))
             return
         log.warning("%s", sentence(event))
         at = datetime.now(UTC).isoformat(timespec="milliseconds")

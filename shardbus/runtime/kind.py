@@ -92,6 +92,7 @@ class Kind:
         self.relayed_messages = 0
         self._stopping: list[str] = []
         self._stop_reason = StopReason.HANDOFF
+        self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
         self._deliver = self.host.execution.deliver
 
@@ -246,7 +247,10 @@ class Kind:
         self.host.stop_shards(shards, self._stop_reason)
 
     def _on_down(self, shard: str) -> None:
-        self.router.handle(events.ShardDown(shard))
+        if self._stopped_here is None:
+            self.router.handle(events.ShardDown(shard))
+        elif not self.host.shards and not self._stopped_here.done():
+            self._stopped_here.set_result(None)
 
     def dropped(self, reason: str, count: int) -> None:
         """The router could not send messages."""
@@ -259,6 +263,16 @@ class Kind:
         self._stop_reason = StopReason.SHUTDOWN
         self.router.handle(events.Shutdown())
         return self.drained
+
+    def stop_here(self) -> asyncio.Future[None]:
+        """Stop everything where it is, and tell nobody: the whole cluster stops. Done when nothing
+        runs here."""
+        self._stopped_here = self._loop.create_future()
+        if self.host.shards:
+            self.host.stop_shards(list(self.host.shards), StopReason.SHUTDOWN)
+        else:
+            self._stopped_here.set_result(None)
+        return self._stopped_here
 
     def close(self) -> None:
         """Stop the clock, and cut off what is still running."""

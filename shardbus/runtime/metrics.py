@@ -89,6 +89,10 @@ class _Collector:
             statuses = Counter(m.status.value for m in node.view.members)
             for status, count in sorted(statuses.items()):
                 members.add_metric([status], count)
+        phi = GaugeMetricFamily("shardbus_phi", "Suspicion of a watched node", labels=["node"])
+        if node.watching is not None:
+            for watched, value in node.watching.overview.phis.items():
+                phi.add_metric([str(watched)], value)
         epoch = _gauge("coordinator_epoch", "Highest coordinator epoch seen")
         for name, kind in node.kinds.items():
             epoch.add_metric([name], kind.router.region.epoch)
@@ -102,7 +106,7 @@ class _Collector:
         latency.add_metric([], node.keeping.calls, node.keeping.seconds)
         build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])
         build.add_metric([VERSION], 1)
-        return [members, epoch, lag, errors, latency, build]
+        return [members, phi, epoch, lag, errors, latency, build]
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

@@ -1,4 +1,4 @@
-"""What happens in the cluster, as sentences for the log.
+"""What happens in the cluster, as sentences for the log and as JSON.
 
 Source: B.20.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 
+from shardbus.http.api import Json
 from shardbus.membership import view
 from shardbus.membership.downing import told
 from shardbus.sharding.events import Note
@@ -40,6 +41,35 @@ def remark(note: Note) -> str:
     return f"{note.kind.replace('_', ' ')} {note.detail}".rstrip()
 
 
+def picture(now: view.MembershipView) -> Json:
+    """The membership as it is, for a stream of events."""
+    return {
+        "event": "snapshot",
+        "leader": str(now.leader) if now.leader else None,
+        "converged": now.converged,
+        "members": [
+            {
+                "node": str(m.node),
+                "status": m.status.value,
+                "reachable": m.node not in now.unreachable,
+                "roles": list(m.roles),
+            }
+            for m in now.members
+        ],
+    }
+
+
+def fact(event: view.DomainEvent) -> Json:
+    """One event as JSON: its name, the node it is about, and the sentence."""
+    about = getattr(event, "member", None)
+    node = about.node if about is not None else getattr(event, "node", None)
+    return {
+        "event": type(event).__name__,
+        "node": str(node) if node else None,
+        "text": sentence(event),
+    }
+
+
 def sentence(event: view.DomainEvent) -> str:
     """One event of membership in words."""
     match event:
@@ -69,6 +99,12 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{m.node} is reachable again"
         case view.LeaderChanged(leader=node):
             return f"the leader is {node}" if node else "there is no leader"
+        case view.RoleLeaderChanged(role=role, leader=node):
+            return f"the leader of role {role!r} is {node or 'nobody'}"
+        case view.ConvergenceChanged(converged=converged):
+            return "the cluster has converged" if converged else "the cluster has not converged"
+        case view.MetaChanged(name=name, data=data):
+            return f"meta {name!r} is {len(data)} bytes now"
         case view.SelfStarved(seconds=late):
             return f"this node was starved: its timer came {late:.1f} s late"
         case view.SlowHeartbeat(node=node, seconds=took):

@@ -5,10 +5,10 @@ coordinators and HTTP. They exchange immutable events only: what the cluster thr
 `call_soon_threadsafe`, and what it must know is posted to it.
 
     start   store, cluster thread, ROUTER, types, HTTP, then join
-    leave   regions hand everything off, the member leaves, clients part, sockets close
+    go      hand everything off and leave, or stop with the whole cluster (`departure`)
     downed  stop at once: others may have our shards already
 
-Source: docs/architecture.md; S0.1, S1.60-S1.62, S2.52; B.14, B.15, B.141.
+Source: docs/architecture.md; S0.1, S1.60-S1.62, S2.52; B.12, B.14, B.15.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast, get_args
 
 from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import WORKING, Member, Status
 from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread
@@ -33,6 +33,8 @@ from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
 from shardbus.runtime.news import level_of, remark
+from shardbus.runtime.observers import Observers
+from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
@@ -52,14 +54,14 @@ log = logging.getLogger("shardbus.node")
 
 ASK_TIMEOUT_MS = 5000
 ALIVE_EVERY_S = 0.2
-PART_S = 5.0
 DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
-_HOSTING = (Status.UP, Status.LEAVING)
+_HOSTING = (*WORKING, Status.LEAVING)
 
 
 class Node:
-    """See the module. `stopped` is done when membership is over, with its reason."""
+    """See the module. `stopped` is done when membership is over, with its reason; `cluster_stops`
+    when everybody knows that the whole cluster ends."""
 
     def __init__(
         self,
@@ -75,6 +77,7 @@ class Node:
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
         self.decisions = Decisions()
+        self.quarantine = Quarantine(settings.cluster.quarantine_after)
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
@@ -94,12 +97,15 @@ class Node:
         """
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[str] = self.loop.create_future()
+        self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
         self.refusals: list[str] = []
+        self.joining = False
         settings = self.settings.node
         uid = int.from_bytes(os.urandom(8), "big")
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
         await self.store.start()
+        self.observers = Observers(self.me)
         self.keeping = Keeping(self.store, uid)
         self.endpoint = Endpoint(
             self.cluster_name,
@@ -142,7 +148,8 @@ class Node:
         self.coordinations[name] = Coordination(name, make, self.store, self)
 
     def join(self, http: str) -> None:
-        """Join by the seeds, or found a cluster without any. `http`: where this node's HTTP is."""
+        """Start membership, and join unless somebody else shall say when. `http`: where this node's
+        HTTP is."""
         settings = self.settings.node
         member = Member(
             node=self.me,
@@ -162,8 +169,14 @@ class Node:
             notify=self._notified,
         )
         self.cluster.start()
-        seeds = tuple(Address.parse(seed) for seed in settings.seeds)
-        self.cluster.post(cluster.JoinSeeds(seeds) if seeds else cluster.JoinSelf())
+        if settings.join == "auto":
+            self.join_by(settings.seeds)
+
+    def join_by(self, seeds: Iterable[str]) -> None:
+        """Begin to join by these seeds, HOST:PORT; without any, found a cluster."""
+        addresses = tuple(Address.parse(seed) for seed in seeds)
+        self.joining = True
+        self.cluster.post(cluster.JoinSeeds(addresses) if addresses else cluster.JoinSelf())
 
     # ---- what the cluster thread says
 
@@ -190,6 +203,7 @@ class Node:
                 self.refusals.append(reason)
             case cluster.Notice(event=event):
                 self.decisions.hear(event)
+                self.observers.on_notice(event)
             case _:
                 pass
 
@@ -206,13 +220,18 @@ class Node:
     def _on_view(self, view: MembershipView) -> None:
         before, self._suspects = self._peers, set(self.view.unreachable if self.view else ())
         self.view = view
+        self.observers.on_view(view)
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive
         for node, member in before.items():
             if node not in alive and node != self.me:
                 self._node_gone(member)
-        for name in self.kinds:
-            self._look_after(name, view)
+        if not view.stopping:
+            for name in self.kinds:
+                self._look_after(name, view)
+        ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
+        if ready and not self.cluster_stops.done():
+            self.cluster_stops.set_result(None)
         self.switchboard.tell_clients()
 
     def _node_gone(self, member: Member) -> None:
@@ -253,6 +272,11 @@ class Node:
         """Seconds by which this loop is late, as the cluster thread sees it."""
         return self._thread.lag if self._thread is not None else 0.0
 
+    @property
+    def watching(self) -> ClusterThread | None:
+        """The cluster thread, once it runs."""
+        return self._thread
+
     def hosting_members(self) -> tuple[NodeId, ...]:
         """The members that host shards now."""
         members = self.view.members if self.view is not None else ()
@@ -281,6 +305,10 @@ class Node:
             self.switchboard.clients[to].control(control)
         elif to in self._peers:
             self.endpoint.session_to(to.address, to).control(control)
+
+    def write_meta(self, name: str, data: bytes) -> None:
+        """The application writes bytes for every node."""
+        self.cluster.post(cluster.SetMeta(name, data))
 
     def is_member(self, node: NodeId) -> bool:
         """Whether membership says when this node's process ends."""
@@ -343,47 +371,20 @@ class Node:
             self._swept = tick
             for kind in self.kinds.values():
                 kind.host.sweep(tick)
+            self._quarantine_the_deaf()
         self.loopback.expire()
         if self._thread is not None:
             self._thread.app_alive()
         self._pulse = self.loop.call_later(ALIVE_EVERY_S / 4, self._every_so_often)
 
+    def _quarantine_the_deaf(self) -> None:
+        suspects = self.view.unreachable if self.view is not None else ()
+        reachable = self._peers.keys() - set(suspects)
+        for node in self.quarantine.look(self.endpoint.sessions(), reachable, self.loop.time()):
+            log.error("%s answers heartbeats but takes no message: quarantined", node)
+            self.cluster.post(cluster.Quarantine(node))
+
     # ---- the end
-
-    async def leave(self, progress: Callable[[str], None]) -> None:
-        """Move everything away, leave the cluster, let clients part."""
-        hosted = sum(len(kind.host.shards) for kind in self.kinds.values())
-        progress(f"handing off {hosted} shards")
-        if self.is_up:
-            await asyncio.gather(*(kind.shutdown() for kind in self.kinds.values()))
-            await self._unbuffered()
-        progress("leaving the cluster")
-        self.cluster.post(cluster.Leave(self.me))
-        await asyncio.shield(self.stopped)
-        self.endpoint.announce_leaving()
-        for session in self.switchboard.clients.values():
-            session.flush()
-        deadline = self.loop.time() + PART_S
-        while self._busy_links() and self.loop.time() < deadline:
-            await asyncio.sleep(0.02)
-
-    async def _unbuffered(self) -> None:
-        """Wait until nothing waits here for a shard that went elsewhere; not for ever."""
-        deadline = self.loop.time() + PART_S
-        while any(kind.router.region.buffered[0] for kind in self.kinds.values()):
-            if self.loop.time() > deadline:
-                return
-            await asyncio.sleep(0.02)
-
-    def _busy_links(self) -> bool:
-        """Somebody still talks to us, or waits for what we sent on."""
-        if self.endpoint.clients:
-            return True
-        return any(
-            session.open and (session.waiting_asks or session.outstanding)
-            for session in self.endpoint.sessions()
-            if session.tag in self._peers
-        )
 
     async def close(self) -> None:
         """Let go of everything, hard. Safe at any time after `start`."""

@@ -2,9 +2,10 @@
 
     0 drained · 1 failed · 4 store unreachable · 6 refused by the cluster · 7 drain deadline passed
 
-The first SIGTERM or SIGINT hands off and leaves, with a deadline; the second stops at once.
+The first SIGTERM or SIGINT hands off and leaves, with a deadline; the second stops at once. When
+the whole cluster stops, the node ends by itself and hands nothing off.
 
-Source: docs/reference/cli.md; B.15, B.141.
+Source: docs/reference/cli.md; B.12, B.15, B.141.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from shardbus.errors import ShardBusError, StoreUnavailable
@@ -24,6 +25,7 @@ from shardbus.http.app import create_app
 from shardbus.http.server import serve
 from shardbus.membership.member import Status
 from shardbus.runtime.admin import Admin
+from shardbus.runtime.departure import Progress, leave, stop_here
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.node import Node
 from shardbus.settings import Settings
@@ -32,6 +34,7 @@ from shardbus.store.opening import default_url, mask_url, open_store
 log = logging.getLogger("shardbus.node")
 
 READY_POLL_S = 0.02
+CALLBACKS_S = 5.0
 GC_THRESHOLDS = (20_000, 20, 50)
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
 
@@ -42,7 +45,7 @@ class Application(Protocol):
     name: str
     types: dict[str, EntityType]
 
-    def attach(self, ref: Callable[[Any, str], Any] | None) -> None: ...
+    def attach(self, node: Node | None) -> None: ...
 
 
 class _Signals:
@@ -78,7 +81,7 @@ async def _run(bus: Application, settings: Settings, ready_fd: int | None) -> in
     server = serve(create_app(Admin(node), settings.http), settings.http.host, settings.http.port)
     try:
         await node.start()
-        bus.attach(node.ref)
+        bus.attach(node)
         await server.start()
         node.questions.on_leave = signals.stop
         node.join(f"{settings.http.host}:{server.port}")
@@ -90,6 +93,8 @@ async def _run(bus: Application, settings: Settings, ready_fd: int | None) -> in
         _say(f"error: {e}")
         code = FAILED
     finally:
+        if hasattr(node, "endpoint"):
+            await node.observers.end(CALLBACKS_S)
         bus.attach(None)
         await server.stop()
         if hasattr(node, "endpoint"):
@@ -100,23 +105,26 @@ async def _run(bus: Application, settings: Settings, ready_fd: int | None) -> in
 async def _live(node: Node, signals: _Signals, ready_fd: int | None, http: int, store: str) -> int:
     ready = asyncio.ensure_future(_announce(node, ready_fd, http, store))
     first = asyncio.ensure_future(signals.first.wait())
-    ends: set[asyncio.Future[Any]] = {first, node.stopped}
+    ends: set[asyncio.Future[Any]] = {first, node.stopped, node.cluster_stops}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     ready.cancel()
+    first.cancel()
     if node.stopped.done():
-        first.cancel()
         reason = node.stopped.result()
         if reason == "left":
             return OK
         _say(f"error: this node stops: {reason}")
         return REFUSED if node.refusals or reason.startswith("join failed") else FAILED
     _notify("STOPPING=1")
-    return await _drain(node, signals)
+    way = stop_here if node.cluster_stops.done() else leave
+    return await _go(node, way, signals)
 
 
-async def _drain(node: Node, signals: _Signals) -> int:
+async def _go(
+    node: Node, way: Callable[[Node, Progress], Coroutine[Any, Any, None]], signals: _Signals
+) -> int:
     limit = max((k.settings.handoff_timeout for k in node.kinds.values()), default=0.0) + 15.0
-    leaving = asyncio.ensure_future(node.leave(_say))
+    leaving = asyncio.ensure_future(way(node, _say))
     again = asyncio.ensure_future(signals.second.wait())
     ends: set[asyncio.Future[Any]] = {leaving, again}
     done, _ = await asyncio.wait(ends, timeout=limit, return_when=asyncio.FIRST_COMPLETED)

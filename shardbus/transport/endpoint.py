@@ -49,6 +49,8 @@ from shardbus.wire.batch import (
 log = logging.getLogger("shardbus.link")
 
 KEEP_ALIVE_S = 5.0
+REMOVED_MAX = 10_000
+"""So many dropped incarnations are remembered; the oldest are forgotten first."""
 CLIENT_SILENCE_TICKS = 60_000 // Clock.TICK_MS
 """A client that says nothing for so long, not even that it lives, is forgotten."""
 
@@ -100,6 +102,7 @@ class Endpoint:
         self._links: dict[Address, Link] = {}
         self._inbound: dict[str, Inbound] = {}
         self._by_identity: dict[bytes, Inbound] = {}
+        self._removed: dict[str, None] = {}
         self._serial = 0
         self._timer: asyncio.TimerHandle | None = None
         self._began = 0.0
@@ -139,7 +142,10 @@ class Endpoint:
         return link.session
 
     def drop(self, node: NodeId, error: RequestError) -> None:
-        """This incarnation is gone: end every session with it."""
+        """This incarnation is gone, and does not come back: end every session with it."""
+        self._removed[str(node)] = None
+        if len(self._removed) > REMOVED_MAX:
+            del self._removed[next(iter(self._removed))]
         link = self._links.get(node.address)
         if link is not None and (link.node is None or link.node == node):
             self.lose(link, error)
@@ -301,6 +307,9 @@ class Endpoint:
             return
         if meant not in (0, self.uid):
             self._refuse(identity, uid, "another incarnation lives here now", stale=True)
+            return
+        if hello.name in self._removed:
+            self.count_drop("removed")  # no answer: it learns from gossip that it is out
             return
         inbound = self._inbound.get(hello.name)
         if inbound is not None and hello.session < inbound.hello.session:

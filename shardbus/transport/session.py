@@ -132,6 +132,11 @@ class Session(Outbox):
         return self._window.received
 
     @property
+    def acked(self) -> int:
+        """The last of our batches that the other side has taken."""
+        return self._window.acked
+
+    @property
     def duplicates(self) -> int:
         """Batches that came more than once."""
         return self._window.duplicates

@@ -12,7 +12,7 @@ A state names each node once, in a table; everything else refers to its place th
 first in the table, so that a reader can check at a glance that seen nodes, observers, subjects and
 counters are members.
 
-Source: S1.46, B.13.
+Source: S1.46, S3.34, B.13.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from msgspec import Meta, Struct
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import messages as m
-from shardbus.membership.gossip import Gossip
+from shardbus.membership.gossip import META_BYTES_MAX, Gossip
+from shardbus.membership.gossip import Meta as Written
 from shardbus.membership.member import Member, Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.vector_clock import VectorClock
@@ -51,6 +52,7 @@ Names = Annotated[list[Name], Meta(max_length=256)]
 Settings = Annotated[dict[Name, Text], Meta(max_length=256)]
 Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
 Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
+Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
 Counters = Annotated[list[tuple[Place, Number]], Meta(max_length=NODES_MAX)]
 
 
@@ -86,6 +88,7 @@ class WireState(Struct, array_like=True, forbid_unknown_fields=True):
     clock: Counters
     tombstones: Annotated[list[Seconds], Meta(max_length=NODES_MAX)]
     epochs: Annotated[dict[Name, Number], Meta(max_length=4096)]
+    meta: Annotated[dict[Name, tuple[Number, Bytes]], Meta(max_length=4096)]
 
 
 class WireGreeting(Struct, array_like=True, forbid_unknown_fields=True):
@@ -314,6 +317,7 @@ def _wire_state(gossip: Gossip) -> WireState:
         clock=[(place[n], c) for n, c in gossip.clock.counters.items()],
         tombstones=[gossip.tombstones[n] for n in nodes[len(gossip.members) :]],
         epochs=dict(gossip.epochs),
+        meta={name: (m.version, m.data) for name, m in gossip.meta.items()},
     )
 
 
@@ -340,4 +344,5 @@ def _gossip(wire: WireState) -> Gossip:
         clock=VectorClock({at(place): count for place, count in wire.clock}),
         tombstones=dict(zip(nodes[alive:], wire.tombstones, strict=True)),
         epochs=wire.epochs,
+        meta={name: Written(version, data) for name, (version, data) in wire.meta.items()},
     )

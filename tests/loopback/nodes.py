@@ -14,6 +14,7 @@ from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.http.app import create_app
 from shardbus.membership.member import Status
+from shardbus.runtime import departure
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from shardbus.settings import ClusterSettings, HttpSettings, NodeSettings, Settings
@@ -80,7 +81,7 @@ class Nodes:
     async def leave(self, node: Node) -> None:
         """Hand off, leave and close, as at a SIGTERM."""
         self.all.remove(node)
-        await node.leave(lambda text: None)
+        await departure.leave(node, lambda text: None)
         await node.close()
 
     async def client(self, *nodes: Node, timeout: float = 10.0) -> AsyncClient:

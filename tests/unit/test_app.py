@@ -13,7 +13,9 @@ import pytest
 
 from shardbus import Directive, Entity, ShardBus, handler
 from shardbus.errors import ConfigError, LocalProtocolError
+from shardbus.ids import NodeId
 from shardbus.runtime.entity_type import EntityType
+from shardbus.runtime.observers import Observers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -274,10 +276,25 @@ class FakeRef:
         return "answer"
 
 
+class FakeNode:
+    """A node with nothing but references."""
+
+    def __init__(self, refs: dict[tuple[Any, str], FakeRef]) -> None:
+        self.me = NodeId("n", 1, 1)
+        self.observers = Observers(self.me)
+        self._refs = refs
+
+    def ref(self, kind: Any, entity_id: str) -> FakeRef:
+        return self._refs.setdefault((kind, entity_id), FakeRef())
+
+    def write_meta(self, name: str, data: bytes) -> None:
+        raise NotImplementedError
+
+
 def test_a_region_finds_the_entity_by_the_message(bus: ShardBus) -> None:
     bus.entity("counter", extract_entity_id=lambda hit: hit.page)(Counter)
     refs: dict[tuple[Any, str], FakeRef] = {}
-    bus.attach(lambda kind, entity_id: refs.setdefault((kind, entity_id), FakeRef()))
+    bus.attach(FakeNode(refs))
     bus.region("counter").tell(Hit("p1"))
     assert asyncio.run(bus.region("counter").ask(Hit("p2"))) == "answer"
     assert {key[1]: ref.sent for key, ref in refs.items()} == {"p1": [Hit("p1")], "p2": [Hit("p2")]}

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -116,10 +116,24 @@ class FakeNode:
         self.acts.append(("leave", node))
         return {"leaving": node or ME}
 
-    async def down(self, node: str) -> Json:
+    async def gossip(self) -> Json:
+        return {"node": ME, "version": "0", "seen": [ME], "waiting_for": []}
+
+    async def events(self) -> AsyncIterator[Json]:
+        yield {"event": "snapshot"}
+
+    async def join(self, seeds: tuple[str, ...]) -> Json:
+        self.acts.append(("join", *seeds))
+        return {"joining": True}
+
+    async def shut_down(self) -> Json:
+        self.acts.append(("shut_down",))
+        return {"stopping": True}
+
+    async def down(self, node: str, *, force: bool) -> Json:
         if node != ME:
             raise ConfigError(f"no member {node!r}", hint="see `shardbus nodes`")
-        self.acts.append(("down", node))
+        self.acts.append(("down", node, force))
         return {"down": node}
 
 
@@ -278,8 +292,21 @@ def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
     assert shell("node", "leave", ME) == Code.OK
     assert shell("node", "down", ME, "--json") == Code.OK
     assert json.loads(shell.out) == {"down": ME}
-    assert node.acts == [("leave", None), ("leave", ME), ("down", ME)]
+    assert shell("node", "down", ME, "--force") == Code.OK
+    downs = [("down", ME, False), ("down", ME, True)]
+    assert node.acts == [("leave", None), ("leave", ME), *downs]
     assert shell("node", "down", "127.0.0.1:1") == Code.FAILED
+
+
+def test_the_cluster_is_joined_and_stopped(shell, url, node, monkeypatch):
+    assert shell("cluster", "shutdown") == Code.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("cluster", "join", "a:1", "b:2") == Code.OK
+    assert shell("cluster", "join", "--json") == Code.OK
+    assert json.loads(shell.out) == {"joining": True}
+    assert shell("cluster", "shutdown") == Code.OK
+    assert shell.out.split() == ["stopping", "yes"]
+    assert node.acts == [("join", "a:1", "b:2"), ("join",), ("shut_down",)]
 
 
 # Sending

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import AsyncIterator
+from typing import Any
 
 import httpx
 import pytest
@@ -28,6 +29,7 @@ class FakeNode:
         self.asked: list[tuple[object, ...]] = []
         self.ready = True
         self.failure: Exception | None = None
+        self.more = asyncio.Event()
 
     async def answer(self, *asked: object) -> Json:
         self.asked.append(asked)
@@ -73,8 +75,22 @@ class FakeNode:
     async def leave(self, node: str | None) -> Json:
         return await self.answer("leave", node)
 
-    async def down(self, node: str) -> Json:
-        return await self.answer("down", node)
+    async def down(self, node: str, *, force: bool) -> Json:
+        return await self.answer("down", node, force)
+
+    async def join(self, seeds: tuple[str, ...]) -> Json:
+        return await self.answer("join", list(seeds))
+
+    async def shut_down(self) -> Json:
+        return await self.answer("shut_down")
+
+    async def gossip(self) -> Json:
+        return await self.answer("gossip")
+
+    async def events(self) -> AsyncIterator[Json]:
+        yield {"event": "snapshot"}
+        await self.more.wait()
+        yield {"event": "MemberUp"}
 
 
 @pytest.fixture
@@ -106,6 +122,7 @@ async def client(node: FakeNode) -> AsyncIterator[httpx.AsyncClient]:
         ("/v1/nodes", ["nodes"]),
         ("/v1/types", ["types"]),
         ("/v1/downing", ["downing"]),
+        ("/v1/gossip", ["gossip"]),
         ("/v1/shards/counter", ["shards", "counter"]),
         ("/v1/where/counter/page-7", ["where", "counter", "page-7"]),
         ("/v1/explain/counter/page-7", ["explain", "counter", "page-7"]),
@@ -257,10 +274,56 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
 async def test_a_write_with_the_token_reaches_the_node(node):
     async with client_of(node, WRITE) as client:
         quoted = ME.replace("#", "%23")
-        for path in ("self/leave", f"{quoted}/leave", f"{quoted}/down"):
+        writes = ("self/leave", f"{quoted}/leave", f"{quoted}/down", f"{quoted}/down?force=true")
+        for path in writes:
             assert (await client.post(f"/v1/nodes/{path}", headers=BEARER)).status_code == 200
         assert (await client.post("/v1/nodes/self/burn", headers=BEARER)).status_code == 404
-    assert node.asked == [("leave", None), ("leave", ME), ("down", ME)]
+        bad = await client.post(f"/v1/nodes/{quoted}/down?force=1", headers=BEARER)
+        assert bad.status_code == 400
+    downs = [("down", ME, False), ("down", ME, True)]
+    assert node.asked == [("leave", None), ("leave", ME), *downs]
+
+
+async def test_the_cluster_is_joined_and_stopped_by_writes(node):
+    async with client_of(node) as client:
+        for action in ("join", "shutdown"):
+            assert (await client.post(f"/v1/cluster/{action}")).status_code == 403
+    async with client_of(node, WRITE) as client:
+        for path in ("join?seed=a:1&seed=b:2", "join", "shutdown"):
+            assert (await client.post(f"/v1/cluster/{path}", headers=BEARER)).status_code == 200
+    assert node.asked == [("join", ["a:1", "b:2"]), ("join", []), ("shut_down",)]
+
+
+async def test_events_come_as_they_happen_and_only_so_many_may_listen(node):
+    node.more.set()
+    async with client_of(node) as client:
+        answer = await client.get("/v1/events")
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = [line for line in answer.text.split("\n") if line]
+        assert lines == ['data: {"event":"snapshot"}', 'data: {"event":"MemberUp"}']
+    node.more.clear()
+    app = create_app(node, HttpSettings())
+    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}
+    scope["query_string"] = b""
+    never = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await never.wait()
+        return {}
+
+    tasks = [asyncio.create_task(app(dict(scope), receive, sent.put)) for _ in range(20)]
+    for _ in range(40):
+        await sent.get()
+    refused: list[dict[str, Any]] = []
+
+    async def keep(message: dict[str, Any]) -> None:
+        refused.append(message)
+
+    await app(dict(scope), receive, keep)
+    assert refused[0]["status"] == 409
+    node.more.set()
+    await asyncio.gather(*tasks)
 
 
 @pytest.mark.parametrize(

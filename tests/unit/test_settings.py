@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardbus.agreement import check_exposure
 from shardbus.errors import ConfigError
 from shardbus.loading import (
     from_assignments,
@@ -24,7 +25,6 @@ from shardbus.settings import (
     NodeSettings,
     SecuritySettings,
     Settings,
-    check_exposure,
 )
 
 DECLARED = dict(options())

@@ -1,0 +1,145 @@
+"""The cluster as the node in this process sees it, for applications: `bus.cluster`.
+
+    async for event in bus.cluster.events():
+        match event:
+            case MembershipView():        # the first, and again if this loop was too slow
+                ...
+            case MemberUp(member):
+                ...
+
+Source: B.20, B.21, B.30, S3.34; docs/how-to.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from shardbus.errors import ConfigError, NodeLost
+from shardbus.ids import NodeId
+from shardbus.membership.gossip import META_BYTES_MAX, META_NAME_MAX
+from shardbus.membership.member import Member, Status
+from shardbus.membership.view import (
+    ConvergenceChanged,
+    DomainEvent,
+    DowningDecided,
+    LeaderChanged,
+    MemberDowned,
+    MemberExiting,
+    MemberJoined,
+    MemberLeaving,
+    MemberPreparingForShutdown,
+    MemberReadyForShutdown,
+    MemberRemoved,
+    MembershipView,
+    MemberUp,
+    MemberWeaklyUp,
+    MetaChanged,
+    QuarantinedMember,
+    ReachableMember,
+    RoleLeaderChanged,
+    SelfStarved,
+    SlowHeartbeat,
+    UnreachableMember,
+)
+from shardbus.runtime.observers import Observers, Subscription
+
+__all__ = [
+    "Cluster",
+    "ConvergenceChanged",
+    "DomainEvent",
+    "DowningDecided",
+    "LeaderChanged",
+    "Member",
+    "MemberDowned",
+    "MemberExiting",
+    "MemberJoined",
+    "MemberLeaving",
+    "MemberPreparingForShutdown",
+    "MemberReadyForShutdown",
+    "MemberRemoved",
+    "MemberUp",
+    "MemberWeaklyUp",
+    "MembershipView",
+    "MetaChanged",
+    "QuarantinedMember",
+    "ReachableMember",
+    "RoleLeaderChanged",
+    "SelfStarved",
+    "SlowHeartbeat",
+    "Status",
+    "Subscription",
+    "UnreachableMember",
+]
+
+
+class Running(Protocol):
+    """What a node offers to the application that runs in it."""
+
+    me: NodeId
+    observers: Observers
+
+    def ref(self, kind: object, entity_id: str) -> object: ...
+    def write_meta(self, name: str, data: bytes) -> None: ...
+
+
+class Cluster:
+    """See the module."""
+
+    def __init__(self, node: Running) -> None:
+        self._node = node
+
+    @property
+    def node(self) -> NodeId:
+        """This node."""
+        return self._node.me
+
+    @property
+    def view(self) -> MembershipView:
+        """The picture of now: members, leader, who is unreachable. Immutable."""
+        return self._node.observers.view
+
+    def events(self) -> Subscription:
+        """What happens from now on. The first item is the picture of now, a MembershipView; a
+        reader that is more than 1000 events behind finds a new picture instead of them. Ends when
+        this node's membership does."""
+        return self._node.observers.subscribe()
+
+    async def until(
+        self, condition: Callable[[MembershipView], object], timeout: float = 30.0
+    ) -> MembershipView:
+        """Wait until the picture is so, for example `lambda view: view.converged`.
+
+        Raises:
+            TimeoutError: it was not within so many seconds.
+            NodeLost: this node's membership ended first.
+        """
+        events = self.events()
+        try:
+            async with asyncio.timeout(timeout):
+                async for _ in events:
+                    if condition(self.view):
+                        return self.view
+        finally:
+            events.close()
+        raise NodeLost(f"{self.node} is no member any more")
+
+    @property
+    def meta(self) -> dict[str, bytes]:
+        """What the application has written for every node."""
+        return dict(self.view.meta)
+
+    def set_meta(self, name: str, data: bytes) -> None:
+        """Write a few bytes that every node shall see; they travel with the gossip, and the last
+        write wins. For small facts that seldom change: at most 64 names.
+
+        Raises:
+            ConfigError: the name is over 128 characters, or the data over 4096 bytes.
+        """
+        if not 0 < len(name) <= META_NAME_MAX or len(data) > META_BYTES_MAX:
+            raise ConfigError(
+                f"meta {name[:40]!r} of {len(data)} bytes: a name has 1 to {META_NAME_MAX} "
+                f"characters, its value at most {META_BYTES_MAX} bytes"
+            )
+        self._node.write_meta(name, data)
