@@ -49,7 +49,7 @@ TICK = 0.25
 """Seconds between two looks of the watchdog."""
 TICKS_PER_POLL = 4
 PROBE_WITHIN = 1.0
-START_WITHIN = 10.0
+START_WITHIN = 30.0
 
 log = logging.getLogger("shardbus.cluster")
 

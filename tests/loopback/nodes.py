@@ -31,6 +31,8 @@ class Nodes:
     def __init__(self, cluster: ClusterSettings = QUICK) -> None:
         self.data = MemoryData()
         self.all: list[Node] = []
+        self.own: dict[str, Any] = {}
+        """Settings of section `node` for those that start from now on."""
         self._cluster = cluster
         self._clients: list[AsyncClient] = []
 
@@ -53,6 +55,7 @@ class Nodes:
         """Another node; waits until it is ready."""
         seeds = tuple(str(node.me.address) for node in self.all[:1])
         own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
+        own = replace(own, **self.own)
         settings = Settings(node=own, cluster=self._cluster)
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, MemoryStore(self.data))

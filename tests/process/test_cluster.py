@@ -261,3 +261,74 @@ async def test_roles_and_commands_see_the_same_cluster(lab: Processes) -> None:
         assert await done.ended() == 0, done.err.read_text()
         said = done.out.read_text()
         assert all(text in said for text in texts), said
+
+
+# The whole cluster
+
+
+WRITABLE = ("http.write=true", "http.token=sesame")
+
+
+async def test_B12_one_command_stops_the_whole_cluster(lab: Processes) -> None:
+    nodes = await lab.cluster(3, settings=WRITABLE)
+    async with lab.client() as client:
+        for account in IDS:
+            assert await client.ref(Account, account).add(7) == 7
+    url = f"http://127.0.0.1:{nodes[1].http_port}"
+    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame")
+    assert await done.ended() == 0, done.err.read_text()
+    assert [await node.ended() for node in nodes] == [0, 0, 0]
+    for node in nodes:
+        said = node.err.read_text()
+        assert "the whole cluster stops" in said
+        assert "is down" not in said
+        assert "Traceback" not in said
+    again = await lab.cluster(2)
+    async with lab.client(*again) as client:
+        totals = await asyncio.gather(*(client.ref(Account, i).get() for i in IDS))
+    assert totals == [7] * len(IDS)
+
+
+async def test_S1_60_a_node_that_waits_is_told_whom_to_join(lab: Processes) -> None:
+    first = await lab.start()
+    waiting = lab.begin(settings=("node.join=manual", *WRITABLE))
+    await until(lambda: waiting.get("/livez"), "HTTP")
+    assert waiting.get("/readyz") is None
+    url = f"http://127.0.0.1:{waiting.http_port}"
+    join = ["cluster", "join", first.address, "--node", url]
+    done = lab.run(*join, SHARDBUS_NODE_TOKEN="sesame")
+    assert await done.ended() == 0, done.err.read_text()
+    await lab.agree(first, waiting)
+    again = lab.run(*join, SHARDBUS_NODE_TOKEN="sesame")
+    assert await again.ended() == 6
+    assert "joined already" in again.err.read_text()
+
+
+async def test_S3_41_a_member_is_removed_by_force(lab: Processes) -> None:
+    """Two of three are stopped and nobody decides: the operator removes one on the spot."""
+    nodes = await lab.cluster(
+        3, settings=(*DETECT_QUICKLY, *WRITABLE, "cluster.downing.strategy=none")
+    )
+    for node in nodes[1:]:
+        node.signal(signal.SIGSTOP)
+    gone = nodes[2].address
+
+    async def unreachable() -> bool:
+        page = await nodes[0].page("/v1/cluster")
+        return bool(page and len(page["unreachable"]) == 2)
+
+    await until(unreachable, "both unreachable")
+    url = f"http://127.0.0.1:{nodes[0].http_port}"
+    down = ["node", "down", gone, "--force", "--node", url]
+    done = lab.run(*down, SHARDBUS_NODE_TOKEN="sesame")
+    assert await done.ended() == 0, done.err.read_text()
+
+    async def removed() -> bool:
+        page = await nodes[0].page("/v1/cluster")
+        return bool(page and page["members"] == 2)
+
+    await until(removed, "the removal")
+    for node in nodes[1:]:
+        node.signal(signal.SIGCONT)
+    assert await nodes[2].ended() == 1
+    await lab.agree(*nodes[:2])

@@ -1,0 +1,277 @@
+"""Membership as an application and an operator meet it: events, callbacks, meta, quarantine, the
+stop of a whole cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardbus import ConfigError, Entity, LocalProtocolError, ShardBus, StopReason, handler
+from shardbus.cluster import (
+    Cluster,
+    MemberJoined,
+    MemberRemoved,
+    MembershipView,
+    MemberUp,
+    MetaChanged,
+    QuarantinedMember,
+    Subscription,
+)
+from shardbus.errors import NodeLost
+from shardbus.membership import events as ev
+from shardbus.membership.member import Status
+from shardbus.runtime import departure
+from shardbus.runtime.observers import QUEUE_MAX, Observers
+from shardbus.settings import DowningSettings
+from shardbus.wire.batch import Kind, read_header
+from tests.loopback.nodes import QUICK, Nodes, http
+from tests.waiting import until
+
+STOPS: list[StopReason] = []
+
+
+def application() -> ShardBus:
+    bus = ShardBus("shop")
+
+    @bus.entity("counter", shards=6)
+    class Counter(Entity):
+        async def on_stop(self, reason: StopReason) -> None:
+            STOPS.append(reason)
+
+        @handler
+        def add(self, amount: int) -> int:
+            return amount
+
+    return bus
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    STOPS.clear()
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def collect(events: Subscription, last: type, seconds: float = 20.0) -> list[object]:
+    """What comes until an event of that kind has come."""
+    found: list[object] = []
+    async with asyncio.timeout(seconds):
+        async for event in events:
+            found.append(event)
+            if isinstance(event, last):
+                break
+    return found
+
+
+# -- events and callbacks --------------------------------------------------------------------------
+
+
+async def test_B20_TC24_events_begin_with_a_picture_and_leave_nothing_out(nodes: Nodes) -> None:
+    bus = application()
+    first = await nodes.start(bus)
+    events = first.observers.subscribe()
+    second = await nodes.start(bus)
+    story = await collect(events, MemberUp)
+    assert isinstance(story[0], MembershipView)
+    assert [m.node for m in story[0].members] == [first.me]
+    about = [e for e in story[1:] if isinstance(e, MemberJoined | MemberUp)]
+    assert {e.member.node for e in about} == {second.me}
+    assert [type(e) for e in about] in ([MemberUp], [MemberJoined, MemberUp])
+    await nodes.leave(second)
+    last = (await collect(events, MemberRemoved))[-1]
+    assert isinstance(last, MemberRemoved)
+    assert last.member.node == second.me
+    events.close()
+    assert [e async for e in events if isinstance(e, MembershipView)] == []
+
+
+async def test_B20_whoever_listens_later_gets_the_picture_of_then(nodes: Nodes) -> None:
+    bus = application()
+    pair = await nodes.cluster(bus, 2)
+    events = pair[0].observers.subscribe()
+    picture = await anext(events)
+    assert isinstance(picture, MembershipView)
+    assert {m.node for m in picture.members} == {node.me for node in pair}
+
+
+async def test_B20_a_slow_listener_finds_a_new_picture_and_costs_a_bounded_queue(
+    nodes: Nodes,
+) -> None:
+    node = await nodes.start(application())
+    events = node.observers.subscribe()
+    await anext(events)
+    for i in range(3 * QUEUE_MAX):
+        events.put(MetaChanged("x", b"%d" % i))
+    node.observers.forget(events)
+    events.end()
+    rest = [event async for event in events]
+    assert len(rest) <= QUEUE_MAX
+    assert isinstance(rest[0], MembershipView)
+    assert rest[-1] == MetaChanged("x", b"%d" % (3 * QUEUE_MAX - 1))
+
+
+async def test_B21_callbacks_come_once_at_their_moment_and_late_ones_at_once(nodes: Nodes) -> None:
+    bus, said = application(), []
+
+    @bus.on_member_up
+    async def up() -> None:
+        said.append(("up", bus.cluster.view.status))
+
+    bus.on_member_removed(lambda: said.append(("removed", None)))
+    bus.on_member_removed(lambda: 1 / 0)  # a callback that fails hurts nobody
+    node = await nodes.start(bus, up=False)
+    bus.attach(node)
+    await until(lambda: said, "the callback")
+    bus.on_member_up(lambda: said.append(("late", None)))
+    await until(lambda: len(said) == 2, "the late callback")
+    assert said == [("up", Status.UP), ("late", None)]
+    await departure.leave(node, lambda text: None)
+    await node.observers.end(5.0)
+    assert said[2:] == [("removed", None)]
+
+
+async def test_B21_a_callback_that_does_not_end_is_not_waited_for() -> None:
+    from shardbus.ids import NodeId
+
+    observers = Observers(NodeId("n", 1, 1))
+    observers.when_removed(asyncio.Event().wait)
+    async with asyncio.timeout(5):
+        await observers.end(0.01)
+
+
+async def test_the_cluster_needs_a_node_in_this_process() -> None:
+    with pytest.raises(LocalProtocolError, match="no node of 'shop' runs"):
+        _ = application().cluster
+
+
+async def test_B30_until_waits_for_a_picture(nodes: Nodes) -> None:
+    bus = application()
+    node = await nodes.start(bus)
+    cluster = Cluster(node)
+    view = await cluster.until(lambda view: view.converged)
+    assert view.converged
+    with pytest.raises(TimeoutError):
+        await cluster.until(lambda view: len(view.members) > 1, timeout=0.01)
+    waiting = asyncio.ensure_future(cluster.until(lambda view: len(view.members) > 1))
+    await asyncio.sleep(0)
+    await node.observers.end(1.0)
+    with pytest.raises(NodeLost):
+        await waiting
+
+
+async def test_S3_34_what_one_node_writes_every_node_sees(nodes: Nodes) -> None:
+    pair = await nodes.cluster(application(), 2)
+    clusters = [Cluster(node) for node in pair]
+    clusters[0].set_meta("mode", b"night")
+    await until(lambda: clusters[1].meta == {"mode": b"night"}, "the other node's meta")
+    clusters[1].set_meta("mode", b"day")
+    await until(lambda: clusters[0].meta == {"mode": b"day"}, "the last write")
+    async with http(pair[0]) as client:
+
+        async def shown() -> Any:
+            return (await client.get("/v1/gossip")).json()["meta"] == {"mode": "day"}
+
+        await until(shown, "meta over HTTP")
+    for name, data in (("", b""), ("n" * 129, b""), ("n", b"x" * 4097)):
+        with pytest.raises(ConfigError):
+            clusters[0].set_meta(name, data)
+
+
+async def test_S3_13_the_overview_says_who_has_which_version(nodes: Nodes) -> None:
+    pair = await nodes.cluster(application(), 2)
+
+    async def agreed() -> bool:
+        pages = []
+        for node in pair:
+            async with http(node) as client:
+                pages.append((await client.get("/v1/gossip")).json())
+        same = pages[0]["version"] == pages[1]["version"]
+        others = [list(page["versions"].values()) for page in pages]
+        return same and others == [["same"], ["same"]] and not pages[0]["waiting_for"]
+
+    await until(agreed, "equal versions")
+
+
+# -- joining by hand, the stop of a whole cluster ------------------------------------------------
+
+
+async def test_S1_60_a_node_may_wait_to_be_told_whom_to_join(nodes: Nodes) -> None:
+    bus = application()
+    first = await nodes.start(bus)
+    nodes.own = {"join": "manual"}
+    second = await nodes.start(bus, up=False)
+    assert not second.joining
+    second.join_by([str(first.me.address)])
+    await nodes.agree(2)
+
+
+async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
+    trio = await nodes.cluster(application(), 3)
+    async with await nodes.client() as client:
+        for i in range(30):
+            assert await client.ask("counter", f"e{i}", "add", i) == i
+        moves = [node.notes.copy() for node in trio]
+        trio[1].cluster.post(ev.PrepareForShutdown())
+        await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, 20) for n in trio))
+        assert len(STOPS) == 0
+        said: list[str] = []
+        await asyncio.gather(*(departure.stop_here(n, said.append) for n in trio))
+    assert [node.stopped.result() for node in trio] == ["left"] * 3
+    assert set(STOPS) == {StopReason.SHUTDOWN}
+    assert len(STOPS) == 30
+    for node, before in zip(trio, moves, strict=True):
+        assert {k: v for k, v in node.notes.items() if "handoff" in k[1]} == {
+            k: v for k, v in before.items() if "handoff" in k[1]
+        }
+    assert all("the whole cluster stops" in text for text in said)
+
+
+async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Nodes) -> None:
+    pair = await nodes.cluster(application(), 2)
+    for kind in pair[0].kinds.values():
+        kind.shutdown = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
+    leaving = asyncio.ensure_future(departure.leave(pair[0], lambda text: None))
+    pair[1].cluster.post(ev.PrepareForShutdown())
+    await asyncio.wait_for(pair[1].cluster_stops, 20)
+    await asyncio.gather(leaving, departure.stop_here(pair[1], lambda text: None))
+    assert [node.stopped.result() for node in pair] == ["left"] * 2
+
+
+# -- quarantine ----------------------------------------------------------------------------------
+
+
+async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() -> None:
+    hasty = replace(QUICK, quarantine_after=1.0, downing=DowningSettings(stable_after=0.5))
+    async with Nodes(hasty) as nodes:
+        trio = await nodes.cluster(application(), 3)
+        deaf = trio[2]
+        events = trio[1].observers.subscribe()
+        heard = deaf.endpoint._on_frame
+
+        def only_membership(identity: bytes, head: bytes, body: bytes) -> None:
+            if read_header(head).kind == Kind.MEMBERSHIP:
+                heard(identity, head, body)
+
+        deaf.endpoint._on_frame = only_membership  # type: ignore[method-assign]
+        for node in trio[:2]:
+            session = node.endpoint.session_to(deaf.me.address, deaf.me)
+            session.ask(("$node", "stats"), "", b"\x90", 1500, asyncio.Future(), bytes)
+        assert await asyncio.wait_for(deaf.stopped, 20) == "downed"
+        await collect(events, QuarantinedMember)
+        await nodes.agree(2)
+        assert not trio[0].stopped.done()
+        assert not trio[1].stopped.done()
+
+
+async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
+    pair = await nodes.cluster(application(), 2)
+    pair[0].endpoint.drop(pair[1].me, NodeLost("removed"))
+    drops = pair[0].endpoint.dropped_frames
+    pair[1].endpoint.session_to(pair[0].me.address, pair[0].me)
+    pair[1].endpoint._links[pair[0].me.address]._break()
+    await until(lambda: drops.get("removed"), "HELLO without an answer")
+    assert str(pair[1].me) not in pair[0].endpoint._inbound
