@@ -241,6 +241,29 @@ async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Node
     assert [node.stopped.result() for node in pair] == ["left"] * 2
 
 
+async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
+    patient = replace(QUICK, confirmed_death=False, downing=DowningSettings(strategy="none"))
+    detector = replace(QUICK.failure_detector, acceptable_heartbeat_pause=0.1)
+    async with Nodes(replace(patient, failure_detector=detector)) as nodes:
+        trio = await nodes.cluster(application(), 3)
+        async with await nodes.client() as client:
+            for i in range(30):
+                await client.ask("counter", f"e{i}", "add", i)
+            silent = trio[2].cluster
+            await asyncio.to_thread(silent.stop)
+            await until(
+                lambda: all(
+                    trio[2].me in n.view.unreachable and not n.view.converged
+                    for n in trio[:2]
+                    if n.view
+                ),
+                "no convergence",
+            )
+            answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(30)]
+            assert answers == list(range(30))
+        assert {s for n in trio for s in n.kinds["counter"].host.shards} == set("012345")
+
+
 # -- quarantine ----------------------------------------------------------------------------------
 
 

@@ -354,6 +354,32 @@ def test_during_a_split_nodes_become_weakly_up_and_up_after_it() -> None:
     net.until(lambda: net.agreed(["n01", "n02", "n03", "n04"]), DETECTION)
 
 
+def test_S1_49_weakly_up_can_be_turned_off() -> None:
+    net = Net(12, replace(DEFAULTS, allow_weakly_up_members=0.0, confirmed_death=False))
+    net.start(3)
+    net.partition(["n01", "n02", "n04"], ["n03"])
+    net.until(lambda: bool(net.nodes["n01"].machine.view.unreachable), DETECTION)
+    net.run(0.5)
+    net.join("n04", "n01")
+    net.until(lambda: net.nodes["n01"].view[-1] == ("n04", "joining"), AT_ONCE)
+    statuses = set()
+    while net.nodes["n03"].running:
+        statuses.add(dict(net.nodes["n01"].view)["n04"])
+        net.step()
+    assert statuses == {"joining"}
+    net.until(lambda: net.agreed(["n01", "n02", "n04"]), DECISION)
+
+
+def test_S3_17_B17_the_leader_looks_though_nobody_gossips() -> None:
+    """Its own timer finds what no message brings: here that the patience with a split is over."""
+    net = Net(13, replace(DEFAULTS, downing=DowningSettings(strategy="none")))
+    net.start(2)
+    net.kill("n02", silent=True)
+    net.until(lambda: bool(net.nodes["n01"].machine.view.unreachable), DETECTION)
+    net.join("n03", "n01")
+    net.until(lambda: dict(net.nodes["n01"].view).get("n03") == "weakly_up", 20)
+
+
 def test_one_bad_link_costs_one_node_and_bad_cables_only_their_owner() -> None:
     net = Net(22)
     nodes = net.start(5)

@@ -8,6 +8,7 @@ import pytest
 
 from shardbus.ids import NodeId
 from shardbus.membership.targets import (
+    breaker_targets,
     different_view_probability,
     is_speedy,
     news_targets,
@@ -59,3 +60,43 @@ def test_rounds_are_faster_while_fewer_than_half_have_seen(
     seen: int, nodes: int, speedy: bool
 ) -> None:
     assert is_speedy(seen, nodes) is speedy
+
+
+def breaks(live: int, away: int, seeds: list[NodeId], factor: float, seed: int) -> list[NodeId]:
+    partner = NODES[0] if live else None
+    rng = random.Random(seed)
+    return breaker_targets(NODES[:live], NODES[live : live + away], seeds, partner, factor, rng)
+
+
+@pytest.mark.parametrize("live", [0, 1, 5])
+def test_S3_26_nobody_gossips_with_the_unreachable_unless_it_is_asked_for(live: int) -> None:
+    assert all(breaks(live, 3, NODES[:2], 0.0, i) == [] for i in range(100))
+
+
+def test_S3_26_the_more_are_unreachable_the_likelier_one_of_them_is_chosen() -> None:
+    def hits(away: int) -> int:
+        found = [breaks(4, away, [], 1.0, i) for i in range(1000)]
+        assert all(set(nodes) <= set(NODES[4 : 4 + away]) for nodes in found)
+        return sum(map(bool, found))
+
+    assert hits(0) == 0
+    assert 150 < hits(1) < 250
+    assert 350 < hits(2) < 450
+    assert hits(5) == 1000
+
+
+def test_S3_27_a_seed_is_chosen_unless_the_partner_was_one_and_the_living_are_many() -> None:
+    def hits(live: int, seeds: list[NodeId]) -> int:
+        return sum(bool(breaks(live, 2, seeds, 1.0, i)) for i in range(0, 3000, 3))
+
+    unreachable_alone = hits(8, [])
+    assert abs(hits(8, [NODES[0]]) - unreachable_alone) < 1
+    assert hits(8, [NODES[3]]) > unreachable_alone
+    assert breaks(0, 0, [NODES[3]], 1.0, 1) == [NODES[3]]
+
+
+def test_nobody_is_chosen_twice() -> None:
+    for i in range(200):
+        chosen = breaks(1, 2, [NODES[1], NODES[2]], 5.0, i)
+        assert len(set(chosen)) == len(chosen)
+        assert NODES[0] not in chosen
