@@ -20,7 +20,14 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.kinds import Kinds
-from shardbus.errors import BufferFull, ConfigError, NodeLost, Refused, RequestError
+from shardbus.errors import (
+    BufferFull,
+    ConfigError,
+    LocalProtocolError,
+    NodeLost,
+    Refused,
+    RequestError,
+)
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
@@ -67,11 +74,14 @@ class AsyncClient:
         self._contacted = asyncio.Event()
         self._seeking: asyncio.Task[None] | None = None
         self._leaving: set[NodeId] = set()
-        self._closed = False
+        self._entered = self._closed = False
         self.lost_messages = 0
         """Tells that were sent to a node which died before it acknowledged them, in batches."""
 
     async def __aenter__(self) -> AsyncClient:
+        if self._entered:
+            raise LocalProtocolError("a client is entered once; make another one")
+        self._entered = True
         uid = int.from_bytes(os.urandom(8), "big")
         self._endpoint = Endpoint(
             self.cluster,

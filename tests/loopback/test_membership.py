@@ -211,15 +211,15 @@ async def test_S1_60_a_node_may_wait_to_be_told_whom_to_join(nodes: Nodes) -> No
 
 async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
     trio = await nodes.cluster(application(), 3)
-    async with await nodes.client() as client:
-        for i in range(30):
-            assert await client.ask("counter", f"e{i}", "add", i) == i
-        moves = [node.notes.copy() for node in trio]
-        trio[1].cluster.post(ev.PrepareForShutdown())
-        await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, 20) for n in trio))
-        assert len(STOPS) == 0
-        said: list[str] = []
-        await asyncio.gather(*(departure.stop_here(n, said.append) for n in trio))
+    client = await nodes.client()
+    for i in range(30):
+        assert await client.ask("counter", f"e{i}", "add", i) == i
+    moves = [node.notes.copy() for node in trio]
+    trio[1].cluster.post(ev.PrepareForShutdown())
+    await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, 20) for n in trio))
+    assert len(STOPS) == 0
+    said: list[str] = []
+    await asyncio.gather(*(departure.stop_here(n, said.append) for n in trio))
     assert [node.stopped.result() for node in trio] == ["left"] * 3
     assert set(STOPS) == {StopReason.SHUTDOWN}
     assert len(STOPS) == 30
@@ -241,26 +241,33 @@ async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Node
     assert [node.stopped.result() for node in pair] == ["left"] * 2
 
 
+async def test_a_client_is_entered_once(nodes: Nodes) -> None:
+    await nodes.start(application())
+    client = await nodes.client()
+    with pytest.raises(LocalProtocolError, match="entered once"):
+        await client.__aenter__()
+
+
 async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
     patient = replace(QUICK, confirmed_death=False, downing=DowningSettings(strategy="none"))
     detector = replace(QUICK.failure_detector, acceptable_heartbeat_pause=0.1)
     async with Nodes(replace(patient, failure_detector=detector)) as nodes:
         trio = await nodes.cluster(application(), 3)
-        async with await nodes.client() as client:
-            for i in range(30):
-                await client.ask("counter", f"e{i}", "add", i)
-            silent = trio[2].cluster
-            await asyncio.to_thread(silent.stop)
-            await until(
-                lambda: all(
-                    trio[2].me in n.view.unreachable and not n.view.converged
-                    for n in trio[:2]
-                    if n.view
-                ),
-                "no convergence",
-            )
-            answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(30)]
-            assert answers == list(range(30))
+        client = await nodes.client()
+        for i in range(30):
+            await client.ask("counter", f"e{i}", "add", i)
+        silent = trio[2].cluster
+        await asyncio.to_thread(silent.stop)
+        await until(
+            lambda: all(
+                trio[2].me in n.view.unreachable and not n.view.converged
+                for n in trio[:2]
+                if n.view
+            ),
+            "no convergence",
+        )
+        answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(30)]
+        assert answers == list(range(30))
         assert {s for n in trio for s in n.kinds["counter"].host.shards} == set("012345")
 
 

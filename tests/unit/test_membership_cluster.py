@@ -363,7 +363,7 @@ def test_S1_49_weakly_up_can_be_turned_off() -> None:
     net.join("n04", "n01")
     net.until(lambda: net.nodes["n01"].view[-1] == ("n04", "joining"), AT_ONCE)
     statuses = set()
-    while net.nodes["n03"].running:
+    while ("n03", "up") in net.nodes["n01"].view:
         statuses.add(dict(net.nodes["n01"].view)["n04"])
         net.step()
     assert statuses == {"joining"}
