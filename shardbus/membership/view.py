@@ -190,7 +190,9 @@ ARRIVALS: Mapping[Status, type[Arrival]] = {
 
 
 def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
-    """What happened between two pictures, in address order, the leader last."""
+    """What happened between two pictures, in address order, the leader last. A node that is Down
+    reports nobody as reachable: its own word does not count any more, and that clears its
+    picture."""
     events: list[DomainEvent] = []
     old = {m.node: m for m in before.members}
     new = {m.node: m for m in after.members}
@@ -203,7 +205,7 @@ def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
         if node not in before.unreachable or gone is not (node in before.terminated):
             events.append(UnreachableMember(new[node], gone))
     for node in before.unreachable:
-        if node in new and node not in after.unreachable:
+        if node in new and node not in after.unreachable and after.status is not Status.DOWN:
             events.append(ReachableMember(new[node]))
     if before.leader != after.leader:
         events.append(LeaderChanged(after.leader))
