@@ -1,4 +1,4 @@
-"""When a split is decided, and by whom."""
+"""When a split is decided, and by whom: T.U17's cases of timing."""
 
 from __future__ import annotations
 
