@@ -184,10 +184,10 @@ class Stage(Net):
                 pass
 
     def _publish(self, process: Node, to: NodeId, what: str, data: bytes) -> None:
-        if what in self.lost:
-            self.draw(self.label(process.id), f"{what} x lost", self.label(to))
-        else:
+        if what not in self.lost:
             super()._publish(process, to, what, data)
+        elif self.draws_gossip:
+            self.draw(self.label(process.id), f"{what} x lost", self.label(to))
 
     def _perform(self, process: Node, effect: ev.Effect) -> None:
         me = self.label(process.id)

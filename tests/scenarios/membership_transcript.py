@@ -62,7 +62,8 @@ class Script:
         """What a line of commands led to."""
         match line.split(maxsplit=2):
             case ["settings", *_]:
-                assert self._stage is None, "settings come before everything else"
+                if self._stage:
+                    raise ValueError("settings come before everything else")
                 self.assignments += line.split()[1:]
                 return []
             case ["given", *_]:
