@@ -225,8 +225,10 @@ class Stage(Net):
             case seen.UnreachableMember(member, gone):
                 proof = " (proved gone)" if gone else ""
                 self._news.append(f"UnreachableMember {self.label(member.node)}{proof}")
-            case _:
+            case _ if hasattr(event, "member"):
                 self._news.append(f"{type(event).__name__} {self.label(event.member.node)}")
+            case _:
+                self.draw(me, type(event).__name__)
 
     def _after(self, process: Node) -> None:
         """A machine has handled something: has it another version now?"""

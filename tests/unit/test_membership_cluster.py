@@ -425,7 +425,9 @@ def test_old_gossip_still_tells_a_node_that_it_is_out(removed: bool) -> None:
 def test_TU8_a_reply_brings_back_number_and_time_of_the_heartbeat() -> None:
     first, second = Net(24).start(2)
     effects = first.machine.handle(ev.Received(second.id, Heartbeat(17, 4.25)), 200.0)
-    assert ev.Publish(second.id, HeartbeatReply(17, 4.25)) in effects
+    [reply] = [e.message for e in effects if isinstance(e, ev.Publish) and e.to == second.id]
+    assert isinstance(reply, HeartbeatReply)
+    assert (reply.sequence, reply.sent_at) == (17, 4.25)
 
 
 def test_TC32_a_member_does_not_join_again() -> None:
