@@ -22,24 +22,19 @@ from textwrap import wrap
 from typing import Any
 
 from membership_net import Net, Node
+from membership_words import Words
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership import messages as msg
 from shardbus.membership import view as seen
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.reachability import Flag
-from shardbus.membership.vector_clock import VectorClock
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.checks import version
 from shardbus.simulation.lanes import UNDRAWN, Trace
-from shardbus.wire.gossip import encode
-
-Record = tuple[NodeId, NodeId, Flag]
 
 DELAY = 0.01
 UNBROKEN = "\u00a0"
-MARKS = {Flag.REACHABLE: "", Flag.UNREACHABLE: "*", Flag.TERMINATED: "**"}
 HEARTBEATS = (msg.Heartbeat, msg.HeartbeatReply)
 
 
@@ -94,17 +89,14 @@ class Stage(Net):
         self.rng = self.network.rng = self.leases.rng = Steady()
         self.network.delay_s = DELAY
         self.trace = Fates(self)
+        self.words = Words()
         self.began = self.now
         self.lost: tuple[str, ...] = ()
         self.draws_gossip = self.draws_rows = True
-        self.labels: dict[NodeId, str] = {}
         self.lane: list[str] = []
         self.unchanged = 0
         self.repeated = 0
         self._drawn: dict[str, None] = {}
-        self._versions: dict[tuple[object, ...], str] = {}
-        self._leases: dict[str, str] = {}
-        self._makers: dict[str, NodeId] = {}
         self._shown: dict[NodeId, Gossip] = {}
         self._news: list[str] = []
         self._said = 0
@@ -119,8 +111,7 @@ class Stage(Net):
     def add(self, name: str, **options: Any) -> Node:
         process = super().add(name, **options)
         process.machine._exchange.rng = Steady()  # which partner, and when the rounds begin
-        incarnation = sum(node.host == name for node in self.by_id)
-        self.labels[process.id] = name if incarnation == 1 else f"{name}#{incarnation}"
+        self.words.add(process.id)
         return process
 
     # -- the lane ------------------------------------------------------------------------------
@@ -159,7 +150,7 @@ class Stage(Net):
         )
         before = (list(self.lane), dict(self._drawn), self.repeated) if gossip else None
         had, said = process.machine.gossip, self._said
-        self._arrives(self.label(process.id), event)
+        self._arrives(self.words.label(process.id), event)
         told = (len(self.lane), self.repeated)
         super().give(process, event)
         quiet = process.machine.gossip is had and self._said == said
@@ -172,14 +163,14 @@ class Stage(Net):
             case ev.Received(sender, message) if self.draws_gossip and not isinstance(
                 message, HEARTBEATS
             ):
-                self.draw(self.label(sender), self.words(message), me)
+                self.draw(self.words.label(sender), self.words.message(message), me)
             case ev.ControlReceived(sender, control):
-                self.draw(self.label(sender), self.words(control), me)
+                self.draw(self.words.label(sender), self.words.message(control), me)
             case ev.ProbeResult(node, outcome):
-                self.draw(me, f"probes {self.label(node)}: {outcome.value}")
+                self.draw(me, f"probes {self.words.label(node)}: {outcome.value}")
             case ev.LeaseResult(name, granted):
                 answer = {True: "gets", False: "does not get", None: "hears nothing of"}[granted]
-                self.draw(me, f"{answer} lease {self.lease(name)}")
+                self.draw(me, f"{answer} lease {self.words.lease(name)}")
             case _:
                 pass
 
@@ -187,23 +178,23 @@ class Stage(Net):
         if what not in self.lost:
             super()._publish(process, to, what, data)
         elif self.draws_gossip:
-            self.draw(self.label(process.id), f"{what} x lost", self.label(to))
+            self.draw(self.words.label(process.id), f"{what} x lost", self.words.label(to))
 
     def _perform(self, process: Node, effect: ev.Effect) -> None:
-        me = self.label(process.id)
+        me = self.words.label(process.id)
         match effect:
             case ev.Publish(_, message) | ev.SendControl(_, message):
                 self._said += 1
                 if isinstance(message, msg.GossipState | msg.Welcome):
-                    self.version(message.gossip, process.id)
+                    self.words.version(message.gossip, process.id)
             case ev.AcquireLease(name, _, ttl):
-                self.draw(me, f"asks for lease {self.lease(name)} for {ttl:g} s")
+                self.draw(me, f"asks for lease {self.words.lease(name)} for {ttl:g} s")
             case ev.Stopped(reason):
-                self.draw(me, f"ends: {self.named(reason)}")
+                self.draw(me, f"ends: {self.words.named(reason)}")
             case ev.Refused(reason):
-                self.draw(me, f"refuses: {self.named(reason)}")
+                self.draw(me, f"refuses: {self.words.named(reason)}")
             case ev.Dropped(sender, reason):
-                self.draw(me, f"drops what {self.label(sender)} says: {reason}")
+                self.draw(me, f"drops what {self.words.label(sender)} says: {reason}")
             case ev.Notice(event):
                 self._notice(me, event)
             case _:
@@ -213,20 +204,20 @@ class Stage(Net):
     def _notice(self, me: str, event: seen.DomainEvent) -> None:
         match event:
             case seen.DowningDecided(decision):
-                down = ", ".join(map(self.label, decision.down))
+                down = ", ".join(map(self.words.label, decision.down))
                 self.draw(me, f"{decision.rule}: {decision.outcome.value}: {down}")
-                self.draw(me, f"  {self.named(decision.reason)}")
+                self.draw(me, f"  {self.words.named(decision.reason)}")
             case seen.SelfStarved(late):
                 self.draw(me, f"SelfStarved {late:.1f} s")
             case seen.SlowHeartbeat(node, late):
-                self.draw(me, f"SlowHeartbeat {self.label(node)} {late:.1f} s")
+                self.draw(me, f"SlowHeartbeat {self.words.label(node)} {late:.1f} s")
             case seen.LeaderChanged(leader):
-                self._news.append(f"LeaderChanged {self.label(leader)}")
+                self._news.append(f"LeaderChanged {self.words.label(leader)}")
             case seen.UnreachableMember(member, gone):
                 proof = " (proved gone)" if gone else ""
-                self._news.append(f"UnreachableMember {self.label(member.node)}{proof}")
+                self._news.append(f"UnreachableMember {self.words.label(member.node)}{proof}")
             case _ if hasattr(event, "member"):
-                self._news.append(f"{type(event).__name__} {self.label(event.member.node)}")
+                self._news.append(f"{type(event).__name__} {self.words.label(event.member.node)}")
             case _:
                 self.draw(me, type(event).__name__)
 
@@ -234,107 +225,14 @@ class Stage(Net):
         """A machine has handled something: has it another version now?"""
         before, gossip = self._shown.get(process.id, Gossip()), process.machine.gossip
         news, self._news = self._news, []
-        if not gossip.members or version(gossip) == version(before):
-            return
-        self._shown[process.id] = gossip
-        name = self.version(gossip, process.id)
-        verb = "makes" if self._makers[name] == process.id else "has"
-        if news or self.draws_rows:
-            news = news or self._rows(before.records(), gossip.records())
-            what = ", ".join(item.replace(" ", UNBROKEN) for item in news)
-            self.draw(self.label(process.id), f"{verb} {name}{': ' if news else ''}{what}")
-
-    def _rows(self, before: list[Record], after: list[Record]) -> list[str]:
-        """Who says something else of whom."""
-        gone = [
-            (a, b, Flag.REACHABLE) for a, b, _ in before if (a, b) not in {r[:2] for r in after}
-        ]
-        return [
-            f"{self.label(a)} says {self.label(b)} is {flag.name.lower()}"
-            for a, b, flag in [*gone, *(row for row in after if row not in before)]
-        ]
-
-    # -- words ---------------------------------------------------------------------------------
-
-    def words(self, message: msg.Message) -> str:
-        """A message in a few words."""
-        what = type(message).__name__
-        match message:
-            case msg.GossipState(_, gossip) | msg.Welcome(gossip):
-                has = " ".join(map(self.label, sorted(gossip.seen))) or "nobody"
-                return f"{what} {self.version(gossip)}, seen {has}"
-            case msg.GossipSeen(clock) | msg.GossipStatus(clock):
-                return f"{what} {self.clock(clock)}"
-            case msg.JoinRefused(reason):
-                return f"{what}: {self.named(reason)}"
-            case _:
-                return what
-
-    def label(self, node: NodeId | None) -> str:
-        return self.labels.get(node, str(node)) if node else "nobody"
-
-    def lease(self, name: str) -> str:
-        """Leases are numbered as they are asked for; the one for all splits has its name."""
-        short = name.removeprefix("downing/")
-        return short if "-" in short else self._leases.setdefault(name, f"L{len(self._leases) + 1}")
-
-    def named(self, text: str) -> str:
-        for node, label in self.labels.items():
-            text = text.replace(str(node), label).replace(str(node.address), node.host)
-        return text
-
-    def version(self, gossip: Gossip, maker: NodeId | None = None) -> str:
-        """The name of a version, which `maker` made if nobody has had it before."""
-        name = self._versions.setdefault(version(gossip), f"v{len(self._versions) + 1}")
-        if maker:
-            self._makers.setdefault(name, maker)
-        return name
-
-    def clock(self, clock: VectorClock) -> str:
-        """The version with this clock. A clock does not say what was removed, so of several
-        versions with one clock it names the last."""
-        counters = tuple(sorted(clock.counters.items()))
-        names = [name for (known, _), name in self._versions.items() if known == counters]
-        return names[-1] if names else "an old version"
-
-    def table(self) -> list[str]:
-        """What each process sees: its members' statuses, `*` unreachable, `**` proved gone."""
-        everybody = sorted({n for p in self.running() for n in p.machine.gossip.members})
-        head = ["", *map(self.label, everybody), "leader", "oldest", "converged"]
-        rows = [head, *(self._row(self.by_id[node], everybody) for node in sorted(self.by_id))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return [
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        ]
-
-    def _row(self, process: Node, everybody: list[NodeId]) -> list[str]:
-        if not process.running:
-            why = process.stopped.partition(":")[0] or "killed"
-            return [self.label(process.id), *[""] * len(everybody), why, "", ""]
-        gossip, view = process.machine.gossip, process.machine.view
-        verdicts = gossip.verdicts()
-        cells = [
-            gossip.members[n].status.value + MARKS[verdicts.get(n, Flag.REACHABLE)]
-            if n in gossip.members
-            else ""
-            for n in everybody
-        ]
-        waits = " ".join(map(self.label, gossip.waiting_for()))
-        oldest = view.oldest()
-        return [
-            self.label(process.id),
-            *cells,
-            self.label(view.leader),
-            self.label(oldest.node if oldest else None),
-            f"waits for {waits}" if waits else "yes" if gossip.members else "",
-        ]
-
-    def weight(self, process: Node) -> str:
-        """How large its state is."""
-        gossip = process.machine.gossip
-        size = len(encode(msg.GossipState(process.id, gossip.flipped(self.now))))
-        return (
-            f"{len(gossip.members)} members, {len(gossip.clock.counters)} counters, "
-            f"{len(gossip.tombstones)} tombstones, {size} bytes"
-        )
+        me = self.words.label(process.id)
+        rows = self.words.rows(before.records(), gossip.records()) if self.draws_rows else []
+        told = ", ".join(item.replace(" ", UNBROKEN) for item in news or rows)
+        if gossip.members and version(gossip) != version(before):
+            self._shown[process.id] = gossip
+            name = self.words.version(gossip, process.id)
+            verb = "makes" if self.words.makers[name] == process.id else "has"
+            if news or self.draws_rows:
+                self.draw(me, f"{verb} {name}: {told}" if told else f"{verb} {name}")
+        elif news:
+            self.draw(me, told)

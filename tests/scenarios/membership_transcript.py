@@ -27,7 +27,7 @@ Several commands may share a line, separated by `;`. Lines that begin with `#` a
     $ show                      what each node sees
     $ weigh n1                  how large the state of n1 is
 
-How to read a lane: `membership_stage`.
+How to read a lane: `membership_stage`; its words: `membership_words`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from membership_stage import Stage
+from membership_words import weight
 
 from shardbus.loading import from_assignments, load
 from shardbus.membership import events as ev
@@ -101,9 +102,9 @@ class Script:
             case ["tick", seconds]:
                 stage.run(_seconds(seconds))
             case ["show"]:
-                return [f"  {line}" for line in stage.table()]
+                return [f"  {line}" for line in stage.words.table(stage.by_id.values())]
             case ["weigh", name]:
-                return [f"  {name}: {stage.weight(nodes[name])}"]
+                return [f"  {name}: {weight(nodes[name], stage.now)}"]
             case _:
                 self._wall(words)
         return []

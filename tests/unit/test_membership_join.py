@@ -24,6 +24,7 @@ from shardbus.membership.messages import (
 )
 from shardbus.membership.reachability import Flag
 from shardbus.settings import ClusterSettings
+from shardbus.wire.gossip import decode, encode
 
 GREETING = Greeting("shop", PROTOCOL, {"shards": "100"})
 DEFAULTS = ClusterSettings()
@@ -57,6 +58,20 @@ def test_a_newcomer_is_joining_whatever_it_says_of_itself() -> None:
     gossip, answer = ask(state(a=U, b=U))
     assert gossip.members[NEW] == Member(NEW, 1, status=J, up_number=0)
     assert answer == Welcome(gossip)
+
+
+def test_TC1_a_newcomer_brings_its_version_and_keeps_it() -> None:
+    """Through the Join, the Welcome, both over the wire, every status, and a merge."""
+    newer = Join(GREETING, Member(NEW, 1, http="n:8558", roles=("db",), version="2.1.0"))
+    join = decode(encode(newer))
+    assert isinstance(join, Join)
+    gossip, answer = admit(state(a=U), A, GREETING, NEW, join)
+    welcome = decode(encode(answer))
+    assert isinstance(welcome, Welcome)
+    up = gossip.with_members(A, gossip.members[NEW].moved(U, 2))
+    for copy in (welcome.gossip, up, up.merge(state(a=U)), state(a=U).merge(up)):
+        found = copy.members[NEW]
+        assert (found.version, found.roles, found.http) == ("2.1.0", ("db",), "n:8558")
 
 
 def test_TC32_a_repeated_join_is_welcome_again_without_a_change() -> None:
