@@ -162,11 +162,12 @@ class Exchange:
     # -- answers ---------------------------------------------------------------------------------
 
     def on_listening(self, uid: int, now: float) -> list[Effect]:
-        """A member with this uid can hear us from now on."""
+        """A node with this uid can hear us from now on. One that was removed while it could not
+        learns that."""
         for node in self.gossip.members:
             if node.uid == uid and node != self.me:
                 return [self._round_with(node, now)]
-        return []
+        return [self.state_to(node, now) for node in self.gossip.tombstones if node.uid == uid]
 
     def on_status(self, sender: NodeId, status: GossipStatus, now: float) -> list[Effect]:
         """A round of the sender's, or its wish for our state."""

@@ -5,6 +5,7 @@ split nothing happens, and if only links within our side are broken, the fewest 
 go. `ours`, `theirs`, `elders`: see `downing`.
 
     keep-majority    ours > theirs   stay    ours < theirs   go    equal   whoever gets the lease
+                     ours = 0        go
     static-quorum    ours >= size    stay    else            go    more than 2 size - 1 members: go
     keep-oldest      all elders here stay    else            go
       down_if_alone  ours alone      go      the elders are theirs, and they are alone there   stay
@@ -17,7 +18,8 @@ leader. Staying means: the leader downs the others.
 **Never two winners**, whatever legal step one side is ahead of the other:
 
 - keep-majority: ours <= what the other side counts as theirs, and the other way round. When both
-  ask for the lease, both compute the same set of votes, which names it.
+  ask for the lease, both compute the same set of votes, which names it. A side that asks has a
+  vote, so the other does not see all of it on its way out.
 - static-quorum: a winner has size votes and leaves fewer than size to everybody else.
 - keep-oldest: two sides' elders share one, which is on one side only. The oldest alone stays only
   if it has a second Up member, or if nobody else may vote; then the others do not find it alone, or
@@ -64,6 +66,8 @@ def keep_majority(split: Split) -> Decision:
         return _stay(split, rule, f"majority: {counted}")
     if len(split.ours) < len(split.theirs):
         return _go(split, rule, f"minority: {counted}")
+    if not split.ours:
+        return _go(split, rule, f"nobody here votes: {counted}")
     return _ask(split, rule, f"equal split: {counted}", lease_name(split))
 
 

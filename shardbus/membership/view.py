@@ -266,7 +266,8 @@ ARRIVALS: Mapping[Status, type[Arrival]] = {
 
 def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
     """What happened between two pictures, in address order; then who leads, what was written, and
-    whether all agree."""
+    whether all agree. A node that is Down reports nobody as reachable: its own word does not count
+    any more, and that clears its picture."""
     events: list[DomainEvent] = []
     old = {m.node: m for m in before.members}
     new = {m.node: m for m in after.members}
@@ -280,7 +281,7 @@ def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
             events.append(UnreachableMember(new[node], gone))
     events += [QuarantinedMember(new[n]) for n in after.quarantined if n not in before.quarantined]
     for node in before.unreachable:
-        if node in new and node not in after.unreachable:
+        if node in new and node not in after.unreachable and after.status is not Status.DOWN:
             events.append(ReachableMember(new[node]))
     if before.leader != after.leader:
         events.append(LeaderChanged(after.leader))

@@ -308,3 +308,4 @@ class World(Timeline):
 
     def _disconnected(self, process: Process, other: NodeId) -> None:
         self.give(process, ev.PeerDisconnected(other))
+        self._soon(lambda: self._connect(process, other))

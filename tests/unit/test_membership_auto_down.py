@@ -1,4 +1,4 @@
-"""Downing by timeout alone: who, when, by whom."""
+"""Downing by timeout alone: who, when, by whom. T.U18."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def downed(auto: AutoDown, copy: Gossip, now: float, *, leading: bool = True) ->
     return decision.down if decision else ()
 
 
-def test_the_leader_downs_after_the_time() -> None:
+def test_TU18_the_leader_downs_after_the_time() -> None:
     auto = AutoDown(A, 10.0)
     assert auto.deadline() is None
     assert downed(auto, without(C), 100.0) == ()
@@ -37,7 +37,7 @@ def test_the_leader_downs_after_the_time() -> None:
     assert downed(auto, without(C), 110.0) == (C,)
 
 
-def test_each_member_has_its_own_time() -> None:
+def test_TU18_each_member_has_its_own_time() -> None:
     auto = AutoDown(A, 10.0)
     downed(auto, without(C), 100.0)
     assert downed(auto, without(B, C), 105.0) == ()
@@ -46,7 +46,7 @@ def test_each_member_has_its_own_time() -> None:
     assert downed(auto, without(B, C), 115.0) == (B, C)
 
 
-def test_only_the_leader_and_who_becomes_it() -> None:
+def test_TU18_only_the_leader_and_who_becomes_it() -> None:
     auto = AutoDown(A, 10.0)
     downed(auto, without(C), 100.0, leading=False)
     assert downed(auto, without(C), 111.0, leading=False) == ()
@@ -54,13 +54,13 @@ def test_only_the_leader_and_who_becomes_it() -> None:
     assert downed(auto, without(C), 112.0, leading=True) == (C,)
 
 
-def test_who_loses_the_lead_downs_nobody() -> None:
+def test_TU18_who_loses_the_lead_downs_nobody() -> None:
     auto = AutoDown(A, 10.0)
     downed(auto, without(C), 100.0)
     assert downed(auto, without(C), 110.0, leading=False) == ()
 
 
-def test_who_is_back_or_gone_in_time_is_forgotten() -> None:
+def test_TU18_who_is_back_or_gone_in_time_is_forgotten() -> None:
     auto = AutoDown(A, 10.0)
     downed(auto, without(C), 100.0)
     downed(auto, THREE, 105.0)
@@ -72,14 +72,14 @@ def test_who_is_back_or_gone_in_time_is_forgotten() -> None:
     assert auto.since == {}
 
 
-def test_members_on_their_way_out_are_not_downed() -> None:
+def test_TU18_members_on_their_way_out_are_not_downed() -> None:
     for status in (Status.EXITING, Status.DOWN):
         auto = AutoDown(A, 10.0)
         copy = cut(state(a=UP, b=UP, c=status), Flag.UNREACHABLE, C)
         assert downed(auto, copy, 100.0) == downed(auto, copy, 200.0) == ()
 
 
-def test_it_takes_the_place_of_the_strategy_and_both_sides_stay() -> None:
+def test_TU18_it_takes_the_place_of_the_strategy_and_both_sides_stay() -> None:
     settings = DowningSettings(unsafe_auto_down_after=10.0)
     here, there = Resolver(A, settings), Resolver(C, settings)
     few = without(C)

@@ -16,7 +16,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership import view as seen
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import GossipState, Heartbeat
+from shardbus.membership.messages import GossipState, Heartbeat, HeartbeatReply
 from shardbus.settings import ClusterSettings, DowningSettings
 
 DEFAULTS = ClusterSettings()
@@ -34,7 +34,7 @@ def leave(net: Net, node: Node) -> None:
 # -- joining -----------------------------------------------------------------------------------
 
 
-def test_a_node_alone_is_up_at_once() -> None:
+def test_TC37_a_node_alone_is_up_at_once() -> None:
     net = Net(1)
     node = net.join("n1")
     assert node.view == [("n1", "up")]
@@ -43,7 +43,7 @@ def test_a_node_alone_is_up_at_once() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 3, 10])
-def test_nodes_join_at_once(n: int) -> None:
+def test_TC32_nodes_join_at_once(n: int) -> None:
     net = Net(n)
     names = [f"n{i:02}" for i in range(n)]
     net.join(names[0])
@@ -54,7 +54,7 @@ def test_nodes_join_at_once(n: int) -> None:
     assert ages == [list(range(1, n + 1))] * n
 
 
-def test_many_join_at_the_same_time() -> None:
+def test_TC10_many_join_at_the_same_time() -> None:
     net = Net(5)
     names = [f"n{i:02}" for i in range(10)]
     for name in names:
@@ -62,7 +62,7 @@ def test_many_join_at_the_same_time() -> None:
     net.until(lambda: net.agreed(names), 3 * AT_ONCE)
 
 
-def test_a_cold_start_makes_one_cluster_of_the_first_seed() -> None:
+def test_TC16_a_cold_start_makes_one_cluster_of_the_first_seed() -> None:
     net = Net(3)
     for name in ("n3", "n2", "n1"):
         net.join(name, "n1", "n2", "n3")
@@ -79,7 +79,7 @@ def test_the_first_seed_waits_for_silent_seeds_and_others_wait_for_it() -> None:
     net.until(lambda: net.agreed(["n1", "n2"]), 1 + DEFAULTS.seed_node_timeout)
 
 
-def test_a_restarted_first_seed_joins_the_living() -> None:
+def test_TC34_a_restarted_first_seed_joins_the_living() -> None:
     net = Net(4)
     for name in ("n1", "n2", "n3"):
         net.join(name, "n1", "n2", "n3")
@@ -90,7 +90,7 @@ def test_a_restarted_first_seed_joins_the_living() -> None:
     assert net.nodes["n1"].machine.view.oldest().node.host == "n2"
 
 
-def test_nobody_is_up_before_enough_have_joined() -> None:
+def test_TC25_nobody_is_up_before_enough_have_joined() -> None:
     needy = replace(DEFAULTS, min_members=3, role_min_members={"db": 1})
     net = Net(6, needy)
     net.join("n1")
@@ -109,7 +109,7 @@ def test_nobody_is_up_before_enough_have_joined() -> None:
         ("test", {"shards": "50"}, ("'50'", "'100'")),
     ],
 )
-def test_disagreement_is_refused_with_both_values(
+def test_TU12_disagreement_is_refused_with_both_values(
     cluster: str, fingerprint: dict[str, str], both: tuple[str, str]
 ) -> None:
     net = Net(7)
@@ -121,14 +121,14 @@ def test_disagreement_is_refused_with_both_values(
     assert net.nodes["n1"].view == [("n1", "up")]
 
 
-def test_a_setting_that_one_side_does_not_know_is_no_disagreement() -> None:
+def test_TU12_a_setting_that_one_side_does_not_know_is_no_disagreement() -> None:
     net = Net(7)
     net.join("n1", fingerprint={"a": "1", "old": "1"})
     net.join("n2", "n1", fingerprint={"a": "1", "new": "1"})
     net.until(lambda: net.agreed(["n1", "n2"]), AT_ONCE)
 
 
-def test_who_finds_nobody_gives_up_visibly() -> None:
+def test_TU13_who_finds_nobody_gives_up_visibly() -> None:
     net = Net(8, replace(DEFAULTS, shutdown_after_unsuccessful_join=12.0))
     node = net.join("n2", "n1", "n2")
     net.run(13)
@@ -157,7 +157,7 @@ def test_a_removed_incarnation_is_refused() -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])
 @pytest.mark.parametrize("who", [0, -1])
-def test_leaving_is_quick_for_the_leader_and_for_the_last(n: int, who: int) -> None:
+def test_TC21_leaving_is_quick_for_the_leader_and_for_the_last(n: int, who: int) -> None:
     net = Net(n + who)
     nodes = net.start(n)
     leave(net, nodes[who])
@@ -194,6 +194,26 @@ def test_a_node_that_dies_while_leaving_does_not_block() -> None:
     net.until(lambda: net.agreed(["n01", "n03"]), AT_ONCE)
 
 
+def test_TU10_a_joining_node_may_leave() -> None:
+    net = Net(3, replace(DEFAULTS, min_members=4))
+    net.join("n1")
+    for name in ("n2", "n3"):
+        net.join(name, "n1")
+    net.run(1)
+    assert {status for node in net.running() for _, status in node.view} == {"joining"}
+    leave(net, net.nodes["n3"])
+    net.until(lambda: net.nodes["n3"].stopped == "left", AT_ONCE)
+    net.until(lambda: net.agreed(["n1", "n2"], Status.JOINING), AT_ONCE)
+
+
+def test_TU10_a_node_that_has_not_joined_yet_may_leave() -> None:
+    net = Net(3)
+    node = net.join("n2", "n1", "n2")
+    net.run(1)
+    leave(net, node)
+    assert node.stopped == "left"
+
+
 # -- dying -------------------------------------------------------------------------------------
 
 
@@ -208,7 +228,7 @@ def test_a_killed_node_is_removed_at_once(n: int, victim: int) -> None:
     net.until(lambda: net.agreed(names), AT_ONCE)
 
 
-def test_survivors_of_survivors_stay() -> None:
+def test_TC20_survivors_of_survivors_stay() -> None:
     net = Net(4)
     net.start(4)
     for i, victim in enumerate(("n01", "n02", "n03"), 2):
@@ -216,7 +236,7 @@ def test_survivors_of_survivors_stay() -> None:
         net.until(lambda i=i: net.agreed([f"n{j:02}" for j in range(i, 5)]), AT_ONCE)
 
 
-def test_a_machine_that_vanishes_is_found_by_its_silence() -> None:
+def test_TC5_a_machine_that_vanishes_is_found_by_its_silence() -> None:
     net = Net(11)
     net.start(3)
     net.run(20)
@@ -237,7 +257,7 @@ def test_without_confirmed_death_silence_decides() -> None:
     net.until(lambda: net.agreed(["n01", "n03"]), DECISION)
 
 
-def test_a_node_that_never_answered_is_found_too() -> None:
+def test_TC13_a_node_that_never_answered_is_found_too() -> None:
     net = Net(12)
     net.start(2)
     net.join("n03", "n01")
@@ -246,7 +266,7 @@ def test_a_node_that_never_answered_is_found_too() -> None:
     net.until(lambda: net.agreed(["n01", "n02"]), DECISION)
 
 
-def test_the_new_incarnation_downs_the_old() -> None:
+def test_TC36_the_new_incarnation_downs_the_old() -> None:
     net = Net(13, replace(BLUNT, downing=DowningSettings(strategy="none")))
     net.start(3)
     net.kill("n02")
@@ -256,7 +276,7 @@ def test_the_new_incarnation_downs_the_old() -> None:
     assert net.nodes["n01"].machine.view.member(net.nodes["n02"].id) is not None
 
 
-def test_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:
+def test_TC12_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:
     net = Net(14)
     nodes = net.start(3)
     net.run(5)
@@ -272,7 +292,7 @@ def test_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:
     assert net.agreed(["n02", "n03"])
 
 
-def test_a_node_declared_down_stops_and_is_removed() -> None:
+def test_TC4_a_node_declared_down_stops_and_is_removed() -> None:
     net = Net(15)
     nodes = net.start(3)
     net.give(nodes[2], ev.Down(nodes[0].id))
@@ -281,7 +301,7 @@ def test_a_node_declared_down_stops_and_is_removed() -> None:
     assert nodes[2].refused == [f"{nodes[0].id} is no member"]
 
 
-def test_tombstones_are_forgotten_after_their_time() -> None:
+def test_TC29_tombstones_are_forgotten_after_their_time() -> None:
     net = Net(16, replace(DEFAULTS, prune_tombstones_after=60.0))
     nodes = net.start(3)
     leave(net, nodes[2])
@@ -298,7 +318,9 @@ def test_tombstones_are_forgotten_after_their_time() -> None:
 
 @pytest.mark.parametrize("rejecting", [False, True])
 @pytest.mark.parametrize(("n", "minority"), [(3, 1), (5, 2), (7, 3)])
-def test_the_majority_stays_and_the_minority_goes(n: int, minority: int, rejecting: bool) -> None:
+def test_TC38_the_majority_stays_and_the_minority_goes(
+    n: int, minority: int, rejecting: bool
+) -> None:
     for seed in range(3):
         net = Net(seed)
         nodes = net.start(n)
@@ -313,7 +335,7 @@ def test_the_majority_stays_and_the_minority_goes(n: int, minority: int, rejecti
 
 @pytest.mark.parametrize("rejecting", [False, True])
 @pytest.mark.parametrize("store_up", [True, False])
-def test_an_equal_split_is_decided_by_the_lease(rejecting: bool, store_up: bool) -> None:
+def test_TC38_an_equal_split_is_decided_by_the_lease(rejecting: bool, store_up: bool) -> None:
     for seed in range(5):
         net = Net(seed)
         nodes = net.start(4)
@@ -327,7 +349,7 @@ def test_an_equal_split_is_decided_by_the_lease(rejecting: bool, store_up: bool)
         assert {n.stopped for n in nodes if n.name not in alive} == {"downed"}
 
 
-def test_a_short_split_heals_without_a_loss() -> None:
+def test_TC41_a_short_split_heals_without_a_loss() -> None:
     net = Net(20)
     net.start(5)
     net.run(5)
@@ -340,7 +362,7 @@ def test_a_short_split_heals_without_a_loss() -> None:
     assert net.agreed(["n01", "n02", "n03", "n04", "n05"])
 
 
-def test_during_a_split_nodes_become_weakly_up_and_up_after_it() -> None:
+def test_TC23_during_a_split_nodes_become_weakly_up_and_up_after_it() -> None:
     net = Net(21, replace(DEFAULTS, downing=DowningSettings(strategy="none")))
     net.start(3)
     net.run(3)
@@ -426,6 +448,32 @@ def test_old_gossip_still_tells_a_node_that_it_is_out(removed: bool) -> None:
     assert first.machine.stopped == "downed"
 
 
+def test_TU8_a_reply_brings_back_number_and_time_of_the_heartbeat() -> None:
+    first, second = Net(24).start(2)
+    effects = first.machine.handle(ev.Received(second.id, Heartbeat(17, 4.25)), 200.0)
+    [reply] = [e.message for e in effects if isinstance(e, ev.Publish) and e.to == second.id]
+    assert isinstance(reply, HeartbeatReply)
+    assert (reply.sequence, reply.sent_at) == (17, 4.25)
+
+
+def test_TC32_a_member_does_not_join_again() -> None:
+    net = Net(24)
+    first, _ = net.start(2)
+    before = first.machine.gossip
+    net.give(first, ev.JoinSelf())
+    net.enter(first, "n02")
+    assert first.refused == ["this node has joined already"] * 2
+    assert first.machine.gossip is before
+
+
+def test_TC40_in_a_healthy_network_nobody_is_ever_suspected() -> None:
+    net = Net(24)
+    nodes = net.start(5)
+    net.run(300)
+    assert not any(isinstance(n, seen.UnreachableMember) for node in nodes for n in node.notices)
+    assert net.agreed([node.name for node in nodes])
+
+
 def test_nothing_comes_after_stopped() -> None:
     net = Net(25)
     nodes = net.start(2)
@@ -437,7 +485,7 @@ def test_nothing_comes_after_stopped() -> None:
     assert machine.deadline() is None
 
 
-def test_notices_tell_the_story() -> None:
+def test_TC24_notices_tell_the_story() -> None:
     net = Net(26)
     nodes = net.start(2)
     net.join("n03", "n01")

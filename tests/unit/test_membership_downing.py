@@ -1,5 +1,5 @@
-"""Keep-majority: the decision tables, and the proof that two sides never both win, by trying them
-all."""
+"""The survey of a split, and keep-majority: decision tables, and the proof that two sides never
+both win, by trying them all. T.U17."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def split(copy: Gossip, *cut: NodeId, seen: tuple[NodeId, ...] = (), me: NodeId 
         (state(a=X, b=U), (B,), OURSELVES, (A,)),
     ],
 )
-def test_decisions(
+def test_TU17_keep_majority(
     copy: Gossip, cut: tuple[NodeId, ...], outcome: Outcome, down: tuple[NodeId, ...]
 ) -> None:
     decision = keep_majority(split(copy, *cut))
@@ -65,7 +65,7 @@ def test_a_decision_explains_itself() -> None:
     assert decision.reason == "majority: 2 votes here, at most 1 there"
 
 
-def test_only_members_with_the_role_vote() -> None:
+def test_TU17_only_members_with_the_role_vote() -> None:
     copy = state(a=U, b=U, c=U)
     members = {**copy.members, C: replace(copy.members[C], roles=("db",))}
     rows = Reachability({A: Row(1, {C: Flag.UNREACHABLE})})
@@ -74,7 +74,20 @@ def test_only_members_with_the_role_vote() -> None:
     assert keep_majority(survey(copy, A, "db")).outcome is OURSELVES
 
 
-def test_two_sides_never_both_win() -> None:
+def test_TU17_a_side_without_a_vote_goes() -> None:
+    """The only one that votes leaves, and the others know it as Exiting: they see no split."""
+    leaving = state(a=L, b=U)
+    role = {A: replace(leaving.members[A], roles=("db",)), B: leaving.members[B]}
+    rows = Reachability({A: Row(1, {B: Flag.UNREACHABLE})})
+    here = replace(leaving, members=role, reachability=rows, seen=frozenset({A}))
+    exiting = {A: replace(role[A], status=X), B: role[B]}
+    rows = Reachability({B: Row(1, {A: Flag.UNREACHABLE})})
+    there = replace(here, members=exiting, reachability=rows, seen=frozenset({B}))
+    assert keep_majority(survey(here, A, "db")).outcome is OURSELVES
+    assert keep_majority(survey(there, B, "db")).outcome is NOTHING
+
+
+def test_TU17_two_sides_never_both_win() -> None:
     """Four members, two and two, where each side may be one legal step ahead about any member.
 
     Known on both sides is what the last common version said. Since then each side's leader may have
@@ -134,3 +147,58 @@ def test_the_lease_is_named_by_the_votes() -> None:
     later = keep_majority(split(state(a=U, b=U), B)).lease
     assert one == other
     assert one != later
+
+
+def links(words: str, side: str, **statuses: Status) -> Gossip:
+    """Five Up members `abcde`. Words: `b>c`, b cannot reach c; `b-c`, neither reaches the other.
+    The side has seen this version."""
+    copy = state(side, **({"a": U, "b": U, "c": U, "d": U, "e": U} | statuses))
+    flags: dict[str, dict[NodeId, Flag]] = {}
+    for word in words.split():
+        one, way, other = word
+        for by, of in ((one, other), (other, one)) if way == "-" else ((one, other),):
+            flags.setdefault(by, {})[NodeId(of, 1, 1)] = Flag.UNREACHABLE
+    rows = {NodeId(by, 1, 1): Row(1, found) for by, found in sorted(flags.items())}
+    return replace(copy, reachability=Reachability(rows))
+
+
+@pytest.mark.parametrize(
+    ("words", "side", "statuses", "broken", "outcome", "down"),
+    [
+        ("b-c", "abcde", {}, "c", OTHERS, "c"),
+        ("b>c", "abcde", {}, "c", OTHERS, "c"),
+        ("c>b", "abcde", {}, "c", OTHERS, "c"),
+        ("b-c d-e", "abcde", {}, "ce", OTHERS, "ce"),
+        ("a-b b-c", "abcde", {}, "b", OTHERS, "b"),
+        ("a-b b-c c-d", "abcde", {}, "bc", OTHERS, "bc"),
+        ("a-b b-c c-a", "abcde", {}, "bc", OTHERS, "bc"),
+        ("b-a b-c b-d b-e", "abcde", {}, "b", OTHERS, "b"),
+        ("a>b c>b d>b", "abcde", {}, "b", OTHERS, "b"),
+        ("b>a b>c b>d", "abcde", {}, "b", OTHERS, "b"),
+        ("a-b a-c a-d b-c b-d c-d", "abcde", {}, "bcd", OTHERS, "bcd"),
+        ("a>e b>e c>e d>e", "abcd", {}, "", OTHERS, "e"),
+        ("a>e b>e c>e d>e b-c", "abcd", {}, "c", OTHERS, "ce"),
+        ("a>d a>e b>d b>e c>d c>e b-c", "abc", {}, "c", OTHERS, "cde"),
+        ("a>c a>d a>e b>c b>d b>e a-b", "ab", {}, "b", OURSELVES, "ab"),
+        ("a>c a>d b>c b>d a-b", "ab", {"e": DOWN}, "b", OURSELVES, "ab"),
+        ("a>c a>d b>c b>d a-b", "abe", {"e": X}, "b", LEASE, "bcd"),
+        ("b-c", "abcde", {"c": J}, "c", OTHERS, "c"),
+        ("b-c", "abcde", {"c": L}, "c", OTHERS, "c"),
+        ("b-c", "abcde", {"c": X}, "", NOTHING, ""),
+        ("c>b", "abcde", {"c": DOWN}, "", NOTHING, ""),
+        ("b-c", "abde", {"c": DOWN}, "", NOTHING, ""),
+    ],
+)
+def test_TU17_indirectly_connected(
+    words: str, side: str, statuses: dict[str, Status], broken: str, outcome: Outcome, down: str
+) -> None:
+    """Whoever is flagged and has seen the flag is alive. The fewest go that cure every link, and
+    every member of the side finds the same ones."""
+    copy = links(words, side, **statuses)
+    decided = [n for n in copy.members if n.host in side and copy.members[n].status in (U, J, L)]
+    for me in decided:
+        found = survey(copy, me)
+        assert "".join(n.host for n in found.broken) == broken
+        decision = keep_majority(found)
+        assert decision.outcome is outcome
+        assert "".join(n.host for n in decision.down) == down

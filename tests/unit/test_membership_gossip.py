@@ -1,11 +1,14 @@
-"""The state: merge laws over generated histories, convergence, tombstones."""
+"""The state: merge laws over generated histories, convergence, tombstones. T.U1."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import find, given, settings
 from hypothesis import strategies as st
 
 from shardbus.errors import LocalProtocolError
@@ -72,12 +75,55 @@ def test_merge_laws(a: Gossip, b: Gossip, c: Gossip) -> None:
     assert a.merge(a) == a
     assert a.merge(b).merge(a) == a.merge(b)
     assert a.merge(b).merge(b) == a.merge(b)
+    for part in (a, b):
+        assert losses(part, a.merge(b)) == []
+
+
+def losses(part: Gossip, whole: Gossip) -> list[str]:
+    """What the part says and the whole does not, though it was not buried."""
+    dead = whole.tombstones
+    found = [f"tombstone {n}" for n in part.tombstones if n not in dead]
+    found += [f"counter {n}" for n, c in part.clock.counters.items()
+              if n not in dead and whole.clock.counters.get(n, 0) < c]  # fmt: skip
+    found += [f"epoch {t}" for t, e in part.epochs.items() if whole.epochs.get(t, 0) < e]
+    for node, one in part.members.items():
+        now = whole.members.get(node)
+        if node not in dead and (now is None or now.status.rank < one.status.rank):
+            found.append(f"status of {node}")
+    for observer, row in part.reachability.rows.items():
+        if observer not in dead and whole.reachability.rows[observer].version < row.version:
+            found.append(f"row of {observer}")
+    return found
+
+
+RICH: dict[str, Callable[[Gossip], bool]] = {
+    **{s.value: lambda g, s=s: any(m.status is s for m in g.members.values())
+       for s in Status if s is not Status.REMOVED},
+    "removed": lambda g: bool(g.tombstones),
+    "unreachable": lambda g: Flag.UNREACHABLE in g.verdicts().values(),
+    "terminated": lambda g: Flag.TERMINATED in g.verdicts().values(),
+    "two observers of one": lambda g: len(g.records()) > len(g.verdicts()) > 0,
+    "a downed observer": lambda g: len(g.reachability.records()) > len(g.records()),
+    "epochs": lambda g: bool(g.epochs),
+    "seen by some": lambda g: 0 < len(g.seen) < len(g.members),
+    "several authors": lambda g: len(g.clock.counters) > 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("trait", RICH)
+def test_the_laws_are_tried_on_rich_states(trait: str) -> None:
+    """Both ways of making states reach every status, every flag, and what else can be merged."""
+    dice = Random(1)
+    assert RICH[trait](find(arbitrary(), RICH[trait], random=dice))
+    assert find(histories(), lambda copies: any(map(RICH[trait], copies)), random=dice)
 
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[Gossip]:
     """Five copies after a random history of changes and merges, as nodes would make them."""
-    founded = Gossip().with_members(A, *(member(n) for n in NODES))
+    first = (member(A), *(member(n, draw(st.sampled_from([J, U])), 0) for n in NODES[1:]))
+    first = tuple(m if m.status is J else replace(m, up_number=1) for m in first)
+    founded = Gossip().with_members(A, *first)
     copies = {n: founded.with_seen(n) for n in NODES}
     for _ in range(draw(st.integers(0, 12))):
         me = draw(st.sampled_from(NODES))
@@ -91,7 +137,9 @@ def histories(draw: st.DrawFn) -> list[Gossip]:
             case 1 if other in copy.members and (now := copy.members[other]):
                 steps = [s for s in TRANSITIONS[now.status] if s is not Status.REMOVED]
                 if steps:
-                    copy = copy.with_members(me, now.moved(draw(st.sampled_from(steps))))
+                    step = draw(st.sampled_from(steps))
+                    number = draw(st.integers(2, 4)) if step is U else None
+                    copy = copy.with_members(me, now.moved(step, number))
             case 2 if other != me and other in copy.members:
                 if Status.REMOVED in TRANSITIONS[copy.members[other].status]:
                     copy = copy.without_members(me, (other,), 1.0)
@@ -149,7 +197,7 @@ def test_no_change_is_no_new_version() -> None:
     assert copy.with_seen(A) is copy
 
 
-def test_seen_of_merged_versions() -> None:
+def test_TU1_seen_of_merged_versions() -> None:
     base = state("abc", a=U, b=U, c=U)
     newer = base.with_epoch(A, "x", 1)
     rival = base.with_epoch(B, "x", 2)
@@ -161,8 +209,23 @@ def test_seen_of_merged_versions() -> None:
 @pytest.mark.parametrize(
     ("copy", "flags", "waiting"),
     [
+        (Gossip(), {}, []),
         (state("", a=U), {}, [A]),
         (state("a", a=U), {}, []),
+        (state("a", a=U, b=U), {}, [B]),
+        (state("ab", a=U, b=U), {}, []),
+        (state("abc", a=U, b=U), {}, []),
+        (state("a", a=U, b=J), {}, []),
+        (state("a", a=U, b=W), {}, []),
+        (state("a", a=U, b=X), {}, []),
+        (state("a", a=U, b=DOWN), {}, []),
+        (state("a", a=U, b=LEAVING), {}, [B]),
+        (state("a", a=LEAVING, b=LEAVING), {}, [B]),
+        (state("b", a=J, b=W), {}, [A]),
+        (state("ab", a=J, b=W), {}, []),
+        (state("ab", a=U, b=LEAVING), {B: Flag.UNREACHABLE}, [B]),
+        (state("ab", a=U, b=U, c=X), {C: Flag.UNREACHABLE}, []),
+        (state("ab", a=U, b=U, c=W), {C: Flag.UNREACHABLE}, [C]),
         (state("ab", a=U, b=U, c=U), {}, [C]),
         (state("abc", a=U, b=LEAVING, c=U), {}, []),
         (state("ac", a=U, b=LEAVING, c=U), {}, [B]),
@@ -176,24 +239,81 @@ def test_seen_of_merged_versions() -> None:
         (state("a", a=U, b=J), {B: Flag.UNREACHABLE}, [B]),
     ],
 )
-def test_convergence(copy: Gossip, flags: dict[NodeId, Flag], waiting: list[NodeId]) -> None:
+def test_TU1_convergence(copy: Gossip, flags: dict[NodeId, Flag], waiting: list[NodeId]) -> None:
     reachability = Reachability({A: Row(1, flags)})
     copy = replace(copy, reachability=reachability)
     assert copy.waiting_for() == waiting
     assert copy.converged() is not bool(waiting)
 
 
-def test_the_word_of_a_downed_observer_does_not_count() -> None:
+def test_TU1_the_word_of_a_downed_observer_does_not_count() -> None:
     copy = replace(
         state("a", a=U, b=DOWN), reachability=Reachability({B: Row(1, {A: Flag.UNREACHABLE})})
     )
     assert copy.converged()
 
 
+@pytest.mark.parametrize(("one", "other"), list(product([J, W, U, LEAVING, X, DOWN], repeat=2)))
+def test_TU1_members_merge_to_the_later_status(one: Status, other: Status) -> None:
+    merged = state(a=one, b=U).merge(state(a=other, c=U))
+    assert merged.members[A].status is max(one, other, key=lambda s: s.rank)
+    assert list(merged.members) == [A, B, C]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "merged"),
+    [
+        ({}, {}, {}),
+        ({B: (1, [C])}, {}, {C: Flag.UNREACHABLE}),
+        ({B: (1, [C])}, {C: (1, [B])}, {B: Flag.UNREACHABLE, C: Flag.UNREACHABLE}),
+        ({B: (1, [C])}, {B: (2, [])}, {}),
+        ({B: (3, [C])}, {B: (2, [A])}, {C: Flag.UNREACHABLE}),
+        ({B: (1, [C]), A: (1, [C])}, {B: (2, [])}, {C: Flag.UNREACHABLE}),
+    ],
+)
+def test_TU1_what_is_unreachable_merges_by_observer(
+    one: dict[NodeId, tuple[int, list[NodeId]]],
+    other: dict[NodeId, tuple[int, list[NodeId]]],
+    merged: dict[NodeId, Flag],
+) -> None:
+    def copy(rows: dict[NodeId, tuple[int, list[NodeId]]]) -> Gossip:
+        made = {o: Row(v, dict.fromkeys(s, Flag.UNREACHABLE)) for o, (v, s) in rows.items()}
+        return replace(state(a=U, b=U, c=U), reachability=Reachability(made))
+
+    assert copy(one).merge(copy(other)).verdicts() == merged
+    assert copy(other).merge(copy(one)).verdicts() == merged
+
+
+def test_TU1_who_was_removed_on_one_side_is_gone_after_merging() -> None:
+    """Also where the other side has changed it, flagged it, or heard from it meanwhile."""
+    before = state("abc", a=U, b=U, c=DOWN)
+    removed = before.without_members(A, (C,), 5.0)
+    for other in (
+        before.with_flag(B, C, Flag.UNREACHABLE),
+        before.with_flag(C, B, Flag.UNREACHABLE),
+        before.with_epoch(B, "x", 1).with_seen(C),
+    ):
+        merged = removed.merge(other)
+        assert list(merged.members) == [A, B]
+        assert merged == other.merge(removed)
+        assert (merged.verdicts(), C in merged.seen, C in merged.clock.counters) == (
+            {},
+            False,
+            False,
+        )
+
+
+def test_TU1_a_new_incarnation_is_another_member() -> None:
+    again = C._replace(uid=2)
+    removed = state(a=U, c=DOWN).without_members(A, (C,), 5.0)
+    joined = removed.with_members(A, member(again, J, 0))
+    assert list(state(a=U, c=DOWN).merge(joined).members) == [A, again]
+
+
 # -- removal -----------------------------------------------------------------------------------
 
 
-def test_a_removed_node_leaves_only_its_tombstone() -> None:
+def test_TU1_a_removed_node_leaves_only_its_tombstone() -> None:
     copy = state("ab", a=U, b=X, c=U).with_flag(B, C, Flag.UNREACHABLE)
     copy = copy.with_flag(A, B, Flag.TERMINATED).without_members(A, (B,), 5.0)
     assert list(copy.members) == [A, C]
@@ -202,7 +322,7 @@ def test_a_removed_node_leaves_only_its_tombstone() -> None:
     assert B not in copy.clock.counters
 
 
-def test_late_gossip_cannot_resurrect() -> None:
+def test_TU1_late_gossip_cannot_resurrect() -> None:
     late = state("ab", a=U, b=X)
     removed = late.without_members(A, (B,), 5.0)
     assert late.merge(removed) == removed
@@ -210,7 +330,7 @@ def test_late_gossip_cannot_resurrect() -> None:
 
 
 @pytest.mark.parametrize("status", [J, W, U, LEAVING])
-def test_only_exiting_and_down_members_can_be_removed(status: Status) -> None:
+def test_TU1_only_exiting_and_down_members_can_be_removed(status: Status) -> None:
     with pytest.raises(LocalProtocolError):
         state(a=U, b=status).without_members(A, (B,), 0.0)
 
@@ -220,7 +340,7 @@ def test_nobody_removes_itself() -> None:
         state(a=X).without_members(A, (A,), 0.0)
 
 
-def test_tombstones_travel_as_ages_and_are_pruned_by_time() -> None:
+def test_TU1_tombstones_travel_as_ages_and_are_pruned_by_time() -> None:
     copy = replace(state(a=U), tombstones={B: 100.0, C: 160.0})
     assert copy.flipped(170.0).tombstones == {B: 70.0, C: 10.0}
     assert copy.flipped(170.0).flipped(1000.0).tombstones == {B: 930.0, C: 990.0}

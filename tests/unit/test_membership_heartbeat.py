@@ -1,10 +1,12 @@
-"""The ring of watchers, and heartbeats over it."""
+"""The ring of watchers, and heartbeats over it. T.U7, T.U8."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from shardbus.ids import NodeId
 from shardbus.membership.heartbeat import Heartbeats, Verdict, ring_hash, watched
@@ -26,7 +28,7 @@ def heartbeats(**settings: float) -> Heartbeats:
     ("nodes", "unreachable", "monitored_by", "expected"),
     [(1, 0, 9, 0), (2, 0, 9, 1), (5, 0, 9, 4), (20, 0, 9, 9), (20, 0, 3, 3), (20, 19, 3, 19)],
 )
-def test_how_many_are_watched(
+def test_TU7_how_many_are_watched(
     nodes: int, unreachable: int, monitored_by: int, expected: int
 ) -> None:
     chosen = watched(ME, NODES[:nodes], NODES[1 : 1 + unreachable], monitored_by)
@@ -34,24 +36,24 @@ def test_how_many_are_watched(
     assert ME not in chosen
 
 
-def test_unreachable_ones_are_watched_in_addition() -> None:
+def test_TU7_unreachable_ones_are_watched_in_addition() -> None:
     first = watched(ME, NODES, [], 3)
     more = watched(ME, NODES, first[:2], 3)
     assert more[:3] == first
     assert len(more) == 5
 
 
-def test_everybody_is_watched_by_exactly_so_many() -> None:
+def test_TU7_everybody_is_watched_by_exactly_so_many() -> None:
     watchers = Counter(w for node in NODES for w in watched(node, NODES, [], 5))
     assert watchers == dict.fromkeys(NODES, 5)
 
 
-def test_the_ring_is_the_same_everywhere_and_for_ever() -> None:
+def test_TU7_the_ring_is_the_same_everywhere_and_for_ever() -> None:
     assert ring_hash(NodeId("10.0.0.1", 7355, 1)) == 5331152351636328347
     assert watched(ME, NODES, [], 4) == watched(ME, NODES[::-1], [], 4)
 
 
-def test_a_beat_a_second_and_silence_becomes_a_verdict() -> None:
+def test_TU8_a_beat_a_second_and_silence_becomes_a_verdict() -> None:
     hb = heartbeats()
     verdicts: list[tuple[float, Verdict]] = []
     sent = []
@@ -72,7 +74,7 @@ def test_a_beat_a_second_and_silence_becomes_a_verdict() -> None:
     assert [v.available for v in hb.tick(20.0)[1]] == [True]
 
 
-def test_a_node_that_never_answers_is_found() -> None:
+def test_TC13_a_node_that_never_answers_is_found() -> None:
     hb = heartbeats()
     now, found = 0.0, None
     while found is None and now < 20.0:
@@ -109,7 +111,7 @@ def test_a_slow_reply_is_reported() -> None:
     assert hb.on_reply(B, HeartbeatReply(3, 2.0), 3.5) == pytest.approx(2.5)
 
 
-def test_a_suspect_stays_watched_when_the_ring_changes() -> None:
+def test_TU8_a_suspect_stays_watched_when_the_ring_changes() -> None:
     hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=1))
     first = watched(ME, NODES[:3], [], 1)[0]
     other = next(n for n in (B, C) if n != first)
@@ -120,3 +122,65 @@ def test_a_suspect_stays_watched_when_the_ring_changes() -> None:
     assert list(hb.watches) == [first]
     hb.on_members([other], [])
     assert list(hb.watches) == [other]
+
+
+def test_TU8_an_unreachable_one_is_watched_until_it_is_back() -> None:
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=3))
+    hb.start(0.0)
+    hb.on_members(NODES, [])
+    first = list(hb.watches)
+    lost = first[0]
+    hb.on_members(NODES, [lost])
+    assert list(hb.watches) == watched(ME, NODES, [lost], 3)
+    assert len(hb.watches) == 4
+    hb.on_members(NODES, [])
+    assert list(hb.watches) == first
+
+
+def test_TU21_another_incarnation_is_watched_by_a_detector_of_its_own() -> None:
+    hb = heartbeats()
+    hb.tick(0.0)
+    hb.on_reply(B, HeartbeatReply(1, 0.0), 0.1)
+    again = B._replace(uid=99)
+    hb.on_members([again], [])
+    assert list(hb.watches) == [again]
+    assert not hb.watches[again].detector.monitoring
+    assert hb.phis(100.0) == {again: 0.0}
+
+
+@given(st.lists(st.tuples(st.sampled_from("jlurs"), st.integers(1, 9)), max_size=60))
+def test_TU8_any_operations_against_a_dumb_reference(steps: list[tuple[str, int]]) -> None:
+    """Joins, leaves, unreachable, reachable, replies. The reference keeps plain sets."""
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=3))
+    hb.start(0.0)
+    members: set[NodeId] = set()
+    lost: set[NodeId] = set()
+    suspects: set[NodeId] = set()
+    heard: set[NodeId] = set()
+    for now, (step, number) in enumerate(steps, 1):
+        node = NODES[number]
+        match step:
+            case "j":
+                members.add(node)
+            case "l":
+                members.discard(node)
+                lost.discard(node)
+            case "u" if node in members:
+                lost.add(node)
+                if node in hb.watches:
+                    hb.watches[node].suspected = True
+                    suspects.add(node)
+            case "r":
+                lost.discard(node)
+                if node in hb.watches:
+                    hb.watches[node].suspected = False
+                    suspects.discard(node)
+            case _:
+                hb.on_reply(node, HeartbeatReply(1, 0.0), float(now))
+                heard |= {node} & hb.watches.keys()
+        hb.on_members(sorted(members), sorted(lost))
+        wanted = {*watched(ME, members, lost, 3), *(suspects & members)}
+        suspects &= wanted
+        heard &= wanted
+        assert set(hb.watches) == wanted
+        assert {n for n, w in hb.watches.items() if w.detector.monitoring} == heard

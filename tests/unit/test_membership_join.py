@@ -1,4 +1,4 @@
-"""The door of the cluster from both sides, step by step."""
+"""The door of the cluster from both sides, step by step. T.U10, T.U12, T.U13."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from shardbus.membership.messages import (
 )
 from shardbus.membership.reachability import Flag
 from shardbus.settings import ClusterSettings
+from shardbus.wire.gossip import decode, encode
 
 GREETING = Greeting("shop", PROTOCOL, {"shards": "100"})
 DEFAULTS = ClusterSettings()
@@ -45,7 +46,7 @@ J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
         (replace(GREETING, settings={}), ""),
     ],
 )
-def test_disagreement_names_both_values(theirs: Greeting, why: str) -> None:
+def test_TU12_disagreement_names_both_values(theirs: Greeting, why: str) -> None:
     assert disagreement(GREETING, theirs) == why
 
 
@@ -59,7 +60,21 @@ def test_a_newcomer_is_joining_whatever_it_says_of_itself() -> None:
     assert answer == Welcome(gossip)
 
 
-def test_a_repeated_join_is_welcome_again_without_a_change() -> None:
+def test_TC1_a_newcomer_brings_its_version_and_keeps_it() -> None:
+    """Through the Join, the Welcome, both over the wire, every status, and a merge."""
+    newer = Join(GREETING, Member(NEW, 1, http="n:8558", roles=("db",), version="2.1.0"))
+    join = decode(encode(newer))
+    assert isinstance(join, Join)
+    gossip, answer = admit(state(a=U), A, GREETING, NEW, join)
+    welcome = decode(encode(answer))
+    assert isinstance(welcome, Welcome)
+    up = gossip.with_members(A, gossip.members[NEW].moved(U, 2))
+    for copy in (welcome.gossip, up, up.merge(state(a=U)), state(a=U).merge(up)):
+        found = copy.members[NEW]
+        assert (found.version, found.roles, found.http) == ("2.1.0", ("db",), "n:8558")
+
+
+def test_TC32_a_repeated_join_is_welcome_again_without_a_change() -> None:
     once, _ = ask(state(a=U))
     again, answer = ask(once)
     assert again is once
@@ -67,12 +82,12 @@ def test_a_repeated_join_is_welcome_again_without_a_change() -> None:
 
 
 @pytest.mark.parametrize("mine", [J, W, U, L])
-def test_who_may_take_in(mine: Status) -> None:
+def test_TU10_who_may_take_in(mine: Status) -> None:
     assert isinstance(ask(state(a=mine))[1], Welcome)
 
 
 @pytest.mark.parametrize("copy", [Gossip(), state(a=X), state(a=DOWN)])
-def test_who_may_not(copy: Gossip) -> None:
+def test_TU10_who_may_not(copy: Gossip) -> None:
     assert ask(copy) == (copy, InitNack())
 
 
@@ -92,7 +107,7 @@ def test_who_is_refused_for_ever() -> None:
         assert NEW not in gossip.members
 
 
-def test_a_restarted_process_downs_its_former_incarnation() -> None:
+def test_TC36_a_restarted_process_downs_its_former_incarnation() -> None:
     again = B._replace(uid=99)
     gossip, answer = ask(state(a=U, b=U, c=U), again)
     assert isinstance(answer, Welcome)
@@ -163,7 +178,7 @@ def test_another_seed_never_does() -> None:
     assert set(steps) == {Step.NONE}
 
 
-def test_giving_up_says_what_was_tried() -> None:
+def test_TU13_giving_up_says_what_was_tried() -> None:
     one = joiner(shutdown_after_unsuccessful_join=30.0)
     one.start(0.0)
     assert one.tick(29.9).step is Step.NONE
@@ -172,7 +187,7 @@ def test_giving_up_says_what_was_tried() -> None:
     assert progress.reason == "no seed took this node in within 30 s; tried s:1, t:1, u:1"
 
 
-def test_a_seed_that_disagrees_ends_the_attempt() -> None:
+def test_TU12_a_seed_that_disagrees_ends_the_attempt() -> None:
     one = joiner()
     one.start(0.0)
     progress = one.on_ack(S, replace(GREETING, settings={"shards": "50"}), 0.1)

@@ -1,8 +1,9 @@
-"""Who leads, and the leader's pass over a version."""
+"""Who leads, and the leader's pass over a version. T.U1."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from test_membership_gossip import A, B, C, D, member, state
@@ -42,8 +43,19 @@ def unreachable(copy: Gossip, *hosts: object) -> Gossip:
         (unreachable(state(a=U, b=U), A), B),
     ],
 )
-def test_leader(copy: Gossip, leader: object) -> None:
+def test_TU1_leader(copy: Gossip, leader: object) -> None:
     assert leader_of(copy, C) == leader
+
+
+@pytest.mark.parametrize("statuses", list(product([J, W, U, L, X, DOWN], repeat=2)))
+@pytest.mark.parametrize("cut", [(), (A,), (B,), (A, B)])
+def test_TU1_leader_of_any_two(statuses: tuple[Status, Status], cut: tuple[object, ...]) -> None:
+    """The dumb way: ask for each kind of member in turn, and take the first by address."""
+    copy = unreachable(state(a=statuses[0], b=statuses[1]), *cut)
+    able = [n for n in copy.members if n not in cut]
+    kinds = ((U, L), (W,), (J,), (X,))
+    ranked = [n for kind in kinds for n in able if copy.members[n].status in kind]
+    assert leader_of(copy, C) == next(iter(ranked), None)
 
 
 def test_a_node_never_counts_itself_as_unreachable() -> None:

@@ -1,4 +1,4 @@
-"""Statuses, their table, their merge, and the orders of members."""
+"""Statuses, their table, their merge, and the orders of members. T.U4."""
 
 from __future__ import annotations
 
@@ -74,23 +74,23 @@ def test_the_lower_up_number_wins(one: int, other: int, merged: int) -> None:
     assert member("a", U, one).merge(member("a", U, other)).up_number == merged
 
 
-def test_address_order_is_host_port_uid() -> None:
+def test_TU4_address_order_is_host_port_uid() -> None:
     places = [("a", 1, 9), ("a", 2, 1), ("a", 10, 1), ("a", 10, 2), ("b", 1, 1)]
     nodes = [NodeId(*place) for place in places]
     assert sorted(shuffled(nodes)) == nodes
 
 
-def test_age_order_is_by_up_number_then_address() -> None:
+def test_TU4_age_order_is_by_up_number_then_address() -> None:
     members = [member("c", up_number=1), member("a", up_number=2), member("b", up_number=2)]
     assert sorted(shuffled(members), key=age_order) == members
 
 
-def test_leader_order_prefers_up_and_leaving() -> None:
+def test_TU4_leader_order_prefers_up_and_leaving() -> None:
     order = [("b", L), ("c", U), ("f", W), ("e", J), ("a", E), ("0", D)]
     members = [member(host, status) for host, status in order]
     assert sorted(shuffled(members), key=leader_order) == members
 
 
-def test_two_incarnations_are_two_members() -> None:
+def test_TU4_two_incarnations_are_two_members() -> None:
     assert member("a", uid=1) != member("a", uid=2)
     assert replace(member("a"), status=E).node == member("a").node

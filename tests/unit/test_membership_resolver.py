@@ -1,4 +1,4 @@
-"""When a split is decided, and by whom."""
+"""When a split is decided, and by whom: T.U17's cases of timing."""
 
 from __future__ import annotations
 
@@ -88,6 +88,13 @@ def test_who_becomes_leader_meanwhile_decides() -> None:
     resolver = Resolver(A, SETTINGS)
     resolver.consider(UNREACHABLE, False, 10.0)
     assert outcome(resolver.consider(UNREACHABLE, True, 10.0 + STABLE)) is Outcome.DOWN_OTHERS
+
+
+def test_who_loses_the_lead_meanwhile_does_not() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert resolver.consider(UNREACHABLE, False, 10.0 + STABLE) == Plan()
+    assert outcome(resolver.consider(UNREACHABLE, True, 11.0 + STABLE)) is Outcome.DOWN_OTHERS
 
 
 def test_the_gone_wait_only_for_the_sweep() -> None:

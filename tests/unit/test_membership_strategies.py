@@ -1,8 +1,10 @@
-"""Every strategy: the decision tables, and the proof by trial that two sides never both stay."""
+"""Every strategy: the decision tables, and the proof by trial that two sides never both stay.
+
+T.U17."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import permutations, product
 
@@ -67,7 +69,9 @@ FIVE = state(a=U, b=U, c=U, d=U, e=U)
         (state(a=U, b=U, c=U, d=DOWN), (C, D), 2, OURSELVES),  # c and d may be two as well
     ],
 )
-def test_static_quorum(copy: Gossip, cut: tuple[NodeId, ...], size: int, outcome: Outcome) -> None:
+def test_TU17_static_quorum(
+    copy: Gossip, cut: tuple[NodeId, ...], size: int, outcome: Outcome
+) -> None:
     found = split(copy, *cut)
     decision = static_quorum(found, size)
     assert decision.outcome is outcome
@@ -107,7 +111,7 @@ def test_a_cluster_too_large_for_its_quorum_says_so() -> None:
         (state(a=DOWN, b=U, c=U, d=U), (A, D), B, True, OTHERS),
     ],
 )
-def test_keep_oldest(
+def test_TU17_keep_oldest(
     copy: Gossip, cut: tuple[NodeId, ...], me: NodeId, alone_goes: bool, outcome: Outcome
 ) -> None:
     found = split(copy, *cut, me=me)
@@ -116,7 +120,7 @@ def test_keep_oldest(
     assert decision.down == (found.cut if outcome is OTHERS else found.side)
 
 
-def test_the_oldest_is_by_age_not_by_address() -> None:
+def test_TU17_the_oldest_is_by_age_not_by_address() -> None:
     members = {n: replace(m, up_number=9 - i) for i, (n, m) in enumerate(FIVE.members.items())}
     copy = replace(FIVE, members=members)
     assert split(copy, A).elders == (E,)
@@ -124,7 +128,7 @@ def test_the_oldest_is_by_age_not_by_address() -> None:
 
 
 @pytest.mark.parametrize("cut", [(), (B,), (B, C, D, E)])
-def test_down_all(cut: tuple[NodeId, ...]) -> None:
+def test_TU17_down_all(cut: tuple[NodeId, ...]) -> None:
     decision = down_all(split(FIVE, *cut))
     assert decision.outcome is (OURSELVES if cut else NOTHING)
 
@@ -141,7 +145,7 @@ def test_down_all(cut: tuple[NodeId, ...]) -> None:
         (state(a=J, b=U), (B,), OURSELVES, 0.0),
     ],
 )
-def test_lease_majority(
+def test_TU17_lease_majority(
     copy: Gossip, cut: tuple[NodeId, ...], outcome: Outcome, delay: float
 ) -> None:
     decision = lease_majority(split(copy, *cut), 2.0)
@@ -152,7 +156,7 @@ def test_lease_majority(
 
 
 def with_roles(copy: Gossip, *nodes: NodeId) -> Gossip:
-    roles = {n: replace(copy.members[n], roles=("db",)) for n in nodes}
+    roles = {n: replace(copy.members[n], roles=("db",)) for n in nodes if n in copy.members}
     return replace(copy, members={**copy.members, **roles})
 
 
@@ -167,7 +171,9 @@ def with_roles(copy: Gossip, *nodes: NodeId) -> Gossip:
         ("lease-majority", LEASE, OURSELVES),
     ],
 )
-def test_only_members_with_the_role_count(rule: str, everybody: Outcome, role: Outcome) -> None:
+def test_TU17_only_members_with_the_role_count(
+    rule: str, everybody: Outcome, role: Outcome
+) -> None:
     copy = with_roles(FIVE, D, E)
     rows = Reachability({A: Row(1, {D: Flag.UNREACHABLE, E: Flag.UNREACHABLE})})
     copy = replace(copy, reachability=rows, seen=frozenset({A, B, C}))
@@ -188,7 +194,7 @@ def test_what_no_strategy_has_a_say_in(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["keep-majority", "keep-oldest", "lease-majority"])
-def test_bad_links_go_with_those_cut_off(rule: str) -> None:
+def test_TU17_bad_links_go_with_those_cut_off(rule: str) -> None:
     rows = Reachability({A: Row(1, {E: Flag.UNREACHABLE}), B: Row(1, {C: Flag.UNREACHABLE})})
     copy = replace(FIVE, reachability=rows, seen=frozenset({A, B, C, D}))
     assert RULES[rule](survey(copy, A)).down == (C, E)
@@ -204,7 +210,7 @@ def test_bad_links_go_with_those_cut_off(rule: str) -> None:
         ("lease-majority", LEASE),
     ],
 )
-def test_three_parts(rule: str, outcome: Outcome) -> None:
+def test_TU17_three_parts(rule: str, outcome: Outcome) -> None:
     """{A, B} | {C, D} | {E}, as A sees it; the others never stay beside it."""
     assert RULES[rule](split(FIVE, C, D, E)).outcome is outcome
     assert OTHERS not in {
@@ -264,25 +270,40 @@ def stays(decision: Decision, found: Split, copy: Gossip) -> bool:
     )
 
 
-def check(sides: list[list[NodeId]], copies: list[Gossip]) -> None:
+def check(
+    sides: list[list[NodeId]],
+    copies: list[Gossip],
+    rules: Mapping[str, Rule] = RULES,
+    role: str = "",
+) -> None:
     """No rule lets two of these sides stay, however the store answers."""
-    found: list[tuple[Split, Gossip]] = []
+    found: list[tuple[list[Split], Gossip]] = []
     for side, copy in zip(sides, copies, strict=True):
         present = [n for n in side if n in copy.members]
+        cut = [n for n in copy.members if n not in side]
         if present:
-            cut = [n for n in copy.members if n not in side]
-            found.append((split(copy, *cut, me=present[0]), copy))
-    for name, rule in RULES.items():
-        decisions = [(rule(s), s, c) for s, c in found]
-        winners = [d for d, s, c in decisions if stays(d, s, c)]
+            found.append(([surveyed(copy, cut, me, role) for me in present], copy))
+    for name, rule in rules.items():
+        decisions = [([rule(split) for split in splits], splits[0], copy) for splits, copy in found]
+        for decided, _, _ in decisions:
+            assert len({(d.outcome, d.lease, d.delay) for d in decided}) == 1, (name, decided)
+        winners = [
+            decided[0] for decided, split, copy in decisions if stays(decided[0], split, copy)
+        ]
         names = {d.lease for d in winners}
         one = len(winners) < 2 or (len(names) == 1 and "" not in names)
-        assert one, (name, [told(d) for d, _, _ in decisions])
+        assert one, (name, [told(decided[0]) for decided, _, _ in decisions])
+
+
+def surveyed(copy: Gossip, cut: list[NodeId], me: NodeId, role: str) -> Split:
+    rows = {me: Row(1, dict.fromkeys(cut, Flag.UNREACHABLE))} if cut else {}
+    side = frozenset(n for n in copy.members if n not in cut)
+    return survey(replace(copy, reachability=Reachability(rows), seen=side), me, role)
 
 
 @pytest.mark.parametrize("alone", range(3))
 @pytest.mark.parametrize("swapped", [False, True])
-def test_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -> None:
+def test_TU17_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -> None:
     nodes = (A, B, C)
     sides = [[nodes[alone]], [n for n in nodes if n != nodes[alone]]]
     if swapped:
@@ -295,13 +316,75 @@ def test_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -> Non
 
 @given(st.data())
 @settings(max_examples=400, deadline=None)
-def test_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
+def test_TU17_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
+    """Any members, any ages, any three sides, some with the role that votes, any size of a quorum;
+    one side is a legal step ahead about every member. Whoever decides for a side decides alike."""
     count = data.draw(st.integers(2, 7))
     nodes = [NodeId(f"n{i}", 1, 1) for i in range(count)]
     pairs = data.draw(st.lists(st.sampled_from(AHEAD), min_size=count, max_size=count))
     ages = data.draw(st.permutations(range(1, count + 1)))
     where = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    role = data.draw(st.sampled_from(["", "db"]))
+    chosen = [n for n in nodes if data.draw(st.booleans())] if role else []
+    rules = {**RULES, "static-quorum": quorum_of(data.draw(st.integers(1, 5)))}
     sides = [[n for n, at in zip(nodes, where, strict=True) if at == part] for part in range(3)]
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
-    ahead, behind = view(nodes, first, second, ages), view(nodes, second, second, ages)
-    check(sides, [ahead, behind, behind])
+    ahead = with_roles(view(nodes, first, second, ages), *chosen)
+    behind = with_roles(view(nodes, second, second, ages), *chosen)
+    check(sides, [ahead, behind, behind], rules, role)
+
+
+def quorum_of(size: int) -> Rule:
+    return lambda found: static_quorum(found, size)
+
+
+# -- a dumb reference: what the documents promise of a cluster at rest -----------------------------
+
+
+def promised(rule: str, sides: list[list[NodeId]], size: int) -> list[str]:
+    """Who stays, counted on fingers: `stays`, `goes` or `asks` for each side of Up members, of
+    which the first of all in order of age is n0."""
+    everybody = sum(map(len, sides))
+    oldest = next(side for side in sides if NodeId("n0", 1, 1) in side)
+    words = []
+    for side in sides:
+        others = everybody - len(side)
+        match rule:
+            case "keep-majority":
+                word = "stays" if len(side) > others else "goes"
+                word = "asks" if len(side) == others else word
+            case "static-quorum":
+                stays = len(side) >= size and everybody <= 2 * size - 1
+                word = "stays" if stays else "goes"
+            case "keep-oldest":
+                word = "stays" if side is oldest else "goes"
+            case "keep-oldest, not alone":
+                alone = len(oldest) == 1
+                second = alone and side is not oldest and len(sides) == 2
+                word = "stays" if second or (side is oldest and not alone) else "goes"
+            case "lease-majority":
+                word = "asks"
+            case _:
+                word = "goes"
+        words.append(word)
+    return words
+
+
+@given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(1, 6))
+@settings(max_examples=300, deadline=None)
+def test_TU17_against_what_is_promised_of_a_cluster_at_rest(where: list[int], size: int) -> None:
+    nodes = [NodeId(f"n{i}", 1, 1) for i in range(len(where))]
+    copy = view(nodes, [U] * len(nodes), [U] * len(nodes), range(1, len(nodes) + 1))
+    parts = [[n for n, at in zip(nodes, where, strict=True) if at == part] for part in range(3)]
+    sides = [side for side in parts if side]
+    if len(sides) < 2:
+        return
+    words = {OTHERS: "stays", OURSELVES: "goes", LEASE: "asks"}
+    for name, rule in {**RULES, "static-quorum": quorum_of(size)}.items():
+        decided = []
+        for side in sides:
+            cut = [n for n in nodes if n not in side]
+            outcomes = {rule(split(copy, *cut, me=me)).outcome for me in side}
+            assert len(outcomes) == 1
+            decided.append(words[outcomes.pop()])
+        assert decided == promised(name, sides, size), name

@@ -1,4 +1,4 @@
-"""Whom gossip goes to."""
+"""Whom gossip goes to. T.U2; there are no data centers to choose among."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_bias_is_reduced_in_large_clusters(nodes: int, expected: float) -> N
     assert different_view_probability(0.8, 400, nodes) == pytest.approx(expected)
 
 
-def test_the_bias_goes_to_those_who_have_not_seen() -> None:
+def test_TU2_the_bias_goes_to_those_who_have_not_seen() -> None:
     rng = random.Random(1)
     seen = set(NODES[:8])
     picks = [round_target(NODES, seen, 0.8, rng) for _ in range(2000)]
@@ -36,18 +36,18 @@ def test_the_bias_goes_to_those_who_have_not_seen() -> None:
 
 
 @pytest.mark.parametrize(("probability", "expected"), [(1.0, {NODES[9]}), (0.0, set(NODES))])
-def test_the_extremes(probability: float, expected: set[NodeId]) -> None:
+def test_TU2_the_extremes(probability: float, expected: set[NodeId]) -> None:
     rng = random.Random(2)
     picks = {round_target(NODES, set(NODES[:9]), probability, rng) for _ in range(500)}
     assert picks == expected
 
 
-def test_nobody_to_talk_to() -> None:
+def test_TU2_nobody_to_talk_to() -> None:
     assert round_target([], set(), 0.8, random.Random(1)) is None
     assert news_targets([], set(), 3, random.Random(1)) == []
 
 
-def test_news_goes_to_a_few_who_have_not_seen() -> None:
+def test_TU2_news_goes_to_a_few_who_have_not_seen() -> None:
     rng = random.Random(3)
     assert len(set(news_targets(NODES, set(), 3, rng))) == 3
     assert set(news_targets(NODES, set(NODES[:8]), 3, rng)) == set(NODES[8:])

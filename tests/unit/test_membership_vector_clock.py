@@ -1,4 +1,4 @@
-"""Vector clocks against a dumb reference that counts events one by one."""
+"""Vector clocks against a dumb reference that counts events one by one. T.U6."""
 
 from __future__ import annotations
 
@@ -31,17 +31,42 @@ def clock(**counts: int) -> VectorClock:
         (clock(a=2, b=1), clock(a=1, b=2), Order.CONCURRENT),
     ],
 )
-def test_comparison(one: VectorClock, other: VectorClock, order: Order) -> None:
+def test_TU6_comparison(one: VectorClock, other: VectorClock, order: Order) -> None:
     mirrored = {Order.BEFORE: Order.AFTER, Order.AFTER: Order.BEFORE}
     assert one.compare(other) is order
     assert other.compare(one) is mirrored.get(order, order)
 
 
-def test_pruning() -> None:
+def test_TU6_pruning() -> None:
     assert clock(a=1, b=2, c=3).without([B]) == clock(a=1, c=3)
     unchanged = clock(a=1)
     assert unchanged.without([C]) is unchanged
     assert clock(a=2, b=1).without([B]).compare(clock(a=2)) is Order.SAME
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "merged"),
+    [
+        (clock(), clock(), clock()),
+        (clock(a=2), clock(), clock(a=2)),
+        (clock(a=2, b=1), clock(a=1, b=3), clock(a=2, b=3)),
+        (clock(a=1), clock(b=2), clock(a=1, b=2)),
+        (clock(a=1, b=2), clock(c=4), clock(a=1, b=2, c=4)),
+    ],
+)
+def test_TU6_a_merge_is_the_least_that_is_not_before_either(
+    one: VectorClock, other: VectorClock, merged: VectorClock
+) -> None:
+    assert one.merge(other) == other.merge(one) == merged
+    for part in (one, other):
+        assert part.compare(merged) in (Order.SAME, Order.BEFORE)
+
+
+def test_TU6_a_change_is_after_all_that_it_knew() -> None:
+    before = clock(a=1, b=2)
+    assert before.compare(before.bumped(C)) is Order.BEFORE
+    assert before.bumped(A).compare(before.bumped(B)) is Order.CONCURRENT
+    assert before.bumped(A).merge(before.bumped(B)).compare(before) is Order.AFTER
 
 
 histories = st.lists(
@@ -51,7 +76,7 @@ histories = st.lists(
 
 
 @given(histories)
-def test_against_sets_of_events(history: list[tuple[str, int, int]]) -> None:
+def test_TU6_against_sets_of_events(history: list[tuple[str, int, int]]) -> None:
     """The reference keeps, per node, the set of all changes it knows of."""
     nodes = [A, B, C]
     clocks = [VectorClock() for _ in nodes]

@@ -110,7 +110,7 @@ def test_a_death_is_found_as_quickly_as_ever(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_one_bad_link_costs_one_node(name: str) -> None:
+def test_TC47_one_bad_link_costs_one_node(name: str) -> None:
     net = world(name, 6)
     nodes = net.start(5)
     net.run(5)

@@ -1,4 +1,4 @@
-"""The codec of membership: round trips, bounds, and what hostile bytes may do."""
+"""The codec of membership: round trips, bounds, and what hostile bytes may do. T.U16."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MESSAGES: list[m.Message] = [
 
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
-def test_round_trip(message: m.Message) -> None:
+def test_TU16_round_trip(message: m.Message) -> None:
     assert decode(encode(message)) == message
 
 

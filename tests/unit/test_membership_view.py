@@ -1,0 +1,138 @@
+"""What a node shows of the cluster, and the events between two pictures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from test_membership_gossip import A, B, C, D, member, state
+
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Status
+from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.view import ARRIVALS, MembershipView, changes, view_of
+
+J, W, U, L, X, DOWN, REMOVED = Status
+UNREACHABLE, GONE = Flag.UNREACHABLE, Flag.TERMINATED
+
+
+def flagged(copy: Gossip, flag: Flag, *subjects: object, by: object = A) -> Gossip:
+    rows = {by: Row(1, dict.fromkeys(subjects, flag))}
+    return replace(copy, reachability=Reachability(rows))  # type: ignore[arg-type]
+
+
+def story(before: Gossip, after: Gossip, me: object = A) -> list[str]:
+    """The events between two pictures, as `MemberUp b`."""
+    events = changes(view_of(before, me), view_of(after, me))  # type: ignore[arg-type]
+    told = []
+    for event in events:
+        node = event.member.node if hasattr(event, "member") else getattr(event, "leader", None)
+        gone = " gone" if getattr(event, "terminated", False) else ""
+        told.append(f"{type(event).__name__} {node.host if node else None}{gone}")
+    return told
+
+
+TWO = state(a=U, b=U)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (Gossip(), state(a=J), ["MemberJoined a", "LeaderChanged a"]),
+        (Gossip(), TWO, ["MemberUp a", "MemberUp b", "LeaderChanged a"]),
+        (TWO, TWO, []),
+        (TWO, replace(TWO, seen=frozenset({A})), []),
+        (TWO, TWO.with_epoch(A, "x", 1), []),
+        (TWO, state(a=U, b=U, c=J), ["MemberJoined c"]),
+        (state(a=U, b=J), state(a=U, b=W), ["MemberWeaklyUp b"]),
+        (state(a=U, b=J), TWO, ["MemberUp b"]),
+        (state(a=U, b=W), TWO, ["MemberUp b"]),
+        (TWO, state(a=U, b=L), ["MemberLeaving b"]),
+        (state(a=U, b=L), state(a=U, b=X), ["MemberExiting b"]),
+        (TWO, state(a=U, b=DOWN), ["MemberDowned b"]),
+        (state(a=U, b=X), state(a=U), ["MemberRemoved b"]),
+        (state(a=U, b=DOWN), state(a=U), ["MemberRemoved b"]),
+        (TWO, state(a=L, b=U), ["MemberLeaving a"]),
+        (state(a=L, b=U), state(a=X, b=U), ["MemberExiting a", "LeaderChanged b"]),
+        (state(b=U), TWO, ["MemberUp a", "LeaderChanged a"]),
+        (TWO, flagged(TWO, UNREACHABLE, B), ["UnreachableMember b"]),
+        (TWO, flagged(TWO, GONE, B), ["UnreachableMember b gone"]),
+        (flagged(TWO, UNREACHABLE, B), flagged(TWO, GONE, B), ["UnreachableMember b gone"]),
+        (flagged(TWO, UNREACHABLE, B), TWO, ["ReachableMember b"]),
+        (flagged(TWO, GONE, B), state(a=U), ["MemberRemoved b"]),
+        (
+            TWO,
+            flagged(state(a=U, b=U, c=J), UNREACHABLE, C),
+            ["MemberJoined c", "UnreachableMember c"],
+        ),
+        (
+            state(a=U, b=U, c=J),
+            state(a=U, c=U, d=J),
+            ["MemberRemoved b", "MemberUp c", "MemberJoined d"],
+        ),
+    ],
+)
+def test_TU9_events_tell_what_is_different(before: Gossip, after: Gossip, told: list[str]) -> None:
+    assert story(before, after) == told
+
+
+def test_TU9_who_leads_depends_on_whom_one_reaches() -> None:
+    assert story(TWO, flagged(TWO, UNREACHABLE, A, by=B), B) == [
+        "UnreachableMember a",
+        "LeaderChanged b",
+    ]
+
+
+def test_TU9_a_node_that_is_down_calls_nobody_reachable() -> None:
+    """Its own word does not count any more, which is no news about the others."""
+    cut = flagged(TWO, UNREACHABLE, B)
+    down = flagged(state(a=DOWN, b=U), UNREACHABLE, B)
+    assert story(cut, down) == ["MemberDowned a", "LeaderChanged b"]
+
+
+@pytest.mark.parametrize("status", list(Status)[:-1])
+def test_TU9_replayed_from_nothing_a_picture_tells_every_member(status: Status) -> None:
+    """Whoever subscribes late gets the picture, or the same as events."""
+    told = story(Gossip(), state(a=status, b=U, c=U))
+    assert told[:3] == [f"{ARRIVALS[status].__name__} a", "MemberUp b", "MemberUp c"]
+
+
+def test_convergence_is_part_of_the_picture_and_no_event() -> None:
+    copy = state("ab", a=U, b=U, c=U)
+    assert not view_of(copy, A).converged
+    assert view_of(copy.with_seen(C), A).converged
+    assert story(copy, copy.with_seen(C)) == []
+    assert not view_of(copy.with_seen(C), D).converged  # of which D is no member
+
+
+def aged(roles: dict[str, tuple[str, ...]], **numbers: int) -> MembershipView:
+    members = {m.node: m for m in state(**dict.fromkeys(numbers, U)).members.values()}
+    members = {
+        n: replace(m, up_number=numbers[n.host], roles=roles.get(n.host, ()))
+        for n, m in members.items()
+    }
+    return view_of(Gossip(members), A)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "roles", "role", "oldest"),
+    [
+        ({"a": 3, "b": 1, "c": 2}, {}, "", "b"),
+        ({"a": 2, "b": 2, "c": 2}, {}, "", "a"),
+        ({"a": 3, "b": 1, "c": 2}, {"a": ("x",), "c": ("x",)}, "x", "c"),
+        ({"a": 1}, {}, "x", None),
+    ],
+)
+def test_TU3_the_oldest_is_the_first_that_came_up(
+    numbers: dict[str, int], roles: dict[str, tuple[str, ...]], role: str, oldest: str | None
+) -> None:
+    found = aged(roles, **numbers).oldest(role)
+    assert (found.node.host if found else None) == oldest
+
+
+@pytest.mark.parametrize("status", [J, W, L, X, DOWN])
+def test_TU3_only_who_is_up_is_the_oldest(status: Status) -> None:
+    members = {A: member(A, status, 1), B: member(B, U, 2)}
+    found = view_of(Gossip(members), B).oldest()
+    assert found is not None
+    assert found.node == B
