@@ -11,7 +11,9 @@ Several commands may share a line, separated by `;`. Lines that begin with `#` a
     $ restart n1                the process dies, and another starts at its address
     $ stop n1 20s               SIGSTOP, and SIGCONT later
     $ leave n1                  n1 leaves
-    $ down n1 n3                somebody tells n1 that n3 is down
+    $ down n1 n3                somebody tells n1 that n3 is down; `remove`: ... to remove it
+    $ quarantine n1 n3          nothing that n1 sends to n3 by a link is taken
+    $ shutdown n1               somebody tells n1 that the whole cluster shall stop
     $ partition n1 n2 | n3      nothing crosses
     $ unplug n1 n2 | n3         ... for so long that connections break, and are made anew later
     $ reject n1 n2 | n3         ... and connections are refused, as if nobody listened
@@ -99,6 +101,12 @@ class Script:
             case ["down", name, *others]:
                 for other in others:
                     stage.give(nodes[name], ev.Down(nodes[other].id))
+            case ["remove", name, other]:
+                stage.give(nodes[name], ev.Remove(nodes[other].id))
+            case ["quarantine", name, other]:
+                stage.give(nodes[name], ev.Quarantine(nodes[other].id))
+            case ["shutdown", name]:
+                stage.give(nodes[name], ev.PrepareForShutdown())
             case ["tick", seconds]:
                 stage.run(_seconds(seconds))
             case ["show"]:

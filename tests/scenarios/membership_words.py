@@ -22,7 +22,12 @@ from shardbus.wire.gossip import encode
 
 Record = tuple[NodeId, NodeId, Flag]
 
-MARKS = {Flag.REACHABLE: "", Flag.UNREACHABLE: "*", Flag.TERMINATED: "**"}
+MARKS = {
+    Flag.REACHABLE: "",
+    Flag.UNREACHABLE: "*",
+    Flag.QUARANTINED: "!",
+    Flag.TERMINATED: "**",
+}
 
 
 class Words:
