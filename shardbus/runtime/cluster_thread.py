@@ -25,30 +25,28 @@ import asyncio
 import logging
 import random
 import secrets
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, assert_never
+from typing import assert_never
 
 from shardbus.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.cluster import Cluster
-from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.member import Member
 from shardbus.membership.messages import PublishedMessage
 from shardbus.membership.overview import Overview
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.gossip_sockets import GossipSockets
+from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings
 from shardbus.wire.gossip import decode, encode
 
 TICK = 0.25
 """Seconds between two looks of the watchdog."""
 TICKS_PER_POLL = 4
-PROBE_WITHIN = 1.0
 START_WITHIN = 30.0
 
 log = logging.getLogger("shardbus.cluster")
@@ -85,6 +83,7 @@ class ClusterThread:
         """Messages without effect, by reason."""
         self._started_loop: asyncio.AbstractEventLoop | None = None
         self._sockets = GossipSockets(me.node, self)
+        self._prober = Prober(cluster, me.node.uid)
         self._thread = threading.Thread(target=self._run, name="shardbus-cluster", daemon=True)
         self._ready = threading.Event()
         self._ended = asyncio.Event()
@@ -186,6 +185,7 @@ class ClusterThread:
             for task in self._probes:
                 task.cancel()
             self._loop.run_until_complete(asyncio.sleep(0))
+            self._prober.close()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
             self._loop.close()
             self._ready.set()
@@ -261,7 +261,8 @@ class ClusterThread:
             self._timer = self._loop.call_at(at, self._tick)
 
     async def _probe(self, node: NodeId) -> None:
-        self._handle(ev.ProbeResult(node, await probe(node)))
+        outcome = await self._prober.probe(node)
+        self._handle(ev.ProbeResult(node, outcome))
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
@@ -279,37 +280,3 @@ class ClusterThread:
             self._loop.call_soon_threadsafe(action)
         except RuntimeError:
             log.debug("the cluster thread has ended")
-
-
-async def probe(node: NodeId) -> ProbeOutcome:
-    """Open a fresh connection to the node's ROUTER, and close it again. REFUSED only if every
-    address of the host refuses; a connection of a port to itself, which the kernel may make on an
-    unused one, is a refusal too."""
-    loop = asyncio.get_running_loop()
-    outcomes = []
-    try:
-        async with asyncio.timeout(PROBE_WITHIN):
-            kind = socket.SOCK_STREAM
-            for family, _, _, _, address in await loop.getaddrinfo(node.host, node.port, type=kind):
-                outcomes.append(await _connect(loop, family, address))
-    except (OSError, TimeoutError):
-        return ProbeOutcome.UNKNOWN
-    if ProbeOutcome.OPEN in outcomes:
-        return ProbeOutcome.OPEN
-    refused = bool(outcomes) and all(o is ProbeOutcome.REFUSED for o in outcomes)
-    return ProbeOutcome.REFUSED if refused else ProbeOutcome.UNKNOWN
-
-
-async def _connect(
-    loop: asyncio.AbstractEventLoop, family: int, address: tuple[Any, ...]
-) -> ProbeOutcome:
-    with socket.socket(family, socket.SOCK_STREAM) as client:
-        client.setblocking(False)
-        try:
-            await loop.sock_connect(client, address)
-        except ConnectionRefusedError:
-            return ProbeOutcome.REFUSED
-        except OSError:
-            return ProbeOutcome.UNKNOWN
-        itself = client.getsockname() == client.getpeername()
-        return ProbeOutcome.REFUSED if itself else ProbeOutcome.OPEN

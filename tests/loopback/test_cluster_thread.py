@@ -20,8 +20,11 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
 from shardbus.runtime import cluster_thread
 from shardbus.runtime.cluster_thread import ClusterThread
+from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings, DowningSettings
+from shardbus.transport.endpoint import Endpoint
 from shardbus.wire.gossip import decode, encode
+from tests.redis_server import free_port
 
 PATIENCE_S = 30.0
 """Only a failing test waits so long."""
@@ -231,7 +234,29 @@ def test_a_failure_in_the_thread_is_reported(lab: Lab) -> None:
 
 
 async def test_probe_tells_refused_from_open() -> None:
+    prober = Prober("test", 99)
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = NodeId("127.0.0.1", server.getsockname()[1], 1)
-        assert await cluster_thread.probe(node) is ProbeOutcome.OPEN
-    assert await cluster_thread.probe(node) is ProbeOutcome.REFUSED
+        assert await prober.probe(node) is ProbeOutcome.OPEN
+    assert await prober.probe(node) is ProbeOutcome.REFUSED
+    prober.close()
+
+
+class Nobody:
+    """Takes no messages."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AssertionError(f"a probe is no message: {name}")
+
+
+@pytest.mark.parametrize("cluster", ["test", "another"])
+async def test_a_probe_tells_another_process_at_the_address(cluster: str) -> None:
+    prober, port = Prober("test", 99), free_port()
+    here = NodeId("127.0.0.1", port, 7)
+    endpoint = Endpoint(cluster, str(here), here.uid, Nobody(), node=here)  # type: ignore[arg-type]
+    endpoint.start("127.0.0.1", port)
+    outcomes = [await prober.probe(NodeId(here.host, port, uid)) for uid in (7, 8)]
+    assert outcomes == [ProbeOutcome.OPEN, ProbeOutcome.OTHER]
+    assert endpoint.sessions() == []
+    endpoint.close()
+    prober.close()

@@ -4,7 +4,7 @@ and what the nodes see as a table.
     n3#2     the second process at n3's address
     v7       the seventh version that came into the world
     L1       the first lease that was asked for
-    up*      unreachable; `**` proved gone
+    up*      unreachable; `!` quarantined; `**` proved gone
 """
 
 from __future__ import annotations

@@ -1,0 +1,121 @@
+"""Is that process still there? The question behind confirmed death, asked at the door of a node.
+
+    1. a fresh TCP connection to the node's ROUTER   refused: nobody listens, the process is gone
+    2. a frame for the node's uid, on that port      answered under another uid: somebody else has
+                                                     the address, so the process is gone too
+
+A ROUTER answers any frame: one for another incarnation with REFUSED, one without a session with
+UNKNOWN. Neither leaves a trace there. No answer proves nothing, nor does any other error: a busy
+node answers late.
+
+Source: docs/architecture.md; S1.58; B.42, N.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import zmq
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership.confirm import ProbeOutcome
+from shardbus.transport.reader import Reader
+from shardbus.transport.sockets import connect_dealer
+from shardbus.wire.batch import PROTOCOL_VERSION, Kind, cluster_tag, pack_header, read_header
+
+PROBE_WITHIN = 1.0
+WHO_WITHIN = 0.2
+CONTEXT_SOCKETS = 256
+
+
+class Prober:
+    """Probes nodes for the node with this uid. Belongs to one event loop. Who does not say who it
+    is in `WHO_WITHIN` is taken for who it was: its loop may be busy."""
+
+    def __init__(self, cluster: str, uid: int) -> None:
+        self._tag, self._uid = cluster_tag(cluster), uid
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    async def probe(self, node: NodeId) -> ProbeOutcome:
+        """What is there now."""
+        try:
+            async with asyncio.timeout(PROBE_WITHIN):
+                outcome = await knock(node)
+        except (OSError, TimeoutError):
+            return ProbeOutcome.UNKNOWN
+        if outcome is not ProbeOutcome.OPEN:
+            return outcome
+        try:
+            async with asyncio.timeout(WHO_WITHIN):
+                there = await self._who(node)
+        except (TimeoutError, zmq.ZMQError):
+            return outcome
+        return outcome if there == node.uid else ProbeOutcome.OTHER
+
+    def close(self) -> None:
+        """Probe no more."""
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+
+    async def _who(self, node: NodeId) -> int:
+        """The uid of whoever answers at that address."""
+        if self._context is None:
+            self._context = zmq.Context(io_threads=1)
+            self._context.max_sockets = CONTEXT_SOCKETS
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+
+        def heard(parts: list[bytes]) -> None:
+            try:
+                uid = read_header(parts[0]).sender
+            except RemoteProtocolError:
+                return
+            if not answer.done():
+                answer.set_result(uid)
+
+        dealer = connect_dealer(self._context, node.host, node.port)
+        reader = Reader(loop, dealer, heard)
+        try:
+            reader.start()
+            header = pack_header(PROTOCOL_VERSION, Kind.ACK, self._tag, self._uid, node.uid, 0, 0)
+            dealer.send_multipart((header, b""), zmq.NOBLOCK)
+            reader.sent()
+            return await answer
+        finally:
+            reader.close()
+            dealer.close(0)
+
+
+async def knock(node: NodeId) -> ProbeOutcome:
+    """Open a connection to the node's ROUTER, and close it again. REFUSED only if every address of
+    the host refuses; a connection of a port to itself, which the kernel may make on an unused one,
+    is a refusal too."""
+    loop = asyncio.get_running_loop()
+    kind = socket.SOCK_STREAM
+    outcomes = [
+        await _connect(loop, family, address)
+        for family, _, _, _, address in await loop.getaddrinfo(node.host, node.port, type=kind)
+    ]
+    if ProbeOutcome.OPEN in outcomes:
+        return ProbeOutcome.OPEN
+    refused = bool(outcomes) and all(o is ProbeOutcome.REFUSED for o in outcomes)
+    return ProbeOutcome.REFUSED if refused else ProbeOutcome.UNKNOWN
+
+
+async def _connect(
+    loop: asyncio.AbstractEventLoop, family: int, address: tuple[Any, ...]
+) -> ProbeOutcome:
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.setblocking(False)
+        try:
+            await loop.sock_connect(client, address)
+        except ConnectionRefusedError:
+            return ProbeOutcome.REFUSED
+        except OSError:
+            return ProbeOutcome.UNKNOWN
+        itself = client.getsockname() == client.getpeername()
+        return ProbeOutcome.REFUSED if itself else ProbeOutcome.OPEN
