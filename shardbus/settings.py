@@ -192,7 +192,9 @@ class ShardingSettings:
         0.2, "the first such wait; it doubles with each failure"
     )
     entity_recovery_strategy: str = text(
-        "constant", "remembered entities start", choices=("constant", "all")
+        "adaptive",
+        "remembered entities start: as the loop has time, so many at a time, or all at once",
+        choices=("adaptive", "constant", "all"),
     )
     entity_recovery_constant_rate_frequency: float = seconds(0.1, "between two batches of them")
     entity_recovery_constant_rate_number_of_entities: int = count(5, "entities per batch and node")

@@ -5,7 +5,7 @@ One per entity type, on the oldest node with the type's role. When another node 
 this one just stops: whoever takes over claims a higher epoch, and the store and the regions refuse
 the lower one.
 
-Source: S0.18, S0.32, S0.33, S2.61; B.97; C.35; docs/architecture.md.
+Source: S0.18, S0.32, S0.33, S2.60, S2.61; B.97; C.35; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Office(Protocol):
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
+    def wake(self, entity_type: str, shards: list[str]) -> None: ...
 
 
 class Coordination:
@@ -40,9 +41,16 @@ class Coordination:
     changes."""
 
     def __init__(
-        self, entity_type: str, make: Callable[[], Coordinator], store: StateStore, office: Office
+        self,
+        entity_type: str,
+        make: Callable[[], Coordinator],
+        store: StateStore,
+        office: Office,
+        *,
+        remember: bool = False,
     ) -> None:
         self.entity_type = entity_type
+        self._remember = remember
         self.coordinator: Coordinator | None = None
         self._make, self._store, self._office = make, store, office
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,6 +152,21 @@ class Coordination:
             self._epoch_floor = max(self._epoch_floor, epoch)
             self._office.epoch_claimed(self.entity_type, epoch)
             self._tell(machine, events.EpochClaimed(table))
+            if self._remember:
+                await self._wake(machine)
+
+    async def _wake(self, machine: Coordinator) -> None:
+        """Shards with remembered entities run though nobody sends to them: ask for their homes, as
+        the first message for them would."""
+        while self.coordinator is machine:
+            try:
+                shards = await self._store.remembered_shards(self.entity_type)
+            except StoreError as e:
+                log.warning("remembered shards of %r: %s", self.entity_type, e)
+                await asyncio.sleep(RESTART_S)
+            else:
+                self._office.wake(self.entity_type, shards)
+                return
 
     async def _persist(self, machine: Coordinator, write: events.Persist) -> None:
         try:

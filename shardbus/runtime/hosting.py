@@ -4,7 +4,7 @@
 look-up. The entities of a shard that is on the move are kept in the shard itself, where only the
 slow path looks, and the slow path asks the region machine first.
 
-Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S4.25; C.17, C.18; B.50, B.79, B.89.
+Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25; C.14, C.17, C.18; B.50, B.79, B.89.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from shardbus.errors import LocalProtocolError, StaleFence, Unhandled
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
+from shardbus.runtime.recovery import Recovery
+from shardbus.runtime.remembering import Memory
 from shardbus.runtime.starting import Keeper
 from shardbus.settings import ShardingSettings
+from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Clock
 from shardbus.transport.session import Session
 from shardbus.wire.schema import encode_value, method_of
@@ -69,6 +72,7 @@ class Host:
         keeper: Keeper,
         ref: Callable[[Any, str], Any],
         on_down: Callable[[str], None],
+        store: StateStore,
     ) -> None:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.name, self.ref = kind.name, ref
@@ -77,6 +81,17 @@ class Host:
         self.active: dict[str, Context] = {}
         self.shards: dict[str, HostedShard] = {}
         self._keeper, self._on_down = keeper, on_down
+        self.recovery = Recovery(settings, loop, self._revive)
+        self.memory: Memory | None = None
+        if settings.remember:
+            self.memory = Memory(
+                kind.name,
+                store,
+                loop,
+                start=self._remembered,
+                recover=self.recovery.put,
+                settled=self._maybe_down,
+            )
         self._own_timeouts: dict[Context, None] = {}
         self._swept = 0
 
@@ -84,7 +99,9 @@ class Host:
 
     def start_shard(self, shard: str, fence: int) -> None:
         """The shard lives here now; nothing comes in until `set_arrivals` opens it."""
-        self.shards[shard] = HostedShard(shard, fence)
+        hosted = self.shards[shard] = HostedShard(shard, fence)
+        if self.memory is not None:
+            self.memory.open(hosted)
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
         """Let in what comes over links: all of it, from one node only, or nothing."""
@@ -116,8 +133,10 @@ class Host:
             h.arrivals, h.stopping = False, True
             for cell in list(h.cells.values()):
                 self.execution.stop(cell, reason)
+            for cell in self.memory.abandon(h) if self.memory is not None else ():
+                self.execution.settle(cell)
             self._maybe_down(h)
-        left = [h for h in hosted if h.cells]
+        left = [h for h in hosted if self.shards.get(h.shard) is h]
         if left:
             patience = max(1.0, self.settings.handoff_timeout - 5.0)
             self.loop.call_later(patience, self._cut_off, left)
@@ -131,9 +150,16 @@ class Host:
                 for cell in list(hosted.cells.values()):
                     log.error("%s %r did not stop in time: cut off", self.name, cell.entity_id)
                     self.execution.cut_off(cell)
+                if self.memory is not None:
+                    self.memory.close(hosted)
+                self._maybe_down(hosted)
 
     def _maybe_down(self, hosted: HostedShard) -> None:
         if hosted.stopping and not hosted.cells and self.shards.get(hosted.shard) is hosted:
+            if self.memory is not None:
+                if self.memory.busy(hosted):
+                    return
+                self.memory.close(hosted)
             del self.shards[hosted.shard]
             self._on_down(hosted.shard)
 
@@ -161,10 +187,36 @@ class Host:
         cell.used = self.execution.tick
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
+        if self.memory is None or self.memory.knows(hosted, entity_id):
+            self._begin(cell)
+        else:
+            cell.busy = True
+            self.memory.add(hosted, cell)
+        return cell
+
+    def _begin(self, cell: Context) -> None:
         self.execution.start(cell)
         if cell.mailbox and not cell.busy:
             self.execution.settle_soon(cell)
-        return cell
+
+    def _remembered(self, cell: Context) -> None:
+        """The store knows the entity now. If its shard shall stop already, it still handles what
+        has come for it."""
+        if cell.gone:
+            return
+        reason, cell.stopping, cell.busy = cell.stopping, None, False
+        self._begin(cell)
+        if reason is not None:
+            self.execution.stop(cell, reason)
+
+    def _revive(self, hosted: HostedShard, entity_id: str) -> Context | None:
+        """Start a remembered entity, if it does not run and its shard is still here."""
+        here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
+        if self.memory is None or not here or not self.memory.knows(hosted, entity_id):
+            return None
+        if self.find(entity_id, hosted.shard) is not None:
+            return None
+        return self.activate(hosted, entity_id, "remembered")
 
     def _gone(self, cell: Context) -> None:
         """It has stopped. What still waits for it starts a new incarnation."""
@@ -187,12 +239,30 @@ class Host:
         refuses, cell.gone = hosted.stopping or cell.gone, True
         if waiting and not refuses:
             self.activate(hosted, cell.entity_id, "restart", deque(waiting))
-        elif waiting:
+        elif self.memory is not None and not hosted.stopping:
+            self._stopped_alone(self.memory, hosted, cell)
+        if waiting and refuses:
             self.counts.drop("stopped", len(waiting))
             for m in waiting:
                 if m.session is not None:
                     m.session.fail(m.corr, Unhandled(f"{self.name} {cell.entity_id!r} stopped"))
         self._maybe_down(hosted)
+
+    def _stopped_alone(self, memory: Memory, hosted: HostedShard, cell: Context) -> None:
+        """A remembered entity stopped and its shard did not: it is forgotten if it wanted to be,
+        else it comes back."""
+        if cell.stopping is StopReason.PASSIVATION:
+            memory.forget(hosted, cell.entity_id)
+        else:
+            backoff = self.settings.entity_restart_backoff
+            self.loop.call_later(backoff, self._revive, hosted, cell.entity_id)
+
+    def close(self) -> None:
+        """The process ends."""
+        if self.memory is not None:
+            self.memory.stop()
+        self.recovery.stop()
+        self.execution.close()
 
     # ---- what contexts ask for
 

@@ -27,6 +27,7 @@ from shardbus.runtime.starting import Keeper
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
+from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.router import Envelope, Router
 from shardbus.transport.session import Loopback, Session
@@ -41,6 +42,7 @@ class Surroundings(Protocol):
     me: NodeId
     endpoint: Endpoint
     loopback: Loopback
+    store: StateStore
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
@@ -82,7 +84,7 @@ class Kind:
         self._node = node
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self.host = Host(kind, settings, str(node.me), loop, keeper, ref, self._on_down)
+        self.host = Host(kind, settings, str(node.me), loop, keeper, ref, self._on_down, node.store)
         interface = kind.interface
         region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
         self.router = Router(interface, region, self, loop, node.endpoint.clock)
@@ -277,7 +279,7 @@ class Kind:
     def close(self) -> None:
         """Stop the clock, and cut off what is still running."""
         self.router.close()
-        self.host.execution.close()
+        self.host.close()
 
     def advance(self, tick: int) -> None:
         """Coarse time goes on."""

@@ -41,6 +41,7 @@ from shardbus.settings import Settings
 from shardbus.sharding import events
 from shardbus.sharding.allocation import LeastShard
 from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.messages import GetShardHome
 from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
@@ -133,8 +134,6 @@ class Node:
                 f" {kind.interface.shards}",
                 hint="declare it in the class, for clients compute shards too",
             )
-        if chosen.remember:
-            log.warning("%s: entities are not remembered yet, only never passivated", name)
         hosts = not chosen.role or chosen.role in self.settings.node.roles
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
         strategy: Any = kind.strategy or LeastShard(
@@ -145,7 +144,9 @@ class Node:
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
 
-        self.coordinations[name] = Coordination(name, make, self.store, self)
+        self.coordinations[name] = Coordination(
+            name, make, self.store, self, remember=chosen.remember
+        )
 
     def join(self, http: str) -> None:
         """Start membership, and join unless somebody else shall say when. `http`: where this node's
@@ -322,6 +323,12 @@ class Node:
         """A coordinator here rules under this epoch: let gossip spread it."""
         self.cluster.post(cluster.EpochSeen(entity_type, epoch))
         self.kinds[entity_type].router.handle(events.CoordinatorAt(self.me))
+
+    def wake(self, entity_type: str, shards: list[str]) -> None:
+        """These shards shall have homes, though no message is there for them."""
+        router = self.kinds[entity_type].router
+        known = tuple(shard for shard in shards if router.has_shard(shard))
+        router.handle(events.Received(self.me, GetShardHome(known)))
 
     def note(self, entity_type: str, note: events.Note) -> None:
         """Count and log what a machine noted."""

@@ -162,6 +162,10 @@ class MemoryStore:
         page = known[first : first + limit]
         return page, page[-1] if len(page) == limit else None
 
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        lists = self._data().remembered
+        return [s for (name, s), entry in lists.items() if name == entity_type and entry.entity_ids]
+
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         now = self._clock()
         held = self._data().leases.setdefault(name, _Lease(None, 0, now))

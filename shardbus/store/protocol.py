@@ -147,6 +147,10 @@ class StateStore(Protocol):
         repeat one."""
         ...
 
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        """Every shard that has remembered entities, and perhaps some that had."""
+        ...
+
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         """The lease for `ttl` seconds if it is free, run out, or already `owner`'s; None while
         another holds it."""

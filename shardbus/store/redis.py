@@ -140,6 +140,11 @@ class RedisStore:
         page = [entity_id.decode() for entity_id in reply]
         return page, page[-1] if len(page) == limit else None
 
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        key = self._key(entity_type, "shards")
+        reply = await self._link.call(scripts.REMEMBERED_SHARDS, (key,))
+        return [shard.decode() for shard in reply]
+
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         counter = await self._link.call(
             scripts.ACQUIRE_LEASE, (self._lease(name),), owner, _milliseconds(ttl)

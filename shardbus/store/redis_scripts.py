@@ -180,6 +180,9 @@ PAGE_REMEMBERED = Script(
     "return redis.call('ZRANGEBYLEX', KEYS[1], ARGV[3], '+', 'LIMIT', 0, ARGV[4])"
 )
 
+# KEYS shards. A shard whose list is empty is in it too.
+REMEMBERED_SHARDS = Script("return redis.call('HKEYS', KEYS[1])")
+
 _NOW = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)

@@ -106,6 +106,11 @@ class SqliteStore:
             lambda steps: steps.page_remembered(entity_type, shard, cursor, limit), writes=False
         )
 
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        return await self._worker.call(
+            lambda steps: steps.remembered_shards(entity_type), writes=False
+        )
+
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         return await self._worker.call(
             lambda steps: steps.acquire_lease(name, owner, ttl, self._clock())

@@ -46,6 +46,9 @@ SCHEMA = (
 
 TABLE = "SELECT epoch, layout, claimer, op_id FROM shard_table WHERE cluster = ? AND type = ?"
 ANY_HOME = "SELECT 1 FROM home WHERE cluster = ? AND type = ?"
+REMEMBERED_SHARDS = """SELECT shard FROM shard_fence f WHERE cluster = ? AND type = ? AND EXISTS
+ (SELECT 1 FROM remembered r WHERE r.cluster = f.cluster AND r.type = f.type AND r.shard = f.shard)
+ ORDER BY shard"""
 LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND name = ?"
 
 
@@ -224,6 +227,10 @@ class Steps:
         )
         page = [entity_id for (entity_id,) in rows]
         return page, page[-1] if len(page) == limit else None
+
+    def remembered_shards(self, entity_type: str) -> list[str]:
+        rows = self.db.execute(REMEMBERED_SHARDS, (self.cluster, entity_type))
+        return [shard for (shard,) in rows]
 
     def acquire_lease(self, name: str, owner: str, ttl: float, now: float) -> Lease | None:
         row = self._row(LEASE, name)

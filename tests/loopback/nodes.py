@@ -81,6 +81,13 @@ class Nodes:
 
         await until(seen, f"{count} members up")
 
+    def remembered(self, entity_type: str) -> list[str]:
+        """The ids on the type's lists in the store."""
+        lists = self.data.remembered
+        return [
+            i for (name, _), row in lists.items() if name == entity_type for i in row.entity_ids
+        ]
+
     async def leave(self, node: Node) -> None:
         """Hand off, leave and close, as at a SIGTERM."""
         self.all.remove(node)

@@ -12,6 +12,7 @@ from shardbus.runtime.context import Context
 from shardbus.runtime.entity_type import StopReason
 from shardbus.runtime.hosting import Host
 from shardbus.settings import ShardingSettings
+from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.wire.schema import decode_value, encode_value, method_of
 from tests.waiting import until
 
@@ -74,14 +75,16 @@ class Bench:
 
     SHARD = "0"
 
-    def __init__(self, bus: ShardBus, **settings: Any) -> None:
+    def __init__(self, bus: ShardBus, store: Any = None, **settings: Any) -> None:
         [(name, kind)] = bus.types.items()
         loop = asyncio.get_running_loop()
         self.keeper, self.asker, self.down = Keeper(), Asker(), list[str]()
         self.kind = kind
         chosen = ShardingSettings().for_type(name, {**kind.declared, **settings})
         ref: Callable[[Any, str], Any] = lambda cls, entity_id: (cls, entity_id)  # noqa: E731
-        self.host = Host(kind, chosen, "n1", loop, self.keeper, ref, self.down.append)
+        self.store = store or MemoryStore(MemoryData())
+        self.store._open = True
+        self.host = Host(kind, chosen, "n1", loop, self.keeper, ref, self.down.append, self.store)
         self.host.start_shard(self.SHARD, 7)
         self.host.set_arrivals(self.SHARD, True, None)
 

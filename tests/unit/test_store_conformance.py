@@ -133,6 +133,15 @@ class StoreConformance(TablesAndLeases):
             turn += 1
         assert set(staying) <= set(found)
 
+    async def test_shards_with_remembered_entities_are_found(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        assert await store.remembered_shards("counter") == []
+        for shard in ("7", "ü :{}", "12"):
+            await store.add_remembered("counter", shard, ["a"], 1)
+        await store.add_remembered("another", "8", ["a"], 1)
+        assert set(await other.remembered_shards("counter")) == {"7", "ü :{}", "12"}
+
     @pytest.mark.parametrize("limit", [1, 3, 4, 5, 12])
     async def test_pages_end(self, store: StateStore, limit: int) -> None:
         ids = {f"e-{n}" for n in range(12)}

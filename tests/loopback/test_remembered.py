@@ -1,0 +1,108 @@
+"""Remembered entities on real nodes: they come back by themselves after a move, a crash, a full
+stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.errors import NodeLost
+from shardbus.runtime.node import Node
+from tests.loopback.nodes import Nodes
+from tests.waiting import until
+
+IDS = [f"page-{i}" for i in range(200)]
+
+
+def application() -> ShardBus:
+    bus = ShardBus("shop")
+
+    @bus.entity("counter", shards=12, remember=True)
+    class Counter(Entity):
+        @handler
+        def add(self, amount: int) -> int:
+            return amount
+
+        @handler
+        def passivate(self) -> None:
+            self.context.passivate()
+
+    return bus
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+def running(nodes: list[Node]) -> list[str]:
+    """The entities in memory, on whichever node."""
+    hosts = [node.kinds["counter"].host for node in nodes]
+    return sorted(i for host in hosts for shard in host.shards for i in host.ids(shard))
+
+
+async def begin(nodes: Nodes, count: int) -> list[Node]:
+    cluster = await nodes.cluster(application(), count)
+    client = await nodes.client()
+    answers: list[Any] = await asyncio.gather(*(client.ask("counter", i, "add", 1) for i in IDS))
+    assert answers == [1] * len(IDS)
+    return cluster
+
+
+async def test_S2_60_they_follow_their_shards_when_a_node_leaves(nodes: Nodes) -> None:
+    trio = await begin(nodes, 3)
+    await nodes.leave(trio[0])
+    await until(lambda: running(trio[1:]) == sorted(IDS), "everybody, on the other two")
+
+
+async def test_C14_they_come_back_on_the_others_when_a_node_dies(nodes: Nodes) -> None:
+    trio = await begin(nodes, 3)
+    lost = trio[2]
+    assert running([lost])
+    nodes.all.remove(lost)
+    lost.cluster.stop()
+    await lost.close()
+    await until(lambda: running(trio[:2]) == sorted(IDS), "everybody, on the survivors")
+
+
+async def test_B95_they_come_back_after_everything_was_stopped(nodes: Nodes) -> None:
+    pair = await begin(nodes, 2)
+    client = await nodes.client()
+    await client.call("counter", IDS[0], "passivate")
+    await until(lambda: len(nodes.remembered("counter")) == len(IDS) - 1, "the shorter list")
+    for node in pair:
+        nodes.all.remove(node)
+        await node.close()
+    again = await nodes.cluster(application(), 2)
+    await until(lambda: running(again) == sorted(IDS[1:]), "everybody but one")
+
+
+async def test_B95_they_come_back_though_the_table_was_removed(nodes: Nodes) -> None:
+    [node] = await begin(nodes, 1)
+    nodes.all.remove(node)
+    await node.close()
+    nodes.data.tables["counter"].homes.clear()
+    again = await nodes.cluster(application(), 1)
+    await until(lambda: running(again) == sorted(IDS), "everybody")
+
+
+async def test_who_is_cut_off_from_the_store_loses_nobody(nodes: Nodes) -> None:
+    """Whoever has answered is on the list."""
+    trio = await begin(nodes, 3)
+    client = await nodes.client(trio[0])
+    more = [f"more-{i}" for i in range(100)]
+    asks = [asyncio.ensure_future(client.ask("counter", i, "add", 2)) for i in more]
+    await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
+    lost = trio[2]
+    nodes.all.remove(lost)
+    lost.cluster.stop()
+    await lost.close()
+    outcomes = await asyncio.gather(*asks, return_exceptions=True)
+    assert all(o == 2 or isinstance(o, NodeLost) for o in outcomes)
+    answered = {i for i, outcome in zip(more, outcomes, strict=True) if outcome == 2}
+    await until(lambda: answered | set(IDS) <= set(running(trio[:2])), "all who had answered")
