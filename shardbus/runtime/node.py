@@ -27,13 +27,13 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread
-from shardbus.runtime.coordination import Coordination
 from shardbus.runtime.downing import Decisions, fingerprint
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
 from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
 from shardbus.sharding import events
@@ -55,7 +55,6 @@ ALIVE_EVERY_S = 0.2
 PART_S = 5.0
 DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
-_HOSTING = (Status.UP, Status.LEAVING)
 
 
 class Node:
@@ -71,7 +70,7 @@ class Node:
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
         self.view: MembershipView | None = None
         self.kinds: dict[str, Kind] = {}
-        self.coordinations: dict[str, Coordination] = {}
+        self.successions: dict[str, Succession] = {}
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
         self.decisions = Decisions()
@@ -139,7 +138,8 @@ class Node:
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
 
-        self.coordinations[name] = Coordination(name, make, self.store, self)
+        margin = self.settings.cluster.downing.down_removal_margin
+        self.successions[name] = Succession(self.kinds[name], make, self, margin)
 
     def join(self, http: str) -> None:
         """Join by the seeds, or found a cluster without any. `http`: where this node's HTTP is."""
@@ -183,6 +183,8 @@ class Node:
                 self._leases.add(task)
                 task.add_done_callback(self._leases.discard)
             case cluster.Stopped(reason=reason):
+                for succession in self.successions.values():
+                    succession.left(gracefully=reason == "left")
                 if not self.stopped.done():
                     self.stopped.set_result(reason)
             case cluster.Refused(reason=reason):
@@ -211,8 +213,8 @@ class Node:
         for node, member in before.items():
             if node not in alive and node != self.me:
                 self._node_gone(member)
-        for name in self.kinds:
-            self._look_after(name, view)
+        for succession in self.successions.values():
+            succession.look(view)
         self.switchboard.tell_clients()
 
     def _node_gone(self, member: Member) -> None:
@@ -229,25 +231,6 @@ class Node:
             self.endpoint.watch(node)
             self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
 
-    def _look_after(self, name: str, view: MembershipView) -> None:
-        """Who coordinates the type now; if it is this node, over whom."""
-        kind = self.kinds[name]
-        role = kind.settings.role
-        live = tuple(m.node for m in view.members if m.status in (*_HOSTING, Status.EXITING))
-        unfit = tuple(m.node for m in view.members if m.status in (Status.LEAVING, Status.EXITING))
-        arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
-        unsettled = bool(view.unreachable) or arriving
-        oldest = view.oldest(role)
-        rules = oldest is not None and oldest.node == self.me
-        members = events.Members(live, unfit, unsettled)
-        self.coordinations[name].update(rules, members, view.epochs.get(name, 0))
-        if view.epochs.get(name):
-            kind.router.handle(events.EpochSeen(view.epochs[name]))
-        node = oldest.node if oldest is not None and self.is_up else None
-        if node != kind.coordinator:
-            kind.coordinator = node
-            kind.router.handle(events.CoordinatorAt(node))
-
     @property
     def lag(self) -> float:
         """Seconds by which this loop is late, as the cluster thread sees it."""
@@ -256,12 +239,12 @@ class Node:
     def hosting_members(self) -> tuple[NodeId, ...]:
         """The members that host shards now."""
         members = self.view.members if self.view is not None else ()
-        return tuple(m.node for m in members if m.status in _HOSTING)
+        return tuple(m.node for m in members if m.status in HOSTING)
 
     @property
     def is_up(self) -> bool:
         """This node is a full member, so that its regions may register."""
-        return self.view is not None and self.view.status in _HOSTING
+        return self.view is not None and self.view.status in HOSTING
 
     def _on_membership(self, sender: NodeId, body: bytes) -> None:
         message = gossip.decode(body)
@@ -272,7 +255,7 @@ class Node:
 
     # ---- what types and coordinators need
 
-    def send(self, to: NodeId, entity_type: str, message: events.Message) -> None:
+    def send(self, to: NodeId, entity_type: str, message: object) -> None:
         """Send a machine's message to a node's machine, or to a client."""
         control = encode_control(entity_type, message)
         if to == self.me:
@@ -364,7 +347,7 @@ class Node:
         for session in self.switchboard.clients.values():
             session.flush()
         deadline = self.loop.time() + PART_S
-        while self._busy_links() and self.loop.time() < deadline:
+        while (self._busy_links() or self._hands_over()) and self.loop.time() < deadline:
             await asyncio.sleep(0.02)
 
     async def _unbuffered(self) -> None:
@@ -374,6 +357,10 @@ class Node:
             if self.loop.time() > deadline:
                 return
             await asyncio.sleep(0.02)
+
+    def _hands_over(self) -> bool:
+        """A coordinator here has not ended, and the next one may wait for it."""
+        return any(succession.ending for succession in self.successions.values())
 
     def _busy_links(self) -> bool:
         """Somebody still talks to us, or waits for what we sent on."""
@@ -389,8 +376,8 @@ class Node:
         """Let go of everything, hard. Safe at any time after `start`."""
         if self._pulse is not None:
             self._pulse.cancel()
-        for coordination in self.coordinations.values():
-            coordination.stop()
+        for succession in self.successions.values():
+            succession.close()
         for kind in self.kinds.values():
             kind.close()
         if self._thread is not None:

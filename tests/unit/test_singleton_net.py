@@ -1,0 +1,163 @@
+"""Singletons in `singleton_net`, over many seeds: what must hold, holds; and what is broken on
+purpose is found.
+
+A failing seed is replayed with `run_seed(SEED, NATURE)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from singleton_net import GENTLE, ROUGH, Nature, Net
+
+from shardbus.membership import handover as ho
+from shardbus.membership import singleton
+from shardbus.membership.member import Status
+from shardbus.membership.singleton import Singleton, State
+
+SEEDS, BLOCK = 600, 100
+PLANT_SEEDS = 150
+FAULTS = ("leave", "leave", "leave", "join", "join", "crash", "restart")
+ROUGH_FAULTS = (*FAULTS, "down", "split", "linger")
+
+
+def run_seed(seed: int, nature: Nature) -> Net:
+    """Nodes come, leave, crash and are cut off for fifteen seconds; then there is quiet."""
+    net = Net(seed, nature)
+    dice = net.dice
+    for _ in range(dice.randint(1, 6)):
+        net.join()
+    faults = FAULTS if nature.loss == 0 else ROUGH_FAULTS
+    for _ in range(dice.randint(1, 8)):
+        net.at(dice.uniform(1, 15), lambda: fault(net, dice.choice(faults)))
+    net.run(60)
+    net.check_quiet()
+    return net
+
+
+def fault(net: Net, what: str) -> None:
+    """Something happens, mostly to the oldest; one node stays, so that there is an end to see."""
+    up = [node for node in net.nodes.values() if node.alive and net.status(node) is Status.UP]
+    up = [node for node in up if node.me not in net.walls]
+    if what == "join" or len(up) < 2:
+        net.join()
+        return
+    node = up[0] if net.dice.random() < 0.7 else net.dice.choice(up)
+    match what:
+        case "leave":
+            net.leave(node)
+            if len(up) > 2 and net.dice.random() < 0.4:
+                net.at(net.now + net.dice.uniform(0, 0.5), lambda: net.leave(up[1]))
+        case "crash":
+            net.crash(node)
+        case "restart":
+            net.leave(node)
+            net.at(net.now + net.dice.uniform(0.01, 1), lambda: net.join(at=node.me))
+        case "down":
+            net.down(node)
+        case "linger":
+            net.change(node, Status.LEAVING)
+        case "split":
+            cut = up[: net.dice.randint(1, len(up) - 1)]
+            net.split(cut, net.dice.uniform(0.1, 3))
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_TG1_never_two_at_a_time_where_nothing_is_lost_and_one_in_the_end(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        run_seed(seed, GENTLE)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_TG1_one_in_the_end_however_rough_it_was(first: int) -> None:
+    for seed in range(first, first + BLOCK):
+        run_seed(seed, ROUGH)
+
+
+def test_a_margin_delays_and_does_not_block() -> None:
+    for seed in range(100):
+        run_seed(seed, replace(ROUGH, margin=4.0))
+
+
+# -- planted faults: a check that nobody has seen fail proves little -----------------------------
+
+Patch = pytest.MonkeyPatch
+Plant = Callable[[Patch], None]
+settle, awaited, heir = Singleton._settle, Singleton._awaited, Singleton._heir
+
+
+def the_done_of_the_older_one_is_not_waited_for(patch: Patch) -> None:
+    patch.setattr(Singleton, "_awaited", lambda self: [])
+
+
+def a_lost_done_is_waited_for_for_ever(patch: Patch) -> None:
+    for name in ("RETRY_S", "SILENCE_S", "PATIENCE_S", "RETIRE_S"):
+        patch.setattr(singleton, name, 1000.0)
+
+
+def done_is_said_before_the_instance_has_stopped(patch: Patch) -> None:
+    def hasty(self: Singleton, now: float) -> list[ho.Effect]:
+        effects = settle(self, now)
+        if self.state is not State.HANDING_OVER:
+            return effects
+        return [
+            ho.Tell(e.to, ho.HandOverDone(e.message.epoch))
+            if isinstance(e, ho.Tell) and isinstance(e.message, ho.HandOverInProgress)
+            else e
+            for e in effects
+        ]
+
+    patch.setattr(Singleton, "_settle", hasty)
+
+
+def the_second_oldest_rules_as_well(patch: Patch) -> None:
+    def generous(self: Singleton) -> object:
+        first = heir(self)
+        up = [m for m in self._view.members if m.status is Status.UP]
+        second = sorted(up, key=lambda m: m.up_number)[1:2]
+        return self._me if second and second[0].node == self._me else first
+
+    patch.setattr(Singleton, "_heir", generous)
+
+
+def a_downed_node_goes_on(patch: Patch) -> None:
+    deaf = property(lambda self: False, lambda self, value: None)
+    patch.setattr(Singleton, "_downed", deaf, raising=False)
+
+
+def an_instance_that_was_deposed_is_forgotten(patch: Patch) -> None:
+    patch.setattr(Singleton, "_on_over", lambda self, now: None)
+
+
+def nobody_is_asked_twice_nor_given_up(patch: Patch) -> None:
+    patch.setattr(Singleton, "deadline", lambda self: None)
+
+
+PLANTS: dict[Plant, tuple[Nature, str]] = {
+    the_done_of_the_older_one_is_not_waited_for: (GENTLE, "two act"),
+    a_lost_done_is_waited_for_for_ever: (ROUGH, "in the end"),
+    done_is_said_before_the_instance_has_stopped: (GENTLE, "two act"),
+    the_second_oldest_rules_as_well: (GENTLE, "two act"),
+    a_downed_node_goes_on: (ROUGH, "in the end"),
+    an_instance_that_was_deposed_is_forgotten: (ROUGH, "in the end"),
+    nobody_is_asked_twice_nor_given_up: (ROUGH, "without a deadline"),
+}
+"""Each defect, a world that shows it, and what the report says."""
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    nature, expected = PLANTS[plant]
+
+    def first_found() -> str:
+        for seed in range(PLANT_SEEDS):
+            try:
+                run_seed(seed, nature)
+            except AssertionError as error:
+                return str(error)
+        return f"nothing in {PLANT_SEEDS} seeds"
+
+    assert expected in first_found()
