@@ -81,7 +81,7 @@ class Cue(Enum):
     LATE = "waited for long enough"
     PASSED = "not to rule after all"
     LEAVING = "leaves, another one is next"
-    LAST = "leaves, nobody is next"
+    LAST = "leaves, nobody is waited for"
     ASKED = "asked to hand over"
     OVER = "the instance has ended"
     DOWNED = "downed"

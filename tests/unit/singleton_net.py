@@ -90,6 +90,7 @@ class Node:
         self.instance: Instance | None = None
         self.at = 0
         """How far it is in the history."""
+        self.retires_in: float | None = None
         self._wake: float | None = None
 
     def into(self, event: ho.Event) -> None:
@@ -139,7 +140,8 @@ class Node:
                 self.net.ended_at = self.net.now
                 self.into(ho.Over())
 
-        self.net.at(self.net.now + self.net.dice.uniform(*self.net.nature.retire), retired)
+        drawn = self.net.dice.uniform(*self.net.nature.retire)
+        self.net.at(self.net.now + (self.retires_in or drawn), retired)
 
     def deposed(self) -> None:
         """The store or a peer refused it."""
@@ -258,8 +260,11 @@ class Net:
         self.history.append(picture)
         index = len(self.history) - 1
         for node in self.nodes.values():
-            delay = self.dice.uniform(*self.nature.lag)
-            self.at(self.now + delay, lambda n=node: self.see(n, index))  # type: ignore[misc]
+            self.at(self.now + self.lag_of(node), lambda n=node: self.see(n, index))  # type: ignore[misc]
+
+    def lag_of(self, node: Node) -> float:
+        """How long the next picture takes to get there."""
+        return self.dice.uniform(*self.nature.lag)
 
     def see(self, node: Node, index: int) -> None:
         """The node's view reaches this picture; a side that is cut off learns nothing."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from singleton_net import GENTLE, ROUGH, Nature, Net
+from singleton_net import GENTLE, ROUGH, Nature, Net, Node
 
 from shardbus.membership import handover as ho
 from shardbus.membership import singleton
@@ -79,6 +79,76 @@ def test_TG1_one_in_the_end_however_rough_it_was(first: int) -> None:
 def test_a_margin_delays_and_does_not_block() -> None:
     for seed in range(100):
         run_seed(seed, replace(ROUGH, margin=4.0))
+
+
+def six(seed: int, nature: Nature = GENTLE) -> tuple[Net, list[Node]]:
+    """Six nodes, and the first rules."""
+    net = Net(seed, nature)
+    nodes = [net.join() for _ in range(6)]
+    net.run(3)
+    net.check_quiet()
+    return net, nodes
+
+
+def test_TG9_a_leave_costs_one_message_and_one_claim() -> None:
+    most = GENTLE.delay[1] + GENTLE.claim[1]
+    for seed in range(300):
+        net, nodes = six(seed)
+        net.gaps.clear()
+        net.leave(nodes[0])
+        net.run(20)
+        net.check_quiet()
+        assert len(net.gaps) == 1
+        assert net.gaps[0] <= most, f"seed {seed}: {net.gaps[0]:.3f} s"
+
+
+def test_TG2_three_oldest_crash_at_once() -> None:
+    for seed in range(100):
+        for nature in (GENTLE, ROUGH):
+            net, nodes = six(seed, nature)
+            for node in nodes[:3]:
+                net.crash(node)
+            net.run(30)
+            net.check_quiet()
+            assert [node.name for node in net.active()] == ["n4"]
+
+
+def test_TG1_one_after_the_other_crashes_in_five_two_in_three_one_in_two() -> None:
+    for seed in range(50):
+        net, nodes = six(seed, ROUGH)
+        net.leave(nodes[0])
+        net.run(30)
+        net.crash(nodes[1])
+        net.run(60)
+        net.crash(nodes[2])
+        net.crash(nodes[3])
+        net.run(90)
+        net.crash(nodes[4])
+        net.run(120)
+        net.check_quiet()
+        assert [node.name for node in net.active()] == ["n6"]
+
+
+def test_TG5_first_second_and_third_leave_in_turn_and_then_all() -> None:
+    for seed in range(50):
+        net, nodes = six(seed)
+        for count, node in enumerate(nodes):
+            net.leave(node)
+            net.run(net.now + 15)
+            net.check_quiet()
+            assert [n.name for n in net.active()] == [n.name for n in nodes[count + 1 : count + 2]]
+
+
+def test_TG7_the_whole_cluster_stops_without_a_hand_over() -> None:
+    for seed in range(50):
+        net, nodes = six(seed)
+        net.prepare_shutdown()
+        net.run(5)
+        for node in nodes:
+            net.leave(node)
+        net.run(30)
+        net.check_quiet()
+        assert list(net.claims.values()) == ["n1"]
 
 
 # -- planted faults: a check that nobody has seen fail proves little -----------------------------
