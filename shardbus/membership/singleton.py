@@ -11,10 +11,7 @@ that the other's instance has stopped:
                                    ENDED <──over, late── HANDING_OVER <────────┘
     and to ENDED from everywhere: who leaves without an instance, and who is downed, at once.
 
-- *Who is waited for*: every older member that leaves and still lives. Who is proved gone, removed
-  or Down is not; except that after `removal_margin`, if it is set, an older one that was downed
-  without proof. The margin counts from when this node first saw it unreachable or Down: whoever
-  decided to down it may have waited for as long already.
+- *Who is waited for* is a question of its own (`elders`): older members that leave, not dead ones.
 - *While it waits*, the next oldest has its instance ready, short of the claim; and the leaving one
   goes on ruling until it is asked. What is left of the gap is one round trip and one claim.
 - *Every wait ends.* Questions are repeated, since the other one's view may lag behind. Whoever gets
@@ -22,12 +19,11 @@ that the other's instance has stopped:
 - *Nothing here is needed for safety.* The instance claims an epoch before it does anything, and the
   store and its peers refuse a lower one. A lost message, or a wrong guess, costs a moment in which
   two believe that they rule, under different epochs.
-- A node that leaves says so itself (TakeOverFromMe, HandOverDone), and its word counts before
-  membership brings it. A status never goes back, so the word stays true. Nor does anybody older
-  appear: members get higher numbers as they come up. So the oldest rules until it leaves.
+- Nobody older than the oldest ever appears: members get higher numbers as they come up. So the
+  oldest rules until it leaves.
 - While the cluster *prepares* to stop as a whole, nothing is handed over and nobody starts.
 
-`TRANSITIONS` is the drawing as data. Not here: what the instance does, how it claims its epoch.
+`TRANSITIONS` is the drawing as data. Not here: what the instance does, and how it claims its epoch.
 
 Source: B.97, B.22, B.34, B.12, S0.18, S0.33, S2.80; T.G1-T.G7, T.G9, T.G10.
 """
@@ -41,14 +37,12 @@ from typing import assert_never
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import handover as ho
-from shardbus.membership.member import Member, Status, age_order
+from shardbus.membership.elders import SILENCE_S, WAY_OUT, Elders
+from shardbus.membership.member import Status
 from shardbus.membership.view import MembershipView
 
 RETRY_S = 0.5
 """Between two questions without an answer."""
-
-SILENCE_S = 2.0
-"""How long an older one is waited for that says nothing at all."""
 
 PATIENCE_S = 5.0
 """How long one is waited for that is finishing, and how long the leaving one waits to be asked."""
@@ -58,8 +52,6 @@ RETIRE_S = 3.0
 
 RESTART_S = 1.0
 """Before an instance that ended by itself is started again."""
-
-_WAY_OUT = (Status.LEAVING, Status.EXITING)
 
 
 class State(Enum):
@@ -112,6 +104,7 @@ TRANSITIONS: Mapping[tuple[State, Cue], State] = {
     (State.HANDING_OVER, Cue.DOWNED): State.ENDED,
 }
 
+
 RULING = (State.OLDEST, State.WAS_OLDEST, State.HANDING_OVER)
 """The states in which an instance runs here."""
 
@@ -123,28 +116,26 @@ class Singleton:
         name: whose epochs count, in the picture's `epochs`.
         me: this node.
         role: only members with it take part; empty is all.
-        removal_margin: seconds, see above; 0 is off.
+        removal_margin: seconds, see `elders`; 0 is off.
     """
 
     def __init__(self, name: str, me: NodeId, role: str = "", removal_margin: float = 0.0) -> None:
         self.state = State.YOUNGER
-        self.epoch = 0
-        """The highest known, of this node's instance or another's."""
-        self._name, self._me, self._role, self._margin = name, me, role, removal_margin
-        self._view = MembershipView(me)
+        self._name, self._me = name, me
+        self._elders = Elders(name, me, role, removal_margin)
         self._preparing = self._left = self._downed = False
-        self._words: dict[NodeId, bool] = {}
-        """Who said that it leaves, and whether also that it runs nothing any more."""
-        self._silent: dict[NodeId, None] = {}
         self._askers: dict[NodeId, None] = {}
-        self._lost: dict[NodeId, tuple[Member, float]] = {}
-        """Who was cut off or downed without proof of death, and since when."""
         self._told: NodeId | None = None
         self._asked_at: float | None = None
         self._retry_at: float | None = None
         self._until: float | None = None
         self._restart_at: float | None = None
         self._out: list[ho.Effect] = []
+
+    @property
+    def epoch(self) -> int:
+        """The highest known, of this node's instance or another's."""
+        return self._elders.epoch
 
     @property
     def ending(self) -> bool:
@@ -160,7 +151,7 @@ class Singleton:
             case ho.Received(sender, message):
                 self._on_message(sender, message)
             case ho.Ruling(epoch):
-                self.epoch = max(self.epoch, epoch)
+                self._elders.epoch = max(self.epoch, epoch)
             case ho.Over():
                 self._on_over(now)
             case ho.Left(gracefully):
@@ -172,8 +163,8 @@ class Singleton:
     def deadline(self) -> float | None:
         """When `tick` is due."""
         times = [self._retry_at, self._until, self._restart_at]
-        if self.state is State.BECOMING_OLDEST and not self._awaited():
-            times.append(self._held_until())
+        if self.state is State.BECOMING_OLDEST and not self._elders.awaited():
+            times.append(self._elders.held_until())
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[ho.Effect]:
@@ -201,56 +192,33 @@ class Singleton:
     # What happens.
 
     def _look(self, view: MembershipView, now: float) -> None:
-        before, self._view = self._view, view
-        self.epoch = max(self.epoch, view.epochs.get(self._name, 0))
-        if before.status is not None and view.status is None:
-            self._left = before.status in _WAY_OUT
+        before, after = self._elders.view.status, view.status
+        self._elders.look(view, now)
+        if before is not None and after is None:
+            self._left = before in WAY_OUT
             self._downed = not self._left
-        self._downed = self._downed or view.status is Status.DOWN
-        members = {m.node: m for m in view.members}
-        for gathered in (self._words, self._silent, self._askers):
-            for node in [node for node in gathered if node not in members]:
-                del gathered[node]
-        if self._margin:
-            self._look_for_losses(before, members, now)
-
-    def _look_for_losses(
-        self, before: MembershipView, members: Mapping[NodeId, Member], now: float
-    ) -> None:
-        view = self._view
-        for node, member in members.items():
-            doubtful = member.status is Status.DOWN or node in view.unreachable
-            if not doubtful or node in view.terminated:
-                self._lost.pop(node, None)
-            elif member.up_number and member.has_role(self._role):
-                self._lost.setdefault(node, (member, now))
-        for member in before.members:
-            proved = member.node in before.terminated
-            left = member.status in _WAY_OUT and member.node not in before.unreachable
-            if member.node not in members and not proved and not left and member.up_number:
-                self._lost.setdefault(member.node, (member, now))
+        self._downed = self._downed or after is Status.DOWN
+        for node in [node for node in self._askers if view.member(node) is None]:
+            del self._askers[node]
 
     def _on_message(self, sender: NodeId, message: ho.Message) -> None:
-        member = self._view.member(sender)
-        if member is None or not member.has_role(self._role):
+        if not self._elders.hear(sender, message):
             return
-        self.epoch = max(self.epoch, message.epoch)
         match message:
             case ho.HandOverToMe():
                 self._askers[sender] = None
                 if self.state is State.HANDING_OVER:
-                    self._out.append(ho.Tell(sender, ho.HandOverInProgress(self.epoch)))
+                    self._tell(sender, ho.HandOverInProgress(self.epoch))
                 elif self.state is State.ENDED:
-                    self._out.append(ho.Tell(sender, ho.HandOverDone(self.epoch)))
+                    self._tell(sender, ho.HandOverDone(self.epoch))
             case ho.HandOverInProgress():
                 if self.state is State.BECOMING_OLDEST and self._asked_at is not None:
                     self._until = self._asked_at + PATIENCE_S
-            case ho.HandOverDone():
-                self._words[sender] = True
             case ho.TakeOverFromMe():
-                self._words.setdefault(sender, False)
                 if self.state in (State.BECOMING_OLDEST, State.OLDEST):
-                    self._out.append(ho.Tell(sender, ho.HandOverToMe(self.epoch)))
+                    self._tell(sender, ho.HandOverToMe(self.epoch))
+            case ho.HandOverDone():
+                pass
             case _:
                 assert_never(message)
 
@@ -263,24 +231,28 @@ class Singleton:
     def _out_of_patience(self, now: float) -> None:
         self._until = None
         if self.state is State.BECOMING_OLDEST:
-            self._silent.update(dict.fromkeys(self._awaited()))
+            self._elders.give_up()
         else:
             self._turn(Cue.LATE, now)
 
     # What follows.
 
     def _settle(self, now: float) -> list[ho.Effect]:
+        if self.state is State.YOUNGER:
+            self._elders.forget(now)
+        elif self.state is State.BECOMING_OLDEST and self._until is None:
+            self._elders.give_up()  # patience is over; nobody is waited for anew
         while (cue := self._cue(now)) is not None:
             self._turn(cue, now)
-        if self.state is State.WAS_OLDEST and self._told != self._heir():
+        if self.state is State.WAS_OLDEST and self._told != self._elders.heir():
             self._ask()
         effects, self._out = self._out, []
         return effects
 
     def _cue(self, now: float) -> Cue | None:
         """What moves this node on, as things stand."""
-        state, heir = self.state, self._heir()
-        leaves = self._left or self._view.status in _WAY_OUT
+        state, heir = self.state, self._elders.heir()
+        leaves = self._left or self._elders.view.status in WAY_OUT
         if state is State.ENDED or state is State.HANDING_OVER:
             return Cue.DOWNED if self._downed and state is State.HANDING_OVER else None
         if self._downed:
@@ -295,9 +267,9 @@ class Singleton:
             return None
         if heir != self._me or self._preparing:
             return Cue.PASSED if state is State.BECOMING_OLDEST else None
-        if self._awaited() or now < (self._held_until() or now):
+        if self._elders.awaited() or now < (self._elders.held_until() or now):
             return Cue.NEXT if state is State.YOUNGER else None
-        return Cue.LATE if self._silent else Cue.CLEAR
+        return Cue.LATE if self._elders.gave_up else Cue.CLEAR
 
     def _turn(self, cue: Cue, now: float) -> None:
         """Into the next state, with what it begins with.
@@ -325,7 +297,7 @@ class Singleton:
             case State.HANDING_OVER:
                 self._until = now + RETIRE_S
                 for asker in self._askers:
-                    self._out.append(ho.Tell(asker, ho.HandOverInProgress(self.epoch)))
+                    self._tell(asker, ho.HandOverInProgress(self.epoch))
                 self._out.append(ho.Retire())
             case State.ENDED:
                 self._end(before, cue)
@@ -338,59 +310,22 @@ class Singleton:
         if cue is Cue.DOWNED:
             return
         told = dict(self._askers)
-        heir = self._heir()
+        heir = self._elders.heir()
         if before in RULING and heir is not None and not self._preparing:
             told[heir] = None
-        self._out += [ho.Tell(node, ho.HandOverDone(self.epoch)) for node in told]
+        for node in told:
+            self._tell(node, ho.HandOverDone(self.epoch))
 
     def _ask(self) -> None:
+        elders = self._elders
         if self.state is State.BECOMING_OLDEST:
-            for node in self._awaited():
-                self._out.append(ho.Tell(node, ho.HandOverToMe(self.epoch)))
+            for node in elders.awaited():
+                if elders.view.member(node) is not None:
+                    self._tell(node, ho.HandOverToMe(self.epoch))
         elif self.state is State.WAS_OLDEST:
-            self._told = self._heir()
+            self._told = elders.heir()
             if self._told is not None:
-                self._out.append(ho.Tell(self._told, ho.TakeOverFromMe(self.epoch)))
+                self._tell(self._told, ho.TakeOverFromMe(self.epoch))
 
-    # Who is who.
-
-    def _heir(self) -> NodeId | None:
-        """The oldest that does not leave, by membership and by its own word."""
-        up = [
-            m
-            for m in self._view.members
-            if m.status is Status.UP and m.has_role(self._role) and m.node not in self._words
-        ]
-        return min(up, key=age_order).node if up else None
-
-    def _awaited(self) -> list[NodeId]:
-        """The older ones that leave, live, and have not said that they run nothing."""
-        view = self._view
-        return [
-            m.node
-            for m in view.members
-            if self._is_older(m)
-            and (m.status in _WAY_OUT or m.status is Status.UP)
-            and not self._words.get(m.node, False)
-            and m.node not in self._silent
-            and m.node not in view.terminated
-        ]
-
-    def _held_until(self) -> float | None:
-        """When the margin after an older one's downing ends."""
-        ends = [
-            since + self._margin
-            for node, (member, since) in self._lost.items()
-            if self._is_older(member) and not self._is_there(node)
-        ]
-        return max(ends, default=None)
-
-    def _is_there(self, node: NodeId) -> bool:
-        member = self._view.member(node)
-        return member is not None and member.status is not Status.DOWN
-
-    def _is_older(self, member: Member) -> bool:
-        mine = self._view.member(self._me)
-        if mine is None or not member.up_number or not member.has_role(self._role):
-            return False
-        return age_order(member) < age_order(mine)
+    def _tell(self, node: NodeId, message: ho.Message) -> None:
+        self._out.append(ho.Tell(node, message))

@@ -38,9 +38,19 @@ class Nature:
     proof: float = 1.0
     """How often a dead node is proved dead before it is downed."""
     margin: float = 0.0
+    leaves_before_it_is_known: bool = True
+    """Whether a node may leave before everybody knows of its epoch."""
 
 
 GENTLE = Nature()
+"""Nothing is lost, and nobody is downed alive."""
+
+HASTY = Nature(
+    lag=(0.001, 0.05), stage=(0.001, 0.05), retire=(0.0, 0.5), leaves_before_it_is_known=False
+)
+"""Membership removes a leaving node before its instance can have finished. An epoch that is claimed
+just before its claimant leaves would look like that of a successor."""
+
 ROUGH = Nature(
     loss=0.3,
     delay=(0.001, 1.5),
@@ -67,6 +77,7 @@ class Instance:
 
     work: Work
     epoch: int = 0
+    since: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,7 @@ class Node:
 
     def _new(self, work: Work) -> None:
         assert self.instance is None, f"{self.name} begins a second instance"
-        self.instance = Instance(work)
+        self.instance = Instance(work, since=self.net.now)
 
     def _retire(self) -> None:
         instance = self.instance
@@ -232,7 +243,7 @@ class Net:
     def _claimed(self, node: Node, instance: Instance, epoch: int) -> None:
         if node.instance is not instance or not node.alive:
             return
-        instance.work, instance.epoch = Work.RULING, epoch
+        instance.work, instance.epoch, instance.since = Work.RULING, epoch, self.now
         if self.ended_at is not None:
             self.gaps.append(self.now - self.ended_at)
             self.ended_at = None
@@ -308,7 +319,10 @@ class Net:
 
     def leave(self, node: Node) -> None:
         """The member leaves, exits, is removed, and its process lingers until nothing waits."""
+        fresh = node.instance is not None and self.now < node.instance.since + 0.2
         if self.status(node) is not Status.UP:
+            return
+        if fresh and not self.nature.leaves_before_it_is_known:
             return
         self.change(node, Status.LEAVING)
         self.soon(lambda: self.see(node, len(self.history) - 1))

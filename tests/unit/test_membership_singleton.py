@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership import handover as ho
+from shardbus.membership.elders import SILENCE_S
 from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import (
     PATIENCE_S,
     RESTART_S,
     RETIRE_S,
     RETRY_S,
-    SILENCE_S,
     TRANSITIONS,
     Cue,
     Singleton,
@@ -158,7 +159,7 @@ TABLE: dict[State, dict[str, tuple[str, str]]] = {
         "all up": ("younger", ""),
         "A leaves": ("becoming oldest", "HandOverToMe A, Prepare"),
         "A exits": ("becoming oldest", "HandOverToMe A, Prepare"),
-        "A is gone": ("oldest", "Begin 0"),
+        "A is gone": ("becoming oldest", "Prepare"),
         "A is dead": ("oldest", "Begin 0"),
         "A is down": ("oldest", "Begin 0"),
         "A leaves, preparing": ("younger", ""),
@@ -184,7 +185,7 @@ TABLE: dict[State, dict[str, tuple[str, str]]] = {
         "all up": ("younger", "Halt"),
         "A leaves": ("becoming oldest", ""),
         "A exits": ("becoming oldest", ""),
-        "A is gone": ("oldest", "Begin 0"),
+        "A is gone": ("becoming oldest", ""),
         "A is dead": ("oldest", "Begin 0"),
         "A is down": ("oldest", "Begin 0"),
         "A leaves, preparing": ("younger", "Halt"),
@@ -366,7 +367,8 @@ def test_TG6_the_first_node_starts_at_once_when_it_is_up() -> None:
 def test_TG1_who_takes_over_from_the_dead_waits_for_nobody() -> None:
     assert Bench(ALL_UP).do(seen(a=DOWN, me=UP, terminated=(A,))) == ["Begin 0"]
     assert Bench(ALL_UP).do(seen(a=DOWN, me=UP, unreachable=(A,))) == ["Begin 0"]
-    assert Bench(ALL_UP).do(seen(me=UP, c=UP)) == ["Begin 0"]
+    dying = Bench(ALL_UP, seen(a=UP, me=UP, c=UP, unreachable=(A,)))
+    assert dying.do(seen(me=UP, c=UP)) == ["Begin 0"]
 
 
 def test_B97_questions_are_repeated_and_end() -> None:
@@ -406,7 +408,8 @@ def test_B97_one_that_is_never_asked_stops_in_the_end() -> None:
 def test_epochs_are_begun_above_the_highest_heard_of() -> None:
     bench = Bench(seen(a=UP, me=UP, epoch=4), A_LEAVES)
     assert bench.hear(A, ho.HandOverDone(6)) == ["Begin 6"]
-    assert Bench(seen(a=UP, me=UP, epoch=4)).do(seen(me=UP, epoch=9)) == ["Begin 9"]
+    dead = seen(a=DOWN, me=UP, epoch=9)
+    assert Bench(seen(a=UP, me=UP, epoch=4)).do(dead) == ["Begin 9"]
 
 
 def test_TG5_several_that_leave_are_all_waited_for() -> None:
@@ -503,6 +506,46 @@ def test_only_members_with_the_role_take_part() -> None:
     assert lone.hear(A, ho.HandOverToMe(1)) == []
 
 
+# -- those that have left ------------------------------------------------------------------------
+
+
+def test_TG9_one_that_has_left_is_waited_for_until_it_says_that_it_is_done() -> None:
+    bench = Bench(ALL_UP, A_LEAVES, seen(me=UP, c=UP))
+    assert bench.wait(1.0) == []
+    assert bench.hear(A, ho.HandOverDone(4)) == ["Begin 4"]
+
+
+def test_TG9_one_that_has_left_and_says_nothing_is_not_waited_for_longer() -> None:
+    bench = Bench(ALL_UP, seen(me=UP, c=UP))
+    assert bench.wait(SILENCE_S - 0.01) == []
+    assert bench.wait(0.01) == ["Begin 0"]
+
+
+def test_TG5_one_that_has_left_is_of_no_account_once_another_one_has_taken_over() -> None:
+    third = Bench()
+    third.machine = Singleton("t", C)
+
+    def view(epoch: int, **statuses: Status) -> ho.Seen:
+        return ho.Seen(replace(seen(epoch=epoch, **statuses).view, me=C))
+
+    third.do(view(1, a=UP, me=UP, c=UP), view(1, a=LEAVING, me=UP, c=UP), view(1, me=UP, c=UP))
+    third.do(view(2, me=UP, c=UP))
+    assert third.do(view(2, me=LEAVING, c=UP)) == ["HandOverToMe me", "Prepare"]
+    assert third.hear(ME, ho.HandOverDone(2)) == ["Begin 2"]
+
+
+def test_TG5_one_that_left_long_ago_is_of_no_account() -> None:
+    third = Bench()
+    third.machine = Singleton("t", C)
+
+    def view(**statuses: Status) -> ho.Seen:
+        return ho.Seen(replace(seen(epoch=1, **statuses).view, me=C))
+
+    third.do(view(a=UP, me=UP, c=UP), view(me=UP, c=UP))
+    third.now = SILENCE_S
+    assert third.do(view(me=DOWN, c=UP)) == ["Begin 1"]
+
+
 # -- the margin after a downing without proof ----------------------------------------------------
 
 CUT = seen(a=UP, me=UP, unreachable=(A,))
@@ -529,11 +572,13 @@ def test_B34_there_is_no_margin_after_proof_or_a_proper_leave() -> None:
     assert Bench(seen(a=UP, me=UP), CUT, margin=5.0).do(dead) == ["Begin 0"]
     assert Bench(dead, margin=5.0).do(seen(me=UP)) == []
     bench = Bench(seen(a=UP, me=UP), seen(a=EXITING, me=UP), margin=5.0)
-    assert bench.do(seen(me=UP)) == ["Begin 0"]
+    bench.hear(A, ho.HandOverDone(3))
+    assert bench.do(seen(me=UP)) == []
+    assert bench.state is State.OLDEST
 
 
-def test_B34_one_that_vanished_unseen_is_taken_for_downed() -> None:
-    bench = Bench(seen(a=UP, me=UP), margin=5.0)
+def test_B34_one_that_vanished_while_it_was_cut_off_is_taken_for_downed() -> None:
+    bench = Bench(seen(a=UP, me=UP), CUT, margin=5.0)
     assert bench.do(seen(me=UP)) == ["Prepare"]
     assert bench.wait(5.0) == ["Begin 0"]
 
