@@ -30,7 +30,10 @@ from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
 
 HOSTING = (Status.UP, Status.LEAVING)
-"""Members in these statuses have regions."""
+"""Members in these statuses host shards."""
+
+REGISTERING = (*HOSTING, Status.EXITING)
+"""Members in these statuses have regions that register; a new coordinator waits for each."""
 
 
 class Surroundings(Protocol):
@@ -66,7 +69,7 @@ class Succession:
         """Membership changed: who coordinates the type now; if it is this node, over whom."""
         kind, name = self._kind, self._kind.name
         epoch = view.epochs.get(name, 0)
-        live = tuple(m.node for m in view.members if m.status in (*HOSTING, Status.EXITING))
+        live = tuple(m.node for m in view.members if m.status in REGISTERING)
         unfit = tuple(m.node for m in view.members if m.status in (Status.LEAVING, Status.EXITING))
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
         members = events.Members(live, unfit, bool(view.unreachable) or arriving)
@@ -75,7 +78,7 @@ class Succession:
         if epoch:
             kind.router.handle(events.EpochSeen(epoch))
         oldest = view.oldest(kind.settings.role)
-        node = oldest.node if oldest is not None and view.status in HOSTING else None
+        node = oldest.node if oldest is not None and view.status in REGISTERING else None
         if node != kind.coordinator:
             kind.coordinator = node
             kind.router.handle(events.CoordinatorAt(node))
