@@ -1,9 +1,14 @@
 """The shell of a coordinator: it carries out what the machine says, against the store and the
 links.
 
-One per entity type, on the oldest node with the type's role. When another node becomes the oldest,
-this one just stops: whoever takes over claims a higher epoch, and the store and the regions refuse
-the lower one.
+One per entity type on every node; a machine runs in it while `runtime/succession.py` wants one.
+
+    prepare   a machine that has the table loaded and keeps what is asked
+    begin     it rules, or a fresh one does
+    retire    it finishes the write under way; `over` says when
+    stop      it is dropped, whatever it does
+
+Regions may turn to this node before it knows that it is next. What they ask is kept for a moment.
 
 Source: S0.18, S0.32, S0.33, S2.60, S2.61; B.97; C.35; docs/architecture.md.
 """
@@ -12,19 +17,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from shardbus.errors import ConfigError, StaleEpoch, StoreError
 from shardbus.ids import NodeId
-from shardbus.sharding import events
+from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
 
 log = logging.getLogger("shardbus.coordinator")
 
-RESTART_S = 1.0
+RETRY_S = 1.0
+
+EARLY_MAX = 10_000
+"""Messages kept for a coordinator that is not there yet."""
+
+EARLY_S = 2.0
+"""For how long; then regions repeat what still matters."""
 
 
 class Office(Protocol):
@@ -32,13 +44,13 @@ class Office(Protocol):
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
+    def over(self, entity_type: str) -> None: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
     def wake(self, entity_type: str, shards: list[str]) -> None: ...
 
 
 class Coordination:
-    """See the module. `make` builds a fresh machine; `start` and `stop` as often as the oldest node
-    changes."""
+    """See the module. `make` builds a fresh machine."""
 
     def __init__(
         self,
@@ -56,39 +68,62 @@ class Coordination:
         self._tasks: set[asyncio.Task[None]] = set()
         self._members: events.Members | None = None
         self._epoch_floor = 0
-        self._restart: asyncio.TimerHandle | None = None
+        self._retiring = False
+        self._early: deque[tuple[float, events.Received]] = deque(maxlen=EARLY_MAX)
         self._clockwork: Clockwork | None = None
 
-    def update(self, rules: bool, members: events.Members, epoch_floor: int) -> None:
-        """The picture of the cluster changed: rule or not, over whom, and above which epoch."""
-        self._members, self._epoch_floor = members, max(epoch_floor, self._epoch_floor)
-        if not rules:
-            self.stop()
-        elif self.coordinator is None and self._restart is None:
-            self._start()
-        elif self.coordinator is not None:
-            self.handle(members)
+    def update(self, members: events.Members, epoch: int) -> None:
+        """The picture of the cluster changed: over whom to rule, and the highest epoch known."""
+        self._members, self._epoch_floor = members, max(epoch, self._epoch_floor)
+        self.handle(members)
+        self.handle(events.EpochSeen(epoch))
 
-    def _start(self) -> None:
-        self._restart = None
-        assert self._members is not None
-        self.coordinator = coordinator = self._make()
-        self._clockwork = Clockwork(coordinator.deadline, self._tick)
-        self.handle(self._members)
+    def prepare(self) -> None:
+        """Be ready to rule."""
+        self._make_one()
+        self.handle(events.Prepare(self._epoch_floor))
+
+    def begin(self, epoch: int) -> None:
+        """Rule, above this epoch."""
+        self._epoch_floor = max(epoch, self._epoch_floor)
+        if self.coordinator is None:
+            self._make_one()
         self.handle(events.Start(self._epoch_floor))
+
+    def retire(self) -> None:
+        """Rule no more once the write under way is done."""
+        self._retiring = True
+        if self.coordinator is None:
+            self._office.over(self.entity_type)
+        else:
+            self.handle(events.Retire())
 
     def stop(self) -> None:
         """Rule no more."""
-        if self._restart is not None:
-            self._restart.cancel()
-            self._restart = None
         if self._clockwork is not None:
             self._clockwork.stop()
         self.coordinator = None
 
+    def _make_one(self) -> None:
+        self.stop()
+        self.coordinator = coordinator = self._make()
+        self._clockwork = Clockwork(coordinator.deadline, self._tick)
+        if self._members is not None:
+            self.handle(self._members)
+        early, self._early = self._early, deque(maxlen=EARLY_MAX)
+        oldest = asyncio.get_running_loop().time() - EARLY_S
+        for at, event in early:
+            if at >= oldest:
+                self.handle(event)
+
     def received(self, sender: NodeId, message: events.Message) -> None:
-        """A message for the coordinator; without one here, the sender will find the right node."""
-        self.handle(events.Received(sender, message))
+        """A message for the coordinator, who may be about to come. If none does, the sender will
+        find the right node."""
+        event = events.Received(sender, message)
+        if self.coordinator is not None:
+            self.handle(event)
+        elif isinstance(message, messages.Register | messages.GetShardHome):
+            self._early.append((asyncio.get_running_loop().time(), event))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
         """Give the machine an event and do what it says."""
@@ -113,10 +148,10 @@ class Coordination:
                 case events.ClaimEpoch(epoch=epoch, layout=layout):
                     self._spawn(self._claim(machine, epoch, layout))
                 case events.Stop(reason=reason):
-                    log.warning("coordinator of %r is over: %s", self.entity_type, reason)
+                    level = logging.INFO if self._retiring else logging.WARNING
+                    log.log(level, "coordinator of %r is over: %s", self.entity_type, reason)
                     self.stop()
-                    loop = asyncio.get_running_loop()
-                    self._restart = loop.call_later(RESTART_S, self._start)
+                    self._office.over(self.entity_type)
                 case events.Note():
                     self._office.note(self.entity_type, effect)
         if self._clockwork is not None and self.coordinator is machine:
@@ -163,7 +198,7 @@ class Coordination:
                 shards = await self._store.remembered_shards(self.entity_type)
             except StoreError as e:
                 log.warning("remembered shards of %r: %s", self.entity_type, e)
-                await asyncio.sleep(RESTART_S)
+                await asyncio.sleep(RETRY_S)
             else:
                 self._office.wake(self.entity_type, shards)
                 return

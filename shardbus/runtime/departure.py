@@ -55,7 +55,7 @@ async def _part(node: Node) -> None:
     node.endpoint.announce_leaving()
     for session in node.switchboard.clients.values():
         session.flush()
-    await _for_a_while(node, lambda: not _busy(node))
+    await _for_a_while(node, lambda: not _busy(node) and not _hands_over(node))
 
 
 async def _for_a_while(node: Node, condition: Callable[[], bool]) -> None:
@@ -72,6 +72,11 @@ def _hosted(node: Node) -> int:
 def _buffering(node: Node) -> bool:
     """Something waits here for a shard that went elsewhere."""
     return any(kind.router.region.buffered[0] for kind in node.kinds.values())
+
+
+def _hands_over(node: Node) -> bool:
+    """A coordinator here has not ended, and the next one may wait for it."""
+    return any(succession.ending for succession in node.successions.values())
 
 
 def _busy(node: Node) -> bool:

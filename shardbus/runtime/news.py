@@ -26,6 +26,7 @@ NOTEWORTHY = frozenset(
         "forged",
         "refused",
         "persist_failed",
+        "succession",
     }
 )
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""

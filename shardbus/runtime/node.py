@@ -23,11 +23,10 @@ from typing import Any, cast, get_args
 from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
-from shardbus.membership.member import WORKING, Member, Status
+from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread
-from shardbus.runtime.coordination import Coordination
 from shardbus.runtime.downing import Decisions, fingerprint
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
@@ -36,12 +35,12 @@ from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
 from shardbus.sharding import events
 from shardbus.sharding.allocation import LeastShard
 from shardbus.sharding.coordinator import Coordinator
-from shardbus.sharding.messages import GetShardHome
 from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
@@ -57,7 +56,6 @@ ASK_TIMEOUT_MS = 5000
 ALIVE_EVERY_S = 0.2
 DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
-_HOSTING = (*WORKING, Status.LEAVING)
 
 
 class Node:
@@ -74,7 +72,7 @@ class Node:
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
         self.view: MembershipView | None = None
         self.kinds: dict[str, Kind] = {}
-        self.coordinations: dict[str, Coordination] = {}
+        self.successions: dict[str, Succession] = {}
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
         self.decisions = Decisions()
@@ -144,9 +142,8 @@ class Node:
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
 
-        self.coordinations[name] = Coordination(
-            name, make, self.store, self, remember=chosen.remember
-        )
+        margin = self.settings.cluster.downing.down_removal_margin
+        self.successions[name] = Succession(self.kinds[name], make, self, margin)
 
     def join(self, http: str) -> None:
         """Start membership, and join unless somebody else shall say when. `http`: where this node's
@@ -197,6 +194,8 @@ class Node:
                 self._leases.add(task)
                 task.add_done_callback(self._leases.discard)
             case cluster.Stopped(reason=reason):
+                for succession in self.successions.values():
+                    succession.left(gracefully=reason == "left")
                 if not self.stopped.done():
                     self.stopped.set_result(reason)
             case cluster.Refused(reason=reason):
@@ -227,9 +226,8 @@ class Node:
         for node, member in before.items():
             if node not in alive and node != self.me:
                 self._node_gone(member)
-        if not view.stopping:
-            for name in self.kinds:
-                self._look_after(name, view)
+        for succession in self.successions.values():
+            succession.look(view)
         ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
         if ready and not self.cluster_stops.done():
             self.cluster_stops.set_result(None)
@@ -249,25 +247,6 @@ class Node:
             self.endpoint.watch(node)
             self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
 
-    def _look_after(self, name: str, view: MembershipView) -> None:
-        """Who coordinates the type now; if it is this node, over whom."""
-        kind = self.kinds[name]
-        role = kind.settings.role
-        live = tuple(m.node for m in view.members if m.status in (*_HOSTING, Status.EXITING))
-        unfit = tuple(m.node for m in view.members if m.status in (Status.LEAVING, Status.EXITING))
-        arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
-        unsettled = bool(view.unreachable) or arriving
-        oldest = view.oldest(role)
-        rules = oldest is not None and oldest.node == self.me
-        members = events.Members(live, unfit, unsettled)
-        self.coordinations[name].update(rules, members, view.epochs.get(name, 0))
-        if view.epochs.get(name):
-            kind.router.handle(events.EpochSeen(view.epochs[name]))
-        node = oldest.node if oldest is not None and self.is_up else None
-        if node != kind.coordinator:
-            kind.coordinator = node
-            kind.router.handle(events.CoordinatorAt(node))
-
     @property
     def lag(self) -> float:
         """Seconds by which this loop is late, as the cluster thread sees it."""
@@ -281,12 +260,12 @@ class Node:
     def hosting_members(self) -> tuple[NodeId, ...]:
         """The members that host shards now."""
         members = self.view.members if self.view is not None else ()
-        return tuple(m.node for m in members if m.status in _HOSTING)
+        return tuple(m.node for m in members if m.status in HOSTING)
 
     @property
     def is_up(self) -> bool:
         """This node is a full member, so that its regions may register."""
-        return self.view is not None and self.view.status in _HOSTING
+        return self.view is not None and self.view.status in HOSTING
 
     def _on_membership(self, sender: NodeId, body: bytes) -> None:
         message = gossip.decode(body)
@@ -297,7 +276,7 @@ class Node:
 
     # ---- what types and coordinators need
 
-    def send(self, to: NodeId, entity_type: str, message: events.Message) -> None:
+    def send(self, to: NodeId, entity_type: str, message: object) -> None:
         """Send a machine's message to a node's machine, or to a client."""
         control = encode_control(entity_type, message)
         if to == self.me:
@@ -323,12 +302,6 @@ class Node:
         """A coordinator here rules under this epoch: let gossip spread it."""
         self.cluster.post(cluster.EpochSeen(entity_type, epoch))
         self.kinds[entity_type].router.handle(events.CoordinatorAt(self.me))
-
-    def wake(self, entity_type: str, shards: list[str]) -> None:
-        """These shards shall have homes, though no message is there for them."""
-        router = self.kinds[entity_type].router
-        known = tuple(shard for shard in shards if router.has_shard(shard))
-        router.handle(events.Received(self.me, GetShardHome(known)))
 
     def note(self, entity_type: str, note: events.Note) -> None:
         """Count and log what a machine noted."""
@@ -397,8 +370,8 @@ class Node:
         """Let go of everything, hard. Safe at any time after `start`."""
         if self._pulse is not None:
             self._pulse.cancel()
-        for coordination in self.coordinations.values():
-            coordination.stop()
+        for succession in self.successions.values():
+            succession.close()
         for kind in self.kinds.values():
             kind.close()
         if self._thread is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import RequestError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
+from shardbus.sharding.tenure import Reign
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun
 from shardbus.wire.schema import decode_value, encode_value
@@ -96,10 +97,10 @@ class Questions:
         }
 
     def table(self, name: str) -> dict[str, Any] | None:
-        """The coordinator's table of a type; None if the coordinator is not here."""
+        """The coordinator's table of a type; None if the coordinator that rules is not here."""
         self._kind(name)
-        coordinator = self._node.coordinations[name].coordinator
-        if coordinator is None:
+        coordinator = self._node.successions[name].coordination.coordinator
+        if coordinator is None or coordinator.reign not in (Reign.RULING, Reign.RETIRING):
             return None
         homes = coordinator.table.homes
         shards = [

@@ -1,8 +1,8 @@
 """The switchboard: who gets what arrives on a node's links.
 
-Messages go to the entity type that they name, machines' messages to the region or to the
-coordinator of that type. A client may ask where shards live and what a type is; it may not speak as
-a region does, nor ask what only nodes ask each other.
+Messages go to the entity type that they name, machines' messages to that type's region, coordinator
+or singleton. A client may ask where shards live and what a type is; it may not speak as a region
+does, nor ask what only nodes ask each other.
 
 Source: S0.10, S2.37; C.36; B.57, B.130.
 """
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
+from shardbus.membership import handover
 from shardbus.runtime.questions import Questions
 from shardbus.sharding import events, messages
 from shardbus.transport.session import Session
@@ -93,10 +94,12 @@ class Switchboard:
         if isinstance(message, messages.GetShardHome) and sender in self.clients:
             shards = tuple(s for s in message.shards if kind.router.has_shard(s))
             kind.router.handle(events.Received(sender, messages.GetShardHome(shards)))
-        elif type(message) in FOR_COORDINATOR and sender not in self.clients:
-            self._node.coordinations[control.type].received(sender, message)  # type: ignore[arg-type]
         elif sender in self.clients:
             self._node.endpoint.count_drop("not_allowed")
+        elif isinstance(message, handover.MESSAGES):
+            self._node.successions[control.type].received(sender, message)
+        elif type(message) in FOR_COORDINATOR:
+            self._node.successions[control.type].coordination.received(sender, message)  # type: ignore[arg-type]
         else:
             kind.router.handle(events.Received(sender, message))  # type: ignore[arg-type]
 

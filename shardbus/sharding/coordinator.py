@@ -11,7 +11,7 @@ One turn of its life, made by `tick`:
 When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
 new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
 under way, what is asked gathers for the next one. A write without an answer is tried again as the
-same operation; one that is refused ends this coordinator, for another one rules.
+same operation. One that is refused ends this coordinator, and so does Retire, once it is done.
 
 A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
 shards of a dead node are wanted at once, not when somebody asks.
@@ -25,8 +25,6 @@ B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
 """
 
 from __future__ import annotations
-
-from typing import assert_never
 
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
@@ -120,31 +118,30 @@ class Coordinator:
                 self._effects += self._tenure.handle(event, now)
                 if self.reign is Reign.RULING and self.table.epoch != self.epoch:
                     self._take_over(event, now)
-            case ev.Start() | ev.TableLoaded() | ev.EpochRefused() | ev.StoreFailed():
-                self._effects += self._tenure.handle(event, now)
-            case ev.EpochSeen(epoch):
-                self._effects += self._tenure.see(epoch)
             case ev.Rebalance():
                 self._look_soon(now)
             case ev.StopShards(shards):
                 for shard in shards:
                     self._begin(shard, Purpose.STOP, None, now)
             case _:
-                assert_never(event)
+                self._effects += self._tenure.handle(event, now)
         return self._take_effects()
 
     def deadline(self) -> float | None:
         """When `tick` is due."""
         if self.reign is Reign.STOPPED:
             return None
-        parts = (self._timers, self._tenure, self._moves, self._starts)
-        dues = (self._turn_at, *(part.deadline() for part in parts))
+        dues = [self._turn_at, self._tenure.deadline()]
+        if self.reign is Reign.RULING:
+            dues += [part.deadline() for part in (self._timers, self._moves, self._starts)]
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.CoordinatorEffect]:
         """End the turn: see the module's text."""
         self._turn_at = None
         self._effects += self._tenure.tick(now)
+        if self.reign is Reign.RETIRING:
+            self._wind_up()
         if self.reign is not Reign.RULING:
             return self._take_effects()
         self._keep_time(now)
@@ -170,8 +167,6 @@ class Coordinator:
             assert self._settled(shard) is None, f"{shard} is wanted and at home"
         for shard, handoff in self._moves.handoffs.items():
             assert self.table.homes.get(shard) == handoff.home, f"{shard} moves from nowhere"
-
-    # What arrives.
 
     def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
         node = getattr(message, "node", sender)
@@ -287,6 +282,13 @@ class Coordinator:
         self._timers.set(BALANCE, now + self._settings.rebalance_interval)
         self._bury(now)
 
+    def _wind_up(self) -> None:
+        """Another one is to rule: say what is decided, and end. A write is waited for once."""
+        writing = self._ledger.writing
+        if writing is None or writing.attempts:
+            self._effects += self._outbox.drain(self.epoch)
+            self._effects += self._tenure.stop("handed over")
+
     def _plan(self, now: float) -> None:
         candidates = [] if self._registry.why_not(now) else self._registry.candidates()
         writing = self._ledger.plan(self._strategy, candidates)
@@ -360,8 +362,6 @@ class Coordinator:
             self._timers.set(BALANCE, now + COALESCE)
             return
         self._moves.plan(self._strategy, self.table, self._registry.candidates())
-
-    # Shards that start, questions, time.
 
     def _forget(self, shard: str) -> None:
         self._starts.started(shard)

@@ -26,21 +26,10 @@ from shardbus.sharding import messages as msg
 from shardbus.store.protocol import StoredTable
 
 Message = (
-    msg.Register
-    | msg.RegisterAck
-    | msg.RegisterRefused
-    | msg.GetShardHome
-    | msg.Wait
-    | msg.ShardHomes
-    | msg.HostShard
-    | msg.ShardStarted
-    | msg.BeginHandOff
-    | msg.BeginHandOffAck
-    | msg.HandOff
-    | msg.ShardStopped
-    | msg.GracefulShutdownRequest
-    | msg.RegionStopped
-)
+    msg.Register | msg.RegisterAck | msg.RegisterRefused | msg.GetShardHome | msg.Wait
+    | msg.ShardHomes | msg.HostShard | msg.ShardStarted | msg.BeginHandOff | msg.BeginHandOffAck
+    | msg.HandOff | msg.ShardStopped | msg.GracefulShutdownRequest | msg.RegionStopped
+)  # fmt: skip
 
 
 class Envelope(Protocol):
@@ -96,10 +85,23 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepare:
+    """Another one still rules, but this one is next: get ready, keep what is asked. Start follows.
+    `epoch_floor` as there."""
+
+    epoch_floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """Rule. `epoch_floor` is the highest epoch that gossip knows of."""
 
     epoch_floor: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Another one is next: finish the write under way, take nothing new. Answer: Stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,19 +175,9 @@ class StopShards:
 
 
 CoordinatorEvent = (
-    Start
-    | TableLoaded
-    | EpochClaimed
-    | EpochRefused
-    | StoreFailed
-    | Members
-    | Received
-    | EpochSeen
-    | Persisted
-    | PersistFailed
-    | Rebalance
-    | StopShards
-)
+    Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | Members
+    | Received | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards
+)  # fmt: skip
 
 # Out of the coordinator.
 

@@ -203,8 +203,8 @@ class Region:
                 if self._obeys(sender, epoch, now):
                     for home in homes:
                         self._on_handoff(home, now)
-            case msg.Wait(epoch, shards, _):
-                if self._obeys(sender, epoch, now):
+            case msg.Wait(epoch, shards, _):  # the promise of one that was replaced is void
+                if self._obeys(sender, epoch, now) and sender == self._enrolment.coordinator:
                     self._router.wait(shards, now)
             case msg.RegionStopped(node):
                 if node == self._me and sender == self._enrolment.coordinator:

@@ -1,29 +1,34 @@
 """How a coordinator comes to rule: one epoch, claimed in the store before anything is decided.
 
-    WAITING ──Start──> LOADING ──TableLoaded──> CLAIMING ──EpochClaimed──> RULING
-                          ^ StoreFailed            │  ^
-                          └── after a backoff      │  │ StoreFailed: the same epoch, for the lost
-                                                   └──┘ claim may have been the one that worked;
-                                                        EpochRefused: one above what is stored
-    and from anywhere to STOPPED, for good.
+    WAITING ──Prepare──> LOADING ──TableLoaded──> READY ──Start──> CLAIMING ──EpochClaimed──> RULING
+       └──────Start─────────^ StoreFailed: after a backoff            │  ^
+                                                                      │  │ StoreFailed: the same
+    and from anywhere to STOPPED, for good; from RULING               └──┘ epoch, for the lost claim
+    by way of RETIRING, if it is asked to Retire: what                     may have worked;
+    is being written is finished, nothing else is done.                    EpochRefused: one above
+
+Prepare is for a coordinator whose turn is about to come, while another one still rules: the table
+is loaded, and Start claims at once. Start alone does both.
 
 The epoch is one more than the highest of the store and of gossip. Attempts are spaced by a backoff
 that starts at a tenth of the setting, doubles, and ends at five times the setting.
 
-Source: S0.33, S2.61; docs/architecture.md.
+Source: S0.33, S2.61; B.97; docs/architecture.md.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import assert_never
 
 from shardbus.sharding.events import (
     ClaimEpoch,
     EpochClaimed,
     EpochRefused,
+    EpochSeen,
     LoadTable,
     Note,
+    Prepare,
+    Retire,
     Start,
     Stop,
     StoreFailed,
@@ -33,7 +38,9 @@ from shardbus.sharding.events import (
 BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
 """First and longest wait, as parts of the setting."""
 
-TenureEvent = Start | TableLoaded | EpochClaimed | EpochRefused | StoreFailed
+TenureEvent = (
+    Prepare | Start | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | EpochSeen | Retire
+)
 TenureEffect = LoadTable | ClaimEpoch | Stop | Note
 
 
@@ -42,8 +49,10 @@ class Reign(Enum):
 
     WAITING = "waiting"
     LOADING = "loading"
+    READY = "ready"
     CLAIMING = "claiming"
     RULING = "ruling"
+    RETIRING = "retiring"
     STOPPED = "stopped"
 
 
@@ -56,7 +65,8 @@ class Tenure:
     """The way to the throne. `epoch` is the one claimed or held, 0 before."""
 
     __slots__ = (
-        "_attempts", "_backoff", "_floor", "_layout", "_retry_at", "epoch", "forgotten", "reign",
+        "_attempts", "_backoff", "_floor", "_is_due", "_layout", "_retry_at", "_stored", "epoch",
+        "forgotten", "reign",
     )  # fmt: skip
 
     def __init__(self, layout: str, failure_backoff: float) -> None:
@@ -67,6 +77,9 @@ class Tenure:
         self._layout = layout
         self._backoff = failure_backoff
         self._floor = 0
+        self._stored = 0
+        self._is_due = False
+        """Whether Start has come."""
         self._attempts = 0
         self._retry_at: float | None = None
 
@@ -77,19 +90,24 @@ class Tenure:
     def handle(self, event: TenureEvent, now: float) -> list[TenureEffect]:
         """Take in what the store or the node says; `reign` tells how it ended."""
         match event, self.reign:
+            case Prepare(epoch_floor), Reign.WAITING:
+                return self._load(epoch_floor)
             case Start(epoch_floor), Reign.WAITING:
-                self._floor = epoch_floor
-                self.reign = Reign.LOADING
-                return [LoadTable()]
+                self._is_due = True
+                return self._load(epoch_floor)
+            case Start(epoch_floor), (Reign.LOADING | Reign.READY):
+                self._is_due = True
+                self._floor = max(self._floor, epoch_floor)
+                return self._claim_stored() if self.reign is Reign.READY else []
             case TableLoaded(table), Reign.LOADING:
                 if table is not None and table.homes and table.layout != self._layout:
                     return self.stop(
                         f"the stored table is of layout {table.layout}, this node's is"
                         f" {self._layout}"
                     )
-                stored = table.epoch if table is not None else 0
-                self.forgotten = stored < self._floor
-                return self._claim(stored)
+                self._stored = table.epoch if table is not None else 0
+                self.reign = Reign.READY
+                return self._claim_stored() if self._is_due else []
             case EpochClaimed(_), Reign.CLAIMING:
                 self.reign = Reign.RULING
                 self._attempts = 0
@@ -102,10 +120,15 @@ class Tenure:
             case StoreFailed(reason), (Reign.LOADING | Reign.CLAIMING):
                 self._wait(now)
                 return [Note("store_failed", reason)]
-            case ((Start() | TableLoaded() | EpochClaimed() | EpochRefused() | StoreFailed()), _):
+            case EpochSeen(epoch), _:
+                return self._see(epoch)
+            case Retire(), Reign.RULING:
+                self.reign = Reign.RETIRING
                 return []
+            case Retire(), (Reign.WAITING | Reign.LOADING | Reign.READY | Reign.CLAIMING):
+                return self.stop("it never ruled")
             case _:
-                assert_never(event)
+                return []
 
     def tick(self, now: float) -> list[TenureEffect]:
         """Ask the store again if it is time."""
@@ -118,18 +141,27 @@ class Tenure:
             return [ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0)
         return []
 
-    def see(self, epoch: int) -> list[TenureEffect]:
-        """Gossip knows of `epoch`: whoever rules under a lower one is over."""
-        if self.reign is Reign.RULING and epoch > self.epoch:
-            return self.stop(f"a coordinator with epoch {epoch} rules, this one has {self.epoch}")
-        self._floor = max(self._floor, epoch)
-        return []
-
     def stop(self, reason: str) -> list[TenureEffect]:
         """Rule no more."""
         self.reign = Reign.STOPPED
         self._retry_at = None
         return [Stop(reason)]
+
+    def _see(self, epoch: int) -> list[TenureEffect]:
+        """Gossip knows of `epoch`: whoever rules under a lower one is over."""
+        if self.reign in (Reign.RULING, Reign.RETIRING) and epoch > self.epoch:
+            return self.stop(f"a coordinator with epoch {epoch} rules, this one has {self.epoch}")
+        self._floor = max(self._floor, epoch)
+        return []
+
+    def _load(self, epoch_floor: int) -> list[TenureEffect]:
+        self._floor = max(self._floor, epoch_floor)
+        self.reign = Reign.LOADING
+        return [LoadTable()]
+
+    def _claim_stored(self) -> list[TenureEffect]:
+        self.forgotten = self._stored < self._floor
+        return self._claim(self._stored)
 
     def _claim(self, stored: int) -> list[TenureEffect]:
         self.reign = Reign.CLAIMING

@@ -1,9 +1,10 @@
-"""The messages of the sharding machines, and a few between node and client, as bytes.
+"""The messages of the sharding machines and of their singletons, and a few between node and client,
+as bytes.
 
 The tag is the class's name; the body is the dataclass as a MessagePack map, so that a newer node
 may add a field that an older one ignores. Only the classes listed here can be decoded.
 
-Source: shardbus/sharding/messages.py; S0.6-S0.8.
+Source: shardbus/sharding/messages.py, shardbus/membership/handover.py; S0.6-S0.8; B.97.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.membership import handover
 from shardbus.sharding.messages import MESSAGES
 from shardbus.wire.batch import UNREADABLE, Control
 
@@ -42,7 +44,9 @@ class Members:
     died: tuple[NodeId, ...] = ()
 
 
-_CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*MESSAGES, Describe, TypeInfo, Members)}
+_CLASSES: dict[str, type] = {
+    cls.__name__: cls for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members)
+}
 _DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
     name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()
 }

@@ -497,6 +497,98 @@ def test_a_refused_claim_goes_higher_and_an_unanswered_one_stays() -> None:
     assert coordinator.tick(coordinator.deadline() or 0.0) == [ev.ClaimEpoch(7, LAYOUT)]
 
 
+def test_TG9_one_that_is_prepared_claims_at_once_and_answers_what_it_was_asked_before() -> None:
+    coordinator = Coordinator("t", B, LAYOUT, ShardingSettings(), LeastShard())
+    assert coordinator.handle(ev.Prepare(3), 0.0) == [ev.LoadTable()]
+    assert coordinator.handle(ev.TableLoaded(StoredTable(3, LAYOUT, {"1": (A, 1)})), 0.0) == []
+    coordinator.handle(ev.Members((B,)), 0.0)
+    coordinator.handle(ev.Received(B, msg.Register(B, False, LAYOUT, ())), 0.0)
+    coordinator.handle(ev.Received(B, msg.GetShardHome(("1",))), 0.0)
+    assert coordinator.tick(0.0) == []
+    assert coordinator.reign is Reign.READY
+    assert coordinator.deadline() is None
+    assert coordinator.handle(ev.Start(4), 1.0) == [ev.ClaimEpoch(5, LAYOUT)]
+    coordinator.handle(ev.EpochClaimed(StoredTable(5, LAYOUT, {"1": (A, 1)})), 1.0)
+    said = coordinator.tick(1.0)
+    assert {type(e.message) for e in said if isinstance(e, ev.Send)} == {msg.RegisterAck, msg.Wait}
+    assert any(isinstance(e, ev.Persist) and "1" in e.homes for e in said)
+
+
+@pytest.mark.parametrize("loaded_first", [True, False])
+def test_a_start_that_comes_while_the_table_is_loaded_claims_after_it(loaded_first: bool) -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    events: list[ev.CoordinatorEvent] = [ev.TableLoaded(None), ev.Start(6)]
+    coordinator.handle(ev.Prepare(2), 0.0)
+    effects = [
+        e for event in events[:: 1 if loaded_first else -1] for e in coordinator.handle(event, 0.0)
+    ]
+    assert effects == [ev.ClaimEpoch(7, LAYOUT)]
+
+
+def test_a_prepared_one_knows_that_the_store_forgot() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Prepare(2), 0.0)
+    coordinator.handle(ev.TableLoaded(StoredTable(2, LAYOUT, {})), 0.0)
+    coordinator.handle(ev.Start(2), 0.0)
+    assert not coordinator._tenure.forgotten
+    lost = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    lost.handle(ev.Prepare(2), 0.0)
+    lost.handle(ev.TableLoaded(None), 0.0)
+    lost.handle(ev.Start(2), 0.0)
+    assert lost._tenure.forgotten
+
+
+def test_B97_one_that_retires_finishes_its_write_and_takes_nothing_new() -> None:
+    desk = ready()
+    desk.ask(B, "1")
+    assert desk.tell(ev.Retire()) == []
+    assert desk.ask(B, "2") == []
+    assert not desk.stopped
+    said = desk.written()
+    home = Home("1", B, FENCE) if desk.writes[-1].homes["1"] == (B, FENCE) else Home("1", A, FENCE)
+    assert (home.node, msg.HostShard(1, (home,))) in said
+    assert (B, msg.ShardHomes(1, (home,))) in said
+    assert desk.stopped == "handed over"
+    assert len(desk.writes) == 1
+    assert desk.tell(ev.Received(B, msg.GetShardHome(("3",)))) == []
+
+
+def test_B97_one_that_retires_with_nothing_to_write_ends_at_once() -> None:
+    desk = ready()
+    desk.home("1")
+    desk.tell(ev.Retire())
+    assert desk.stopped == "handed over"
+    assert desk.coordinator.deadline() is None
+
+
+def test_B97_a_write_that_fails_is_not_tried_again_by_one_that_retires() -> None:
+    desk = ready()
+    desk.ask(B, "1")
+    desk.tell(ev.Retire())
+    desk.tell(ev.PersistFailed(desk.writes[-1].op_id, False))
+    assert desk.stopped == "handed over"
+    assert len(desk.writes) == 1
+
+
+def test_B97_one_that_retires_waits_for_its_write_and_for_no_other_clock() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1",)))
+    desk.ask(home.node, "2")
+    desk.tell(ev.Retire())
+    assert desk.coordinator.deadline() is None
+
+
+@pytest.mark.parametrize("events", [[], [ev.Prepare()], [ev.Start(), ev.TableLoaded(None)]])
+def test_one_that_does_not_rule_yet_retires_at_once(events: list[ev.CoordinatorEvent]) -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    for event in events:
+        coordinator.handle(event, 0.0)
+    [stop] = coordinator.handle(ev.Retire(), 0.0)
+    assert isinstance(stop, ev.Stop)
+    assert coordinator.handle(ev.Retire(), 0.0) == []
+
+
 def test_a_stored_table_of_another_layout_is_not_touched() -> None:
     coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
     coordinator.handle(ev.Start(), 0.0)

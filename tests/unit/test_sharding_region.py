@@ -112,6 +112,15 @@ def test_a_question_is_repeated_and_more_slowly_after_a_wait() -> None:
     assert said(post.wait(0.2)) == [msg.GetShardHome(("1",))]
 
 
+def test_the_wait_of_a_coordinator_that_was_replaced_holds_back_no_question() -> None:
+    post = Post()
+    post.tell("m1")
+    post.region.handle(ev.CoordinatorAt(C), post.now)
+    late = ev.Received(RULER, msg.Wait(1, ("1",), "its home is being stored"))
+    post.region.handle(late, post.now)
+    assert msg.GetShardHome(("1",)) in said(post.region.tick(post.now))
+
+
 def test_questions_of_one_turn_are_one_message() -> None:
     post = Post()
     effects = post.do(*(ev.Deliver(str(i), Letter("m")) for i in range(3)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.membership import handover
 from shardbus.sharding import messages
 from shardbus.sharding.messages import MESSAGES, Home
 from shardbus.wire.batch import Control
@@ -32,7 +33,7 @@ VALUES: dict[str, object] = {
 }
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
-    for cls in MESSAGES
+    for cls in (*MESSAGES, *handover.MESSAGES)
 ] + [Describe(), TypeInfo(True, "crc32/100", 100), Members((A, B)), Members((), (A,))]
 
 

@@ -1,0 +1,161 @@
+"""Who coordinates one entity type now: the shell of its singleton, on every node.
+
+    membership ──view──> Singleton ──Prepare, Begin, Retire, Halt──> Coordination
+        │                  │  ^  └──Tell──> another node's             │
+        │                  │  └───────────────Ruling, Over─────────────┘
+        └──who is oldest───┴──> the region, which registers there
+
+The region turns to the next oldest as soon as membership shows it, though the leaving one may still
+rule: the next one keeps what it is asked until its turn has come.
+
+Source: B.97, S0.18, S0.33, S2.62; docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol, assert_never
+
+from shardbus.ids import NodeId
+from shardbus.membership import handover
+from shardbus.membership.member import WORKING, Status
+from shardbus.membership.singleton import Singleton
+from shardbus.membership.view import MembershipView
+from shardbus.runtime.coordination import Coordination
+from shardbus.runtime.kind import Kind
+from shardbus.sharding import events
+from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.messages import GetShardHome
+from shardbus.store.protocol import StateStore
+from shardbus.transport.clockwork import Clockwork
+
+HOSTING = (*WORKING, Status.LEAVING)
+"""Members in these statuses host shards."""
+
+REGISTERING = (*HOSTING, Status.EXITING)
+"""Members in these statuses have regions that register; a new coordinator waits for each."""
+
+
+class Surroundings(Protocol):
+    """What a succession needs from its node."""
+
+    me: NodeId
+    store: StateStore
+
+    def send(self, to: NodeId, entity_type: str, message: object) -> None: ...
+    def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
+    def note(self, entity_type: str, note: events.Note) -> None: ...
+
+
+class Succession:
+    """See the module; also the office of the type's coordination.
+
+    Args:
+        kind: the type; its region is told where to register.
+        make: builds a fresh coordinator.
+        node: what else is here.
+        removal_margin: of `cluster.downing`.
+    """
+
+    def __init__(
+        self, kind: Kind, make: Callable[[], Coordinator], node: Surroundings, removal_margin: float
+    ) -> None:
+        self.singleton = Singleton(kind.name, node.me, kind.settings.role, removal_margin)
+        remember = kind.settings.remember
+        self.coordination = Coordination(kind.name, make, node.store, self, remember=remember)
+        self._kind, self._node = kind, node
+        self._clockwork = Clockwork(self.singleton.deadline, self._tick)
+
+    def look(self, view: MembershipView) -> None:
+        """Membership changed: who coordinates the type now; if it is this node, over whom. While
+        the whole cluster stops, nodes that end are not missed: nothing gets a new home."""
+        kind, name = self._kind, self._kind.name
+        epoch = view.epochs.get(name, 0)
+        live = tuple(m.node for m in view.members if m.status in REGISTERING)
+        unfit = tuple(m.node for m in view.members if m.status in (Status.LEAVING, Status.EXITING))
+        arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
+        members = events.Members(live, unfit, bool(view.unreachable) or arriving)
+        if not view.stopping:
+            self.coordination.update(members, epoch)
+        self._handle(handover.Seen(view, view.stopping))
+        if epoch:
+            kind.router.handle(events.EpochSeen(epoch))
+        oldest = view.oldest(kind.settings.role)
+        node = oldest.node if oldest is not None and view.status in REGISTERING else None
+        if node != kind.coordinator:
+            kind.coordinator = node
+            kind.router.handle(events.CoordinatorAt(node))
+
+    def received(self, sender: NodeId, message: handover.Message) -> None:
+        """Another node's singleton speaks."""
+        self._handle(handover.Received(sender, message))
+
+    def left(self, *, gracefully: bool) -> None:
+        """Membership is over."""
+        self._handle(handover.Left(gracefully))
+
+    @property
+    def ending(self) -> bool:
+        """A coordinator here is on its way out, and somebody may wait for it."""
+        return self.singleton.ending
+
+    def close(self) -> None:
+        """Stop at once."""
+        self._clockwork.stop()
+        self.coordination.stop()
+
+    # ---- the office of the coordination
+
+    def send(self, to: NodeId, entity_type: str, message: events.Message) -> None:
+        """A machine's message."""
+        self._node.send(to, entity_type, message)
+
+    def epoch_claimed(self, entity_type: str, epoch: int) -> None:
+        """The coordinator here rules."""
+        self._handle(handover.Ruling(epoch))
+        self._node.epoch_claimed(entity_type, epoch)
+
+    def over(self, entity_type: str) -> None:
+        """The coordinator here has ended."""
+        self._handle(handover.Over())
+
+    def wake(self, entity_type: str, shards: list[str]) -> None:
+        """These shards shall have homes, though no message is there for them."""
+        router = self._kind.router
+        known = tuple(shard for shard in shards if router.has_shard(shard))
+        router.handle(events.Received(self._node.me, GetShardHome(known)))
+
+    def note(self, entity_type: str, note: events.Note) -> None:
+        """What a machine noted."""
+        self._node.note(entity_type, note)
+
+    # ---- the machine
+
+    def _handle(self, event: handover.Event) -> None:
+        now = asyncio.get_running_loop().time()
+        self._perform(self.singleton.handle(event, now))
+
+    def _tick(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._perform(self.singleton.tick(now))
+
+    def _perform(self, effects: list[handover.Effect]) -> None:
+        name = self._kind.name
+        for effect in effects:
+            match effect:
+                case handover.Tell(to=to, message=message):
+                    self._node.send(to, name, message)
+                case handover.Prepare():
+                    self.coordination.prepare()
+                case handover.Begin(epoch=epoch):
+                    self.coordination.begin(epoch)
+                case handover.Retire():
+                    self.coordination.retire()
+                case handover.Halt():
+                    self.coordination.stop()
+                case handover.Turned(after=after, why=why):
+                    self.note(name, events.Note("succession", f"{after}: {why}"))
+                case _:
+                    assert_never(effect)
+        self._clockwork.arm()

@@ -1,0 +1,193 @@
+"""The coordinator is handed over between real nodes, while somebody asks all the time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.membership.singleton import State
+from shardbus.runtime.node import Node
+from shardbus.sharding import messages
+from shardbus.sharding.tenure import Reign
+from shardbus.store.memory import MemoryStore
+from tests.loopback.nodes import Nodes
+from tests.waiting import until
+
+GRACEFUL = "succession oldest: the oldest, and no older one rules"
+REIGNS = (Reign.RULING, Reign.RETIRING)
+
+
+def application() -> tuple[ShardBus, Any]:
+    """Entities that live in a shard of their own each, so that each first ask needs the
+    coordinator."""
+    bus = ShardBus("shop")
+
+    @bus.entity("counter", shards=100_000)
+    class Counter(Entity):
+        @handler
+        def add(self) -> int:
+            return 1
+
+    return bus, Counter
+
+
+def rulers(nodes: list[Node]) -> list[Node]:
+    """Where a coordinator acts."""
+    found = []
+    for node in nodes:
+        coordinator = node.successions["counter"].coordination.coordinator
+        if coordinator is not None and coordinator.reign in REIGNS:
+            found.append(node)
+    return found
+
+
+def epoch_of(node: Node) -> int:
+    coordinator = node.successions["counter"].coordination.coordinator
+    return coordinator.epoch if coordinator is not None else 0
+
+
+class Asking:
+    """Asks at one node for one new entity after the other, and counts the answers."""
+
+    def __init__(self, node: Node) -> None:
+        self.answers = 0
+        self._node = node
+        self._task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        for number in range(1_000_000):
+            assert await self._node.ref("counter", f"thing-{number}").add() == 1
+            self.answers += 1
+
+    async def more(self, count: int = 5) -> None:
+        """Wait for so many further answers."""
+        wanted = self.answers + count
+        await until(lambda: self._task.done() or self.answers >= wanted, "answers go on")
+        if self._task.done():
+            await self._task
+
+    async def stop(self) -> None:
+        """No more; raises what an ask raised."""
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def claims(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[str]]]:
+    """Every epoch that is claimed, and who acted at that moment, of all nodes that ever ran."""
+    found: list[tuple[int, list[str]]] = []
+    everybody: list[Node] = []
+    claim = MemoryStore.claim_epoch
+
+    async def watched(self: MemoryStore, entity_type: str, epoch: int, layout: str) -> Any:
+        everybody.extend(node for node in nodes.all if node not in everybody)
+        found.append((epoch, [str(node.me) for node in rulers(everybody)]))
+        return await claim(self, entity_type, epoch, layout)
+
+    monkeypatch.setattr(MemoryStore, "claim_epoch", watched)
+    return found
+
+
+async def test_TG5_TG9_first_second_and_third_leave_in_turn_and_asks_are_answered_all_the_time(
+    nodes: Nodes, claims: list[tuple[int, list[str]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, _ = application()
+    four = await nodes.cluster(bus, 4)
+    asking = Asking(four[3])
+    caplog.set_level(logging.INFO, "shardbus.node")
+    for count in range(3):
+        await asking.more()
+        assert rulers(four) == [four[count]]
+        await nodes.leave(four[count])
+        assert four[count].successions["counter"].singleton.state is State.ENDED
+        await until(lambda n=count: rulers(four) == [four[n + 1]], "the next one rules")
+        await asking.more()
+    await asking.stop()
+    assert claims == [(epoch, []) for epoch in (1, 2, 3, 4)]
+    assert sum(GRACEFUL in record.getMessage() for record in caplog.records) == 3
+    assert "waited for long enough" not in caplog.text
+
+
+async def test_TG5_of_two_the_second_goes_on_and_the_last_just_ends(
+    nodes: Nodes, claims: list[tuple[int, list[str]]]
+) -> None:
+    bus, _ = application()
+    first, second = await nodes.cluster(bus, 2)
+    asking = Asking(second)
+    await asking.more()
+    await nodes.leave(first)
+    await until(lambda: rulers([first, second]) == [second], "the second rules")
+    await asking.more()
+    await asking.stop()
+    await nodes.leave(second)
+    assert claims == [(1, []), (2, [])]
+    assert second.successions["counter"].singleton.state is State.ENDED
+
+
+async def test_TG5_the_two_oldest_leave_at_once(
+    nodes: Nodes, claims: list[tuple[int, list[str]]]
+) -> None:
+    bus, _ = application()
+    three = await nodes.cluster(bus, 3)
+    asking = Asking(three[2])
+    await asking.more()
+    await asyncio.gather(nodes.leave(three[0]), nodes.leave(three[1]))
+    await until(lambda: rulers(three) == [three[2]], "the third rules")
+    await asking.more()
+    await asking.stop()
+    assert [acting for _, acting in claims] == [[]] * len(claims)
+
+
+async def test_TG2_the_next_one_takes_over_from_two_that_crash_at_once(nodes: Nodes) -> None:
+    bus, _ = application()
+    five = await nodes.cluster(bus, 5)
+    await until(lambda: rulers(five) == five[:1], "the first rules")
+    nodes.all = five[2:]
+    await asyncio.gather(*(node.close() for node in five[:2]))
+    await until(lambda: rulers(five) == [five[2]], "the third rules")
+    asking = Asking(five[4])
+    await asking.more()
+    await asking.stop()
+    assert epoch_of(five[2]) > 1
+
+
+async def test_TG3_a_downed_node_stops_its_coordinator_at_once(nodes: Nodes) -> None:
+    bus, _ = application()
+    first, second = await nodes.cluster(bus, 2)
+    await until(lambda: rulers([first, second]) == [first], "the first rules")
+    succession = first.successions["counter"]
+    succession.left(gracefully=False)
+    assert succession.coordination.coordinator is None
+    assert succession.singleton.state is State.ENDED
+
+
+async def test_what_regions_ask_too_early_is_kept_for_the_one_that_is_next(nodes: Nodes) -> None:
+    bus, _ = application()
+    first, second = await nodes.cluster(bus, 2)
+    coordination = second.successions["counter"].coordination
+    heard: list[object] = []
+    handle = coordination.handle
+
+    def listen(event: Any) -> None:
+        heard.append(event)
+        handle(event)
+
+    coordination.handle = listen  # type: ignore[method-assign]
+    early = messages.GetShardHome(("7",))
+    coordination.received(first.me, early)
+    assert heard == []
+    coordination.prepare()
+    assert [getattr(event, "message", None) for event in heard].count(early) == 1
