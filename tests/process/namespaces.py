@@ -31,15 +31,19 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tests.redis_server import START_WITHIN_S, server_binary
+
 FOLDER = Path("/run/netns")
 NAME = re.compile(r"sb-(\d+)-\d+-\w+")
 CLONE_NEWNET = 0x40000000
 DIAL_WITHIN_S = 3.0
+REDIS_PORT = 6379
 
 _numbers = itertools.count(1)
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -179,6 +183,35 @@ class Network:
         """End what still runs inside, and remove everything."""
         for name in (*(m.name for m in self.machines), self._hub):
             _remove(name)
+
+
+@contextlib.contextmanager
+def redis_on(machine: Machine, folder: Path) -> Iterator[str]:
+    """The URL of a Redis server that runs on this machine."""
+    folder.mkdir()
+    command = [*machine.enter, str(server_binary()), "--dir", str(folder), "--save", ""]
+    command += ["--appendonly", "yes", "--protected-mode", "no", "--port", str(REDIS_PORT)]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + START_WITHIN_S
+        while not _answers(machine):
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "Redis does not answer"
+            time.sleep(0.01)
+        yield f"redis://{machine.address}:{REDIS_PORT}/0"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(machine: Machine) -> bool:
+    try:
+        with machine.dial(REDIS_PORT) as client:
+            client.sendall(b"PING\r\n")
+            return client.recv(7) == b"+PONG\r\n"
+    except OSError:
+        return False
 
 
 def _remove(name: str) -> None:

@@ -119,9 +119,7 @@ class Processes:
     def live(self) -> list[NodeProcess]:
         return [node for node in self.all if node.running]
 
-    def run(
-        self, *command: str, machine: Machine | None = None, **environment: str
-    ) -> NodeProcess:
+    def run(self, *command: str, machine: Machine | None = None, **environment: str) -> NodeProcess:
         """A command that may be anything."""
         name = f"n{len(self.all) + 1}"
         node = NodeProcess(self.folder, name, list(command), machine, **environment)
