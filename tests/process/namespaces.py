@@ -53,7 +53,8 @@ class Wall(Enum):
     """What happens to a packet that meets one."""
 
     DROP = "-j DROP"
-    REJECT = "-p tcp -j REJECT --reject-with tcp-reset"
+    REJECT = "-p tcp ! --tcp-flags RST RST -j REJECT --reject-with tcp-reset"
+    """Resets pass, or what one machine's wall answers would end at the other's."""
 
 
 def missing() -> str:
@@ -96,7 +97,7 @@ class Machine:
 
     def dial(self, port: int) -> socket.socket:
         """A connection to a port of the machine's own loopback interface."""
-        with _inside(self.name):
+        with inside(self.name):
             client = socket.socket()
         try:
             client.settimeout(DIAL_WITHIN_S)
@@ -233,7 +234,7 @@ def _run(*command: str, text: str = "") -> str:
 
 
 @contextlib.contextmanager
-def _inside(name: str) -> Iterator[None]:
+def inside(name: str) -> Iterator[None]:
     """This thread is in the namespace, for as long as the context lasts."""
     with Path("/proc/thread-self/ns/net").open() as home, (FOLDER / name).open() as there:
         _setns(there.fileno())

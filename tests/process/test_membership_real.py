@@ -97,16 +97,17 @@ async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: P
 
 
 async def test_a_node_that_wakes_before_the_decision_stays(lab: Processes) -> None:
-    nodes = await lab.cluster(3, settings=(*DETECT_QUICKLY, "cluster.downing.stable_after=30s"))
+    settings = (*DETECT_QUICKLY, "cluster.downing.stable_after=30s")
+    nodes = await lab.cluster(3, settings=settings)
     names = [await name_of(node) for node in nodes]
     asleep = nodes[1]
     asleep.signal(signal.SIGSTOP)
     for node in (nodes[0], nodes[2]):
         await until(lambda node=node: cluster(node).get("unreachable"), "a suspicion")
+    newcomer = lab.begin(settings=settings, seeds=[nodes[0].address])
+    await until(lambda: cluster(nodes[0])["members"] == 4, "a newcomer meanwhile")
     asleep.signal(signal.SIGCONT)
-    for node in nodes:
-        await until(lambda node=node: cluster(node).get("unreachable") == [], "peace")
-    await lab.agree(*nodes)
+    await lab.agree(*nodes, newcomer)
     assert [await name_of(node) for node in nodes] == names
     said(asleep, "this node was starved")
     assert not any("downing:" in node.err.read_text() for node in nodes)

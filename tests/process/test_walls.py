@@ -193,10 +193,14 @@ async def test_a_node_that_is_heard_by_nobody_goes(walled: Processes, wall: Wall
     await healed(walled, nodes[0], rules(), *nodes[1:])
 
 
-async def test_TC47_of_two_that_cannot_see_each_other_one_goes(walled: Processes) -> None:
-    """Both reach the third, so neither is cut off, and one is enough to cure it."""
+@pytest.mark.parametrize("wall", Wall)
+async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
+    walled: Processes, wall: Wall
+) -> None:
+    """Both reach the third, so neither is cut off, and one is enough to cure it. A refusal between
+    the two proves no death either."""
     first, second, third = await walled.together(3, settings=rules())
-    split(walled, [first], [second])
+    split(walled, [first], [second], wall=wall)
     await until(lambda: sum(node.running for node in (first, second)) == 1, "one end of the link")
     went, stayed = (second, first) if first.running else (first, second)
     await gone(went)
