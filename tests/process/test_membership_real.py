@@ -154,23 +154,29 @@ async def test_neither_a_blocked_handler_nor_a_hogged_core_costs_a_node(lab: Pro
 
 
 @pytest.mark.parametrize(
-    "times",
-    [8, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(900)])],
+    ("times", "confirmed_death"),
+    [
+        (6, "true"),
+        (3, "false"),
+        pytest.param(100, "true", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
+    ],
 )
 async def test_TC33_TC36_a_node_restarted_at_once_is_up_each_time(
-    lab: Processes, times: int
+    lab: Processes, times: int, confirmed_death: str
 ) -> None:
-    """The same ports, as soon as the old process is dead: killed, or drained."""
-    first, second = await lab.cluster(2)
+    """The same ports, as soon as the old process is dead: killed, or drained. Without confirmed
+    death it is the newcomer's arrival alone that tells of the old one's end."""
+    settings = (f"cluster.confirmed_death={confirmed_death}",)
+    first, second = await lab.cluster(2, settings=settings)
     gossip_port = str(free_port())
-    node = await lab.start(port=free_port())
+    node = await lab.start(port=free_port(), settings=settings)
     names = {await name_of(node)}
     for i in range(times):
         if i % 4 == 3:
             assert await node.terminate() == 0
         else:
             node.kill()
-        node = lab.begin("--gossip-port", gossip_port, port=node.port)
+        node = lab.begin("--gossip-port", gossip_port, port=node.port, settings=settings)
         await lab.agree(first, second, node)
         names.add(await name_of(node))
     assert len(names) == times + 1
