@@ -7,10 +7,11 @@ another uid answers. Anything else proves nothing, and the probe is repeated wit
 until the member answers a heartbeat or is no member any more: the sockets of a dying process do not
 all close in the same instant.
 
-A firewall that rejects looks the same as a death, from both sides. So before the leader acts on a
-death it **sweeps**: it probes everybody else too. A wall shows in the answers, and the strategy
-then sees the whole split at once instead of one member after the other. Members that did not answer
-clearly are doubtful: they count as cut off.
+A firewall that rejects looks the same as a death, from both sides. So the leader acts on a death
+only once everybody on its side has found the same (`downing`): a wall between some of us and that
+member leaves one who still reaches it. And before it acts it **sweeps**: it probes everybody else
+too. A wall shows in the answers, and the strategy then sees the whole split at once instead of one
+member after the other. Members that did not answer clearly are doubtful: they count as cut off.
 
 Source: docs/architecture.md; B.42, N.2.
 """

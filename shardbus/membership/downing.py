@@ -9,6 +9,10 @@ flag is alive and talks to us: only a link is broken. All other flagged nodes ar
 links within our side are cured by the fewest nodes whose removal leaves none: a single node with
 bad cables goes, not everybody it complained about.
 
+**Who is gone.** A refused connection proves a death only to who knows that no wall stands between.
+One that hides a member from some of us, or begins to, hides it seldom from all at once: so a member
+counts as gone when everybody on our side has found it so.
+
 **What the other side may see.** Each side goes by its own copy, and the copies may differ by what
 happened last. Becoming Up and becoming Exiting need convergence, so the difference is bounded:
 
@@ -43,8 +47,9 @@ from enum import Enum
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import ON_THE_WAY_OUT, Gossip
 from shardbus.membership.member import Member, Status, age_order
-from shardbus.membership.reachability import Flag
+from shardbus.membership.reachability import Flag, Row
 
+NOTHING_SAID = Row(0, {})
 UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
 MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, *UP, Status.LEAVING)
 
@@ -68,7 +73,7 @@ class Split:
     cut: tuple[NodeId, ...] = ()
     """Members cut off from us."""
     gone: tuple[NodeId, ...] = ()
-    """Those of `cut` whose processes are proved gone."""
+    """Those of `cut` whom everybody on our side has found gone."""
     broken: tuple[NodeId, ...] = ()
     """The fewest members of our side that must go for every link within it to work, those that are
     quarantined first."""
@@ -118,6 +123,7 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         for n, m in gossip.members.items()
         if n == me or (n not in cut and m.status not in ON_THE_WAY_OUT)
     )
+    witnesses = {n: gossip.reachability.rows.get(n, NOTHING_SAID).flags for n in side}
     links = {
         (observer, subject): flag
         for observer, subject, flag in gossip.records()
@@ -129,7 +135,11 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
     return Split(
         side=side,
         cut=cut,
-        gone=tuple(n for n in cut if flags.get(n) is Flag.TERMINATED),
+        gone=tuple(
+            n
+            for n in cut
+            if n in flags and all(w.get(n) is Flag.TERMINATED for w in witnesses.values())
+        ),
         broken=_cover(links),
         ours=tuple(n for n in possible if n in side and voters[n].status in UP),
         most=tuple(n for n in possible if n in side),

@@ -1,7 +1,7 @@
 """When to decide about a split, and by whom.
 
     a member is flagged      ──> wait until nothing has changed for stable_after ──> decide
-    a member is proved gone  ──> the leader sweeps everybody else ──> decide at once about the gone
+    all found a member gone  ──> the leader sweeps everybody else ──> decide at once about the gone
     flags come and go        ──> no wait ends: after a while everybody downs itself
 
 The leader carries out «down the others» and asks for the lease; every node carries out «down
@@ -227,11 +227,12 @@ class Resolver:
         doubtful = self._sweep.doubtful()
         split = survey(gossip, self.me, self.settings.role, doubtful)
         decision = decide(split)
-        clear = split.gone == split.cut
+        gone = self._split.gone
+        clear = gone == split.cut
         if decision.delay or (not clear and decision.outcome is not Outcome.DOWN_OTHERS):
             return Plan()
         if decision.outcome is not Outcome.DOWN_OURSELVES:
-            decision = replace(decision, down=split.gone)
+            decision = replace(decision, down=gone)
         return self._act(decision, now, now, now)
 
     def _act(self, decision: Decision, ask_at: float, act_at: float, now: float) -> Plan:

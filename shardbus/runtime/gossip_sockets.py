@@ -10,6 +10,9 @@ sending may eat the next one. So every wake-up drains all sockets until they are
 per turn; a publication is followed by another look; and the owner calls `drain` once a second in
 case an edge was missed, which is counted.
 
+A network that heals is noticed at the next attempt to connect, so the pause between attempts grows
+to a heartbeat's interval and no further.
+
 All sockets are used in one thread only. Every option that bounds time or memory is set here, none
 is left to a default.
 
@@ -46,7 +49,7 @@ OPTIONS: Mapping[zmq.SocketOption, int] = {
     zmq.HEARTBEAT_TIMEOUT: 3000,
     zmq.HEARTBEAT_TTL: 3000,
     zmq.RECONNECT_IVL: 100,
-    zmq.RECONNECT_IVL_MAX: 5000,
+    zmq.RECONNECT_IVL_MAX: 1000,
     zmq.CONNECT_TIMEOUT: 2000,
     zmq.HANDSHAKE_IVL: 3000,
     zmq.IPV6: 1,

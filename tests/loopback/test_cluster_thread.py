@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
+import zmq
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, NodeId
@@ -20,6 +21,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
 from shardbus.runtime import cluster_thread
 from shardbus.runtime.cluster_thread import ClusterThread
+from shardbus.runtime.gossip_sockets import OPTIONS
 from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings, DowningSettings
 from shardbus.transport.endpoint import Endpoint
@@ -224,6 +226,12 @@ def test_a_taken_port_is_named(lab: Lab) -> None:
     )
     with pytest.raises(ConfigError, match=str(port)):
         rival.start()
+
+
+def test_a_network_that_heals_waits_for_no_long_pause() -> None:
+    """Nothing is heard of a peer before the next attempt to connect to it."""
+    longest = OPTIONS[zmq.RECONNECT_IVL_MAX] / 1000
+    assert longest <= ClusterSettings().failure_detector.heartbeat_interval
 
 
 def test_a_failure_in_the_thread_is_reported(lab: Lab) -> None:

@@ -61,6 +61,12 @@ class Page(Entity):
     def where(self) -> str:
         return self.context.node
 
+    @handler
+    def block(self, seconds: float) -> str:
+        """Do what a handler must not: keep the whole loop waiting."""
+        time.sleep(seconds)
+        return self.context.node
+
 
 @dataclass
 class Balance:

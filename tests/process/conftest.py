@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.namespaces import Network, missing
 from tests.process.nodes import Processes
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
     report = yield
-    lab = getattr(item, "funcargs", {}).get("lab")
+    arguments = getattr(item, "funcargs", {})
+    lab = arguments.get("lab") or arguments.get("walled")
     if report.when == "call" and report.failed and lab is not None:
         report.sections.append(("nodes", lab.logs()))
     return report
@@ -35,5 +37,28 @@ def store(tmp_path: Path) -> str:
 @pytest.fixture
 def lab(tmp_path: Path, store: str) -> Iterator[Processes]:
     lab = Processes(tmp_path, store)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="session")
+def _no_namespaces() -> str:
+    return missing()
+
+
+@pytest.fixture
+def network(_no_namespaces: str) -> Iterator[Network]:
+    """Machines of their own."""
+    if _no_namespaces:
+        pytest.skip(_no_namespaces)
+    network = Network()
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def walled(tmp_path: Path, store: str, network: Network) -> Iterator[Processes]:
+    """Nodes on machines of their own, between which walls can stand."""
+    lab = Processes(tmp_path, store, network)
     yield lab
     lab.close()

@@ -1,24 +1,28 @@
-"""Nodes as processes of their own, started by the command line as an operator starts them."""
+"""Nodes as processes of their own, started by the command line as an operator starts them: all on
+this machine's loopback interface, or each on a machine of its own (`namespaces`)."""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 from shardbus import AsyncClient
+from tests.process.namespaces import Machine, Network
 from tests.redis_server import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
+MACHINE_PORTS = (7355, 7356, 8558)
+"""ROUTER, gossip and HTTP of a node that has a machine to itself."""
 
 # A node dies with the test run, even if that is killed.
 _COMMAND = """
@@ -30,10 +34,18 @@ main()
 
 
 class NodeProcess:
-    """One node. `port` and `http_port` are its own."""
+    """One node. `port` and `http_port` are its own; `machine` is where it runs, None for here."""
 
-    def __init__(self, folder: Path, name: str, command: list[str], **environment: str) -> None:
-        self.name, self.folder = name, folder
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        command: list[str],
+        machine: Machine | None = None,
+        **environment: str,
+    ) -> None:
+        self.name, self.folder, self.machine = name, folder, machine
+        self.host = machine.address if machine else "127.0.0.1"
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         self.port = self.http_port = 0
         env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
@@ -41,7 +53,7 @@ class NodeProcess:
         env |= {"PYTHONPATH": path, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
         with self.out.open("wb") as out, self.err.open("wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _COMMAND, *command],
+                [*(machine.enter if machine else ()), sys.executable, "-c", _COMMAND, *command],
                 cwd=folder,
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -51,20 +63,26 @@ class NodeProcess:
 
     @property
     def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self.host}:{self.port}"
 
     @property
     def running(self) -> bool:
         return self.process.poll() is None
 
     def get(self, path: str) -> Any:
-        """A page of its HTTP; None while it does not answer."""
+        """A page of its HTTP; None while it does not answer, or not with success."""
+        place = ("127.0.0.1", self.http_port)
+        connection = http.client.HTTPConnection(*place, timeout=3)
         try:
-            url = f"http://127.0.0.1:{self.http_port}{path}"
-            with urllib.request.urlopen(url, timeout=3) as answer:
-                return json.load(answer)
-        except (OSError, ValueError, urllib.error.URLError):
+            dial = self.machine.dial if self.machine else None
+            connection.sock = dial(place[1]) if dial else socket.create_connection(place, 3)
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return json.load(answer) if answer.status < 400 else None
+        except (OSError, ValueError, http.client.HTTPException):
             return None
+        finally:
+            connection.close()
 
     async def page(self, path: str) -> Any:
         return await asyncio.to_thread(self.get, path)
@@ -91,36 +109,49 @@ class NodeProcess:
 
 
 class Processes:
-    """The nodes of one test, over one store."""
+    """The nodes of one test, over one store. With a network, each is on a machine of its own."""
 
-    def __init__(self, folder: Path, store: str) -> None:
-        self.folder, self.store = folder, store
+    def __init__(self, folder: Path, store: str, network: Network | None = None) -> None:
+        self.folder, self.store, self.network = folder, store, network
         self.all: list[NodeProcess] = []
 
     @property
     def live(self) -> list[NodeProcess]:
         return [node for node in self.all if node.running]
 
-    def run(self, *command: str, **environment: str) -> NodeProcess:
+    def run(self, *command: str, machine: Machine | None = None, **environment: str) -> NodeProcess:
         """A command that may be anything."""
         name = f"n{len(self.all) + 1}"
-        node = NodeProcess(self.folder, name, list(command), **environment)
+        node = NodeProcess(self.folder, name, list(command), machine, **environment)
         self.all.append(node)
         return node
 
     def begin(
-        self, *options: str, port: int = 0, settings: tuple[str, ...] = (), **environment: str
+        self,
+        *options: str,
+        port: int = 0,
+        settings: tuple[str, ...] = (),
+        seeds: list[str] | None = None,
+        machine: Machine | None = None,
+        **environment: str,
     ) -> NodeProcess:
-        """Start a node of the tests' application; does not wait. Joins those that run."""
-        port, http_port = port or free_port(), free_port()
+        """Start a node of the tests' application; does not wait. Joins those that run, or `seeds`.
+        Without a machine it gets a new one, if there is a network."""
+        if machine is None and self.network is not None:
+            machine = self.network.machine()
+        port, gossip_port, http_port = (
+            MACHINE_PORTS if machine else (port or free_port(), free_port(), free_port())
+        )
         command = ["node", "start", "tests.process.app:bus", "--port", str(port)]
-        command += ["--gossip-port", str(free_port()), "--http-port", str(http_port)]
+        command += ["--gossip-port", str(gossip_port), "--http-port", str(http_port)]
         command += ["--store", self.store, "--log-format", "pretty"]
-        for seed in self.live[:2]:
-            command += ["--seed", seed.address]
+        if machine:
+            command += ["--host", machine.address, "--set", "security.insecure=true"]
+        for seed in [node.address for node in self.live[:2]] if seeds is None else seeds:
+            command += ["--seed", seed]
         for assignment in (*QUICK, *settings):
             command += ["--set", assignment]
-        node = self.run(*command, *options, **environment)
+        node = self.run(*command, *options, machine=machine, **environment)
         node.port, node.http_port = port, http_port
         return node
 
@@ -136,6 +167,13 @@ class Processes:
             await self.start(**options)
         await self.agree()
         return self.all[-count:]
+
+    async def together(self, count: int, **options: Any) -> list[NodeProcess]:
+        """The same, started at once. The first of them is the oldest."""
+        first = self.begin(**options)
+        nodes = [first, *(self.begin(seeds=[first.address], **options) for _ in range(count - 1))]
+        await self.agree(*nodes)
+        return nodes
 
     async def agree(self, *nodes: NodeProcess, seconds: float = 30.0) -> None:
         """Wait until these nodes (all that run) see each other Up, and nobody else."""

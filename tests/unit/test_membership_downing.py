@@ -134,7 +134,7 @@ def test_the_owner_of_bad_cables_goes_not_those_it_accuses() -> None:
 
 def test_doubtful_members_count_as_cut_off() -> None:
     copy = state(a=U, b=U, c=U)
-    rows = Reachability({A: Row(1, {C: Flag.TERMINATED})})
+    rows = Reachability(dict.fromkeys((A, B), Row(1, {C: Flag.TERMINATED})))
     copy = replace(copy, reachability=rows, seen=frozenset({A, B}))
     assert survey(copy, A).gone == (C,)
     assert keep_majority(survey(copy, A)).outcome is OTHERS

@@ -24,9 +24,11 @@ THREE = state(a=UP, b=UP, c=UP)
 
 
 def cut(copy: Gossip, flag: Flag, *nodes: NodeId) -> Gossip:
-    rows = Reachability({A: Row(1, dict.fromkeys(nodes, flag))})
-    side = frozenset(n for n in copy.members if n not in nodes)
-    return replace(copy, reachability=rows, seen=side)
+    """One of the side suspects these, or all of it has found them gone."""
+    side = [n for n in copy.members if n not in nodes]
+    observers = side if flag is Flag.TERMINATED else [A]
+    rows = {observer: Row(1, dict.fromkeys(nodes, flag)) for observer in observers}
+    return replace(copy, reachability=Reachability(rows), seen=frozenset(side))
 
 
 UNREACHABLE = cut(THREE, Flag.UNREACHABLE, C)
@@ -107,6 +109,18 @@ def test_the_gone_wait_only_for_the_sweep() -> None:
     assert plan.decision.down == (C,)
 
 
+def test_who_is_not_gone_for_everybody_waits_for_stability() -> None:
+    """Somebody here may still reach it: then a wall rejects, and it is alive."""
+    rows = {n: row for n, row in GONE.reachability.rows.items() if n != B}
+    copy = replace(GONE, reachability=Reachability(rows))
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(copy, True, 10.0) == Plan()
+    assert resolver.consider(GONE, True, 10.1) == Plan(probe=(B,))
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(copy, True, 10.0) == Plan()
+    assert outcome(resolver.consider(copy, True, 10.0 + STABLE)) is Outcome.DOWN_OTHERS
+
+
 def test_a_sweep_that_leaves_doubt_leaves_it_to_stability() -> None:
     resolver = Resolver(A, SETTINGS)
     resolver.consider(GONE, True, 10.0)
@@ -128,7 +142,8 @@ def test_only_the_gone_are_downed_early() -> None:
     five = replace(state(a=UP, b=UP, c=UP, d=UP, e=UP), seen=frozenset())
     nodes = list(five.members)
     flags = {nodes[3]: Flag.UNREACHABLE, nodes[4]: Flag.TERMINATED}
-    copy = replace(five, reachability=Reachability({A: Row(1, flags)}), seen=frozenset(nodes[:3]))
+    rows = Reachability(dict.fromkeys(nodes[:3], Row(1, flags)))
+    copy = replace(five, reachability=rows, seen=frozenset(nodes[:3]))
     resolver = Resolver(A, SETTINGS)
     assert resolver.consider(copy, True, 10.0).probe == tuple(nodes[1:3])
     for node in nodes[1:3]:

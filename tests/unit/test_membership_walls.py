@@ -15,6 +15,7 @@ from shardbus.membership import view as seen
 from shardbus.membership.downing import Outcome
 from shardbus.membership.member import Status
 from shardbus.settings import ClusterSettings, DowningSettings
+from shardbus.simulation.network import CutLink
 
 STRATEGIES = {
     "keep-majority": DowningSettings(),
@@ -98,6 +99,22 @@ def test_who_stays_of_five(name: str, few: int, survivors: str, rejecting: bool)
     assert sorted(n.name for n in net.nodes.values() if n.stopped == "downed") == sorted(
         set(names) - set(sides[survivors])
     )
+
+
+@pytest.mark.parametrize("pause", [0.01, 0.03, 0.1, 1.0])
+def test_a_wall_that_rejects_and_grows_does_not_take_one_after_the_other(pause: float) -> None:
+    """The few have the leader, and see one of the many after the other refuse; yet the others still
+    reach it."""
+    net = world("keep-majority", 12)
+    few, many = ["n01", "n02"], ["n03", "n04", "n05"]
+    net.start(5)
+    net.run(3)
+    for node in many:
+        for other in few:
+            net.wall_up(CutLink(frozenset({node, other}), rejecting=True))
+        net.run(pause)
+    net.run(40)
+    assert net.agreed(many), net.picture()
 
 
 @pytest.mark.parametrize("name", ["static-quorum", "keep-oldest", "lease-majority"])

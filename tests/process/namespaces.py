@@ -1,0 +1,250 @@
+"""Machines of their own for nodes: network namespaces, wires between them, and walls.
+
+    hub (a namespace)                         machines (a namespace each)
+    bridge ── v1 ════════════════ eth0  10.77.0.1
+           ── v2 ════════════════ eth0  10.77.0.2   ...
+
+Nothing of it touches the host's network, so tests may run beside each other. The test itself stays
+outside: a socket belongs to the namespace in which it was made, so `Machine.dial` steps inside for
+that one call, and talks to a node's loopback interface whatever walls stand around the machine.
+
+**A wall** is a rule of iptables at the receiver, in front of everything, so that established
+connections feel it too. DROP swallows, as a broken network does. REJECT answers with a TCP reset,
+as some firewalls do: to the sender it looks as if nobody listened. All walls of a machine are set
+in one step.
+
+**Nothing stays.** `Network.close` ends whatever still runs inside and removes the namespaces. Names
+carry the pid of the test run; what the run of a dead pid left behind is removed by the next one.
+
+Needs Linux, root, `ip` (Debian: iproute2) and `iptables-restore` (Debian: iptables).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tests.redis_server import START_WITHIN_S, server_binary
+
+FOLDER = Path("/run/netns")
+NAME = re.compile(r"sb-(\d+)-\d+-\w+")
+CLONE_NEWNET = 0x40000000
+DIAL_WITHIN_S = 3.0
+REDIS_PORT = 6379
+
+_numbers = itertools.count(1)
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Wall(Enum):
+    """What happens to a packet that meets one."""
+
+    DROP = "-j DROP"
+    REJECT = "-p tcp ! --tcp-flags RST RST -j REJECT --reject-with tcp-reset"
+    """Resets pass, or what one machine's wall answers would end at the other's."""
+
+
+def missing() -> str:
+    """Why there can be no namespaces here, and what to do; empty if there can."""
+    if sys.platform != "linux":
+        return "network namespaces need Linux"
+    if os.geteuid() != 0:
+        return "network namespaces need root: run the tests as root"
+    for program, package in (("ip", "iproute2"), ("iptables-restore", "iptables")):
+        if shutil.which(program) is None:
+            return f"there is no {program}: install the package {package}"
+    name = f"sb-{os.getpid()}-0-trial"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, text=True, check=False)
+    if made.returncode:
+        return f"namespaces cannot be made: {made.stderr.strip()}; allow CAP_SYS_ADMIN"
+    _run("ip", "netns", "del", name)
+    return ""
+
+
+def sweep() -> None:
+    """Remove what test runs that are no more have left."""
+    for name in os.listdir(FOLDER) if FOLDER.exists() else ():
+        found = NAME.fullmatch(name)
+        if found and not Path(f"/proc/{found[1]}").exists():
+            _remove(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """One namespace on the bridge. `port` is the bridge's end of its cable."""
+
+    name: str
+    address: str
+    port: str
+
+    @property
+    def enter(self) -> tuple[str, ...]:
+        """What stands before a command that is to run inside. The process keeps its pid."""
+        return ("ip", "netns", "exec", self.name)
+
+    def dial(self, port: int) -> socket.socket:
+        """A connection to a port of the machine's own loopback interface."""
+        with inside(self.name):
+            client = socket.socket()
+        try:
+            client.settimeout(DIAL_WITHIN_S)
+            client.connect(("127.0.0.1", port))
+        except OSError:
+            client.close()
+            raise
+        return client
+
+
+class Network:
+    """The machines of one test, all on one wire."""
+
+    def __init__(self) -> None:
+        sweep()
+        self._prefix = f"sb-{os.getpid()}-{next(_numbers)}"
+        self._hub = f"{self._prefix}-hub"
+        self._walls: dict[Machine, dict[Machine, Wall]] = {}
+        self.machines: list[Machine] = []
+        _run("ip", "netns", "add", self._hub)
+        _ip(self._hub, "link add br0 type bridge", "link set br0 up")
+
+    def machine(self) -> Machine:
+        """Another machine, plugged in."""
+        number = len(self.machines) + 1
+        made = Machine(f"{self._prefix}-n{number}", f"10.77.0.{number}", f"v{number}")
+        _run("ip", "netns", "add", made.name)
+        self.machines.append(made)
+        cable = f"link add {made.port} type veth peer name eth0 netns {made.name}"
+        _ip(self._hub, cable, f"link set {made.port} master br0 up")
+        address = f"addr add {made.address}/24 dev eth0"
+        _ip(made.name, address, "link set eth0 up", "link set lo up")
+        return made
+
+    # -- walls -----------------------------------------------------------------------------------
+
+    def stop(
+        self, senders: Iterable[Machine], receivers: Iterable[Machine], wall: Wall = Wall.DROP
+    ) -> None:
+        """What these senders send to these receivers does not arrive; the other way is open."""
+        senders = list(senders)
+        for receiver in receivers:
+            found = self._walls.setdefault(receiver, {})
+            found.update({sender: wall for sender in senders if sender != receiver})
+        self._build()
+
+    def split(self, *sides: Iterable[Machine], wall: Wall = Wall.DROP) -> None:
+        """Nothing passes between these sides."""
+        parts = [list(side) for side in sides]
+        for side, other in itertools.permutations(parts, 2):
+            for receiver in other:
+                self._walls.setdefault(receiver, {}).update(dict.fromkeys(side, wall))
+        self._build()
+
+    def heal(self) -> None:
+        """No walls any more."""
+        self._walls = {machine: {} for machine in self._walls}
+        self._build()
+
+    def unplug(self, machine: Machine) -> None:
+        """Pull its cable."""
+        _ip(self._hub, f"link set {machine.port} down")
+
+    def plug(self, machine: Machine) -> None:
+        """Put its cable back."""
+        _ip(self._hub, f"link set {machine.port} up")
+
+    def _build(self) -> None:
+        """Set all walls, on every machine at the same time."""
+        builders = []
+        for receiver, senders in self._walls.items():
+            rules = [f"-A INPUT -s {s.address} {wall.value}" for s, wall in senders.items()]
+            table = "\n".join(["*filter", ":INPUT ACCEPT [0:0]", *rules, "COMMIT", ""])
+            command = [*receiver.enter, "iptables-restore", "-w", "5"]
+            builder = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+            builders.append((builder, table))
+        for builder, table in builders:
+            builder.communicate(table)
+        assert not any(builder.returncode for builder, _ in builders), "iptables-restore failed"
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End what still runs inside, and remove everything."""
+        for name in (*(m.name for m in self.machines), self._hub):
+            _remove(name)
+
+
+@contextlib.contextmanager
+def redis_on(machine: Machine, folder: Path) -> Iterator[str]:
+    """The URL of a Redis server that runs on this machine."""
+    folder.mkdir()
+    command = [*machine.enter, str(server_binary()), "--dir", str(folder), "--save", ""]
+    command += ["--appendonly", "yes", "--protected-mode", "no", "--port", str(REDIS_PORT)]
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + START_WITHIN_S
+        while not _answers(machine):
+            assert server.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, "Redis does not answer"
+            time.sleep(0.01)
+        yield f"redis://{machine.address}:{REDIS_PORT}/0"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answers(machine: Machine) -> bool:
+    try:
+        with machine.dial(REDIS_PORT) as client:
+            client.sendall(b"PING\r\n")
+            return client.recv(7) == b"+PONG\r\n"
+    except OSError:
+        return False
+
+
+def _remove(name: str) -> None:
+    with contextlib.suppress(subprocess.CalledProcessError):  # another run swept it first
+        for pid in _run("ip", "netns", "pids", name).split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        _run("ip", "netns", "del", name)
+
+
+def _ip(namespace: str, *lines: str) -> None:
+    """Run lines of `ip` inside."""
+    _run("ip", "-n", namespace, "-batch", "-", text="\n".join(lines) + "\n")
+
+
+def _run(*command: str, text: str = "") -> str:
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@contextlib.contextmanager
+def inside(name: str) -> Iterator[None]:
+    """This thread is in the namespace, for as long as the context lasts."""
+    with Path("/proc/thread-self/ns/net").open() as home, (FOLDER / name).open() as there:
+        _setns(there.fileno())
+        try:
+            yield
+        finally:
+            _setns(home.fileno())
+
+
+def _setns(descriptor: int) -> None:
+    if _libc.setns(descriptor, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

@@ -1,0 +1,364 @@
+"""Who stays and what heals, with real processes on machines of their own and real walls between.
+
+A wall that swallows is found by silence, one that rejects by refusals. In every picture: at most
+one side stays, whoever goes ends with exit code 1, and its machine's next process joins again.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.process.namespaces import Machine, Network, Wall, redis_on
+from tests.process.nodes import NodeProcess, Processes
+from tests.waiting import until
+
+QUICK = (
+    "cluster.failure_detector.heartbeat_interval=200ms",
+    "cluster.failure_detector.acceptable_heartbeat_pause=800ms",
+    "cluster.retry_unsuccessful_join_after=2s",
+)
+
+
+def rules(stable_after: str = "1500ms", **settings: object) -> tuple[str, ...]:
+    """Settings of downing."""
+    chosen = {"stable_after": stable_after, **settings}
+    return (*QUICK, *(f"cluster.downing.{name}={value}" for name, value in chosen.items()))
+
+
+def machines(*nodes: NodeProcess) -> list[Machine]:
+    return [node.machine for node in nodes if node.machine is not None]
+
+
+def net(lab: Processes) -> Network:
+    assert lab.network is not None
+    return lab.network
+
+
+def split(lab: Processes, *sides: list[NodeProcess], wall: Wall = Wall.DROP) -> None:
+    """A wall between these sides, in both directions."""
+    net(lab).split(*(machines(*side) for side in sides), wall=wall)
+
+
+async def gone(*nodes: NodeProcess) -> None:
+    """Wait until these have ended, because they are out."""
+    for node in nodes:
+        assert await node.ended() == 1, node.err.read_text()[-2000:]
+        assert "this node stops: downed" in node.err.read_text()
+
+
+async def healed(
+    lab: Processes, loser: NodeProcess, settings: tuple[str, ...], *stayed: NodeProcess
+) -> NodeProcess:
+    """After the walls have fallen, a new process on the loser's machine joins those that stayed."""
+    net(lab).heal()
+    again = lab.begin(settings=settings, machine=loser.machine)
+    await lab.agree(*stayed, again)
+    return again
+
+
+async def accused(lab: Processes, *nodes: NodeProcess) -> None:
+    """Wait until each of these calls somebody unreachable."""
+    for node in nodes:
+        await until(lambda node=node: cluster(node).get("unreachable"), f"suspicion at {node.name}")
+
+
+async def peaceful(*nodes: NodeProcess) -> None:
+    """Wait until these are the cluster, all reachable, and all know it."""
+
+    def seen(node: NodeProcess) -> bool:
+        page = cluster(node)
+        return page.get("unreachable") == [] and page["members"] == len(nodes) and page["converged"]
+
+    for node in nodes:
+        await until(lambda node=node: seen(node), f"peace at {node.name}")
+
+
+def cluster(node: NodeProcess) -> Any:
+    """What a node says of the cluster. It has not ended."""
+    assert node.running, node.err.read_text()[-2000:]
+    return node.get("/v1/cluster") or {}
+
+
+def statuses(node: NodeProcess) -> dict[str, str]:
+    page = node.get("/v1/nodes")
+    return {row["address"]: row["status"] for row in page["nodes"]} if page else {}
+
+
+def decisions(*nodes: NodeProcess) -> list[str]:
+    """What the logs of these say was decided, without the lists of nodes."""
+    return [
+        line
+        for node in nodes
+        for line in re.findall(r"downing: (.*?) \(", node.err.read_text(errors="replace"))
+    ]
+
+
+# Clean splits
+
+
+@pytest.mark.parametrize(
+    ("settings", "few", "many", "stays"),
+    [
+        (rules(), 2, 3, "many"),
+        (rules(strategy="static-quorum", static_quorum_size=3), 2, 3, "many"),
+        (rules(strategy="keep-oldest"), 2, 3, "few"),
+        (rules(strategy="keep-oldest"), 1, 2, "many"),
+        (rules(strategy="keep-oldest", down_if_alone="false"), 1, 2, "few"),
+        (rules(strategy="lease-majority"), 2, 3, "many"),
+    ],
+    ids=["majority", "quorum", "oldest", "oldest-alone", "oldest-kept", "lease"],
+)
+async def test_TC38_one_side_of_a_split_stays(
+    walled: Processes, settings: tuple[str, ...], few: int, many: int, stays: str
+) -> None:
+    """The oldest is among the few."""
+    nodes = await walled.together(few + many, settings=settings)
+    sides = {"few": nodes[:few], "many": nodes[few:]}
+    split(walled, *sides.values())
+    stayed = sides.pop(stays)
+    [went] = sides.values()
+    await gone(*went)
+    await walled.agree(*stayed)
+    await healed(walled, went[0], settings, *stayed)
+
+
+async def test_TC38_an_equal_split_is_decided_by_the_lease(walled: Processes) -> None:
+    nodes = await walled.together(4, settings=rules())
+    await check_equal_split(walled, nodes, Wall.DROP)
+
+
+async def test_TC38_a_wall_that_rejects_proves_no_death(walled: Processes) -> None:
+    """Both sides see refused connections; the sweep shows that it is a wall."""
+    nodes = await walled.together(4, settings=rules())
+    await check_equal_split(walled, nodes, Wall.REJECT)
+
+
+async def check_equal_split(lab: Processes, nodes: list[NodeProcess], wall: Wall) -> None:
+    sides = [nodes[:2], nodes[2:]]
+    split(lab, *sides, wall=wall)
+    await until(lambda: sum(not node.running for node in nodes) == 2, "the end of one side")
+    [stayed] = [side for side in sides if all(node.running for node in side)]
+    [went] = [side for side in sides if side is not stayed]
+    await gone(*went)
+    await lab.agree(*stayed)
+    assert any("; this side has the lease" in line for line in decisions(*stayed))
+    await healed(lab, went[0], rules(), *stayed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "stays"),
+    [
+        (rules(), "many"),
+        (rules(strategy="static-quorum", static_quorum_size=2), "many"),
+        (rules(strategy="keep-oldest", down_if_alone="false"), "few"),
+    ],
+    ids=["majority", "quorum", "oldest"],
+)
+async def test_TC38_a_wall_that_rejects_leaves_the_side_that_one_that_swallows_leaves(
+    walled: Processes, settings: tuple[str, ...], stays: str
+) -> None:
+    nodes = await walled.together(3, settings=settings)
+    sides = {"few": nodes[:1], "many": nodes[1:]}
+    split(walled, *sides.values(), wall=Wall.REJECT)
+    stayed = sides.pop(stays)
+    [went] = sides.values()
+    await gone(*went)
+    await walled.agree(*stayed)
+    await healed(walled, went[0], settings, *stayed)
+
+
+async def test_TC38_down_all_keeps_nobody(walled: Processes) -> None:
+    nodes = await walled.together(3, settings=rules(strategy="down-all"))
+    split(walled, nodes[:1], nodes[1:])
+    await gone(*nodes)
+    net(walled).heal()
+    first = walled.begin(machine=nodes[0].machine, settings=rules(strategy="down-all"))
+    await walled.agree(first)
+
+
+# Walls that are not clean
+
+
+@pytest.mark.parametrize("wall", Wall)
+async def test_a_node_that_is_heard_by_nobody_goes(walled: Processes, wall: Wall) -> None:
+    """What it sends is lost; what is sent to it arrives."""
+    nodes = await walled.together(3, settings=rules())
+    net(walled).stop(machines(nodes[0]), machines(*nodes[1:]), wall)
+    await gone(nodes[0])
+    await walled.agree(*nodes[1:])
+    await healed(walled, nodes[0], rules(), *nodes[1:])
+
+
+@pytest.mark.parametrize("wall", Wall)
+async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
+    walled: Processes, wall: Wall
+) -> None:
+    """Both reach the third, so neither is cut off, and one is enough to cure it. A refusal between
+    the two proves no death either."""
+    first, second, third = await walled.together(3, settings=rules())
+    split(walled, [first], [second], wall=wall)
+    await until(lambda: sum(node.running for node in (first, second)) == 1, "one end of the link")
+    went, stayed = (second, first) if first.running else (first, second)
+    await gone(went)
+    await walled.agree(stayed, third)
+    assert any("links within this side fail" in line for line in decisions(stayed, third))
+    await healed(walled, went, rules(), stayed, third)
+
+
+async def test_TC48_a_bad_link_and_a_split_leave_one_side_without_bad_links(
+    walled: Processes,
+) -> None:
+    nodes = await walled.together(5, settings=rules())
+    split(walled, nodes[:3], nodes[3:])
+    split(walled, nodes[:1], nodes[1:2])
+    await gone(*nodes[3:])
+    await until(lambda: sum(node.running for node in nodes[:2]) == 1, "one end of the link")
+    stayed = [node for node in nodes[:3] if node.running]
+    await walled.agree(*stayed)
+    went = next(node for node in nodes[:2] if not node.running)
+    await gone(went)
+    await healed(walled, went, rules(), *stayed)
+
+
+async def test_TC45_down_all_keeps_nobody_behind_a_bad_link_and_a_split(walled: Processes) -> None:
+    nodes = await walled.together(5, settings=rules(strategy="down-all"))
+    split(walled, nodes[:3], nodes[3:])
+    split(walled, nodes[:1], nodes[1:2])
+    await gone(*nodes)
+
+
+async def test_TC46_a_network_that_keeps_changing_keeps_nobody(walled: Processes) -> None:
+    """One link is bad all the time, another comes and goes."""
+    first, second, third = nodes = await walled.together(3, settings=rules(stable_after="4s"))
+
+    def suspects(node: NodeProcess) -> bool | None:
+        page = first.get("/v1/cluster")
+        return page and any(name.startswith(node.address) for name in page["unreachable"])
+
+    while first.running:
+        split(walled, [first], [second])
+        split(walled, [first], [third])
+        await until(lambda: suspects(second) or not first.running, "two bad links")
+        net(walled).heal()
+        split(walled, [first], [third])
+        await until(lambda: suspects(second) is False or not first.running, "one bad link")
+    await gone(*nodes)
+    assert any("has kept changing for" in line for line in decisions(*nodes))
+
+
+# What heals in time
+
+
+async def test_TC41_what_heals_within_stable_after_costs_nobody(walled: Processes) -> None:
+    """A bad link, a node alone, two islands, a newcomer during an outage."""
+    settings = rules(stable_after="60s")
+    nodes = await walled.together(4, settings=settings)
+    before = [cluster(node)["self"] for node in nodes]
+    for sides in ([nodes[:1], nodes[1:2]], [nodes[:1], nodes[1:]], [nodes[:2], nodes[2:]]):
+        split(walled, *sides)
+        await accused(walled, *nodes)
+        net(walled).heal()
+        await peaceful(*nodes)
+    split(walled, nodes[:1], nodes[1:])
+    await accused(walled, *nodes)
+    newcomer = walled.begin(settings=settings, seeds=[node.address for node in nodes[1:]])
+    split(walled, nodes[:1], [newcomer])
+    await until(lambda: statuses(nodes[1]).get(newcomer.address), "the newcomer as a member")
+    net(walled).heal()
+    await peaceful(*nodes, newcomer)
+    await walled.agree(*nodes, newcomer)
+    assert [cluster(node)["self"] for node in nodes] == before
+    assert decisions(*nodes, newcomer) == []
+
+
+async def test_TC9_nobody_comes_up_while_a_member_is_unreachable(walled: Processes) -> None:
+    settings = (*rules(strategy="none"), "cluster.allow_weakly_up_members=off")
+    first, second, third = nodes = await walled.together(3, settings=settings)
+    await peaceful(*nodes)
+    split(walled, [first, second], [third])
+    await accused(walled, *nodes)
+    newcomer = walled.begin(settings=settings, seeds=[first.address, second.address])
+    split(walled, [newcomer], [third])
+    for node in (first, second):
+        await until(lambda node=node: newcomer.address in statuses(node), "the newcomer")
+        assert not cluster(node)["converged"]
+    net(walled).heal()
+    await walled.agree(*nodes, newcomer)
+    said = first.err.read_text()
+    back = re.search(f"{third.address}#\\w+ is reachable again", said)
+    up = re.search(f"{newcomer.address}#\\w+ is up", said)
+    assert back is not None
+    assert up is not None
+    assert back.start() < up.start()
+
+
+async def test_TC23_newcomers_on_both_sides_are_weakly_up_until_it_heals(walled: Processes) -> None:
+    settings = (*rules(strategy="none"), "cluster.allow_weakly_up_members=1s")
+    nodes = await walled.together(2, settings=settings)
+    newcomers = []
+    split(walled, *([node] for node in nodes))
+    await accused(walled, *nodes)
+    for side, other in (nodes, nodes[::-1]):
+        newcomer = walled.begin(settings=settings, seeds=[side.address])
+        split(walled, [side, newcomer], [other, *newcomers])
+        newcomers.append(newcomer)
+    for side, newcomer in zip(nodes, newcomers, strict=True):
+        await until(
+            lambda side=side, newcomer=newcomer: (
+                statuses(side).get(newcomer.address)
+                == statuses(newcomer).get(newcomer.address)
+                == "weakly_up"
+            ),
+            "a newcomer that is weakly up",
+        )
+    net(walled).heal()
+    await walled.agree(*nodes, *newcomers)
+
+
+async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_member(
+    walled: Processes,
+) -> None:
+    settings = (*rules(strategy="none"), "http.write=true", "http.token=secret")
+    nodes = await walled.together(3, settings=settings)
+    first, second, third = nodes
+    machine = third.machine
+    assert machine is not None
+    net(walled).unplug(machine)
+    await accused(walled, first, second)
+    command = ("node", "down", third.address, "--node", "http://127.0.0.1:8558")
+    told = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret")
+    assert await told.ended() == 0, told.err.read_text()
+    await walled.agree(first, second)
+    assert third.running
+    net(walled).plug(machine)
+    await gone(third)
+    again = walled.begin(settings=settings, machine=machine, seeds=[first.address])
+    await walled.agree(first, second, again)
+
+
+# The lease decides
+
+
+async def test_TC49_only_the_side_with_the_lease_stays_twice(
+    walled: Processes, network: Network, tmp_path: Path
+) -> None:
+    """The many cannot reach the store, which is a Redis on a machine of its own."""
+    settings = rules(strategy="lease-majority", acquire_lease_delay_for_minority="1s")
+    safe = network.machine()
+    with redis_on(safe, tmp_path / "redis") as walled.store:
+        first, second, *many = await walled.together(5, settings=settings)
+        split(walled, [first, second], many)
+        network.split([safe], machines(*many))
+        await gone(*many)
+        await walled.agree(first, second)
+        third = await healed(walled, many[0], settings, first, second)
+        split(walled, [first], [second, third])
+        network.split([safe], machines(second, third))
+        await gone(second, third)
+        await walled.agree(first)
+        assert any("; this side has the lease" in line for line in decisions(first))
+        assert all("the store cannot be reached" in line for line in decisions(*many))
