@@ -114,7 +114,7 @@ class Checks:
     # -- one machine ---------------------------------------------------------------------------
 
     def _deadline(self, process: Process) -> None:
-        due = process.machine.deadline()
+        due = process.due
         if due is None:
             if process.running and (process.member or process.seeds):
                 raise Violation("I12", f"{process.id} waits for nothing")

@@ -14,7 +14,6 @@ Not here: which faults happen (`faults`), what must hold (`checks`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import assert_never
 
@@ -152,7 +151,7 @@ class World(Timeline):
             self.later(process.paused_until - self.now, lambda: self.give(process, event))
             return
         if isinstance(event, ev.Received):
-            event = replace(event, waited=process.lag(self.now))
+            event = ev.Received(event.sender, event.message, process.lag(self.now))
         process.ticked = False
         self._apply(process, process.machine.handle(event, process.clock(self.now)))
 
@@ -180,8 +179,8 @@ class World(Timeline):
         self.events += 1
         for effect in effects:
             self._perform(process, effect)
+        due = process.due = process.machine.deadline()
         self.on_step(process)
-        due = process.machine.deadline()
         process.due_at = None if due is None else due / process.rate
         self._arm(process, process.due_at)
 
