@@ -143,6 +143,14 @@ class SelfStarved:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStarved:
+    """A member says that its timers came late by so many seconds: it is starved, not dead."""
+
+    node: NodeId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlowHeartbeat:
     """A reply took so long that a little more would have made the member unreachable."""
 
@@ -174,6 +182,7 @@ DomainEvent = (
     | ReachableMember
     | LeaderChanged
     | SelfStarved
+    | NodeStarved
     | SlowHeartbeat
     | DowningDecided
 )
