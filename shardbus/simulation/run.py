@@ -72,8 +72,9 @@ class Outcome:
 
 
 def simulate(options: Options, settings: ClusterSettings | None = None) -> Outcome:
-    """Run these options. Two calls with the same options give the same outcome, in any process."""
-    world = World(f"world {options.seed}", settings)
+    """Run these options, with other settings than theirs if some are given. Two calls with the same
+    options give the same outcome, in any process."""
+    world = World(f"world {options.seed}", settings or options.settings())
     world.on_step = Checks(world, gentle=options.gentle).after
     began = world.now
     broken, settled = None, None
@@ -143,6 +144,12 @@ def _may_hope(world: World, process: Process) -> bool:
     return any(seed is not None and seed.member for seed in seeds)
 
 
+def _may_work(world: World, members: list[Process]) -> bool:
+    """False while so few have joined that nobody may become Up yet."""
+    ever_up = any(m.up_number for p in members for m in p.machine.view.members)
+    return ever_up or len(members) >= world.settings.min_members
+
+
 def unsettled(world: World) -> str:
     """Why the cluster is not at peace; empty if it is."""
     members = _members(world)
@@ -150,13 +157,14 @@ def unsettled(world: World) -> str:
         return ""
     expected = [p for p in world.running() if p.member or _may_hope(world, p)]
     running = sorted(process.id for process in expected)
-    wanted = [(node, Status.UP) for node in running]
+    status = Status.UP if _may_work(world, members) else Status.JOINING
+    wanted = [(node, status) for node in running]
     for process in expected:
         seen = [(m.node, m.status) for m in process.machine.view.members]
         if process.leaving:
             return f"{process.id} is still there"
         if seen != wanted:
-            missing = [str(node) for node in running if (node, Status.UP) not in seen]
+            missing = [str(node) for node in running if (node, status) not in seen]
             extra = [f"{node} {status.value}" for node, status in seen if node not in running]
             return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
         if process.machine.view.unreachable or not process.machine.view.converged:
