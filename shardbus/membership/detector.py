@@ -28,6 +28,8 @@ import math
 from collections import deque
 
 TINY = 1e-300
+EVEN = 0.302
+"""A little more than phi of a silence as long as the mean and the pause: one of two is longer."""
 
 
 class PhiAccrual:
@@ -93,7 +95,7 @@ class PhiAccrual:
             self._sample(self.first_estimate * 1.25)
         elif self._sampled_at is not None and self.available(now):
             interval = now - self._sampled_at
-            if self._surprise(now, 0.0) < self.threshold:
+            if self._calm(now, 0.0):
                 self._sample(interval)
         self._sampled_at = self._alive_at = now
         return interval
@@ -116,7 +118,14 @@ class PhiAccrual:
 
     def available(self, now: float) -> bool:
         """True while the suspicion is below the threshold."""
-        return self.phi(now) < self.threshold
+        return self._calm(now, self.patience)
+
+    def _calm(self, now: float, patience: float) -> bool:
+        """Most silences are so short that phi need not be known."""
+        if self._alive_at is None:
+            return True
+        short = now - self._alive_at <= self.acceptable_pause + patience
+        return (short and self.threshold > EVEN) or self._surprise(now, patience) < self.threshold
 
     def _surprise(self, now: float, patience: float) -> float:
         if self._alive_at is None:

@@ -1,9 +1,9 @@
 """What a seed brings: every fault that may happen in a run, as one frozen value.
 
 `draw` lets each kind of fault take part with its own probability instead of a little of everything
-every time: a run with one kind of trouble reaches states that a run with all of them never sees. What the
-cluster is set to is drawn too: the downing strategy, which may be asked for instead, and what has
-to do with joining.
+every time: a run with one kind of trouble reaches states that a run with all of them never sees.
+What the cluster is set to is drawn too: the downing strategy, which may be asked for instead, and
+what has to do with joining.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ exactly the others that do (I9); whoever died or left is gone from every view, a
 (I10); everybody knows the highest epoch that any of them had seen (I6). And it stays so for a
 while.
 
+A store that granted a lease twice leaves two sides that have removed each other: each of them must
+agree within itself.
+
 A run in which every side lost has nobody left to demand anything of; in a gentle run that is a
 violation too. Who wants to join by nodes that are all gone waits for ever, and may.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.checks import Checks, Violation, content
@@ -156,19 +160,29 @@ def unsettled(world: World) -> str:
     if not members:
         return ""
     expected = [p for p in world.running() if p.member or _may_hope(world, p)]
-    running = sorted(process.id for process in expected)
     status = Status.UP if _may_work(world, members) else Status.JOINING
-    wanted = [(node, status) for node in running]
     for process in expected:
-        seen = [(m.node, m.status) for m in process.machine.view.members]
         if process.leaving:
             return f"{process.id} is still there"
-        if seen != wanted:
-            missing = [str(node) for node in running if (node, status) not in seen]
-            extra = [f"{node} {status.value}" for node, status in seen if node not in running]
-            return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
-        if process.machine.view.unreachable or not process.machine.view.converged:
-            return f"{process.id} has not converged"
-    if any(content(p.machine.gossip) != content(members[0].machine.gossip) for p in members):
-        return "members have different states"
+        removed = process.machine.gossip.tombstones if world.leases.twice else {}
+        running = sorted(p.id for p in expected if p.id not in removed)
+        if why := _differs(process, running, status):
+            return why
+    contents: dict[tuple[NodeId, ...], object] = {}
+    for process in members:
+        gossip = process.machine.gossip
+        if contents.setdefault(tuple(gossip.members), content(gossip)) != content(gossip):
+            return "members have different states"
+    return ""
+
+
+def _differs(process: Process, running: list[NodeId], status: Status) -> str:
+    """What its picture lacks, if these run and have that status."""
+    seen = [(m.node, m.status) for m in process.machine.view.members]
+    if seen != [(node, status) for node in running]:
+        missing = [str(node) for node in running if (node, status) not in seen]
+        extra = [f"{node} {status.value}" for node, status in seen if node not in running]
+        return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
+    if process.machine.view.unreachable or not process.machine.view.converged:
+        return f"{process.id} has not converged"
     return ""
