@@ -25,6 +25,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha1
 
 from shardbus.ids import NodeId
@@ -40,6 +41,7 @@ SILENT_BEATS = 2
 """A node that left so many heartbeats unanswered is silent, though not yet suspected."""
 
 
+@lru_cache(maxsize=20_000)
 def ring_hash(node: NodeId) -> int:
     """The node's place in the ring: stable across processes and versions."""
     digest = sha1(str(node).encode(), usedforsecurity=False).digest()

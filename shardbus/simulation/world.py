@@ -28,6 +28,7 @@ from shardbus.membership.messages import (
     GossipStatus,
     Heartbeat,
     HeartbeatReply,
+    Message,
 )
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.lanes import Trace
@@ -65,6 +66,8 @@ class World(Timeline):
         self.nodes: dict[str, Process] = {}
         self.by_id: dict[NodeId, Process] = {}
         self.on_step: Callable[[Process], None] = lambda _: None
+        self.encode: Callable[[Message], bytes] = encode
+        self.decode: Callable[[bytes], Message] = decode
 
     # -- the cast ------------------------------------------------------------------------------
 
@@ -188,10 +191,10 @@ class World(Timeline):
         data = b""
         match effect:
             case ev.Publish(to, message):
-                data = encode(message)
+                data = self.encode(message)
                 self._publish(process, to, type(message).__name__, data)
             case ev.SendControl(target, control):
-                data = encode(control)
+                data = self.encode(control)
                 self._send(process, target, type(control).__name__, data)
             case ev.Subscribe(member):
                 process.subscriptions[member.node] = None
@@ -243,7 +246,7 @@ class World(Timeline):
         self.trace.arrow(self.now, process.name, to.host, what, fate)
         if target is None or fate:
             return
-        message = decode(data)
+        message = self.decode(data)
         assert isinstance(message, PUBLISHED)
         self.give(target, ev.Received(process.id, message))
 
@@ -257,7 +260,7 @@ class World(Timeline):
             self.trace.arrow(self.now, process.name, to.host, what, fate)
             if target is None or fate:
                 return
-            message = decode(data)
+            message = self.decode(data)
             assert not isinstance(message, PUBLISHED)
             self.give(target, ev.ControlReceived(process.id, message))
 
