@@ -9,7 +9,6 @@ wall time is the same on every machine. Checks are off, and states are passed on
 the first copy of each is encoded, for its size.
 
     python -m benchmarks.scale [NODES ...]      10 30 100 300 1000 by default
-    python -m benchmarks.scale plot FILE        docs/scale.svg from the lines of an earlier run
 """
 
 from __future__ import annotations

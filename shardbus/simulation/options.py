@@ -165,13 +165,13 @@ def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
     walls = bool(faults.partitions + faults.one_ways + faults.cut_links)
     return replace(
         faults,
-        bounces=dice.randint(1, 3) if dice.random() < 0.3 else 0,
+        bounces=dice.randint(1, 3) if dice.random() < 0.2 else 0,
         swizzles=dice.randint(1, 2) if dice.random() < 0.3 and walls else 0,
         strategy=strategy or drawn,
         quorum=quorum if (strategy or drawn) == "static-quorum" else 0,
         down_if_alone=dice.random() < 0.6,
         margin_s=dice.choice((1.0, 5.0)) if dice.random() < 0.2 else 0.0,
         role=ROLE if dice.random() < 0.15 else "",
-        min_members=dice.randint(2, faults.nodes) if dice.random() < 0.2 else 1,
         weakly_up=dice.random() < 0.8,
+        min_members=dice.randint(1, faults.nodes) if dice.random() < 0.2 else 1,
     )

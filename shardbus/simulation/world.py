@@ -98,8 +98,8 @@ class World(Timeline):
 
     def enter(self, process: Process, *seeds: str) -> None:
         """Let it join by these seeds; without any it founds a cluster."""
-        process.seeds = tuple(address_of(seed) for seed in seeds)
-        self.give(process, ev.JoinSeeds(process.seeds) if seeds else ev.JoinSelf())
+        addresses = tuple(address_of(seed) for seed in seeds)
+        self.give(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
 
     def running(self) -> list[Process]:
         """The processes whose machines work."""
@@ -155,6 +155,8 @@ class World(Timeline):
             return
         if isinstance(event, ev.Received):
             event = ev.Received(event.sender, event.message, process.lag(self.now))
+        elif isinstance(event, ev.JoinSeeds):
+            process.seeds = event.seeds
         process.ticked = False
         self._apply(process, process.machine.handle(event, process.clock(self.now)))
 
