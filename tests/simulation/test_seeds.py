@@ -129,7 +129,7 @@ def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
     assert sizes == {True, False}
     assert {options.min_members > 1 for options in drawn} == {True, False}
     assert {options.store for options in drawn} == {"sound", "slow", "failing", "forgetful"}
-    assert 20 < sum(options.gentle for options in drawn) < 180
+    assert 10 < sum(options.gentle for options in drawn) < 180
     five, nine = asdict(draw(5)), asdict(draw(5, nodes=9))
     assert {name for name in five if five[name] != nine[name]} <= {"nodes", "quorum", "min_members"}
 
