@@ -2,13 +2,14 @@
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
 #   make test | lint | types | bench
-#   make simulate [SEEDS=1000] [JOBS=2]   membership under seeded faults
+#   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2]   membership under seeded faults
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.14
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(shell for p in $(PYTHONS); do $$p -c '$(RECENT)' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 STORE :=
+FIRST := 0
 SEEDS := 1000
 JOBS := 2
 
@@ -21,7 +22,7 @@ test: .venv/all.stamp
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 simulate: .venv/all.stamp
-	$(BIN)/shardbus simulate --seeds $(SEEDS) --seconds 60 --jobs $(JOBS)
+	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS)
 
 lint: .venv/all.stamp
 	$(BIN)/ruff check .

@@ -297,6 +297,9 @@ WALLS = {"partitions": 2, "wall_s": 25.0, "store": "sound"}
 
 CONFIGURED: dict[Plant, Found] = {
     a_minority_stays: within("sides", strategy="keep-majority", **WALLS),
+    a_lease_that_was_refused_is_taken_as_granted: within(
+        "sides", nodes=4, strategy="keep-majority", **WALLS
+    ),
     a_quorum_may_be_too_small: within("sides", strategy="static-quorum", quorum=1, **WALLS),
     one_vote_less_is_a_quorum_too: within("sides", strategy="static-quorum", quorum=3, **WALLS),
     the_oldest_stays_though_it_is_alone: within(
@@ -324,7 +327,6 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     one_observer_clears_anothers_mark: ("rows",),
     the_leader_acts_without_convergence: ("acts",),
     a_new_incarnation_does_not_down_the_old: ("names",),
-    a_lease_that_was_refused_is_taken_as_granted: ("sides",),
     a_probe_without_an_answer_counts_as_a_death: ("dead",),
     silence_is_never_noticed: ("I9",),
     a_removed_node_is_let_in_again: ("audit",),
