@@ -2,20 +2,27 @@
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
 #   make test | lint | types | bench
+#   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2]   membership under seeded faults
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.14
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON := $(shell for p in $(PYTHONS); do $$p -c '$(RECENT)' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 STORE :=
+FIRST := 0
+SEEDS := 1000
+JOBS := 2
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test simulate lint types bench clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
 
 test: .venv/all.stamp
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+simulate: .venv/all.stamp
+	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS)
 
 lint: .venv/all.stamp
 	$(BIN)/ruff check .

@@ -82,6 +82,9 @@ class FailureDetectorSettings:
     acceptable_heartbeat_pause: float = seconds(3.0, "silence forgiven before phi grows", low=0.0)
     expected_response_after: float = seconds(1.0, "within which the first heartbeat is expected")
     monitored_by: int = count(9, "nodes that watch each node; the 2.4.20 documents use 5")
+    self_health: bool = flag(
+        True, "a starved node suspects others later, tells them, and is itself suspected later"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,15 @@
-"""`shardbus simulate`: many small worlds, each from its seed, and what must hold in them."""
+"""`shardbus simulate`: many small worlds, each from its seed, and what must hold in them.
+
+Seeds have nothing to do with each other, so `--jobs` processes take them from one queue; what is
+printed is in the order of the seeds all the same.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +19,13 @@ from shardbus_cli import output
 from shardbus_cli.exits import Code
 
 if TYPE_CHECKING:
+    from shardbus.simulation.options import Options
     from shardbus.simulation.run import Outcome
 
 
 SEEDS = 100
+SEEDS_PER_TURN = 4
+"""So many seeds a process takes from the queue at once."""
 
 
 def simulate(
@@ -32,19 +42,28 @@ def simulate(
     seconds: Annotated[
         float, typer.Option(min=1.0, max=1e6, help="Simulated seconds with faults, per seed.")
     ] = 30.0,
+    strategy: Annotated[
+        str | None,
+        typer.Option(help="The downing strategy; drawn from the seed if not given."),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(min=1, max=256, help="Processes that work at the same time.")
+    ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per seed.")
     ] = False,
 ) -> None:
     """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
-    from shardbus.simulation.options import draw
-    from shardbus.simulation.run import simulate as run
+    from shardbus.simulation.options import STRATEGIES, draw
 
+    if strategy is not None and strategy not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise typer.BadParameter(f"{strategy!r} is none of {known}", param_hint="--strategy")
     first = seed or 0
     count = seeds or (SEEDS if seed is None else 1)
+    drawn = [draw(number, nodes, seconds, strategy) for number in range(first, first + count)]
     began, outcomes = perf_counter(), []
-    for number in range(first, first + count):
-        outcome = run(draw(number, nodes, seconds))
+    for outcome in _run_all(drawn, jobs):
         outcomes.append(outcome)
         if as_json:
             output.data(json.dumps(row(outcome)))
@@ -54,6 +73,20 @@ def simulate(
         _sum_up(outcomes, perf_counter() - began)
     if any(outcome.broken for outcome in outcomes):
         raise typer.Exit(Code.UNHEALTHY)
+
+
+def _run_all(drawn: list[Options], jobs: int) -> Iterator[Outcome]:
+    if jobs == 1:
+        yield from map(_run, drawn)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_run, drawn, chunksize=SEEDS_PER_TURN)
+
+
+def _run(options: Options) -> Outcome:
+    from shardbus.simulation.run import simulate as run
+
+    return run(options)
 
 
 def row(outcome: Outcome) -> dict[str, object]:

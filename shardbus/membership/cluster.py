@@ -56,7 +56,6 @@ from shardbus.membership.view import (
     DowningDecided,
     MembershipView,
     SelfStarved,
-    SlowHeartbeat,
     changes,
     view_of,
 )
@@ -211,8 +210,7 @@ class Cluster:
             self._out.append(ev.Dropped(sender, "not a member yet"))
             return
         if isinstance(message, Heartbeat):
-            reply = HeartbeatReply(message.sequence, message.sent_at)
-            self._out.append(ev.Publish(sender, reply))
+            self._out.append(ev.Publish(sender, self._heartbeats.answer(message, now)))
         if self._exchange.is_out(sender):
             self._out.append(self._exchange.state_to(sender, now))
             return
@@ -223,12 +221,10 @@ class Cluster:
         self._heartbeats.on_sign_of_life(sender, now)
         match message:
             case Heartbeat():
-                pass
+                self._out += map(ev.Notice, self._heartbeats.on_beat(sender, message))
             case HeartbeatReply():
                 self._deaths.on_alive(sender, message.sent_at)
-                slow = self._heartbeats.on_reply(sender, message, now)
-                if slow is not None:
-                    self._out.append(ev.Notice(SlowHeartbeat(sender, slow)))
+                self._out += map(ev.Notice, self._heartbeats.on_reply(sender, message, now))
             case GossipStatus():
                 self._out += self._exchange.on_status(sender, message, now)
             case GossipSeen(clock):

@@ -16,8 +16,10 @@ brittle.
   behaviour.
 - Other signs of life reset the silence but bring no sample, and do not end a suspicion.
 - An observer that was itself asleep credits that time: it says nothing about the others.
+- `patience` is added to the acceptable pause while somebody is starved (`health`). An interval that
+  would have been a suspicion without it is not sampled either: patience must not become a habit.
 
-Source: S1.16-S1.18, B.7; Hayashibara et al., «The phi accrual failure detector», 2004; T.U20.
+Source: S1.16-S1.18, B.7, B.25; Hayashibara et al., «The phi accrual failure detector», 2004; T.U20.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ import math
 from collections import deque
 
 TINY = 1e-300
+EVEN = 0.302
+"""A little more than phi of a silence as long as the mean and the pause: one of two is longer."""
 
 
 class PhiAccrual:
@@ -41,6 +45,7 @@ class PhiAccrual:
         "first_estimate",
         "max_sample_size",
         "min_std_deviation",
+        "patience",
         "threshold",
     )
 
@@ -57,6 +62,7 @@ class PhiAccrual:
         self.max_sample_size = max_sample_size
         self.min_std_deviation = min_std_deviation
         self.acceptable_pause = acceptable_pause
+        self.patience = 0.0
         self.first_estimate = first_estimate
         self._intervals: deque[float] = deque()
         self._sum = 0.0
@@ -82,14 +88,15 @@ class PhiAccrual:
         return math.sqrt(max(0.0, self._squares / len(self._intervals) - self.mean**2))
 
     def heartbeat(self, now: float) -> float | None:
-        """A heartbeat arrived. Returns the interval it ended if that was sampled."""
+        """A heartbeat arrived. Returns the interval it ended, unless that was a suspicion."""
         interval: float | None = None
         if self._alive_at is None:
             self._sample(self.first_estimate * 0.75)
             self._sample(self.first_estimate * 1.25)
         elif self._sampled_at is not None and self.available(now):
             interval = now - self._sampled_at
-            self._sample(interval)
+            if self._calm(now, 0.0):
+                self._sample(interval)
         self._sampled_at = self._alive_at = now
         return interval
 
@@ -107,14 +114,25 @@ class PhiAccrual:
 
     def phi(self, now: float) -> float:
         """The suspicion; 0 before the first heartbeat."""
-        if self._alive_at is None:
-            return 0.0
-        deviation = max(self.deviation, self.min_std_deviation)
-        return phi_of(now - self._alive_at, self.mean + self.acceptable_pause, deviation)
+        return self._surprise(now, self.patience)
 
     def available(self, now: float) -> bool:
         """True while the suspicion is below the threshold."""
-        return self.phi(now) < self.threshold
+        return self._calm(now, self.patience)
+
+    def _calm(self, now: float, patience: float) -> bool:
+        """Most silences are so short that phi need not be known."""
+        if self._alive_at is None:
+            return True
+        short = now - self._alive_at <= self.acceptable_pause + patience
+        return (short and self.threshold > EVEN) or self._surprise(now, patience) < self.threshold
+
+    def _surprise(self, now: float, patience: float) -> float:
+        if self._alive_at is None:
+            return 0.0
+        deviation = max(self.deviation, self.min_std_deviation)
+        pause = self.acceptable_pause + patience
+        return phi_of(now - self._alive_at, self.mean + pause, deviation)
 
     def _sample(self, interval: float) -> None:
         if len(self._intervals) >= self.max_sample_size:

@@ -13,6 +13,11 @@ once to `news_fanout` nodes that have not seen it, though at most once per `paus
 the cluster. Whoever has got a version tells the leader, by the small GossipSeen; and a leader that
 finds the cluster converged lets a few know.
 
+**One version, one content.** Removing a node erases its counter from the clock, and with it the
+trace of what only some had learned from it: two copies could then have one clock and different
+contents, and never notice. So whoever erases, by a merge, the traces of a node that was removed
+elsewhere makes the merged state a version of its own, unless it is plainly one of the two.
+
 Dropped, and counted: states that waited too long in this process, that are meant for another
 incarnation, that come from a node which is no member, or that do not know this node. A state that
 says that this node is out is never too old: one that slept would otherwise not hear of it.
@@ -200,7 +205,7 @@ class Exchange:
         before = self.gossip
         merged = before.merge(remote)
         if self.me in merged.members:
-            merged = merged.with_seen(self.me)
+            merged = self._renewed(merged, before, remote).with_seen(self.me)
         self.gossip = merged
         if not merged.same_version(before):
             self._got_from = sender
@@ -209,6 +214,17 @@ class Exchange:
         if self.me not in remote.seen:
             return [Publish(sender, GossipSeen(merged.clock))]
         return []
+
+    def _renewed(self, merged: Gossip, before: Gossip, remote: Gossip) -> Gossip:
+        """The merged state, as a version of this node's own if its clock may stand for another
+        content elsewhere."""
+        buried = (node in before.clock.counters for node in remote.tombstones)
+        buried_there = (node in remote.clock.counters for node in before.tombstones)
+        if not any(buried) and not any(buried_there):
+            return merged
+        if any(merged.same_version(c) and _same_content(merged, c) for c in (remote, before)):
+            return merged
+        return merged.with_members(self.me)
 
     def _says_out(self, gossip: Gossip) -> bool:
         """True if that copy knows this node as Down or removed, which is never undone."""
@@ -238,3 +254,12 @@ class Exchange:
         return sender in self.gossip.tombstones or (
             member is not None and member.status is Status.DOWN
         )
+
+
+def _same_content(one: Gossip, other: Gossip) -> bool:
+    return (
+        one.members == other.members
+        and one.reachability == other.reachability
+        and one.epochs == other.epochs
+        and one.meta == other.meta
+    )

@@ -11,8 +11,13 @@ heartbeat on credit after `expected_response_after`, from which its silence is m
 
     verdict     a watched node became unreachable, or reachable again
     starved     this node's own timer came late: nobody is judged by the time that this node slept
+    notice      a watched node answered slowly, or says that it is starved
 
-Source: S1.19-S1.24, S3.15, B.5, B.7-B.9, C.27; T.U7, T.U8.
+A silence is judged with patience: this node's own, and that which the watched node has asked for by
+the lag in its last heartbeat or reply (`health`). Whoever leaves `unanswered_max` beats in a row
+without a sign of life is unreachable all the same.
+
+Source: S1.19-S1.24, S3.15, B.5, B.7-B.9, B.25, N.12, C.27; T.U7, T.U8.
 """
 
 from __future__ import annotations
@@ -20,17 +25,23 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha1
 
 from shardbus.ids import NodeId
 from shardbus.membership.detector import PhiAccrual
+from shardbus.membership.health import Health
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
+from shardbus.membership.view import NodeStarved, SlowHeartbeat
 from shardbus.settings import FailureDetectorSettings
 
 REAPS_PER_HEARTBEAT = 4
 """How often per heartbeat interval suspicions are looked at."""
+SILENT_BEATS = 2
+"""A node that left so many heartbeats unanswered is silent, though not yet suspected."""
 
 
+@lru_cache(maxsize=20_000)
 def ring_hash(node: NodeId) -> int:
     """The node's place in the ring: stable across processes and versions."""
     digest = sha1(str(node).encode(), usedforsecurity=False).digest()
@@ -72,8 +83,12 @@ class Watch:
     detector: PhiAccrual
     since: float | None = None
     suspected: bool = False
-    slow: float = 0.0
-    """The longest interval so far that came near the acceptable pause."""
+    heard: int = 0
+    """The last heartbeat that was out when the node gave a sign of life."""
+    lag: float = 0.0
+    """How late its timers are, by its own word."""
+    told: bool = False
+    """Whether that has been made known."""
 
 
 class Heartbeats:
@@ -83,7 +98,9 @@ class Heartbeats:
         self.me = me
         self.settings = settings
         self.watches: dict[NodeId, Watch] = {}
+        self.health = Health(settings)
         self._sequence = 0
+        self._false_alarm = 0
         self._beat_at: float | None = None
         self._reap_at: float | None = None
 
@@ -98,13 +115,16 @@ class Heartbeats:
         """Seconds in which a watched node that is silent from now on is surely noticed."""
         settings = self.settings
         pause = settings.expected_response_after + settings.acceptable_heartbeat_pause
-        return pause + 2 * settings.heartbeat_interval
+        return pause + self.health.patience + 2 * settings.heartbeat_interval
 
     def late(self, now: float) -> float:
         """For how long this node has been starved: its own timer is so late, or 0."""
-        due = self.deadline()
-        late = 0.0 if due is None else now - due
+        late = self._overdue(now)
         return late if late >= 2 * self.settings.heartbeat_interval else 0.0
+
+    def _overdue(self, now: float) -> float:
+        due = self.deadline()
+        return 0.0 if due is None else max(0.0, now - due)
 
     def start(self, now: float) -> None:
         """Begin to watch; the first heartbeats are due at once."""
@@ -116,26 +136,46 @@ class Heartbeats:
         members = frozenset(nodes)
         kept = [n for n, w in self.watches.items() if w.suspected and n in members]
         self.watches = {
-            node: self.watches.get(node) or Watch(self._detector())
+            node: self.watches.get(node) or Watch(self._detector(), heard=self._sequence)
             for node in dict.fromkeys([*wanted, *kept])
         }
 
-    def on_reply(self, sender: NodeId, reply: HeartbeatReply, now: float) -> float | None:
-        """A reply arrived. Returns the interval since the last one if it is alarmingly long."""
+    def answer(self, beat: Heartbeat, now: float) -> HeartbeatReply:
+        """The reply to a heartbeat. It may go out before this node's own late timer rings."""
+        late = self._overdue(now)
+        lag = min(late, self.health.patience_max) if self.health.counts(late) else 0.0
+        return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag))
+
+    def on_beat(self, sender: NodeId, beat: Heartbeat) -> list[NodeStarved]:
+        """A heartbeat of that node arrived."""
+        watch = self.watches.get(sender)
+        return self._on_lag(sender, watch, beat.lag) if watch else []
+
+    def on_reply(
+        self, sender: NodeId, reply: HeartbeatReply, now: float
+    ) -> list[SlowHeartbeat | NodeStarved]:
+        """A reply arrived. Returns what people may want to know of it: an interval since the last
+        one that is alarmingly long, a node that is starved."""
         watch = self.watches.get(sender)
         if watch is None or reply.sent_at > now:
-            return None
+            return []
+        if watch.suspected and not self.health.counts(reply.lag):
+            self._on_false_alarm()
         interval = watch.detector.heartbeat(now)
+        watch.heard = self._sequence
+        notices: list[SlowHeartbeat | NodeStarved] = [*self._on_lag(sender, watch, reply.lag)]
         alarming = self.settings.acceptable_heartbeat_pause * 2 / 3
         if interval is not None and 0 < alarming <= interval:
-            watch.slow = max(watch.slow, interval)
-            return interval
-        return None
+            notices.append(SlowHeartbeat(sender, interval))
+        return notices
 
     def on_sign_of_life(self, sender: NodeId, now: float) -> None:
         """Something else than a reply arrived."""
-        if sender in self.watches:
-            self.watches[sender].detector.touch(now)
+        watch = self.watches.get(sender)
+        if watch is not None:
+            watch.detector.touch(now)
+            if not watch.suspected:
+                watch.heard = self._sequence
 
     def tick(self, now: float) -> tuple[list[tuple[NodeId, Heartbeat]], list[Verdict], float]:
         """What is due: heartbeats to send, verdicts that changed, and for how long this node was
@@ -143,14 +183,13 @@ class Heartbeats:
         if self._beat_at is None or self._reap_at is None:
             return [], [], 0.0
         interval = self.settings.heartbeat_interval
-        starved = self.late(now)
-        if starved:
-            for watch in self.watches.values():
-                watch.detector.credit(starved)
-                watch.since = None if watch.since is None else watch.since + starved
+        late, starved = self._overdue(now), self.late(now)
+        if starved or self.health.counts(late):
+            self._credit(late)
         beats: list[tuple[NodeId, Heartbeat]] = []
         if now >= self._beat_at:
             self._beat_at = now + interval
+            self._examine(late)
             beats = self._beat(now)
         verdicts: list[Verdict] = []
         if now >= self._reap_at:
@@ -167,7 +206,43 @@ class Heartbeats:
         for watch in self.watches.values():
             if watch.since is None:
                 watch.since = now
-        return [(node, Heartbeat(self._sequence, now)) for node in self.watches]
+        beat = Heartbeat(self._sequence, now, self.health.lag)
+        return [(node, beat) for node in self.watches]
+
+    def _credit(self, late: float) -> None:
+        """So long this node could not hear anybody."""
+        self.health.on_late(late)
+        for watch in self.watches.values():
+            watch.detector.credit(late)
+            watch.since = None if watch.since is None else watch.since + late
+
+    def _examine(self, late: float) -> None:
+        """Before a beat: what do the last ones say about this node?"""
+        if not self.health.on or self.health.counts(late):
+            return
+        trusted = [watch for watch in self.watches.values() if not watch.suspected]
+        silent = sum(self._unanswered(watch) >= SILENT_BEATS for watch in trusted)
+        if silent > 1 and 2 * silent > len(trusted):
+            self.health.on_silent_together()
+        else:
+            self.health.on_good_beat()
+
+    def _on_false_alarm(self) -> None:
+        """However many answer again between two beats, it was one fault."""
+        if self.health.on and self._false_alarm != self._sequence:
+            self._false_alarm = self._sequence
+            self.health.on_false_alarm()
+
+    def _on_lag(self, sender: NodeId, watch: Watch, lag: float) -> list[NodeStarved]:
+        watch.lag = lag
+        interval = self.settings.heartbeat_interval
+        news = lag >= 2 * interval and not watch.told
+        watch.told = news or (watch.told and lag >= interval)
+        return [NodeStarved(sender, lag)] if news else []
+
+    def _unanswered(self, watch: Watch) -> int:
+        """Heartbeats that went out since the last sign of life."""
+        return 0 if watch.since is None else self._sequence - watch.heard
 
     def _reap(self, now: float) -> list[Verdict]:
         verdicts = []
@@ -178,11 +253,15 @@ class Heartbeats:
             )
             if not detector.monitoring and due:
                 detector.heartbeat(now)
-            available = detector.available(now)
+            detector.patience = self.health.patience_with(watch.lag)
+            available = detector.available(now) and not self._gave_no_sign(watch)
             if available is watch.suspected:
                 watch.suspected = not available
                 verdicts.append(Verdict(node, available, detector.phi(now)))
         return verdicts
+
+    def _gave_no_sign(self, watch: Watch) -> bool:
+        return self.health.on and self._unanswered(watch) >= self.health.unanswered_max
 
     def _detector(self) -> PhiAccrual:
         settings = self.settings

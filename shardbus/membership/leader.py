@@ -70,14 +70,17 @@ class Leadership:
 
 
 def leader_of(gossip: Gossip, me: NodeId) -> NodeId | None:
-    """The leader as `me` sees it: `me` counts itself as reachable."""
+    """The leader as `me` sees it: `me` counts itself as reachable. Members are in address order."""
     unreachable = gossip.verdicts()
-    able = [
-        member
-        for node, member in gossip.members.items()
-        if member.status is not Status.DOWN and (node == me or node not in unreachable)
-    ]
-    return min(able, key=leader_order).node if able else None
+    best: Member | None = None
+    for node, member in gossip.members.items():
+        if member.status is Status.DOWN or (node != me and node in unreachable):
+            continue
+        if best is None or leader_order(member) < leader_order(best):
+            best = member
+        if member.status in VOTING:
+            break
+    return best.node if best else None
 
 
 def enough_members(gossip: Gossip, min_members: int, role_min_members: Mapping[str, int]) -> bool:

@@ -128,6 +128,8 @@ class Member:
     def merge(self, other: Member) -> Member:
         """The later of two views of the same incarnation: the higher status, the lower up number
         that is set."""
+        if other is self or other == self:
+            return self
         status = max(self.status, other.status, key=RANKS.__getitem__)
         numbers = [m.up_number for m in (self, other) if m.up_number]
         return replace(self, status=status, up_number=min(numbers, default=0))

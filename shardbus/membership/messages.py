@@ -23,7 +23,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of what membership says and means. Nodes of different versions refuse each other."""
 
 
@@ -81,18 +81,21 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Are you there? `sent_at` is the sender's clock, which only the sender reads again."""
+    """Are you there? `sent_at` is the sender's clock, which only the sender reads again. `lag`: by
+    how many seconds the sender's timers have been late lately."""
 
     sequence: int
     sent_at: float
+    lag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """I am. Both numbers are the heartbeat's."""
+    """I am. The first two numbers are the heartbeat's, the lag is the sender's."""
 
     sequence: int
     sent_at: float
+    lag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

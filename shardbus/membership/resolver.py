@@ -95,6 +95,7 @@ class Resolver:
         self._patience = settings.stable_after + max(LEAST_UNREST, 0.75 * settings.stable_after)
         self._doubt_until = 0.0
         self._considered_at = 0.0
+        self._looked_at: Gossip | None = None
         self._picture: object = None
         self._unreachable: frozenset[NodeId] = frozenset()
         self._split = Split()
@@ -185,6 +186,9 @@ class Resolver:
         return max(self.changed_at, self._doubt_until) + self.settings.stable_after
 
     def _look(self, gossip: Gossip, now: float) -> None:
+        if gossip is self._looked_at:
+            return
+        self._looked_at = gossip
         statuses = tuple((node, member.status) for node, member in gossip.members.items())
         picture = (statuses, tuple(gossip.records()))
         self._split = survey(gossip, self.me, self.settings.role)

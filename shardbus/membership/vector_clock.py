@@ -51,10 +51,15 @@ class VectorClock:
 
     def compare(self, other: VectorClock) -> Order:
         """How this clock stands to the other: BEFORE means that the other knows more."""
-        less = any(count < other.counters.get(n, 0) for n, count in self.counters.items()) or any(
-            count and n not in self.counters for n, count in other.counters.items()
-        )
-        more = any(count > other.counters.get(n, 0) for n, count in self.counters.items())
+        mine, theirs = self.counters, other.counters
+        if mine is theirs or mine == theirs:
+            return Order.SAME
+        less = any(count and n not in mine for n, count in theirs.items())
+        more = False
+        for node, count in mine.items():
+            counted = theirs.get(node, 0)
+            less = less or count < counted
+            more = more or count > counted
         match (less, more):
             case (False, False):
                 return Order.SAME

@@ -210,6 +210,14 @@ class SelfStarved:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeStarved:
+    """A member says that its timers came late by so many seconds: it is starved, not dead."""
+
+    node: NodeId
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class SlowHeartbeat:
     """A reply took so long that a little more would have made the member unreachable."""
 
@@ -247,6 +255,7 @@ DomainEvent = (
     | ConvergenceChanged
     | MetaChanged
     | SelfStarved
+    | NodeStarved
     | SlowHeartbeat
     | DowningDecided
 )

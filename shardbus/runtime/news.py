@@ -108,6 +108,8 @@ def sentence(event: view.DomainEvent) -> str:
             return f"meta {name!r} is {len(data)} bytes now"
         case view.SelfStarved(seconds=late):
             return f"this node was starved: its timer came {late:.1f} s late"
+        case view.NodeStarved(node=node, seconds=late):
+            return f"{node} is starved: it says that its timer came {late:.1f} s late"
         case view.SlowHeartbeat(node=node, seconds=took):
             return f"{node} took {took:.1f} s to answer a heartbeat"
         case view.DowningDecided(decision=decision):

@@ -1,15 +1,19 @@
 """What must hold, asked after every event that a machine has handled.
 
     I6    an epoch never goes back, in anybody's copy
-    I8    states only grow; one version has one content; merging any two states that occur is
-          commutative, associative, idempotent, and contains both
+    I8    states only grow; one version has one content, but for a node that learns of its own
+          removal; merging any two states that occur is commutative, associative, idempotent, and
+          contains both
     I12   whoever waits has a deadline, in the future and not far away
     sides no two that run have removed each other: of a split at most one side survives
     seen  whoever is said to have a version has it
     rows  nobody but the observer changes its word
     names at most one incarnation at an address is not Down
     ages  no two members came up as the same number
-    acts  a leader acts only on what every voter has
+    acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
+    weak  nobody is WeaklyUp where that is switched off
+    calm  others are downed only after a time without a change, and after the margin; not so those
+          whose processes are gone
     dead  whoever is called terminated is; a wall that rejects excuses everybody
     audit the machine's own rules
     kept  (I10) in a run without faults that isolate, nobody who works is downed
@@ -28,10 +32,12 @@ from random import Random
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
+from shardbus.membership.downing import Decision, Outcome
 from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Row
 from shardbus.membership.vector_clock import Order
+from shardbus.membership.view import DowningDecided, MembershipView
 from shardbus.simulation.process import Process
 from shardbus.simulation.world import World
 
@@ -59,6 +65,7 @@ def content(gossip: Gossip) -> tuple[object, ...]:
         gossip.clock.counters,
         gossip.tombstones.keys(),
         gossip.epochs,
+        gossip.meta,
     )
 
 
@@ -79,6 +86,9 @@ class Checks:
         self._last: dict[NodeId, Gossip] = {}
         self._contents: dict[tuple[object, ...], tuple[object, ...]] = {}
         self._known: dict[tuple[NodeId, Status], None] = {}
+        self._shown: dict[NodeId, MembershipView] = {}
+        self._calm_since: dict[NodeId, float] = {}
+        self._heard: dict[NodeId, int] = {}
 
     def after(self, process: Process) -> None:
         """The process has handled an event.
@@ -87,6 +97,7 @@ class Checks:
             Violation: a rule is broken.
         """
         self._deadline(process)
+        self._calm(process)
         if self.gentle and process.stopped == "downed":
             raise Violation("I10", f"{process.id} is downed, though nothing isolated it")
         gossip = process.machine.gossip
@@ -114,7 +125,7 @@ class Checks:
     # -- one machine ---------------------------------------------------------------------------
 
     def _deadline(self, process: Process) -> None:
-        due = process.machine.deadline()
+        due = process.due
         if due is None:
             if process.running and (process.member or process.seeds):
                 raise Violation("I12", f"{process.id} waits for nothing")
@@ -124,6 +135,32 @@ class Checks:
             raise Violation("I12", f"{process.id} looks again in {wait:.1f} s only")
         if process.ticked and wait <= 0.0:
             raise Violation("I12", f"{process.id} asks for a time that has passed")
+
+    def _calm(self, process: Process) -> None:
+        """What was decided is judged by the picture before: the decision changes it."""
+        heard = self._heard.get(process.id, 0)
+        if len(process.notices) > heard:
+            self._heard[process.id] = len(process.notices)
+            for notice in process.notices[heard:]:
+                if isinstance(notice, DowningDecided):
+                    self._decided(process, notice.decision)
+        view, shown = process.machine.view, self._shown.get(process.id)
+        if view is not shown:
+            self._shown[process.id] = view
+            if shown is None or shown.unreachable != view.unreachable:
+                self._calm_since[process.id] = process.clock(self.world.now)
+
+    def _decided(self, process: Process, decision: Decision) -> None:
+        split, settings = decision.split, self.world.settings.downing
+        others = decision.outcome is Outcome.DOWN_OTHERS
+        if not others or set(decision.down) <= set(split.gone) or settings.unsafe_auto_down_after:
+            return
+        wanted = settings.stable_after + (settings.down_removal_margin if split.cut else 0.0)
+        waited = process.clock(self.world.now) - self._calm_since[process.id]
+        if waited < wanted - 1e-6:
+            raise Violation(
+                "calm", f"{process.id} downs others after {waited:.1f} s of {wanted:g} s"
+            )
 
     def _audit(self, process: Process) -> None:
         try:
@@ -157,6 +194,8 @@ class Checks:
     # -- one copy against what is true ---------------------------------------------------------
 
     def _named(self, process: Process, gossip: Gossip) -> None:
+        if process.id in gossip.tombstones:
+            return
         named = self._contents.setdefault(version(gossip), content(gossip))
         if named != content(gossip):
             raise Violation(
@@ -196,14 +235,18 @@ class Checks:
         shown = [(node, m.status) for node, m in after.members.items() if m.status in ACTS]
         shown += [(node, Status.REMOVED) for node in after.tombstones]
         new = [act for act in shown if act not in self._known]
-        self._known.update(dict.fromkeys(new))
         forced = [
             (node, Status.REMOVED)
             for node, member in before.members.items()
             if node in after.tombstones and member.status not in ON_THE_WAY_OUT
         ]
         if all(act in forced for act in new):
+            self._known.update(dict.fromkeys(new))
             return
+        founded = any(status is Status.UP for _, status in self._known)
+        self._known.update(dict.fromkeys(new))
+        if not founded and len(after.members) < self.world.settings.min_members:
+            raise Violation("acts", f"{process.id} does not wait for enough members")
         theirs = after.clock.without((process.id,)).merge(before.clock)
         for node, member in before.members.items():
             if member.status not in VOTING or node not in after.members:
@@ -216,11 +259,14 @@ class Checks:
                 raise Violation("acts", f"{process.id} leads on what {node} has not seen")
 
     def _places(self, process: Process, gossip: Gossip) -> None:
+        weakly = self.world.settings.allow_weakly_up_members
         addresses: dict[Address, NodeId] = {}
         ages: dict[int, NodeId] = {}
         for node, member in gossip.members.items():
             if member.status is Status.DOWN:
                 continue
+            if member.status is Status.WEAKLY_UP and not weakly:
+                raise Violation("weak", f"{process.id} sees {node} weakly up")
             if addresses.setdefault(node.address, node) != node:
                 raise Violation("names", f"{process.id} sees two incarnations at {node.address}")
             if member.up_number and ages.setdefault(member.up_number, node) != node:

@@ -12,7 +12,7 @@ from random import Random
 
 from shardbus.membership import events as ev
 from shardbus.simulation.network import CutLink, Wall, partition
-from shardbus.simulation.options import Options
+from shardbus.simulation.options import ROLE, Options
 from shardbus.simulation.process import Process
 from shardbus.simulation.world import World
 
@@ -23,6 +23,8 @@ BREAKING = 0.3
 """The part of connections that a wall breaks which does not reject."""
 LONGEST_REST_S = 12.0
 """How long an ended process stays away at most."""
+BOUNCE_S = (0.001, 0.05)
+"""How soon a process that is restarted in place is there again."""
 ENTITY_TYPES = ("a", "b")
 
 
@@ -56,6 +58,8 @@ class Faults:
             (options.partitions, lambda: self._partition(one_way=False)),
             (options.one_ways, lambda: self._partition(one_way=True)),
             (options.cut_links, self._cut_link),
+            (options.bounces, self._bounce),
+            (options.swizzles, self._swizzle),
             (options.epochs, self._new_epoch),
             (FORGETS if options.store == "forgetful" else 0, world.leases.forget),
         )
@@ -97,7 +101,9 @@ class Faults:
             self._names += 1
             name = f"n{self._names}"
         rate = 1.0 + self.dice.uniform(-self.options.drift, self.options.drift)
-        return self.world.add(name, rate=rate)
+        number = int(name.removeprefix("n"))
+        roles = (ROLE,) if number % 2 else ()
+        return self.world.add(name, rate=rate, roles=roles)
 
     def _enter(self, process: Process) -> None:
         others = [name for name in self.world.nodes if name != process.name]
@@ -121,6 +127,15 @@ class Faults:
     def _come_back(self, name: str) -> None:
         if not self.over and not self.world.nodes[name].alive:
             self._enter(self._new(name))
+
+    def _bounce(self) -> None:
+        struck = self._some(lambda p: p.member)
+        if struck is None or len(self.world.nodes) < 2:
+            return
+        self.world.trace.mark(self.world.now, struck.name, "is restarted in place")
+        self.world.kill(struck.name)
+        soon = self.dice.uniform(*BOUNCE_S)
+        self.world.later(soon, lambda: self._come_back(struck.name))
 
     def _leave(self) -> None:
         struck = self._some(lambda p: p.member and not p.leaving)
@@ -163,6 +178,19 @@ class Faults:
             ends = self.dice.sample(list(self.world.nodes), 2)
             rejecting = self.options.rejecting
             self._wall(CutLink(frozenset(ends), rejecting), f"no link between {' and '.join(ends)}")
+
+    def _swizzle(self) -> None:
+        """Links break one by one, and come back one by one."""
+        names = sorted(self.world.nodes)
+        links = [(a, b) for a in names for b in names if a < b]
+        chosen = self.dice.sample(links, self.dice.randint(1, len(links))) if links else []
+        for a, b in chosen:
+            wall = CutLink(frozenset((a, b)), self.options.rejecting)
+            words = f"no link between {a} and {b}"
+            self._later(self.options.wall_s, lambda w=wall, s=words: self._clog(w, s))  # type: ignore[misc]
+
+    def _clog(self, wall: Wall, words: str) -> None:
+        self._happen(lambda: self._wall(wall, words))
 
     def _wall(self, wall: Wall, words: str) -> None:
         self.world.trace.mark(self.world.now, "", words)

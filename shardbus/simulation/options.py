@@ -2,12 +2,16 @@
 
 `draw` lets each kind of fault take part with its own probability instead of a little of everything
 every time: a run with one kind of trouble reaches states that a run with all of them never sees.
+What the cluster is set to is drawn too: the downing strategy, which may be asked for instead, and
+what has to do with joining.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from random import Random
+
+from shardbus.settings import ClusterSettings, DowningSettings
 
 NODES = (3, 7)
 """So many nodes, if nobody says how many."""
@@ -15,6 +19,15 @@ SECONDS = 30.0
 GENTLE_PAUSE_S = 2.0
 GENTLE_LOSS = 0.05
 STORES = ("sound", "slow", "failing", "forgetful")
+STRATEGIES = {
+    "keep-majority": 10,
+    "static-quorum": 3,
+    "keep-oldest": 3,
+    "lease-majority": 3,
+    "down-all": 1,
+}
+"""Each strategy with its weight in the draw."""
+ROLE = "core"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +62,42 @@ class Options:
     store: str = "sound"
     epochs: int = 3
     """How often somebody sees a coordinator with a new epoch."""
+    bounces: int = 0
+    """A process is killed, and the next stands at its address within milliseconds."""
+    swizzles: int = 0
+    """Links break one by one, and come back one by one in another order."""
+    strategy: str = "keep-majority"
+    quorum: int = 0
+    down_if_alone: bool = True
+    margin_s: float = 0.0
+    role: str = ""
+    """Only members with this role vote; every other node has it."""
+    min_members: int = 1
+    weakly_up: bool = True
 
     @property
     def gentle(self) -> bool:
         """True if no fault here can make a healthy node look dead, and no death can leave a
         minority: everybody alive must stay."""
-        walls = self.partitions + self.one_ways + self.cut_links
-        ends = self.kills + self.vanishes + self.leaves
+        walls = self.partitions + self.one_ways + self.cut_links + self.swizzles
+        ends = self.kills + self.vanishes + self.leaves + self.bounces
         mild = self.loss <= GENTLE_LOSS and (not self.pauses or self.pause_s <= GENTLE_PAUSE_S)
-        return not walls and mild and ends <= (self.nodes - 1) // 2
+        counted = self.strategy == "keep-majority" and not self.role
+        return not walls and mild and ends <= ((self.nodes - 1) // 2 if counted else 0)
+
+    def settings(self) -> ClusterSettings:
+        """What every node of the run is set to."""
+        downing = DowningSettings(
+            strategy=self.strategy,
+            static_quorum_size=self.quorum,
+            down_if_alone=self.down_if_alone,
+            down_removal_margin=self.margin_s,
+            role=self.role,
+        )
+        weakly = ClusterSettings().allow_weakly_up_members if self.weakly_up else 0.0
+        return ClusterSettings(
+            min_members=self.min_members, allow_weakly_up_members=weakly, downing=downing
+        )
 
     def lines(self) -> list[str]:
         """Name and value of each."""
@@ -66,12 +106,16 @@ class Options:
     def command(self) -> str:
         """What replays this run."""
         return (
-            f"shardbus simulate --seed {self.seed} --nodes {self.nodes} --seconds {self.seconds:g}"
+            f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
+            f" --seconds {self.seconds:g} --strategy {self.strategy}"
         )
 
 
-def draw(seed: int, nodes: int | None = None, seconds: float = SECONDS) -> Options:
-    """The options of this seed; the number of nodes is drawn too if none is given."""
+def draw(
+    seed: int, nodes: int | None = None, seconds: float = SECONDS, strategy: str | None = None
+) -> Options:
+    """The options of this seed; the number of nodes and the strategy are drawn too if none is
+    given."""
     dice = Random(f"options {seed}")
     drawn = dice.randint(*NODES)
 
@@ -84,7 +128,7 @@ def draw(seed: int, nodes: int | None = None, seconds: float = SECONDS) -> Optio
         return value if dice.random() < probability else 0
 
     walls = dice.random() < 0.6
-    return Options(
+    faults = Options(
         seed=seed,
         nodes=drawn if nodes is None else nodes,
         seconds=seconds,
@@ -108,4 +152,26 @@ def draw(seed: int, nodes: int | None = None, seconds: float = SECONDS) -> Optio
         rejecting=dice.random() < 0.3,
         store=dice.choice(STORES) if dice.random() < 0.6 else "sound",
         epochs=dice.randint(1, 6),
+    )
+    return _configured(faults, Random(f"cluster {seed}"), strategy)
+
+
+def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
+    """The faults, and what the cluster that meets them is set to."""
+    names, weights = list(STRATEGIES), list(STRATEGIES.values())
+    drawn = dice.choices(names, weights)[0]
+    majority = faults.nodes // 2 + 1
+    quorum = dice.choice((majority, majority, majority + 1, max(1, majority - 1), 1))
+    walls = bool(faults.partitions + faults.one_ways + faults.cut_links)
+    return replace(
+        faults,
+        bounces=dice.randint(1, 3) if dice.random() < 0.2 else 0,
+        swizzles=dice.randint(1, 2) if dice.random() < 0.3 and walls else 0,
+        strategy=strategy or drawn,
+        quorum=quorum if (strategy or drawn) == "static-quorum" else 0,
+        down_if_alone=dice.random() < 0.6,
+        margin_s=dice.choice((1.0, 5.0)) if dice.random() < 0.2 else 0.0,
+        role=ROLE if dice.random() < 0.15 else "",
+        weakly_up=dice.random() < 0.8,
+        min_members=dice.randint(1, faults.nodes) if dice.random() < 0.2 else 1,
     )

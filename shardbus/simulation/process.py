@@ -26,8 +26,10 @@ class Process:
     notices: list[DomainEvent] = field(default_factory=list)
     subscriptions: dict[NodeId, None] = field(default_factory=dict)
     tick_at: float | None = None
+    due: float | None = None
+    """When its machine wants to be called, by its own clock."""
     due_at: float | None = None
-    """When its timer should have rung, paused or not."""
+    """The same in the world's time: when its timer should have rung, paused or not."""
     ticked: bool = False
     """True if the last event was its timer."""
     paused_until: float = 0.0

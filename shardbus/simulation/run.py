@@ -6,6 +6,9 @@ exactly the others that do (I9); whoever died or left is gone from every view, a
 (I10); everybody knows the highest epoch that any of them had seen (I6). And it stays so for a
 while.
 
+A store that granted a lease twice leaves two sides that have removed each other: each of them must
+agree within itself.
+
 A run in which every side lost has nobody left to demand anything of; in a gentle run that is a
 violation too. Who wants to join by nodes that are all gone waits for ever, and may.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.checks import Checks, Violation, content
@@ -72,8 +76,9 @@ class Outcome:
 
 
 def simulate(options: Options, settings: ClusterSettings | None = None) -> Outcome:
-    """Run these options. Two calls with the same options give the same outcome, in any process."""
-    world = World(f"world {options.seed}", settings)
+    """Run these options, with other settings than theirs if some are given. Two calls with the same
+    options give the same outcome, in any process."""
+    world = World(f"world {options.seed}", settings or options.settings())
     world.on_step = Checks(world, gentle=options.gentle).after
     began = world.now
     broken, settled = None, None
@@ -143,24 +148,41 @@ def _may_hope(world: World, process: Process) -> bool:
     return any(seed is not None and seed.member for seed in seeds)
 
 
+def _may_work(world: World, members: list[Process]) -> bool:
+    """False while so few have joined that nobody may become Up yet."""
+    ever_up = any(m.up_number for p in members for m in p.machine.view.members)
+    return ever_up or len(members) >= world.settings.min_members
+
+
 def unsettled(world: World) -> str:
     """Why the cluster is not at peace; empty if it is."""
     members = _members(world)
     if not members:
         return ""
     expected = [p for p in world.running() if p.member or _may_hope(world, p)]
-    running = sorted(process.id for process in expected)
-    wanted = [(node, Status.UP) for node in running]
+    status = Status.UP if _may_work(world, members) else Status.JOINING
     for process in expected:
-        seen = [(m.node, m.status) for m in process.machine.view.members]
         if process.leaving:
             return f"{process.id} is still there"
-        if seen != wanted:
-            missing = [str(node) for node in running if (node, Status.UP) not in seen]
-            extra = [f"{node} {status.value}" for node, status in seen if node not in running]
-            return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
-        if process.machine.view.unreachable or not process.machine.view.converged:
-            return f"{process.id} has not converged"
-    if any(content(p.machine.gossip) != content(members[0].machine.gossip) for p in members):
-        return "members have different states"
+        removed = process.machine.gossip.tombstones if world.leases.twice else {}
+        running = sorted(p.id for p in expected if p.id not in removed)
+        if why := _differs(process, running, status):
+            return why
+    contents: dict[tuple[NodeId, ...], object] = {}
+    for process in members:
+        gossip = process.machine.gossip
+        if contents.setdefault(tuple(gossip.members), content(gossip)) != content(gossip):
+            return "members have different states"
+    return ""
+
+
+def _differs(process: Process, running: list[NodeId], status: Status) -> str:
+    """What its picture lacks, if these run and have that status."""
+    seen = [(m.node, m.status) for m in process.machine.view.members]
+    if seen != [(node, status) for node in running]:
+        missing = [str(node) for node in running if (node, status) not in seen]
+        extra = [f"{node} {status.value}" for node, status in seen if node not in running]
+        return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
+    if process.machine.view.unreachable or not process.machine.view.converged:
+        return f"{process.id} has not converged"
     return ""

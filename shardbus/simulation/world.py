@@ -14,7 +14,6 @@ Not here: which faults happen (`faults`), what must hold (`checks`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import assert_never
 
@@ -29,6 +28,7 @@ from shardbus.membership.messages import (
     GossipStatus,
     Heartbeat,
     HeartbeatReply,
+    Message,
 )
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.lanes import Trace
@@ -66,6 +66,8 @@ class World(Timeline):
         self.nodes: dict[str, Process] = {}
         self.by_id: dict[NodeId, Process] = {}
         self.on_step: Callable[[Process], None] = lambda _: None
+        self.encode: Callable[[Message], bytes] = encode
+        self.decode: Callable[[bytes], Message] = decode
 
     # -- the cast ------------------------------------------------------------------------------
 
@@ -96,8 +98,8 @@ class World(Timeline):
 
     def enter(self, process: Process, *seeds: str) -> None:
         """Let it join by these seeds; without any it founds a cluster."""
-        process.seeds = tuple(address_of(seed) for seed in seeds)
-        self.give(process, ev.JoinSeeds(process.seeds) if seeds else ev.JoinSelf())
+        addresses = tuple(address_of(seed) for seed in seeds)
+        self.give(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
 
     def running(self) -> list[Process]:
         """The processes whose machines work."""
@@ -152,7 +154,9 @@ class World(Timeline):
             self.later(process.paused_until - self.now, lambda: self.give(process, event))
             return
         if isinstance(event, ev.Received):
-            event = replace(event, waited=process.lag(self.now))
+            event = ev.Received(event.sender, event.message, process.lag(self.now))
+        elif isinstance(event, ev.JoinSeeds):
+            process.seeds = event.seeds
         process.ticked = False
         self._apply(process, process.machine.handle(event, process.clock(self.now)))
 
@@ -180,8 +184,8 @@ class World(Timeline):
         self.events += 1
         for effect in effects:
             self._perform(process, effect)
+        due = process.due = process.machine.deadline()
         self.on_step(process)
-        due = process.machine.deadline()
         process.due_at = None if due is None else due / process.rate
         self._arm(process, process.due_at)
 
@@ -189,10 +193,10 @@ class World(Timeline):
         data = b""
         match effect:
             case ev.Publish(to, message):
-                data = encode(message)
+                data = self.encode(message)
                 self._publish(process, to, type(message).__name__, data)
             case ev.SendControl(target, control):
-                data = encode(control)
+                data = self.encode(control)
                 self._send(process, target, type(control).__name__, data)
             case ev.Subscribe(member):
                 process.subscriptions[member.node] = None
@@ -244,7 +248,7 @@ class World(Timeline):
         self.trace.arrow(self.now, process.name, to.host, what, fate)
         if target is None or fate:
             return
-        message = decode(data)
+        message = self.decode(data)
         assert isinstance(message, PUBLISHED)
         self.give(target, ev.Received(process.id, message))
 
@@ -258,7 +262,7 @@ class World(Timeline):
             self.trace.arrow(self.now, process.name, to.host, what, fate)
             if target is None or fate:
                 return
-            message = decode(data)
+            message = self.decode(data)
             assert not isinstance(message, PUBLISHED)
             self.give(target, ev.ControlReceived(process.id, message))
 

@@ -48,6 +48,7 @@ Text = Annotated[str, Meta(max_length=4096)]
 Number = Annotated[int, Meta(ge=0, le=2**62)]
 Place = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Millis = Annotated[int, Meta(ge=0, le=10**9)]
 Names = Annotated[list[Name], Meta(max_length=256)]
 Settings = Annotated[dict[Name, Text], Meta(max_length=256)]
 Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
@@ -126,11 +127,13 @@ class Welcome(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
 class Heartbeat(Struct, array_like=True, tag=7, forbid_unknown_fields=True):
     sequence: Number
     sent_at: Seconds
+    lag_ms: Millis
 
 
 class HeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=True):
     sequence: Number
     sent_at: Seconds
+    lag_ms: Millis
 
 
 class GossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
@@ -215,10 +218,10 @@ def _to_wire(message: m.Message) -> Wire:
             return JoinRefused(reason)
         case m.Welcome(gossip):
             return Welcome(_wire_state(gossip))
-        case m.Heartbeat(sequence, sent_at):
-            return Heartbeat(sequence, sent_at)
-        case m.HeartbeatReply(sequence, sent_at):
-            return HeartbeatReply(sequence, sent_at)
+        case m.Heartbeat(sequence, sent_at, lag):
+            return Heartbeat(sequence, sent_at, round(1000 * lag))
+        case m.HeartbeatReply(sequence, sent_at, lag):
+            return HeartbeatReply(sequence, sent_at, round(1000 * lag))
         case m.GossipStatus(clock, seen):
             return GossipStatus(list(clock.counters), list(clock.counters.values()), seen)
         case m.GossipSeen(clock):
@@ -243,10 +246,10 @@ def _from_wire(wire: Wire) -> m.Message:
             return m.JoinRefused(reason)
         case Welcome(state):
             return m.Welcome(_gossip(state))
-        case Heartbeat(sequence, sent_at):
-            return m.Heartbeat(sequence, sent_at)
-        case HeartbeatReply(sequence, sent_at):
-            return m.HeartbeatReply(sequence, sent_at)
+        case Heartbeat(sequence, sent_at, lag_ms):
+            return m.Heartbeat(sequence, sent_at, lag_ms / 1000)
+        case HeartbeatReply(sequence, sent_at, lag_ms):
+            return m.HeartbeatReply(sequence, sent_at, lag_ms / 1000)
         case GossipStatus(nodes, counts, seen):
             return m.GossipStatus(_clock(nodes, counts), seen)
         case GossipSeen(nodes, counts):

@@ -6,20 +6,23 @@ A check that nobody has ever seen fail proves little. The runs draw their faults
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from shardbus.ids import NodeId
-from shardbus.membership import admission, downing, leader, resolver, strategies
+from shardbus.membership import admission, cluster, downing, leader, resolver, strategies
 from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.downing import Outcome
 from shardbus.membership.gossip import Gossip
+from shardbus.membership.health import Health
 from shardbus.membership.heartbeat import Heartbeats
 from shardbus.membership.join import Joiner
 from shardbus.membership.member import Member
 from shardbus.membership.messages import Greeting, Join, Welcome
 from shardbus.membership.reachability import Flag, Reachability
+from shardbus.settings import ClusterSettings, DowningSettings
 from shardbus.simulation.options import draw
 from shardbus.simulation.run import Outcome as Run
 from shardbus.simulation.run import simulate
@@ -167,6 +170,154 @@ def ages_are_not_counted_on(patch: Patch) -> None:
     patch.setattr(leader, "act_on_convergence", timeless)
 
 
+# -- strategies, settings, health ----------------------------------------------------------------
+
+
+def a_quorum_may_be_too_small(patch: Patch) -> None:
+    static_quorum = strategies.static_quorum
+
+    def blind(split: downing.Split, size: int) -> downing.Decision:
+        decision = static_quorum(split, size)
+        if "too large" not in decision.reason or len(split.ours) < size:
+            return decision
+        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
+
+    patch.setattr(strategies, "static_quorum", blind)
+
+
+def one_vote_less_is_a_quorum_too(patch: Patch) -> None:
+    static_quorum = strategies.static_quorum
+
+    def modest(split: downing.Split, size: int) -> downing.Decision:
+        decision = static_quorum(split, size)
+        if "no quorum" not in decision.reason or len(split.ours) < size - 1:
+            return decision
+        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
+
+    patch.setattr(strategies, "static_quorum", modest)
+
+
+def the_oldest_stays_though_it_is_alone(patch: Patch) -> None:
+    keep_oldest = strategies.keep_oldest
+
+    def vain(split: downing.Split, down_if_alone: bool) -> downing.Decision:
+        decision = keep_oldest(split, down_if_alone)
+        if "here, but alone" not in decision.reason:
+            return decision
+        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
+
+    patch.setattr(strategies, "keep_oldest", vain)
+
+
+def each_side_has_a_lease_of_its_own(patch: Patch) -> None:
+    lease_majority = strategies.lease_majority
+
+    def own(split: downing.Split, minority_delay: float) -> downing.Decision:
+        decision = lease_majority(split, minority_delay)
+        return replace(decision, lease=decision.lease and f"{decision.lease} {split.side}")
+
+    patch.setattr(strategies, "lease_majority", own)
+
+
+def down_all_downs_all_others(patch: Patch) -> None:
+    down_all = strategies.down_all
+
+    def others(split: downing.Split) -> downing.Decision:
+        decision = down_all(split)
+        if decision.outcome is not Outcome.DOWN_OURSELVES:
+            return decision
+        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
+
+    patch.setattr(strategies, "down_all", others)
+
+
+def who_is_down_and_may_not_know_it_is_forgotten(patch: Patch) -> None:
+    survey = downing.survey
+
+    def forgetful(*arguments: object) -> downing.Split:
+        split = survey(*arguments)  # type: ignore[arg-type]
+        return replace(split, theirs=tuple(n for n in split.theirs if n in split.cut))
+
+    patch.setattr(resolver, "survey", forgetful)
+
+
+def set_otherwise(patch: Patch, **settings: float) -> None:
+    start = resolver.Resolver.__init__
+
+    def other(self: resolver.Resolver, me: NodeId, given: DowningSettings) -> None:
+        start(self, me, replace(given, **settings))  # type: ignore[arg-type]
+
+    patch.setattr(resolver.Resolver, "__init__", other)
+
+
+def the_winner_does_not_wait_for_the_losers(patch: Patch) -> None:
+    set_otherwise(patch, down_removal_margin=0.0)
+
+
+def it_is_decided_at_the_first_look(patch: Patch) -> None:
+    set_otherwise(patch, stable_after=0.05)
+
+
+def the_first_do_not_wait_for_enough(patch: Patch) -> None:
+    patch.setattr(leader, "enough_members", lambda gossip, least, roles: True)
+
+
+def weakly_up_is_never_off(patch: Patch) -> None:
+    start = cluster.Cluster.__init__
+
+    def eager(self: cluster.Cluster, me: Member, name: str, given: ClusterSettings, *rest: Any):
+        start(self, me, name, replace(given, allow_weakly_up_members=2.0), *rest)
+
+    patch.setattr(cluster.Cluster, "__init__", eager)
+
+
+def patience_has_no_end(patch: Patch) -> None:
+    def sulk(self: Health, seconds: float) -> None:
+        self.lag = 1e6 if seconds > 1.0 else self.lag
+
+    patch.setattr(Health, "patience_max", 1e6)
+    patch.setattr(Health, "unanswered_max", 10**6)
+    patch.setattr(Health, "on_late", sulk)
+    patch.setattr(Health, "on_good_beat", lambda self: None)
+
+
+@dataclass(frozen=True)
+class Found:
+    """Which rule may find a defect first, and in which kind of run."""
+
+    rules: tuple[str, ...]
+    where: dict[str, Any]
+
+
+def within(*rules: str, **where: object) -> Found:
+    return Found(rules, dict(where))
+
+
+WALLS = {"partitions": 2, "wall_s": 25.0, "store": "sound"}
+
+CONFIGURED: dict[Plant, Found] = {
+    a_minority_stays: within("sides", strategy="keep-majority", **WALLS),
+    a_lease_that_was_refused_is_taken_as_granted: within(
+        "sides", nodes=4, strategy="keep-majority", **WALLS
+    ),
+    a_quorum_may_be_too_small: within("sides", strategy="static-quorum", quorum=1, **WALLS),
+    one_vote_less_is_a_quorum_too: within("sides", strategy="static-quorum", quorum=3, **WALLS),
+    the_oldest_stays_though_it_is_alone: within(
+        "sides", strategy="keep-oldest", down_if_alone=True, **WALLS
+    ),
+    each_side_has_a_lease_of_its_own: within("sides", strategy="lease-majority", **WALLS),
+    down_all_downs_all_others: within("sides", strategy="down-all", **WALLS),
+    who_is_down_and_may_not_know_it_is_forgotten: within(
+        "sides", nodes=4, strategy="keep-majority", swizzles=3, **WALLS
+    ),
+    the_winner_does_not_wait_for_the_losers: within("calm", margin_s=5.0, **WALLS),
+    it_is_decided_at_the_first_look: within("calm", **WALLS),
+    the_first_do_not_wait_for_enough: within("acts", min_members=3, nodes=5),
+    weakly_up_is_never_off: within("weak", weakly_up=False, joins=3, **WALLS),
+    patience_has_no_end: within("I9", pauses=20, pause_s=4.0, vanishes=2, restarts=False),
+}
+"""Defects that need a certain strategy or setting: the rest of the run is drawn."""
+
 PLANTS: dict[Plant, tuple[str, ...]] = {
     tombstones_are_forgotten: ("I8",),
     seen_is_not_cleared_on_change: ("seen",),
@@ -176,8 +327,6 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     one_observer_clears_anothers_mark: ("rows",),
     the_leader_acts_without_convergence: ("acts",),
     a_new_incarnation_does_not_down_the_old: ("names",),
-    a_minority_stays: ("sides",),
-    a_lease_that_was_refused_is_taken_as_granted: ("sides",),
     a_probe_without_an_answer_counts_as_a_death: ("dead",),
     silence_is_never_noticed: ("I9",),
     a_removed_node_is_let_in_again: ("audit",),
@@ -188,16 +337,26 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
 """Each defect, and the rules that may find it first."""
 
 
-def first_broken(seeds: int) -> Run | None:
+def first_broken(seeds: int, where: dict[str, Any]) -> Run | None:
     """The first run of so many that breaks a rule."""
-    runs = (simulate(draw(seed)) for seed in range(seeds))
+    runs = (simulate(replace(draw(seed), **where)) for seed in range(seeds))
     return next((run for run in runs if run.broken), None)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
-def test_a_planted_fault_is_found(plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plant", CONFIGURED, ids=lambda plant: plant.__name__)
+def test_a_fault_planted_in_a_configured_cluster_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    found = first_broken(SEEDS)
+    wanted = CONFIGURED[plant]
+    found = first_broken(SEEDS, wanted.where)
+    assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
+    assert found.broken is not None
+    assert found.broken.rule in wanted.rules, found.report()
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
+    plant(monkeypatch)
+    found = first_broken(SEEDS, {})
     assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
     assert found.broken is not None
     assert found.broken.rule in PLANTS[plant], found.broken.detail

@@ -18,7 +18,7 @@ import pytest
 from shardbus.simulation.lanes import Trace
 from shardbus.simulation.leases import Leases
 from shardbus.simulation.network import CutLink, Network, partition
-from shardbus.simulation.options import Options, draw
+from shardbus.simulation.options import STRATEGIES, Options, draw
 from shardbus.simulation.run import simulate
 from shardbus.simulation.timeline import Timeline
 
@@ -41,13 +41,20 @@ def test_nothing_breaks(block: int) -> None:
 @pytest.mark.parametrize("seed", range(500, 520))
 def test_nothing_breaks_in_two_halves(seed: int) -> None:
     """Equal splits, with stores of all kinds: the lease decides."""
-    check(replace(draw(seed, nodes=4), partitions=2, wall_s=25.0, loss=0.0, restarts=True))
+    halves = draw(seed, nodes=4, strategy="keep-majority")
+    check(replace(halves, partitions=2, wall_s=25.0, loss=0.0, restarts=True))
 
 
-@pytest.mark.parametrize(("seed", "seconds"), [(11, 20), (3151, 30)])
-def test_who_is_down_and_may_not_know_it_counts_on_the_other_side(seed: int, seconds: int) -> None:
-    """Two walls, one after the other, once left two survivors here."""
-    check(draw(seed, nodes=4, seconds=seconds))
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_strategy_holds_behind_walls(strategy: str) -> None:
+    for seed in range(600, 608):
+        drawn = draw(seed, strategy=strategy)
+        check(replace(drawn, partitions=2, swizzles=1, bounces=1, wall_s=25.0, loss=0.0))
+
+
+def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace() -> None:
+    """They have removed each other, and will never agree."""
+    check(draw(179, strategy="lease-majority"))
 
 
 @pytest.mark.soak
@@ -84,6 +91,23 @@ def test_the_replay_command_gives_the_same_run() -> None:
     assert row["options"] == asdict(options)
 
 
+def test_jobs_change_nothing_in_what_is_printed() -> None:
+    arguments = ("--seeds", "9", "--seconds", "3", "--json")
+    alone, together = run_cli("0", *arguments), run_cli("0", *arguments, "--jobs", "3")
+    assert together.returncode == 0, together.stderr
+    assert len(alone.stdout.splitlines()) == 9
+    assert together.stdout == alone.stdout
+
+
+def test_a_strategy_can_be_asked_for_and_an_unknown_one_is_refused() -> None:
+    run = run_cli("0", "--seeds", "2", "--seconds", "2", "--strategy", "down-all", "--json")
+    rows = [json.loads(line) for line in run.stdout.splitlines()]
+    assert [row["options"]["strategy"] for row in rows] == ["down-all", "down-all"]
+    refused = run_cli("0", "--strategy", "keep-calm")
+    assert refused.returncode == 2
+    assert "keep-majority" in refused.stderr
+
+
 def test_without_json_the_sums_are_printed() -> None:
     run = run_cli("1", "--seeds", "2", "--seconds", "5", "--nodes", "3")
     assert run.returncode == 0, run.stderr
@@ -96,11 +120,18 @@ def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
     drawn = [draw(seed) for seed in range(200)]
     assert drawn == [draw(seed) for seed in range(200)]
     assert len(set(drawn)) == 200
-    for name in ("loss", "drift", "pauses", "kills", "one_ways", "cut_links", "restarts", "leaves"):
+    names = ("loss", "drift", "pauses", "kills", "one_ways", "cut_links", "restarts", "leaves")
+    names += ("bounces", "swizzles", "margin_s", "role", "quorum", "weakly_up", "down_if_alone")
+    for name in names:
         assert {bool(getattr(options, name)) for options in drawn} == {True, False}
+    assert {options.strategy for options in drawn} == set(STRATEGIES)
+    sizes = {(o.quorum > o.nodes // 2) for o in drawn if o.strategy == "static-quorum"}
+    assert sizes == {True, False}
+    assert {options.min_members > 1 for options in drawn} == {True, False}
     assert {options.store for options in drawn} == {"sound", "slow", "failing", "forgetful"}
-    assert 20 < sum(options.gentle for options in drawn) < 180
-    assert draw(5, nodes=9) == replace(draw(5), nodes=9)
+    assert 10 < sum(options.gentle for options in drawn) < 180
+    five, nine = asdict(draw(5)), asdict(draw(5, nodes=9))
+    assert {name for name in five if five[name] != nine[name]} <= {"nodes", "quorum", "min_members"}
 
 
 # -- the parts -----------------------------------------------------------------------------------

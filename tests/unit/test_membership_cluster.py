@@ -281,7 +281,7 @@ def test_TC12_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:
     nodes = net.start(3)
     net.run(5)
     net.pause("n01", 3.0)
-    net.run(6)
+    net.run(40)
     assert net.agreed(["n01", "n02", "n03"])
     net.pause("n01", 60.0)
     net.until(lambda: "n01" not in [h for h, _ in nodes[1].view], DECISION)

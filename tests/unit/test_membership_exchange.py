@@ -148,3 +148,36 @@ def test_whoever_can_hear_again_is_told_what_it_has_missed() -> None:
     assert said(exchange.on_listening(99, 1.0)) == []
     assert exchange.on_listening(A.uid, 1.0) == []
     assert exchange.on_listening(gone.uid, 1.0) == [exchange.state_to(gone, 1.0)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None:
+    """X learns of epochs, tells some, and is removed by B, which erases its counter. Whoever has
+    heard of the last epoch, and whoever has not, must not believe that they have the same."""
+    dice = Random(seed)
+    x = NodeId("x", 1, 1)
+    base = copy("abc").with_members(A, Member(x, 2, status=Status.UP, up_number=2))
+    base = base.with_seen(A).with_seen(B).with_seen(C).with_seen(x)
+    nodes = {}
+    for node in (A, B, C, x):
+        nodes[node] = Exchange(node, SETTINGS, dice)
+        nodes[node].start(base, 0.0)
+    contents: dict[object, object] = {}
+    for turn in range(60):
+        node = dice.choice((A, B, C))
+        kind = dice.choice(("tell", "tell", "tell", "learn", "x learns"))
+        if turn == 30:
+            downed = nodes[B].gossip.with_members(B, nodes[B].gossip.members[x].moved(Status.DOWN))
+            nodes[B].gossip = downed.without_members(B, (x,), 1.0)
+            node = B
+        elif kind == "tell":
+            teller = dice.choice([n for n in nodes if n != node])
+            told = GossipState(node, nodes[teller].gossip.flipped(1.0))
+            nodes[node].on_state(teller, told, 0.0, 1.0)
+        else:
+            learner = nodes[node if kind == "learn" else x]
+            learner.gossip = learner.gossip.with_epoch(learner.me, f"{learner.me}", turn + 1)
+        gossip = nodes[node].gossip
+        version = (frozenset(gossip.clock.counters.items()), frozenset(gossip.tombstones))
+        content = (gossip.members, gossip.reachability, gossip.epochs)
+        assert contents.setdefault(version, content) == content

@@ -138,7 +138,8 @@ def histories(draw: st.DrawFn) -> list[Gossip]:
                 steps = [s for s in TRANSITIONS[now.status] if s is not Status.REMOVED]
                 if steps:
                     step = draw(st.sampled_from(steps))
-                    number = draw(st.integers(2, 4)) if step is U else None
+                    numbered = step is U or (step is PREPARING and now.status is not U)
+                    number = draw(st.integers(2, 4)) if numbered else None
                     copy = copy.with_members(me, now.moved(step, number))
             case 2 if other != me and other in copy.members:
                 if Status.REMOVED in TRANSITIONS[copy.members[other].status]:

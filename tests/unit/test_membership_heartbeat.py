@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shardbus.ids import NodeId
 from shardbus.membership.heartbeat import Heartbeats, Verdict, ring_hash, watched
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
+from shardbus.membership.view import SlowHeartbeat
 from shardbus.settings import FailureDetectorSettings
 
 NODES = [NodeId(f"n{i}", 7355, i) for i in range(20)]
@@ -91,7 +92,7 @@ def test_whoever_slept_judges_nobody() -> None:
     hb.on_reply(B, HeartbeatReply(1, 0.0), 0.1)
     beats, judged, starved = hb.tick(60.0)
     assert starved == pytest.approx(59.75, abs=0.3)
-    assert beats == [(B, Heartbeat(2, 60.0))]
+    assert beats == [(B, Heartbeat(2, 60.0, hb.health.patience_max))]
     assert judged == []
 
 
@@ -107,8 +108,8 @@ def test_replies_that_nobody_asked_for_are_ignored() -> None:
 def test_a_slow_reply_is_reported() -> None:
     hb = heartbeats()
     hb.on_reply(B, HeartbeatReply(1, 0.0), 0.0)
-    assert hb.on_reply(B, HeartbeatReply(2, 1.0), 1.0) is None
-    assert hb.on_reply(B, HeartbeatReply(3, 2.0), 3.5) == pytest.approx(2.5)
+    assert hb.on_reply(B, HeartbeatReply(2, 1.0), 1.0) == []
+    assert hb.on_reply(B, HeartbeatReply(3, 2.0), 3.5) == [SlowHeartbeat(B, 2.5)]
 
 
 def test_TU8_a_suspect_stays_watched_when_the_ring_changes() -> None:
