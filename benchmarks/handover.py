@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from benchmarks.harness import emit, free_port, percentile
-from shardbus import Entity, ShardBus, handler
+from shardbus import AskTimeout, Entity, ShardBus, handler
 from shardbus.membership.member import Status
 from shardbus.runtime.node import Node
 from shardbus.settings import NodeSettings, Settings
@@ -79,6 +79,7 @@ class Prober:
         self.heard: list[tuple[float, int]] = []
         """When an answer came, and under which epoch."""
         self.waits: list[float] = []
+        self.unanswered = 0
         self._asks: set[asyncio.Task[None]] = set()
         router: Any = node.kinds["thing"].router
         handle = router.handle
@@ -103,7 +104,10 @@ class Prober:
 
     async def _ask(self, entity: str) -> None:
         begun = time.monotonic()
-        await self.node.ref("thing", entity).touch()
+        try:
+            await self.node.ref("thing", entity).touch()
+        except AskTimeout:
+            self.unanswered += 1
         self.waits.append(time.monotonic() - begun)
 
     def answered(self, epoch: int) -> int:
@@ -121,8 +125,8 @@ class Prober:
         await asyncio.gather(*self._asks)
 
 
-async def leave(nodes: list[Node]) -> tuple[float, float]:
-    """The oldest leaves; the gap and the slowest ask."""
+async def leave(nodes: list[Node]) -> tuple[float, float, int]:
+    """The oldest leaves: the gap, the slowest ask, and how many got no answer in time."""
     prober = Prober(nodes[-1])
     asking = asyncio.ensure_future(prober.run())
     await wait(lambda: len(prober.heard) >= AFTER, "answers of the old coordinator")
@@ -131,10 +135,10 @@ async def leave(nodes: list[Node]) -> tuple[float, float]:
     await wait(lambda: prober.answered(epoch) >= AFTER, "answers of the new coordinator")
     asking.cancel()
     await prober.finish()
-    return prober.gap(epoch), max(prober.waits)
+    return prober.gap(epoch), max(prober.waits), prober.unanswered
 
 
-async def measured() -> tuple[float, float]:
+async def measured() -> tuple[float, float, int]:
     """One leave in a cluster of its own."""
     nodes: list[Node] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -155,6 +159,8 @@ async def main(leaves: int) -> None:
         for suffix, q in (("p50", 0.5), ("p90", 0.9), ("max", 1.0)):
             value = 1000 * percentile(values, q)
             emit(f"{name}_{suffix}", value, "ms", leaves=leaves, nodes=NODES, store="sqlite")
+    lost = sum(one[2] for one in taken)
+    emit("handover_asks_unanswered", lost, "asks", leaves=leaves, nodes=NODES, store="sqlite")
 
 
 if __name__ == "__main__":

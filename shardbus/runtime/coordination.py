@@ -110,11 +110,14 @@ class Coordination:
         self._clockwork = Clockwork(coordinator.deadline, self._tick)
         if self._members is not None:
             self.handle(self._members)
+        self._forget_early(asyncio.get_running_loop().time())
         early, self._early = self._early, deque(maxlen=EARLY_MAX)
-        oldest = asyncio.get_running_loop().time() - EARLY_S
-        for at, event in early:
-            if at >= oldest:
-                self.handle(event)
+        for _, event in early:
+            self.handle(event)
+
+    def _forget_early(self, now: float) -> None:
+        while self._early and self._early[0][0] < now - EARLY_S:
+            self._early.popleft()
 
     def received(self, sender: NodeId, message: events.Message) -> None:
         """A message for the coordinator, who may be about to come. If none does, the sender will
@@ -123,7 +126,9 @@ class Coordination:
         if self.coordinator is not None:
             self.handle(event)
         elif isinstance(message, messages.Register | messages.GetShardHome):
-            self._early.append((asyncio.get_running_loop().time(), event))
+            now = asyncio.get_running_loop().time()
+            self._forget_early(now)
+            self._early.append((now, event))
 
     def handle(self, event: events.CoordinatorEvent) -> None:
         """Give the machine an event and do what it says."""

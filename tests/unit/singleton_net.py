@@ -410,7 +410,7 @@ class Net:
     def check(self) -> None:
         if self.nature.loss == 0 and self.nature.proof == 1 and not self.walls:
             names = [node.name for node in self.active()]
-            assert len(names) <= 1, f"seed {self.seed}: at {self.now:.3f} two act: {names}"
+            assert len(names) <= 1, f"at {self.now:.3f} two act: {names}"
 
     def check_quiet(self) -> None:
         """Exactly one rules: the oldest that stays, under the highest epoch."""
@@ -419,7 +419,7 @@ class Net:
         rulers = [node for node in self.active() if node.instance.work is Work.RULING]  # type: ignore[union-attr]
         names = [node.name for node in self.active()]
         expected = [] if oldest is None else [self.nodes[oldest.node].name]
-        assert names == expected, f"seed {self.seed}: in the end {names} act, not {expected}"
+        assert names == expected, f"in the end {names} act, not {expected}"
         assert [r.instance.epoch for r in rulers] == [self.epoch] * len(expected)  # type: ignore[union-attr]
         for node in self.nodes.values():
             resting = node.machine.state in (State.YOUNGER, State.OLDEST, State.ENDED)

@@ -29,6 +29,13 @@ ROUGH_FAULTS = (*FAULTS, "down", "split", "linger")
 
 def run_seed(seed: int, nature: Nature) -> Net:
     """Nodes come, leave, crash and are cut off for fifteen seconds; then there is quiet."""
+    try:
+        return _run_seed(seed, nature)
+    except AssertionError as error:
+        raise AssertionError(f"seed {seed} of {nature}: {error}") from error
+
+
+def _run_seed(seed: int, nature: Nature) -> Net:
     net = Net(seed, nature)
     dice = net.dice
     for _ in range(dice.randint(4, 8) if nature is HASTY else dice.randint(1, 6)):
