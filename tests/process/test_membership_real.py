@@ -156,7 +156,7 @@ async def test_neither_a_blocked_handler_nor_a_hogged_core_costs_a_node(lab: Pro
 @pytest.mark.parametrize(
     ("times", "confirmed_death"),
     [
-        (6, "true"),
+        (4, "true"),
         (3, "false"),
         pytest.param(100, "true", marks=[pytest.mark.soak, pytest.mark.timeout(900)]),
     ],
