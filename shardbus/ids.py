@@ -10,12 +10,15 @@ Source: S1.2, S1.7, S1.8, S2.15, S2.21, S4.8.
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 from zlib import crc32
 
 from shardbus.errors import ConfigError
 
 ID_BYTES_MAX = 256
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9._-]+)?")
+"""A name, an IPv4 address, or an IPv6 address with its zone."""
 
 
 class Address(NamedTuple):
@@ -38,7 +41,7 @@ class Address(NamedTuple):
         host = host.removeprefix("[").removesuffix("]")
         if (
             not colon
-            or not host
+            or not is_host(host)
             or not port.isascii()
             or not port.isdigit()
             or not 0 < int(port) < 65536
@@ -52,7 +55,16 @@ class Address(NamedTuple):
     def advertised(cls, text: str, port: int) -> Address:
         """Read `host`, at `port`, or `host:port`. Raises as `parse`."""
         bare = text.count(":") != 1 and not text.startswith("[")
-        return cls(text, port) if bare else cls.parse(text)
+        if not bare:
+            return cls.parse(text)
+        if not is_host(text):
+            raise ConfigError(f"not a host: {text!r}", hint="write HOST or HOST:PORT")
+        return cls(text, port)
+
+
+def is_host(text: str) -> bool:
+    """Whether a name or an IP address may look so; nobody is asked whether there is such a host."""
+    return bool(HOST.fullmatch(text))
 
 
 class NodeId(NamedTuple):

@@ -20,6 +20,7 @@ from shardbus.cluster import (
     MetaChanged,
     QuarantinedMember,
     Subscription,
+    UnreachableMember,
 )
 from shardbus.errors import NodeLost
 from shardbus.membership import events as ev
@@ -45,6 +46,10 @@ def application() -> ShardBus:
         @handler
         def add(self, amount: int) -> int:
             return amount
+
+        @handler
+        def size(self, text: str) -> int:
+            return len(text)
 
     return bus
 
@@ -269,6 +274,20 @@ async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
         answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(30)]
         assert answers == list(range(30))
         assert {s for n in trio for s in n.kinds["counter"].host.shards} == set("012345")
+
+
+async def test_TC17_large_messages_leave_heartbeats_alone(nodes: Nodes) -> None:
+    """Links that are full of large messages are not those of heartbeats."""
+    trio = await nodes.cluster(application(), 3)
+    events = [node.observers.subscribe() for node in trio]
+    client = await nodes.client(*trio)
+    large = "x" * (4 << 20)
+    for _ in range(3):
+        sizes = [client.ask("counter", f"e{i}", "size", large) for i in range(12)]
+        assert await asyncio.gather(*sizes) == [len(large)] * 12
+    for subscription in events:
+        subscription.close()
+        assert not [e async for e in subscription if isinstance(e, UnreachableMember)]
 
 
 # -- quarantine ----------------------------------------------------------------------------------

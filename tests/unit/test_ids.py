@@ -42,6 +42,23 @@ def test_an_advertised_host_may_have_a_port(text: str, port: int, address: Addre
     assert Address.advertised(text, port) == address
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["bad host", "", "a/b", "a\n", "-x", "tcp://h", "h:0", "h:99999", "ü", "x" * 254, "a b:1"],
+)
+def test_TU10_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        Address.advertised(text, 7355)
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "10.0.0.1", "::1", "fe80::1%eth0", "a-b.c", "node_1", "1a"]
+)
+def test_what_is_a_host_is_taken(host: str) -> None:
+    address = Address(host, 1)
+    assert Address.parse(str(address)) == address
+
+
 @given(st.integers(0, 2**64 - 1))
 def test_a_node_is_read_as_it_is_written(uid: int) -> None:
     node = NodeId("127.0.0.1", 7355, uid)
