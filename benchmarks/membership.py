@@ -3,7 +3,7 @@
     python -m benchmarks.membership [nodes ...]
 
 For each size: picking whom to watch in the ring, comparing and merging two vector clocks, merging
-two tables of reachability, merging two states, and a state to bytes and back. Microseconds per call,
+two tables of reachability, merging two states, and a state to bytes and back. Microseconds a call,
 the median of several rounds.
 
 Source: T.U19.
