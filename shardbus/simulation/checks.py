@@ -244,8 +244,9 @@ class Checks:
             self._known.update(dict.fromkeys(new))
             return
         founded = any(status is Status.UP for _, status in self._known)
+        founds = not founded and any(status is Status.UP for _, status in new)
         self._known.update(dict.fromkeys(new))
-        if not founded and len(after.members) < self.world.settings.min_members:
+        if founds and len(after.members) < self.world.settings.min_members:
             raise Violation("acts", f"{process.id} does not wait for enough members")
         theirs = after.clock.without((process.id,)).merge(before.clock)
         for node, member in before.members.items():

@@ -10,9 +10,17 @@ from test_membership_gossip import A, B, C, D, member, state
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
-from shardbus.membership.view import ARRIVALS, MembershipView, changes, view_of
+from shardbus.membership.view import (
+    ARRIVALS,
+    ConvergenceChanged,
+    MembershipView,
+    MetaChanged,
+    RoleLeaderChanged,
+    changes,
+    view_of,
+)
 
-J, W, U, L, X, DOWN, REMOVED = Status
+J, W, U, PREPARING, READY, L, X, DOWN, REMOVED = Status
 UNREACHABLE, GONE = Flag.UNREACHABLE, Flag.TERMINATED
 
 
@@ -22,10 +30,12 @@ def flagged(copy: Gossip, flag: Flag, *subjects: object, by: object = A) -> Goss
 
 
 def story(before: Gossip, after: Gossip, me: object = A) -> list[str]:
-    """The events between two pictures, as `MemberUp b`."""
+    """The events between two pictures, as `MemberUp b`, but for convergence."""
     events = changes(view_of(before, me), view_of(after, me))  # type: ignore[arg-type]
     told = []
     for event in events:
+        if isinstance(event, ConvergenceChanged):
+            continue
         node = event.member.node if hasattr(event, "member") else getattr(event, "leader", None)
         gone = " gone" if getattr(event, "terminated", False) else ""
         told.append(f"{type(event).__name__} {node.host if node else None}{gone}")
@@ -97,12 +107,32 @@ def test_TU9_replayed_from_nothing_a_picture_tells_every_member(status: Status) 
     assert told[:3] == [f"{ARRIVALS[status].__name__} a", "MemberUp b", "MemberUp c"]
 
 
-def test_convergence_is_part_of_the_picture_and_no_event() -> None:
+def test_TU9_convergence_comes_and_goes() -> None:
     copy = state("ab", a=U, b=U, c=U)
-    assert not view_of(copy, A).converged
-    assert view_of(copy.with_seen(C), A).converged
-    assert story(copy, copy.with_seen(C)) == []
+    pictures = [view_of(copy, A), view_of(copy.with_seen(C), A)]
+    assert [picture.converged for picture in pictures] == [False, True]
+    assert changes(*pictures) == [ConvergenceChanged(True)]
+    assert changes(*reversed(pictures)) == [ConvergenceChanged(False)]
     assert not view_of(copy.with_seen(C), D).converged  # of which D is no member
+
+
+def test_TU9_a_role_has_a_leader_of_its_own() -> None:
+    before = aged({"b": ("x",), "c": ("x",)}, a=1, b=2, c=3)
+    cut = replace(before, unreachable=(B,))
+    assert before.role_leader("x") == B
+    assert RoleLeaderChanged("x", C) in changes(before, cut)
+    assert cut.role_leader("y") is None
+    alone = replace(before, members=before.members[:1])
+    assert RoleLeaderChanged("x", None) in changes(before, alone)
+
+
+def test_S3_34_what_the_application_writes_is_an_event_once() -> None:
+    before = view_of(TWO, A)
+    after = view_of(TWO.with_meta(B, "mode", b"day"), A)
+    assert [e for e in changes(before, after) if isinstance(e, MetaChanged)] == [
+        MetaChanged("mode", b"day")
+    ]
+    assert changes(after, after) == []
 
 
 def aged(roles: dict[str, tuple[str, ...]], **numbers: int) -> MembershipView:
