@@ -191,7 +191,8 @@ class Resolver:
         self._looked_at = gossip
         statuses = tuple((node, member.status) for node, member in gossip.members.items())
         picture = (statuses, tuple(gossip.records()))
-        self._split = survey(gossip, self.me, self.settings.role)
+        whole = not gossip.verdicts()
+        self._split = Split() if whole else survey(gossip, self.me, self.settings.role)
         if picture == self._picture:
             return
         self._count(frozenset(gossip.verdicts()), now)
