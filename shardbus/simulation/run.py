@@ -4,7 +4,7 @@ Safety: nodes join, faults happen, and `checks` looks on after every event. Then
 and liveness is demanded: within `SETTLED_WITHIN` every process that runs is a member, Up, and sees
 exactly the others that do (I9); whoever died or left is gone from every view, and nobody else
 (I10); everybody knows the highest epoch that any of them had seen (I6). And it stays so for a
-while.
+while. In the end the whole cluster stops by one command, and every member ends by itself.
 
 A store that granted a lease twice leaves two sides that have removed each other: each of them must
 agree within itself.
@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardbus.ids import NodeId
+from shardbus.membership import events as ev
 from shardbus.membership.member import Status
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.checks import Checks, Violation, content
@@ -28,6 +29,8 @@ from shardbus.simulation.world import World
 
 SETTLED_WITHIN = 45.0
 STAYS_FOR = 5.0
+STOPS_WITHIN = 2.0
+STOPPED_WITHIN = 30.0
 LOOK_EVERY = 0.25
 LANES_SHOWN = 60
 EVENTS_PER_SECOND_MAX = 500
@@ -125,7 +128,31 @@ def _two_phases(world: World, options: Options) -> float:
         raise Violation("I9", f"agreed after {settled:g} s, and then not: {why}")
     if options.gentle and not _members(world):
         raise Violation("I10", "nobody is left, though nothing isolated anybody")
+    _stop(world, options)
     return settled
+
+
+def _stop(world: World, options: Options) -> None:
+    """The whole cluster stops by one command, while messages are lost again.
+
+    Raises:
+        Violation: somebody does not end, or is downed.
+    """
+    up = [p for p in _members(world) if p.machine.view.status is Status.UP]
+    if not up:
+        return
+    cluster = [p for p in _members(world) if up[0].machine.view.member(p.id)]
+    world.network.loss, world.stops_within_s = options.loss, STOPS_WITHIN
+    world.trace.mark(world.now, up[0].name, "is told that the whole cluster shall stop")
+    world.give(up[0], ev.PrepareForShutdown())
+    told = world.now
+    while waiting := [p for p in cluster if p.running]:
+        if world.now - told > STOPPED_WITHIN:
+            raise Violation("stop", f"{waiting[0].id} still runs after {STOPPED_WITHIN:g} s")
+        _run(world, LOOK_EVERY)
+    downed = [p for p in cluster if p.stopped != "left"]
+    if downed:
+        raise Violation("stop", f"{downed[0].id} ended as {downed[0].stopped!r}")
 
 
 def _run(world: World, seconds: float) -> None:

@@ -21,7 +21,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.cluster import Cluster
 from shardbus.membership.confirm import ProbeOutcome
-from shardbus.membership.member import Member
+from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     GossipSeen,
     GossipState,
@@ -63,6 +63,8 @@ class World(Timeline):
         self.leases = Leases(self.rng)
         self.trace = Trace()
         self.events = 0
+        self.stops_within_s = 0.05
+        """How long at most a process needs to stop what runs in it."""
         self.nodes: dict[str, Process] = {}
         self.by_id: dict[NodeId, Process] = {}
         self.on_step: Callable[[Process], None] = lambda _: None
@@ -217,7 +219,10 @@ class World(Timeline):
             case ev.Notice(event):
                 process.notices.append(event)
                 self.trace.mark(self.now, process.name, type(event).__name__)
-            case ev.ViewChanged() | ev.Dropped():
+            case ev.ViewChanged(view):
+                if view.status is Status.READY_FOR_SHUTDOWN and view.converged:
+                    self.later(self.stops_within_s * self.rng.random(), lambda: self._end(process))
+            case ev.Dropped():
                 pass
             case _:
                 assert_never(effect)
@@ -302,6 +307,10 @@ class World(Timeline):
     def _exit(self, process: Process) -> None:
         process.alive = process.listening = False
         self._drop_connections(process)
+
+    def _end(self, process: Process) -> None:
+        """Everything in it has stopped, since the whole cluster does."""
+        self.give(process, ev.Leave(process.id))
 
     def _drop_connections(self, process: Process) -> None:
         for other in self.nodes.values():

@@ -29,7 +29,6 @@ from shardbus.membership import events as ev
 from shardbus.membership import messages as msg
 from shardbus.membership import view as seen
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.member import Status
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.checks import version
 from shardbus.simulation.lanes import UNDRAWN, Trace
@@ -228,11 +227,7 @@ class Stage(Net):
                 self.draw(me, type(event).__name__)
 
     def _after(self, process: Node) -> None:
-        """A machine has handled something: has it another version now? One that is ready for the
-        stop of the whole cluster, and knows that all are, ends as a node does then."""
-        view = process.machine.view
-        if view.status is Status.READY_FOR_SHUTDOWN and view.converged:
-            self._soon(lambda: self.give(process, ev.Leave(process.id)))
+        """A machine has handled something: has it another version now?"""
         before, gossip = self._shown.get(process.id, Gossip()), process.machine.gossip
         news, self._news = self._news, []
         me = self.words.label(process.id)

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from shardbus.ids import NodeId
-from shardbus.membership import admission, cluster, downing, leader, resolver, strategies
+from shardbus.membership import admission, cluster, downing, gossip, leader, resolver, strategies
 from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.downing import Outcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.health import Health
 from shardbus.membership.heartbeat import Heartbeats
 from shardbus.membership.join import Joiner
-from shardbus.membership.member import Member
+from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import Greeting, Join, Welcome
 from shardbus.membership.reachability import Flag, Reachability
 from shardbus.settings import ClusterSettings, DowningSettings
@@ -318,6 +318,12 @@ CONFIGURED: dict[Plant, Found] = {
 }
 """Defects that need a certain strategy or setting: the rest of the run is drawn."""
 
+
+def who_is_ready_to_stop_is_missed(patch: Patch) -> None:
+    patch.setattr(gossip, "ON_THE_WAY_OUT", (Status.DOWN, Status.EXITING))
+    patch.setattr(downing, "ON_THE_WAY_OUT", (Status.DOWN, Status.EXITING))
+
+
 PLANTS: dict[Plant, tuple[str, ...]] = {
     tombstones_are_forgotten: ("I8",),
     seen_is_not_cleared_on_change: ("seen",),
@@ -333,6 +339,7 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     who_joins_forgets_the_time: ("I12",),
     a_status_may_go_back: ("I8",),
     ages_are_not_counted_on: ("ages",),
+    who_is_ready_to_stop_is_missed: ("stop",),
 }
 """Each defect, and the rules that may find it first."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from membership_net import Net, Node
+from membership_net import Net
 from test_membership_gossip import A, B, C, D, member, state
 
 from shardbus.membership import events as ev
@@ -20,23 +20,11 @@ from shardbus.settings import ClusterSettings
 J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
 SOON = 3.0
 LEAVING_TOO = 6.0
+FAR = 1e6
 
 
 def prepare(net: Net, name: str) -> None:
     net.give(net.nodes[name], ev.PrepareForShutdown())
-
-
-def obey(net: Net) -> None:
-    """Let every node do what a node does: end once everybody is known to be ready."""
-    check = net.on_step
-
-    def after(node: Node) -> None:
-        check(node)
-        view = node.machine.view
-        if view.status is READY and view.converged:
-            net.later(0.01, lambda: net.give(node, ev.Leave(node.id)))
-
-    net.on_step = after
 
 
 def everybody_left(net: Net) -> bool:
@@ -103,7 +91,6 @@ def test_preparing_members_vote_as_if_they_were_up_and_ready_ones_decide_nothing
 def test_TC7_the_whole_cluster_stops_and_nobody_is_downed(n: int, loss: float) -> None:
     net = Net(n, loss=loss)
     net.start(n)
-    obey(net)
     prepare(net, f"n{n:02}")
     net.until(lambda: everybody_left(net), SOON if not loss else 10 * SOON)
     notices = [notice for node in net.by_id.values() for notice in node.notices]
@@ -114,6 +101,7 @@ def test_TC7_the_whole_cluster_stops_and_nobody_is_downed(n: int, loss: float) -
 def test_TC7_nobody_joins_a_cluster_that_stops() -> None:
     net = Net(2)
     net.start(2)
+    net.stops_within_s = FAR
     prepare(net, "n01")
     net.run(1)
     late = net.join("n03", "n01", "n02")
@@ -125,6 +113,7 @@ def test_TC7_nobody_joins_a_cluster_that_stops() -> None:
 def test_TC7_members_may_still_leave() -> None:
     net = Net(3)
     net.start(3)
+    net.stops_within_s = FAR
     prepare(net, "n01")
     net.run(1)
     leaver = net.nodes["n03"]
@@ -138,6 +127,7 @@ def test_TC7_members_may_still_leave() -> None:
 def test_the_oldest_stays_the_oldest_while_the_cluster_stops() -> None:
     net = Net(4)
     net.start(3)
+    net.stops_within_s = FAR
     oldest = net.nodes["n02"].machine.view.oldest()
     prepare(net, "n02")
     net.run(1)
@@ -151,7 +141,6 @@ def test_a_join_at_the_same_moment_stops_too() -> None:
     net.start(3)
     net.join("n04", "n02")
     prepare(net, "n03")
-    obey(net)
     net.until(lambda: everybody_left(net) or bool(net.nodes["n04"].stopped), LEAVING_TOO)
     net.until(lambda: not net.running(), LEAVING_TOO)
 
@@ -159,7 +148,6 @@ def test_a_join_at_the_same_moment_stops_too() -> None:
 def test_a_node_that_dies_meanwhile_does_not_keep_the_others() -> None:
     net = Net(6)
     net.start(3)
-    obey(net)
     prepare(net, "n01")
     net.kill("n03")
     net.until(lambda: not net.running(), 4 * SOON)
