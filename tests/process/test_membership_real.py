@@ -79,6 +79,7 @@ async def test_TC3_a_killed_node_is_downed_by_command(lab: Processes) -> None:
 
 
 async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: Processes) -> None:
+    """The next leader may be the last to see it exiting, and then removes it in the same step."""
     nodes = await lab.cluster(3)
     names = {await name_of(node): node for node in nodes}
     name = cluster(nodes[0])["leader"]
@@ -86,9 +87,9 @@ async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: P
     assert await leader.terminate() == 0
     rest = list(names.values())
     await lab.agree(*rest)
+    assert said(leader, f"{name} is leaving") < said(leader, f"{name} is exiting")
     for node in rest:
-        steps = [said(node, f"{name} is {step}") for step in ("leaving", "exiting", "removed")]
-        assert steps == sorted(steps)
+        assert said(node, f"{name} is leaving") < said(node, f"{name} is removed")
         assert cluster(node)["leader"] in names
         assert "is unreachable" not in node.err.read_text()
 

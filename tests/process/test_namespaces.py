@@ -35,7 +35,7 @@ def pair(network: Network) -> Iterator[tuple[socket.socket, socket.socket]]:
     first, second = network.machine(), network.machine()
     with inside(second.name):
         listener = socket.create_server((second.address, 4000))
-    here = dial(first, second)
+    here = dial(first, second, within=10.0)
     there, _ = listener.accept()
     for end in (here, there):
         end.settimeout(SILENCE_S)
@@ -43,10 +43,10 @@ def pair(network: Network) -> Iterator[tuple[socket.socket, socket.socket]]:
         yield here, there
 
 
-def dial(here: Machine, there: Machine) -> socket.socket:
+def dial(here: Machine, there: Machine, within: float = SILENCE_S) -> socket.socket:
     with inside(here.name):
         client = socket.socket()
-    client.settimeout(SILENCE_S)
+    client.settimeout(within)
     client.connect((there.address, 4000))
     return client
 
