@@ -23,7 +23,7 @@ from shardbus.runtime.entity_type import (
 )
 from shardbus.runtime.observers import Callback
 from shardbus.settings import ShardingSettings
-from shardbus.transport.refs import RESERVED
+from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
     Decode,
@@ -128,6 +128,11 @@ class ShardBus:
         """
         return cast("E", self._running().ref(kind, entity_id))
 
+    async def start_entity(self, kind: str | type, entity_id: str) -> None:
+        """Start an entity without a message, from inside a node; returns when it runs. A remembered
+        one stays from then on [S4.40]. Raises as an ask."""
+        await cast("Any", self._running().ref(kind, entity_id)).start_entity()
+
     def region(self, name: str) -> Region:
         """The local region of a type, which takes messages by the type's `extract_entity_id`
         [S2.8]."""
@@ -231,6 +236,7 @@ def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str,
         decoders = interface.methods[name].decoders
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
         invokers[name] = Invoker(name, function, waits, decoders, single=single)
+    invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
     receive = getattr(cls, "receive", None)
     if receive is not None:
         interface.messages = message_decoders(receive, classes)

@@ -31,7 +31,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.refs import Ref, ask, call, pack
+from shardbus.transport.refs import Ref, ask, call, pack, start_entity
 from shardbus.transport.router import DONE, Router
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
@@ -225,6 +225,15 @@ class AsyncClient:
         timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
         router = self._kinds.known(kind) or await self._router(kind)
         return await call(router, entity_id, handler, args, timeout_ms)
+
+    async def start_entity(
+        self, kind: str | type, entity_id: str, timeout: float | None = None
+    ) -> None:
+        """Start an entity without a message; returns when it runs. A remembered one stays from then
+        on. Raises as `ask`."""
+        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        router = self._kinds.known(kind) or await self._router(kind)
+        await start_entity(router, entity_id, timeout_ms)
 
     async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
         """Tell a handler by its name, also one without arguments."""

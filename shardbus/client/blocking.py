@@ -129,6 +129,10 @@ class Client:
             lambda: self._client.call(kind, entity_id, handler, *args, timeout=timeout)
         )
 
+    def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
+        """Start an entity without a message; returns when it runs."""
+        self._run(lambda: self._client.start_entity(kind, entity_id, timeout))
+
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
         """Tell a handler by its name, also one without arguments."""
         self._run(lambda: self._client.cast(kind, entity_id, handler, *args))

@@ -21,16 +21,19 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from shardbus.errors import ConfigError, StaleEpoch, StoreError
+from shardbus.errors import ConfigError, RequestError, StaleEpoch, StoreError
 from shardbus.ids import NodeId
 from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.table import EPOCH_SHIFT
 from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
 
 log = logging.getLogger("shardbus.coordinator")
 
 RETRY_S = 1.0
+
+FORMER_PAGE = 200
 
 EARLY_MAX = 10_000
 """Messages kept for a coordinator that is not there yet."""
@@ -46,7 +49,8 @@ class Office(Protocol):
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
     def over(self, entity_type: str) -> None: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
-    def wake(self, entity_type: str, shards: list[str]) -> None: ...
+    def wake(self, entity_type: str, shards: list[str]) -> list[str]: ...
+    async def start_entity(self, entity_type: str, entity_id: str) -> None: ...
 
 
 class Coordination:
@@ -197,16 +201,30 @@ class Coordination:
 
     async def _wake(self, machine: Coordinator) -> None:
         """Shards with remembered entities run though nobody sends to them: ask for their homes, as
-        the first message for them would."""
+        the first message for them would. Entities of shards that the type has no more move."""
+        former: list[str] | None = None
         while self.coordinator is machine:
             try:
-                shards = await self._store.remembered_shards(self.entity_type)
-            except StoreError as e:
-                log.warning("remembered shards of %r: %s", self.entity_type, e)
-                await asyncio.sleep(RETRY_S)
-            else:
-                self._office.wake(self.entity_type, shards)
+                if former is None:
+                    shards = await self._store.remembered_shards(self.entity_type)
+                    former = self._office.wake(self.entity_type, shards)
+                while former:
+                    await self._empty(former[-1], machine.epoch)
+                    former.pop()
                 return
+            except (StoreError, RequestError) as e:
+                log.warning("remembered entities of %r: %s", self.entity_type, e)
+                await asyncio.sleep(RETRY_S)
+
+    async def _empty(self, shard: str, epoch: int) -> None:
+        """Start the entities of a former shard where they belong now, and forget them here."""
+        name, store, fence = self.entity_type, self._store, epoch << EPOCH_SHIFT
+        while True:
+            ids, _ = await store.page_remembered(name, shard, None, FORMER_PAGE)
+            if not ids:
+                return
+            await asyncio.gather(*(self._office.start_entity(name, i) for i in ids))
+            await store.remove_remembered(name, shard, ids, fence)
 
     async def _persist(self, machine: Coordinator, write: events.Persist) -> None:
         try:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shardbus.errors import LocalProtocolError, StaleFence, Unhandled
+from shardbus.errors import LocalProtocolError, RequestError, StaleFence, Unhandled
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
@@ -29,6 +29,10 @@ from shardbus.transport.session import Session
 from shardbus.wire.schema import encode_value, method_of
 
 log = logging.getLogger("shardbus.entity")
+
+
+MOVES_MAX = 100
+MOVE_AGAIN_S = 2.0
 
 
 class HostedShard:
@@ -73,6 +77,8 @@ class Host:
         ref: Callable[[Any, str], Any],
         on_down: Callable[[str], None],
         store: StateStore,
+        shard_of: Callable[[str], str],
+        start_elsewhere: Callable[[str], Awaitable[None]],
     ) -> None:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.name, self.ref = kind.name, ref
@@ -81,6 +87,9 @@ class Host:
         self.active: dict[str, Context] = {}
         self.shards: dict[str, HostedShard] = {}
         self._keeper, self._on_down = keeper, on_down
+        self._shard_of, self._start_elsewhere = shard_of, start_elsewhere
+        self._moves: set[asyncio.Task[None]] = set()
+        self._moving = asyncio.Semaphore(MOVES_MAX)
         self.recovery = Recovery(settings, loop, self._revive)
         self.memory: Memory | None = None
         if settings.remember:
@@ -216,6 +225,9 @@ class Host:
             return None
         if self.find(entity_id, hosted.shard) is not None:
             return None
+        if self._shard_of(entity_id) != hosted.shard:
+            self._move(hosted, entity_id)
+            return None
         return self.activate(hosted, entity_id, "remembered")
 
     def _gone(self, cell: Context) -> None:
@@ -257,8 +269,29 @@ class Host:
             backoff = self.settings.entity_restart_backoff
             self.loop.call_later(backoff, self._revive, hosted, cell.entity_id)
 
+    def _move(self, hosted: HostedShard, entity_id: str) -> None:
+        """The entity belongs to another shard since the shard function changed: start it there,
+        then forget it here."""
+
+        async def move() -> None:
+            async with self._moving:
+                try:
+                    await self._start_elsewhere(entity_id)
+                except RequestError as e:
+                    log.warning("%s %r does not start elsewhere: %s", self.name, entity_id, e)
+                    self.loop.call_later(MOVE_AGAIN_S, self._revive, hosted, entity_id)
+                else:
+                    if self.memory is not None:
+                        self.memory.forget(hosted, entity_id)
+
+        task = self.loop.create_task(move())
+        self._moves.add(task)
+        task.add_done_callback(self._moves.discard)
+
     def close(self) -> None:
         """The process ends."""
+        for task in self._moves:
+            task.cancel()
         if self.memory is not None:
             self.memory.stop()
         self.recovery.stop()

@@ -29,11 +29,14 @@ from shardbus.sharding import events
 from shardbus.sharding.region import Region
 from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.refs import start_entity
 from shardbus.transport.router import Envelope, Router
 from shardbus.transport.session import Loopback, Session
 from shardbus.wire.batch import AskRun, Flush, Relayed, TellRun
 
 log = logging.getLogger("shardbus.sharding")
+
+START_MS = 30_000
 
 
 class Surroundings(Protocol):
@@ -84,7 +87,18 @@ class Kind:
         self._node = node
         loop = asyncio.get_running_loop()
         self._loop = loop
-        self.host = Host(kind, settings, str(node.me), loop, keeper, ref, self._on_down, node.store)
+        self.host = Host(
+            kind,
+            settings,
+            str(node.me),
+            loop,
+            keeper,
+            ref,
+            self._on_down,
+            node.store,
+            lambda entity_id: self.router.shard_of(entity_id),
+            self._start_elsewhere,
+        )
         interface = kind.interface
         region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
         self.router = Router(interface, region, self, loop, node.endpoint.clock)
@@ -247,6 +261,9 @@ class Kind:
     def _stop_shards(self) -> None:
         shards, self._stopping = self._stopping, []
         self.host.stop_shards(shards, self._stop_reason)
+
+    async def _start_elsewhere(self, entity_id: str) -> None:
+        await start_entity(self.router, entity_id, START_MS)
 
     def _on_down(self, shard: str) -> None:
         if self._stopped_here is None:

@@ -29,12 +29,16 @@ from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.messages import GetShardHome
 from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
+from shardbus.transport.refs import start_entity
 
 HOSTING = (*WORKING, Status.LEAVING)
 """Members in these statuses host shards."""
 
 REGISTERING = (*HOSTING, Status.EXITING)
 """Members in these statuses have regions that register; a new coordinator waits for each."""
+
+
+START_MS = 30_000
 
 
 class Surroundings(Protocol):
@@ -120,11 +124,17 @@ class Succession:
         """The coordinator here has ended."""
         self._handle(handover.Over())
 
-    def wake(self, entity_type: str, shards: list[str]) -> None:
-        """These shards shall have homes, though no message is there for them."""
+    def wake(self, entity_type: str, shards: list[str]) -> list[str]:
+        """These shards shall have homes, though no message is there for them. Returns those that
+        the type's shard function does not give any more."""
         router = self._kind.router
         known = tuple(shard for shard in shards if router.has_shard(shard))
         router.handle(events.Received(self._node.me, GetShardHome(known)))
+        return [shard for shard in shards if shard not in known]
+
+    async def start_entity(self, entity_type: str, entity_id: str) -> None:
+        """The entity shall run where its shard is."""
+        await start_entity(self._kind.router, entity_id, START_MS)
 
     def note(self, entity_type: str, note: events.Note) -> None:
         """What a machine noted."""

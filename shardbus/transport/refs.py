@@ -18,7 +18,13 @@ from shardbus.wire.schema import Method, decode_value, encode_value, method_of, 
 if TYPE_CHECKING:
     import asyncio
 
-RESERVED = frozenset({"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait"})
+START = "$start"
+"""Names no handler: what asks for it only wants the entity to run [StartEntity]."""
+NO_ARGUMENTS = encode_value(())
+
+RESERVED = frozenset(
+    {"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait", "start_entity"}
+)
 """Names that a reference itself has; no handler may be called so."""
 
 
@@ -102,6 +108,10 @@ class Ref:
         """The same entity with another deadline for asks, in seconds."""
         return Ref(self._router, self.entity_id, int(timeout * 1000))
 
+    def start_entity(self) -> asyncio.Future[Any]:
+        """Start it without a message; done when it runs."""
+        return start_entity(self._router, self.entity_id, self._timeout_ms)
+
     def tell(self, message: object) -> Any:
         """Send a message to `receive`."""
         return self._router.send(self.entity_id, message)
@@ -130,6 +140,11 @@ def call(
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
     return router.ask(router.key(handler), entity_id, encode_value(args), timeout_ms, decode)
+
+
+def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
+    """Start it, if it does not run; done when it does. A remembered one is on its list then."""
+    return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
 def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[tuple[str, str], bytes]:

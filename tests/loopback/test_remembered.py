@@ -18,10 +18,10 @@ from tests.waiting import until
 IDS = [f"page-{i}" for i in range(200)]
 
 
-def application() -> ShardBus:
+def application(shards: int = 12) -> ShardBus:
     bus = ShardBus("shop")
 
-    @bus.entity("counter", shards=12, remember=True)
+    @bus.entity("counter", shards=shards, remember=True)
     class Counter(Entity):
         @handler
         def add(self, amount: int) -> int:
@@ -89,6 +89,39 @@ async def test_B95_they_come_back_though_the_table_was_removed(nodes: Nodes) -> 
     nodes.data.tables["counter"].homes.clear()
     again = await nodes.cluster(application(), 1)
     await until(lambda: running(again) == sorted(IDS), "everybody")
+
+
+@pytest.mark.parametrize("shards", [5, 12, 40])
+async def test_B94_they_find_their_shards_under_another_shard_function(
+    nodes: Nodes, shards: int
+) -> None:
+    """As after `data remove`: some lists have no shard any more, and some ids are on wrong ones."""
+    pair = await begin(nodes, 2)
+    for node in pair:
+        nodes.all.remove(node)
+        await node.close()
+    table = nodes.data.tables["counter"]
+    table.homes.clear()
+    table.layout = f"crc32/{shards}"
+    again = await nodes.cluster(application(shards), 2)
+    await until(lambda: running(again) == sorted(IDS), "everybody")
+    await until(lambda: sorted(nodes.remembered("counter")) == sorted(IDS), "each on one list")
+    router = again[0].kinds["counter"].router
+    for (_, shard), row in nodes.data.remembered.items():
+        assert {router.shard_of(i) for i in row.entity_ids} <= {shard}
+
+
+async def test_B93_an_entity_is_started_without_a_message(nodes: Nodes) -> None:
+    bus = application()
+    pair = await nodes.cluster(bus, 2)
+    client = await nodes.client()
+    await client.start_entity("counter", "quiet")
+    assert running(pair) == ["quiet"]
+    assert nodes.remembered("counter") == ["quiet"]
+    await client.start_entity("counter", "quiet")
+    bus.attach(pair[1])
+    await bus.start_entity("counter", "other")
+    assert running(pair) == ["other", "quiet"]
 
 
 async def test_who_is_cut_off_from_the_store_loses_nobody(nodes: Nodes) -> None:

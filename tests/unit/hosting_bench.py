@@ -84,7 +84,18 @@ class Bench:
         ref: Callable[[Any, str], Any] = lambda cls, entity_id: (cls, entity_id)  # noqa: E731
         self.store = store or MemoryStore(MemoryData())
         self.store._open = True
-        self.host = Host(kind, chosen, "n1", loop, self.keeper, ref, self.down.append, self.store)
+        self.host = Host(
+            kind,
+            chosen,
+            "n1",
+            loop,
+            self.keeper,
+            ref,
+            self.down.append,
+            self.store,
+            lambda entity_id: self.SHARD,
+            lambda entity_id: asyncio.sleep(0),
+        )
         self.host.start_shard(self.SHARD, 7)
         self.host.set_arrivals(self.SHARD, True, None)
 

@@ -16,6 +16,7 @@ from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.observers import Observers
+from shardbus.transport.refs import START
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -139,8 +140,8 @@ def test_handlers_are_inherited_and_replaced(bus: ShardBus) -> None:
         def blocking(self) -> None: ...
 
     kind = declared(bus, Doubling)
-    assert set(kind.invokers) == {"add", "reset", "blocking"}
-    assert {name: i.is_async for name, i in kind.invokers.items()} == {
+    assert set(kind.invokers) == {"add", "reset", "blocking", START}
+    assert {name: i.is_async for name, i in kind.invokers.items() if name != START} == {
         "add": False,
         "reset": True,
         "blocking": True,
@@ -179,8 +180,8 @@ def test_messages_come_from_the_annotation_the_declaration_and_the_bus(bus: Shar
         async def receive(self, message: Hit | str) -> None: ...
 
     kind = declared(bus, Listens, messages=[Ledger])
-    assert set(kind.invokers) == {"", ":Hit", ":Ledger", ":Registered"}
-    assert set(declared(ShardBus("other"), Counter).invokers) == {"add"}
+    assert set(kind.invokers) == {"", ":Hit", ":Ledger", ":Registered", START}
+    assert set(declared(ShardBus("other"), Counter).invokers) == {"add", START}
 
 
 def test_a_message_that_is_none_is_refused(bus: ShardBus) -> None:
