@@ -116,7 +116,7 @@ class Faults:
         self._enter(self._new())
 
     def _end(self, *, silent: bool) -> None:
-        struck = self._some(lambda p: p.member)
+        struck = self._some(_has_company)
         if struck is None:
             return
         self.world.trace.mark(self.world.now, struck.name, "vanishes" if silent else "killed")
@@ -129,8 +129,8 @@ class Faults:
             self._enter(self._new(name))
 
     def _bounce(self) -> None:
-        struck = self._some(lambda p: p.member)
-        if struck is None or len(self.world.nodes) < 2:
+        struck = self._some(_has_company)
+        if struck is None:
             return
         self.world.trace.mark(self.world.now, struck.name, "is restarted in place")
         self.world.kill(struck.name)
@@ -201,3 +201,8 @@ class Faults:
             self.world.wall_down(wall)
 
         self._later(self.options.wall_s, lambda: self._happen(down))
+
+
+def _has_company(process: Process) -> bool:
+    """A cluster of one is spared: without it nobody could ever join."""
+    return process.member and len(process.view) > 1
