@@ -235,9 +235,10 @@ class Checks:
         new = [act for act in shown if act not in self._known]
         if not new:
             return
-        founded = any(status is Status.UP for _, status in self._known)
+        first = not any(status is Status.UP for _, status in self._known)
         self._known.update(dict.fromkeys(new))
-        if not founded and len(after.members) < self.world.settings.min_members:
+        first = first and any(status is Status.UP for _, status in new)
+        if first and len(after.members) < self.world.settings.min_members:
             raise Violation("acts", f"{process.id} does not wait for enough members")
         theirs = after.clock.without((process.id,)).merge(before.clock)
         for node, member in before.members.items():
