@@ -322,6 +322,8 @@ class Cluster:
 
     def _change(self, after: Gossip, now: float) -> None:
         """Take this state, and tell those that are out by it."""
+        if after is self.gossip:
+            return
         before, out = self.gossip.members, []
         for node, member in before.items():
             status = after.members[node].status if node in after.members else Status.REMOVED

@@ -28,11 +28,12 @@ Source: S1.34-S1.46, S3.24-S3.31, B.6, B.13, D.1, D.2.
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import Dropped, Effect, Publish
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.member import Status
+from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import GossipSeen, GossipState, GossipStatus
 from shardbus.membership.reachability import Flag
 from shardbus.membership.targets import (
@@ -64,6 +65,8 @@ class Exchange:
         self._announced: Gossip = self.gossip
         self._convergence_told = False
         self._got_from: NodeId | None = None
+        self._indexed: Mapping[NodeId, Member] = {}
+        self._by_uid: dict[int, NodeId] = {}
         self.seeds: tuple[Address, ...] = ()
         """By whom this node joined."""
         self.heard: dict[NodeId, VectorClock] = {}
@@ -167,11 +170,14 @@ class Exchange:
     # -- answers ---------------------------------------------------------------------------------
 
     def on_listening(self, uid: int, now: float) -> list[Effect]:
-        """A node with this uid can hear us from now on. One that was removed while it could not
-        learns that."""
-        for node in self.gossip.members:
-            if node.uid == uid and node != self.me:
-                return [self._round_with(node, now)]
+        """A node with this uid can hear us from now on: it is told our version, and asks for the
+        state if that is news. One that was removed while it could not hear us learns that."""
+        members = self.gossip.members
+        if members is not self._indexed:
+            self._indexed, self._by_uid = members, {node.uid: node for node in members}
+        node = self._by_uid.get(uid)
+        if node is not None:
+            return [] if node == self.me else [self._status_to(node)]
         return [self.state_to(node, now) for node in self.gossip.tombstones if node.uid == uid]
 
     def on_status(self, sender: NodeId, status: GossipStatus, now: float) -> list[Effect]:

@@ -39,6 +39,8 @@ class Leadership:
         self.settings = settings
         self._look_at: float | None = None
         self._unconverged_at: float | None = None
+        self._looked_at: Gossip | None = None
+        self._converged = False
 
     def start(self, now: float) -> None:
         """This node is a member from now on."""
@@ -54,7 +56,9 @@ class Leadership:
         settings = self.settings
         if self._look_at is not None and now >= self._look_at:
             self._look_at = now + settings.leader_actions_interval
-        if gossip.converged():
+        if gossip is not self._looked_at:
+            self._looked_at, self._converged = gossip, gossip.converged()
+        if self._converged:
             self._unconverged_at = None
             if leader_of(gossip, self.me) != self.me:
                 return gossip
