@@ -16,7 +16,8 @@ finds the cluster converged lets a few know.
 **One version, one content.** Removing a node erases its counter from the clock, and with it the
 trace of what only some had learned from it: two copies could then have one clock and different
 contents, and never notice. So whoever erases, by a merge, the traces of a node that was removed
-elsewhere makes the merged state a version of its own, unless it is plainly one of the two.
+elsewhere makes the merged state a version of its own, unless it is plainly one of the two. A node
+that finds itself removed can make none, as its own counter is gone: it says nothing any more.
 
 Dropped, and counted: states that waited too long in this process, that are meant for another
 incarnation, that come from a node which is no member, or that do not know this node. A state that
@@ -140,7 +141,9 @@ class Exchange:
         return effects
 
     def farewell(self, fanout: int, now: float) -> list[Effect]:
-        """Tell a few that this node is out."""
+        """Tell a few that this node is out; nobody, if it is removed already."""
+        if self.me not in self.gossip.members:
+            return []
         flagged = self.gossip.verdicts()
         live = [n for n in self._partners() if n not in flagged]
         chosen = news_targets(live, (), fanout, self.rng)
@@ -210,9 +213,10 @@ class Exchange:
             return [Dropped(sender, "gossip without this node")]
         before = self.gossip
         merged = before.merge(remote)
-        if self.me in merged.members:
-            merged = self._renewed(merged, before, remote).with_seen(self.me)
-        self.gossip = merged
+        if self.me not in merged.members:
+            self.gossip = merged
+            return []
+        self.gossip = merged = self._renewed(merged, before, remote).with_seen(self.me)
         if not merged.same_version(before):
             self._got_from = sender
         if not merged.same_version(remote) or merged.seen - remote.seen - {self.me}:

@@ -274,13 +274,17 @@ ARRIVALS: Mapping[Status, type[Arrival]] = {
 
 
 def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
-    """What happened between two pictures, in address order; then who leads, what was written, and
-    whether all agree. A node that is Down reports nobody as reachable: its own word does not count
-    any more, and that clears its picture."""
+    """What happened between two pictures: who is gone, who is back, who has come or moved on, who
+    is lost, each in address order; then who leads, what was written, and whether all agree. A node
+    that is Down reports nobody as back: its own word does not count any more, and that clears its
+    picture."""
     events: list[DomainEvent] = []
     old = {m.node: m for m in before.members}
     new = {m.node: m for m in after.members}
     events += [MemberRemoved(m) for node, m in old.items() if node not in new]
+    for node in before.unreachable:
+        if node in new and node not in after.unreachable and after.status is not Status.DOWN:
+            events.append(ReachableMember(new[node]))
     for node, member in new.items():
         if node not in old or old[node].status is not member.status:
             events.append(ARRIVALS[member.status](member))
@@ -289,9 +293,6 @@ def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
         if node not in before.unreachable or gone is not (node in before.terminated):
             events.append(UnreachableMember(new[node], gone))
     events += [QuarantinedMember(new[n]) for n in after.quarantined if n not in before.quarantined]
-    for node in before.unreachable:
-        if node in new and node not in after.unreachable and after.status is not Status.DOWN:
-            events.append(ReachableMember(new[node]))
     if before.leader != after.leader:
         events.append(LeaderChanged(after.leader))
     for role in sorted({role for m in (*before.members, *after.members) for role in m.roles}):

@@ -295,20 +295,23 @@ def within(*rules: str, **where: object) -> Found:
 
 WALLS = {"partitions": 2, "wall_s": 25.0, "store": "sound"}
 
+TWO_SIDES = ("sides", "ages")
+"""Two that go on have removed each other, or count those that come up each for itself."""
+
 CONFIGURED: dict[Plant, Found] = {
-    a_minority_stays: within("sides", strategy="keep-majority", **WALLS),
+    a_minority_stays: within(*TWO_SIDES, strategy="keep-majority", **WALLS),
     a_lease_that_was_refused_is_taken_as_granted: within(
-        "sides", nodes=4, strategy="keep-majority", **WALLS
+        *TWO_SIDES, nodes=4, strategy="keep-majority", **WALLS
     ),
-    a_quorum_may_be_too_small: within("sides", strategy="static-quorum", quorum=1, **WALLS),
-    one_vote_less_is_a_quorum_too: within("sides", strategy="static-quorum", quorum=3, **WALLS),
+    a_quorum_may_be_too_small: within(*TWO_SIDES, strategy="static-quorum", quorum=1, **WALLS),
+    one_vote_less_is_a_quorum_too: within(*TWO_SIDES, strategy="static-quorum", quorum=3, **WALLS),
     the_oldest_stays_though_it_is_alone: within(
-        "sides", strategy="keep-oldest", down_if_alone=True, **WALLS
+        *TWO_SIDES, strategy="keep-oldest", down_if_alone=True, **WALLS
     ),
-    each_side_has_a_lease_of_its_own: within("sides", strategy="lease-majority", **WALLS),
-    down_all_downs_all_others: within("sides", strategy="down-all", **WALLS),
+    each_side_has_a_lease_of_its_own: within(*TWO_SIDES, strategy="lease-majority", **WALLS),
+    down_all_downs_all_others: within(*TWO_SIDES, strategy="down-all", **WALLS),
     who_is_down_and_may_not_know_it_is_forgotten: within(
-        "sides", nodes=4, strategy="keep-majority", swizzles=3, **WALLS
+        *TWO_SIDES, nodes=4, strategy="keep-majority", swizzles=3, **WALLS
     ),
     the_winner_does_not_wait_for_the_losers: within("calm", margin_s=5.0, **WALLS),
     it_is_decided_at_the_first_look: within("calm", **WALLS),

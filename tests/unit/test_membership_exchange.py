@@ -136,15 +136,28 @@ def test_whoever_has_the_version_is_in_the_seen_set() -> None:
     assert said(exchange.on_seen(B, copy(b=1).clock, 1.0)) == [(B, "GossipState")]
 
 
+def test_who_finds_itself_removed_says_nothing_any_more() -> None:
+    """What it had done by itself has left no trace in its clock: two contents of one version."""
+    base = copy("abc").with_seen(A).with_seen(B).with_seen(C)
+    alone = base.with_members(A, base.members[B].moved(Status.DOWN))
+    theirs = base.with_members(B, base.members[A].moved(Status.DOWN)).with_seen(B)
+    theirs = theirs.without_members(B, (A,), 1.0)
+    exchange = node_a(alone)
+    assert exchange.farewell(5, 1.0)
+    assert exchange.on_state(B, GossipState(A, theirs.flipped(1.0)), 0.0, 1.0) == []
+    assert A not in exchange.gossip.members
+    assert exchange.farewell(5, 1.0) == []
+
+
 def test_whoever_can_hear_again_is_told_what_it_has_missed() -> None:
-    """A subscription is made: to one that has our version, to one that has not, to one that was
-    removed while nobody reached it (T.C43), and to a stranger."""
+    """A subscription is made: by one that has our version, by one that has not and will ask for it,
+    by one that was removed while nobody reached it (T.C43), and by a stranger."""
     gossip = replace(copy("ab", a=1), tombstones={(gone := NodeId("d", 1, 4)): 0.5})
     members = {NodeId(n.host, 1, uid): m for uid, (n, m) in enumerate(gossip.members.items(), 1)}
     gossip = replace(gossip, members=members, seen=frozenset({A, b := NodeId("b", 1, 2)}))
     exchange = node_a(gossip)
     assert said(exchange.on_listening(b.uid, 1.0)) == [(b, "GossipStatus")]
-    assert said(exchange.on_listening(3, 1.0)) == [(NodeId("c", 1, 3), "GossipState")]
+    assert said(exchange.on_listening(3, 1.0)) == [(NodeId("c", 1, 3), "GossipStatus")]
     assert said(exchange.on_listening(99, 1.0)) == []
     assert exchange.on_listening(A.uid, 1.0) == []
     assert exchange.on_listening(gone.uid, 1.0) == [exchange.state_to(gone, 1.0)]
