@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+from membership_net import cut_off_at_the_decision
 
 from shardbus.ids import NodeId
 from shardbus.membership import admission, cluster, downing, gossip, leader, resolver, strategies
@@ -23,6 +24,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import Greeting, Join, Welcome
 from shardbus.membership.reachability import Flag, Reachability
 from shardbus.settings import ClusterSettings, DowningSettings
+from shardbus.simulation.checks import Violation
 from shardbus.simulation.options import draw
 from shardbus.simulation.run import Outcome as Run
 from shardbus.simulation.run import simulate
@@ -310,9 +312,6 @@ CONFIGURED: dict[Plant, Found] = {
     ),
     each_side_has_a_lease_of_its_own: within(*TWO_SIDES, strategy="lease-majority", **WALLS),
     down_all_downs_all_others: within(*TWO_SIDES, strategy="down-all", **WALLS),
-    who_is_down_and_may_not_know_it_is_forgotten: within(
-        *TWO_SIDES, nodes=4, strategy="keep-majority", swizzles=3, **WALLS
-    ),
     the_winner_does_not_wait_for_the_losers: within("calm", margin_s=5.0, **WALLS),
     it_is_decided_at_the_first_look: within("calm", **WALLS),
     the_first_do_not_wait_for_enough: within("acts", min_members=3, nodes=5),
@@ -361,6 +360,16 @@ def test_a_fault_planted_in_a_configured_cluster_is_found(plant: Plant, monkeypa
     assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
     assert found.broken is not None
     assert found.broken.rule in wanted.rules, found.report()
+
+
+def test_a_forgotten_member_that_is_down_and_may_not_know_it_leaves_two_sides(
+    monkeypatch: Patch,
+) -> None:
+    """A seed would have to be lucky: two walls, the second at the very moment of a decision."""
+    who_is_down_and_may_not_know_it_is_forgotten(monkeypatch)
+    net = cut_off_at_the_decision()
+    with pytest.raises(Violation, match="sides"):
+        net.run(60)
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)

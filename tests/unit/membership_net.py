@@ -85,3 +85,19 @@ class Net(World):
         return sorted(n.name for n in running) == sorted(names) and all(
             node.view == wanted for node in running
         )
+
+
+def cut_off_at_the_decision() -> Net:
+    """Two of four nodes do not answer. n01 gets the lease, marks them Down, and is cut off before
+    anybody hears of it; and the two wake up on the other side."""
+    net = Net(1)
+    net.start(4)
+    asleep = [net.nodes[name] for name in ("n03", "n04")]
+    for process in asleep:
+        net.pause(process.name, 100.0)
+    leader = net.nodes["n01"]
+    net.until(lambda: leader.view[2:] == [("n03", "down"), ("n04", "down")], 60.0)
+    net.partition(["n01"], ["n02", "n03", "n04"])
+    for process in asleep:
+        process.paused_until = net.now
+    return net

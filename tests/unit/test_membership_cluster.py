@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from membership_net import Net, Node, content
+from membership_net import Net, Node, content, cut_off_at_the_decision
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
@@ -374,6 +374,12 @@ def test_TC23_during_a_split_nodes_become_weakly_up_and_up_after_it() -> None:
     assert ("n04", "weakly_up") in net.nodes["n02"].view
     net.heal()
     net.until(lambda: net.agreed(["n01", "n02", "n03", "n04"]), DETECTION)
+
+
+def test_who_is_down_and_may_not_know_it_counts_on_the_other_side() -> None:
+    net = cut_off_at_the_decision()
+    net.until(lambda: net.nodes["n01"].stopped == "downed", DECISION)
+    net.until(lambda: net.agreed(["n02", "n03", "n04"]), 2 * DECISION)
 
 
 def test_S1_49_weakly_up_can_be_turned_off() -> None:
