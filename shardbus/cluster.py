@@ -19,7 +19,7 @@ from typing import Protocol
 from shardbus.errors import ConfigError, NodeLost
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import META_BYTES_MAX, META_NAME_MAX
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import (
     ConvergenceChanged,
     DomainEvent,
@@ -40,6 +40,7 @@ from shardbus.membership.view import (
     ReachableMember,
     RoleLeaderChanged,
     SelfStarved,
+    ServiceChanged,
     SlowHeartbeat,
     UnreachableMember,
 )
@@ -67,6 +68,8 @@ __all__ = [
     "ReachableMember",
     "RoleLeaderChanged",
     "SelfStarved",
+    "Service",
+    "ServiceChanged",
     "SlowHeartbeat",
     "Status",
     "Subscription",

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shardbus_cli import ask, config, data, node, simulate, view
+from shardbus_cli import ask, config, data, node, service, simulate, view
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
@@ -42,6 +42,9 @@ READING: tuple[Callable[..., None], ...] = (
     view.health,
     config.check,
     simulate.simulate,
+    service.cordon,
+    service.uncordon,
+    service.drain,
 )
 for read in READING:
     app.command()(read)

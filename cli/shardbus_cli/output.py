@@ -7,6 +7,7 @@ control characters escaped, so that no id can move the cursor.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,6 +41,11 @@ def escape(text: str) -> str:
 def data(text: str) -> None:
     """Print one piece of data."""
     sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+
+
+def as_json(value: object) -> str:
+    """What was put together here, as JSON on one line."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def note(text: str) -> None:

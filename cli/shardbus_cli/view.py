@@ -82,7 +82,10 @@ def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
             **member,
             "shards": _total(member.get("shards")),
             "entities": _total(member.get("entities")),
-            "is": [mark for mark in ("leader", "oldest") if member.get(mark)],
+            "is": [
+                *(mark for mark in ("leader", "oldest") if member.get(mark)),
+                *(word for word in (member.get("service"),) if word not in (None, "open")),
+            ],
         }
         for member in answer.get("nodes", ())
     ]

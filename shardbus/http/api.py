@@ -35,7 +35,7 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `join` and `shut_down`.
+    `leave`, `down`, `serve`, `join` and `shut_down`.
     """
 
     @property
@@ -106,6 +106,14 @@ class NodeApi(Protocol):
     async def down(self, node: str, *, force: bool) -> Json:
         """Declare a member dead. Only for one that surely is. `force`: remove it on the spot,
         though the cluster may not be able to agree.
+
+        Raises:
+            ConfigError: no member has that name.
+        """
+        ...
+
+    async def serve(self, node: str, service: str) -> Json:
+        """Let a member take new work (`open`), or none (`cordoned`), or empty it (`draining`).
 
         Raises:
             ConfigError: no member has that name.

@@ -12,6 +12,8 @@
     GET  /v1/events                          server-sent events; the first is a picture
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
     POST /v1/nodes/{node}/down               ?force=true: remove it on the spot
+    POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
+    POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
     POST /v1/cluster/shutdown                every node ends where it is
 
@@ -45,6 +47,7 @@ from shardbus.settings import HttpSettings
 ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
 STREAMS_MAX = 20
+SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -168,9 +171,11 @@ class _Pages:
 
     async def act(self, request: Request) -> Response:
         node, _, action = "/".join(_after(request, 2)).rpartition("/")
-        if not node or action not in ("leave", "down"):
+        if not node or action not in ("leave", "down", *SERVICES):
             raise HTTPException(404)
         check_write(request, self.settings)
+        if action in SERVICES:
+            return await _answer(self.node.serve(node, SERVICES[action]))
         if action == "down":
             force = request.query_params.get("force", "false")
             if force not in ("true", "false"):

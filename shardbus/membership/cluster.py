@@ -177,6 +177,7 @@ class Cluster:
                 | ev.Down()
                 | ev.Remove()
                 | ev.Quarantine()
+                | ev.SetService()
                 | ev.PrepareForShutdown()
                 | ev.EpochSeen()
                 | ev.SetMeta()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.confirm import ProbeOutcome
-from shardbus.membership.member import Member
+from shardbus.membership.member import Member, Service
 from shardbus.membership.messages import ControlMessage, PublishedMessage
 from shardbus.membership.view import DomainEvent, MembershipView
 
@@ -99,6 +99,14 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True)
+class SetService:
+    """The member shall take new work, or none, or give away what it has."""
+
+    node: NodeId
+    service: Service
+
+
+@dataclass(frozen=True, slots=True)
 class PrepareForShutdown:
     """The whole cluster shall stop."""
 
@@ -139,6 +147,7 @@ Event = (
     | Down
     | Remove
     | Quarantine
+    | SetService
     | PrepareForShutdown
     | LeaseResult
     | EpochSeen

@@ -17,7 +17,7 @@ two views of one member merge to the later status: a status never goes back.
 Orders: by address (the node id itself), which picks the leader; by age, which picks the oldest;
 both are computed from gossiped facts alone, so that every node finds the same answer.
 
-Source: S1.47-S1.55, S1.64, B.12, B.22; T.U4.
+Source: S1.47-S1.55, S1.64, B.12, B.22, B.152; T.U4.
 """
 
 from __future__ import annotations
@@ -95,10 +95,20 @@ LEADING: Mapping[Status, int] = {
 """Who is preferred as leader; address order decides among equals."""
 
 
+class Service(Enum):
+    """Whether an operator lets a member take new work. It lasts for one incarnation."""
+
+    OPEN = "open"
+    CORDONED = "cordoned"
+    """It keeps its shards and gets no other."""
+    DRAINING = "draining"
+    """It shall host nothing: its shards move away, and it gets no other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One incarnation of a node as the cluster knows it. All but `status` and `up_number` is fixed
-    for its life."""
+    """One incarnation of a node as the cluster knows it. All but `status`, `up_number` and the
+    service is fixed for its life."""
 
     node: NodeId
     gossip_port: int
@@ -110,6 +120,9 @@ class Member:
     status: Status = Status.JOINING
     up_number: int = 0
     """The order in which members came up, 1 for the first; 0 while it never was up."""
+    service: Service = Service.OPEN
+    service_version: int = 0
+    """How often `service` was changed."""
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
         """This member in its next status.
@@ -127,16 +140,33 @@ class Member:
 
     def merge(self, other: Member) -> Member:
         """The later of two views of the same incarnation: the higher status, the lower up number
-        that is set."""
+        that is set, the service that was changed oftener."""
         if other is self or other == self:
             return self
         status = max(self.status, other.status, key=RANKS.__getitem__)
         numbers = [m.up_number for m in (self, other) if m.up_number]
-        return replace(self, status=status, up_number=min(numbers, default=0))
+        later = max(self, other, key=_service_order)
+        return replace(
+            self,
+            status=status,
+            up_number=min(numbers, default=0),
+            service=later.service,
+            service_version=later.service_version,
+        )
+
+    def serving(self, service: Service) -> Member:
+        """This member with that service; the same object if it has it."""
+        if self.service is service:
+            return self
+        return replace(self, service=service, service_version=self.service_version + 1)
 
     def has_role(self, role: str) -> bool:
         """True if it has the role, or if no role is asked for."""
         return not role or role in self.roles
+
+
+def _service_order(member: Member) -> tuple[int, str]:
+    return (member.service_version, member.service.value)
 
 
 def age_order(member: Member) -> tuple[int, NodeId]:

@@ -4,13 +4,14 @@
     Down                anything             -> down, for one that is surely dead
     Remove              anything             -> removed, whether or not the cluster can agree on it
     Quarantine          it must start anew: final, and for the downing strategy to act on
+    SetService          cordoned, draining or open, for whoever gives shards away
     PrepareForShutdown  up                   -> preparing, everybody; the leader does the rest
     EpochSeen, SetMeta  facts that every node shall know
 
 Each is one step from a copy of the state to the next, or a refusal. Any member may be asked; what
 it does spreads by gossip.
 
-Source: S1.25, S1.61, S1.62, S3.34, S3.41; B.12.
+Source: S1.25, S1.61, S1.62, S3.34, S3.41; B.12, B.152, N.11.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Order = (
     | ev.Down
     | ev.Remove
     | ev.Quarantine
+    | ev.SetService
     | ev.PrepareForShutdown
     | ev.EpochSeen
     | ev.SetMeta
@@ -50,9 +52,11 @@ def obey(gossip: Gossip, me: NodeId, order: Order, now: float) -> tuple[Gossip, 
             if node == me or node not in gossip.members:
                 return gossip, ""
             return gossip.with_flag(me, node, Flag.QUARANTINED), ""
-        case ev.Leave(node) | ev.Down(node) | ev.Remove(node):
+        case ev.Leave(node) | ev.Down(node) | ev.Remove(node) | ev.SetService(node):
             if node not in gossip.members:
                 return gossip, f"{node} is no member"
+            if isinstance(order, ev.SetService):
+                return _serve(gossip, me, order), ""
             return _send_away(gossip, me, order, now)
         case _:
             assert_never(order)
@@ -79,6 +83,12 @@ def downed(gossip: Gossip, me: NodeId, nodes: tuple[NodeId, ...]) -> Gossip:
     members = [gossip.members[n] for n in nodes if n in gossip.members]
     fresh = [m.moved(Status.DOWN) for m in members if m.status is not Status.DOWN]
     return gossip.with_members(me, *fresh) if fresh else gossip
+
+
+def _serve(gossip: Gossip, me: NodeId, order: ev.SetService) -> Gossip:
+    before = gossip.members[order.node]
+    after = before.serving(order.service)
+    return gossip if after is before else gossip.with_members(me, after)
 
 
 def _prepare(gossip: Gossip, me: NodeId) -> tuple[Gossip, str]:

@@ -13,7 +13,15 @@ from shardbus.ids import NodeId
 from shardbus.membership.downing import Decision
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import leader_of
-from shardbus.membership.member import STOPPING, WORKING, Member, Status, age_order, leader_order
+from shardbus.membership.member import (
+    STOPPING,
+    WORKING,
+    Member,
+    Service,
+    Status,
+    age_order,
+    leader_order,
+)
 from shardbus.membership.reachability import Flag
 
 
@@ -172,6 +180,13 @@ class ReachableMember:
 
 
 @dataclass(frozen=True, slots=True)
+class ServiceChanged:
+    """An operator lets this member take new work again, or none, or drains it."""
+
+    member: Member
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderChanged:
     """Another node leads."""
 
@@ -250,6 +265,7 @@ DomainEvent = (
     | UnreachableMember
     | QuarantinedMember
     | ReachableMember
+    | ServiceChanged
     | LeaderChanged
     | RoleLeaderChanged
     | ConvergenceChanged
@@ -288,6 +304,8 @@ def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
     for node, member in new.items():
         if node not in old or old[node].status is not member.status:
             events.append(ARRIVALS[member.status](member))
+        if member.service is not (old[node].service if node in old else Service.OPEN):
+            events.append(ServiceChanged(member))
     for node in after.unreachable:
         gone = node in after.terminated
         if node not in before.unreachable or gone is not (node in before.terminated):

@@ -13,7 +13,7 @@ from shardbus.errors import ConfigError, Refused, RequestError, UnknownEntityTyp
 from shardbus.http.api import Check, Checks, Json
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.metrics import render
 from shardbus.runtime.news import fact, picture
@@ -92,6 +92,7 @@ class Admin:
             "shards": {name: len(shards) for name, shards in stats.items()},
             "entities": {name: sum(shards.values()) for name, shards in stats.items()},
             "version": member.version,
+            "service": member.service.value,
             "oldest": oldest is not None and member.node == oldest.node,
             "leader": member.node == view.leader,
         }
@@ -316,6 +317,18 @@ class Admin:
         self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
         return {"node": str(target), "down": True, "removed": force}
 
+    async def serve(self, node: str, service: str) -> Json:
+        """Cordon, uncordon or drain a member. The last that is open stays so: shards without a home
+        would wait for nobody."""
+        target = self._member("" if node == "self" else node, itself=node == "self")
+        others = [m for m in self._node.observers.view.members if m.node != target]
+        if service != Service.OPEN.value and not any(
+            m.status is Status.UP and m.service is Service.OPEN for m in others
+        ):
+            raise Refused(f"no other member would take shards than {target}")
+        self._node.cluster.post(cluster.SetService(target, Service(service)))
+        return {"node": str(target), "service": service}
+
     async def join(self, seeds: tuple[str, ...]) -> Json:
         """Begin to join."""
         if self._node.joining:
@@ -330,8 +343,10 @@ class Admin:
         self._node.cluster.post(cluster.PrepareForShutdown())
         return {"cluster": self._node.cluster_name, "stopping": True}
 
-    def _member(self, text: str) -> NodeId:
+    def _member(self, text: str, *, itself: bool = False) -> NodeId:
         view = self._node.view
+        if itself and view is not None and view.status is not None:
+            return self._node.me
         members = [m.node for m in view.members] if view is not None else []
         for node in members:
             if text in (str(node), str(node.address)):

@@ -96,6 +96,8 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{m.node} {'is gone: its process ended' if gone else 'is unreachable'}"
         case view.QuarantinedMember(member=m):
             return f"{m.node} is quarantined: what must arrive there does not; it must start anew"
+        case view.ServiceChanged(member=m):
+            return f"{m.node} is {m.service.value}"
         case view.ReachableMember(member=m):
             return f"{m.node} is reachable again"
         case view.LeaderChanged(leader=node):

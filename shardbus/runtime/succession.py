@@ -19,7 +19,7 @@ from typing import Protocol, assert_never
 
 from shardbus.ids import NodeId
 from shardbus.membership import handover
-from shardbus.membership.member import WORKING, Status
+from shardbus.membership.member import WORKING, Service, Status
 from shardbus.membership.singleton import Singleton
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.coordination import Coordination
@@ -77,9 +77,12 @@ class Succession:
         kind, name = self._kind, self._kind.name
         epoch = view.epochs.get(name, 0)
         live = tuple(m.node for m in view.members if m.status in REGISTERING)
-        unfit = tuple(m.node for m in view.members if m.status in (Status.LEAVING, Status.EXITING))
+        way_out = (Status.LEAVING, Status.EXITING)
+        closed = {m.node: m.service for m in view.members if m.service is not Service.OPEN}
+        unfit = tuple(m.node for m in view.members if m.status in way_out or m.node in closed)
+        emptying = tuple(node for node in closed if closed[node] is Service.DRAINING)
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
-        members = events.Members(live, unfit, bool(view.unreachable) or arriving)
+        members = events.Members(live, unfit, bool(view.unreachable) or arriving, emptying)
         if not view.stopping:
             self.coordination.update(members, epoch)
         self._handle(handover.Seen(view, view.stopping))

@@ -149,8 +149,11 @@ class Coordinator:
         for shard in self._desk.shards():
             if self._settled(shard) is None:
                 self._ledger.want(shard)
-        for node in list(self._registry.draining):
-            self._drain(node, now)
+        for node in (*self._registry.to_empty(), *self._registry.draining):
+            for shard in self.table.shards_at(node):
+                self._begin(shard, Purpose.DRAIN, None, now)
+        for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
+            self._drained(node)
         for move in self._moves.ready(self._registry.candidates()):
             self._begin(move.shard, Purpose.REBALANCE, move.target, now)
         self._plan(now)
@@ -339,12 +342,8 @@ class Coordinator:
             source = (home.node,) if drained else ()
             self._ledger.want(home.shard, Wish(handoff.target, tuple(handoff.waiting) + source))
 
-    def _drain(self, node: NodeId, now: float) -> None:
-        """Hand off everything that is left there; confirm when nothing is."""
-        for shard in self.table.shards_at(node):
-            self._begin(shard, Purpose.DRAIN, None, now)
-        if not self._ledger.is_clear_of(node):
-            return
+    def _drained(self, node: NodeId) -> None:
+        """Nothing is left there: confirm that."""
         self._registry.register(node, proxy=True)
         self._ledger.add(node, proxy=True)
         self._outbox.region_stopped(node)

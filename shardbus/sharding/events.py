@@ -137,13 +137,14 @@ class Members:
     """The nodes that may run a region or proxy of the type, all of them, each time.
 
     A node that was there and is not any more is terminated. `unfit` are those among them that take
-    no new shards: leaving, cordoned. `unsettled`: somebody is unreachable or joining, so this is no
-    time to rebalance.
+    no new shards: leaving, cordoned. `emptying` are those among the unfit that shall host nothing.
+    `unsettled`: somebody is unreachable or joining, so this is no time to rebalance.
     """
 
     live: tuple[NodeId, ...]
     unfit: tuple[NodeId, ...] = ()
     unsettled: bool = False
+    emptying: tuple[NodeId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ class Registry:
     """The people of one coordinator."""
 
     __slots__ = (
-        "_early", "_enough", "_live", "_min_members", "_unfit", "draining", "grace_until", "known",
-        "registered", "unsettled",
+        "_early", "_enough", "_live", "_min_members", "_unfit", "draining", "emptying",
+        "grace_until", "known", "registered", "unsettled",
     )  # fmt: skip
 
     def __init__(self, min_members: int) -> None:
@@ -41,6 +41,8 @@ class Registry:
         self.registered: dict[NodeId, bool] = {}
         """Node to whether it is a proxy."""
         self.draining: dict[NodeId, None] = {}
+        self.emptying: tuple[NodeId, ...] = ()
+        """Who shall host nothing, and stays."""
         self.unsettled = False
         self.grace_until = 0.0
         self._live: dict[NodeId, None] = {}
@@ -58,6 +60,7 @@ class Registry:
         self.known = True
         self._live = dict.fromkeys(members.live)
         self._unfit = dict.fromkeys(members.unfit)
+        self.emptying = members.emptying
         self.unsettled = members.unsettled
         for gathered in (self.registered, self.draining):
             for node in [node for node in gathered if node not in self._live]:
@@ -94,6 +97,10 @@ class Registry:
             for node, proxy in self.registered.items()
             if not proxy and node not in self._unfit and node not in self.draining
         )
+
+    def to_empty(self) -> tuple[NodeId, ...]:
+        """Whose shards shall move away; nobody's while there is nowhere to go."""
+        return self.emptying if self.emptying and self.candidates() else ()
 
     def why_not(self, now: float) -> str:
         """Why no shard can get a home now; empty if one can."""

@@ -29,7 +29,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import messages as m
 from shardbus.membership.gossip import META_BYTES_MAX, Gossip
 from shardbus.membership.gossip import Meta as Written
-from shardbus.membership.member import Member, Status
+from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.vector_clock import VectorClock
 
@@ -66,6 +66,8 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
     version: Name
     status: Annotated[int, Meta(ge=0, le=Status.DOWN.rank)]
     up_number: Number
+    service: Annotated[int, Meta(ge=0, le=2)] = 0
+    service_version: Number = 0
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
@@ -276,10 +278,13 @@ def _wire_member(member: Member) -> WireMember:
         member.version,
         member.status.rank,
         member.up_number,
+        SERVICES.index(member.service),
+        member.service_version,
     )
 
 
 STATUSES = tuple(Status)
+SERVICES = tuple(Service)
 
 
 def _member(node: NodeId, wire: WireMember) -> Member:
@@ -291,6 +296,8 @@ def _member(node: NodeId, wire: WireMember) -> Member:
         wire.version,
         STATUSES[wire.status],
         wire.up_number,
+        SERVICES[wire.service],
+        wire.service_version,
     )
 
 

@@ -19,13 +19,15 @@ from shardbus.cluster import (
     MemberUp,
     MetaChanged,
     QuarantinedMember,
+    Service,
     Subscription,
     UnreachableMember,
 )
-from shardbus.errors import NodeLost
+from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
 from shardbus.membership.member import Status
 from shardbus.runtime import departure
+from shardbus.runtime.admin import Admin
 from shardbus.runtime.observers import QUEUE_MAX, Observers
 from shardbus.settings import DowningSettings
 from shardbus.wire.batch import Kind, read_header
@@ -288,6 +290,59 @@ async def test_TC17_large_messages_leave_heartbeats_alone(nodes: Nodes) -> None:
     for subscription in events:
         subscription.close()
         assert not [e async for e in subscription if isinstance(e, UnreachableMember)]
+
+
+async def test_B152_a_drained_node_hosts_nothing_until_it_is_open_again(nodes: Nodes) -> None:
+    trio = await nodes.cluster(application(), 3)
+    client = await nodes.client()
+    for i in range(60):
+        await client.ask("counter", f"e{i}", "add", i)
+    host = trio[2].kinds["counter"].host
+    assert host.shards
+    trio[0].cluster.post(ev.SetService(trio[2].me, Service.DRAINING))
+    await until(lambda: not host.shards, "an empty node")
+    assert not trio[2].stopped.done()
+    answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(60)]
+    assert answers == list(range(60))
+    assert not host.shards
+    await nodes.leave(trio[1])
+    await until(lambda: len(trio[0].kinds["counter"].host.shards) == 6, "all on the open one")
+    trio[0].cluster.post(ev.SetService(trio[2].me, Service.OPEN))
+    await until(lambda: host.shards, "shards on a node that is open again", 30.0)
+
+
+async def test_B152_a_cordoned_node_keeps_its_shards_and_gets_no_other(nodes: Nodes) -> None:
+    trio = await nodes.cluster(application(), 3)
+    client = await nodes.client()
+    for i in range(60):
+        await client.ask("counter", f"e{i}", "add", i)
+    kept = set(trio[2].kinds["counter"].host.shards)
+    assert kept
+    trio[0].cluster.post(ev.SetService(trio[2].me, Service.CORDONED))
+    await until(
+        lambda: all(n.view and n.view.member(trio[2].me).service is Service.CORDONED for n in trio),
+        "the word to spread",
+    )
+    await nodes.leave(trio[1])
+    assert set(trio[2].kinds["counter"].host.shards) == kept
+    async with http(trio[0]) as http_client:
+        rows = (await http_client.get("/v1/nodes")).json()["nodes"]
+    assert [r["service"] for r in rows if r["node"] == str(trio[2].me)] == ["cordoned"]
+
+
+async def test_B152_the_last_open_member_is_not_closed(nodes: Nodes) -> None:
+    pair = await nodes.cluster(application(), 2)
+    admin = Admin(pair[0])
+    assert (await admin.serve(str(pair[1].me), "draining"))["service"] == "draining"
+    await until(
+        lambda: (m := pair[0].observers.view.member(pair[1].me)) and m.service.value == "draining",
+        "the word",
+    )
+    for service in ("cordoned", "draining"):
+        with pytest.raises(Refused, match="no other member"):
+            await admin.serve("self", service)
+    await admin.serve(str(pair[1].me.address), "cordoned")
+    await admin.serve("self", "open")
 
 
 # -- quarantine ----------------------------------------------------------------------------------

@@ -332,3 +332,25 @@ async def test_S3_41_a_member_is_removed_by_force(lab: Processes) -> None:
         node.signal(signal.SIGCONT)
     assert await nodes[2].ended() == 1
     await lab.agree(*nodes[:2])
+
+
+async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes) -> None:
+    nodes = await lab.cluster(2, settings=WRITABLE)
+    async with lab.client() as client:
+        await asyncio.gather(*(client.ref(Account, i).add(1) for i in IDS))
+        url = f"http://127.0.0.1:{nodes[0].http_port}"
+        drain = ["drain", nodes[1].address, "--node", url]
+        done = lab.run(*drain, SHARDBUS_NODE_TOKEN="sesame")
+        assert await done.ended() == 0, done.err.read_text()
+        assert done.out.read_text().splitlines()[-1].split() == ["shards", "0"]
+        wheres = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
+        assert {where.partition("#")[0] for where in wheres} == {nodes[0].address}
+        open_again = ["uncordon", nodes[1].address, "--node", url]
+        done = lab.run(*open_again, SHARDBUS_NODE_TOKEN="sesame")
+        assert await done.ended() == 0, done.err.read_text()
+
+        async def shared() -> bool:
+            found = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
+            return len(set(found)) == 2
+
+        await until(shared, "shards on both", 40)

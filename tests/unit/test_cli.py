@@ -51,7 +51,8 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.ready = True
-        self.acts: list[tuple[str, str | None]] = []
+        self.acts: list[tuple[object, ...]] = []
+        self.left, self.stuck = 100, False
         self.status = "up"
 
     async def cluster(self) -> Json:
@@ -70,13 +71,16 @@ class FakeNode:
             "status": self.status,
             "reachable": True,
             "roles": ["web", "backend"],
-            "shards": {"counter": 60, "page": 40},
+            "shards": {"counter": self.left - self.left // 3, "page": self.left // 3},
             "entities": {"counter": 7},
             "version": "1.2",
             "oldest": True,
             "leader": True,
         }
-        return {"nodes": [member, member | {"address": "10.0.0.9:1", "reachable": False}]}
+        if self.left < 100 and not self.stuck:
+            self.left = max(0, self.left - 1)
+        other = {"node": "10.0.0.9:1#1", "address": "10.0.0.9:1", "reachable": False}
+        return {"nodes": [member, member | other]}
 
     async def types(self) -> Json:
         return {"types": [{"type": "counter", "shards": 100}]}
@@ -121,6 +125,11 @@ class FakeNode:
 
     async def events(self) -> AsyncIterator[Json]:
         yield {"event": "snapshot"}
+
+    async def serve(self, node: str, service: str) -> Json:
+        self.acts.append((service, node))
+        self.left = 2 if service == "draining" else self.left
+        return {"node": ME, "service": service}
 
     async def join(self, seeds: tuple[str, ...]) -> Json:
         self.acts.append(("join", *seeds))
@@ -296,6 +305,21 @@ def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
     downs = [("down", ME, False), ("down", ME, True)]
     assert node.acts == [("leave", None), ("leave", ME), *downs]
     assert shell("node", "down", "127.0.0.1:1") == Code.FAILED
+
+
+def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):
+    monkeypatch.setattr("shardbus_cli.service.LOOK_EVERY_S", 0.0)
+    assert shell("cordon", ME) == Code.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("cordon", ME) == Code.OK
+    assert shell("uncordon", ME, "--json") == Code.OK
+    assert json.loads(shell.out) == {"node": ME, "service": "open"}
+    assert shell("drain", ME, "--json") == Code.OK
+    assert json.loads(shell.out) == {"node": ME, "service": "draining", "shards": 0}
+    assert "shards left" in shell.err
+    node.stuck = True
+    assert shell("drain", ME, "--timeout", "0.01") == Code.DRAIN_DEADLINE
+    assert [act[0] for act in node.acts] == ["cordoned", "open", "draining", "draining"]
 
 
 def test_the_cluster_is_joined_and_stopped(shell, url, node, monkeypatch):

@@ -78,6 +78,9 @@ class FakeNode:
     async def down(self, node: str, *, force: bool) -> Json:
         return await self.answer("down", node, force)
 
+    async def serve(self, node: str, service: str) -> Json:
+        return await self.answer("serve", node, service)
+
     async def join(self, seeds: tuple[str, ...]) -> Json:
         return await self.answer("join", list(seeds))
 
@@ -282,6 +285,18 @@ async def test_a_write_with_the_token_reaches_the_node(node):
         assert bad.status_code == 400
     downs = [("down", ME, False), ("down", ME, True)]
     assert node.asked == [("leave", None), ("leave", ME), *downs]
+
+
+async def test_a_member_is_cordoned_and_drained_by_writes(node):
+    quoted = ME.replace("#", "%23")
+    async with client_of(node) as client:
+        assert (await client.post(f"/v1/nodes/{quoted}/cordon")).status_code == 403
+    async with client_of(node, WRITE) as client:
+        for action in ("cordon", "uncordon", "drain"):
+            answer = await client.post(f"/v1/nodes/{quoted}/{action}", headers=BEARER)
+            assert answer.status_code == 200
+    words = ("cordoned", "open", "draining")
+    assert node.asked == [("serve", ME, word) for word in words]
 
 
 async def test_the_cluster_is_joined_and_stopped_by_writes(node):

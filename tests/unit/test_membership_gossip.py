@@ -15,7 +15,7 @@ from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.audit import broken_rules
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.member import TRANSITIONS, Member, Status
+from shardbus.membership.member import TRANSITIONS, Member, Service, Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.vector_clock import VectorClock
 
@@ -56,7 +56,11 @@ def arbitrary(draw: st.DrawFn) -> Gossip:
     }
     return Gossip(
         members={
-            n: member(n, draw(st.sampled_from(list(Status)[:-1])), draw(st.integers(0, 3)))
+            n: replace(
+                member(n, draw(st.sampled_from(list(Status)[:-1])), draw(st.integers(0, 3))),
+                service=draw(st.sampled_from(list(Service))),
+                service_version=draw(st.integers(0, 2)),
+            )
             for n in sorted(alive)
         },
         seen=frozenset(draw(subset)),

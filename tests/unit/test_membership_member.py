@@ -11,7 +11,14 @@ import pytest
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
-from shardbus.membership.member import TRANSITIONS, Member, Status, age_order, leader_order
+from shardbus.membership.member import (
+    TRANSITIONS,
+    Member,
+    Service,
+    Status,
+    age_order,
+    leader_order,
+)
 
 J, W, U, P, S, L, E, D, R = Status
 
@@ -94,3 +101,16 @@ def test_TU4_leader_order_prefers_up_and_leaving() -> None:
 def test_TU4_two_incarnations_are_two_members() -> None:
     assert member("a", uid=1) != member("a", uid=2)
     assert replace(member("a"), status=E).node == member("a").node
+
+
+@pytest.mark.parametrize("services", list(product(Service, Service)))
+def test_B152_the_service_that_was_changed_oftener_wins(services: tuple[Service, Service]) -> None:
+    one = member("a").serving(services[0]).serving(services[1])
+    other = member("a").serving(services[0])
+    assert one.merge(other) == other.merge(one) == one
+    assert one.serving(services[1]) is one
+
+
+def test_B152_two_words_at_once_merge_to_the_same_on_both_sides() -> None:
+    one, other = member("a").serving(Service.CORDONED), member("a").serving(Service.DRAINING)
+    assert one.merge(other) == other.merge(one)
