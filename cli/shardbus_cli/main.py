@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shardbus_cli import ask, config, data, node, service, simulate, view
+from shardbus_cli import ask, balance, config, data, node, service, simulate, view
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
@@ -45,6 +45,8 @@ READING: tuple[Callable[..., None], ...] = (
     service.cordon,
     service.uncordon,
     service.drain,
+    balance.plan,
+    balance.rebalance,
 )
 for read in READING:
     app.command()(read)

@@ -35,7 +35,7 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `serve`, `join` and `shut_down`.
+    `leave`, `down`, `serve`, `rebalance`, `join` and `shut_down`.
     """
 
     @property
@@ -109,6 +109,22 @@ class NodeApi(Protocol):
 
         Raises:
             ConfigError: no member has that name.
+        """
+        ...
+
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        """What would move with so many nodes more and without these.
+
+        Raises:
+            ConfigError: no member has such a name. Refused: the coordinator does not answer.
+        """
+        ...
+
+    async def rebalance(self, type: str) -> Json:
+        """Look at the balance of a type now.
+
+        Raises:
+            Refused: the coordinator does not answer.
         """
         ...
 

@@ -4,6 +4,7 @@
     GET  /metrics                            Prometheus's text format
     GET  /v1/cluster /v1/nodes /v1/types
     GET  /v1/shards/{type}
+    GET  /v1/plan/{type}                     ?add=N&remove=NODE ...: what would move
     GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
     GET  /v1/where/{type}/{id}
     GET  /v1/explain/{type}/{id}
@@ -14,6 +15,7 @@
     POST /v1/nodes/{node}/down               ?force=true: remove it on the spot
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
+    POST /v1/rebalance/{type}                look at the balance now
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
     POST /v1/cluster/shutdown                every node ends where it is
 
@@ -46,6 +48,7 @@ from shardbus.settings import HttpSettings
 
 ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
+ADD_MAX = 1000
 STREAMS_MAX = 20
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
@@ -68,6 +71,8 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/gossip", pages.gossip),
             Route("/v1/events", pages.events),
             Route("/v1/shards/{rest:path}", pages.shards),
+            Route("/v1/plan/{rest:path}", pages.plan),
+            Route("/v1/rebalance/{rest:path}", pages.rebalance, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
             Route("/v1/where/{rest:path}", pages.where),
             Route("/v1/explain/{rest:path}", pages.explain),
@@ -148,6 +153,15 @@ class _Pages:
     async def shards(self, request: Request) -> Response:
         return await _answer(self.node.shards(_type(request)))
 
+    async def plan(self, request: Request) -> Response:
+        query = request.query_params
+        add = _number(query.get("add", "0"), "add", 0, ADD_MAX)
+        return await _answer(self.node.plan(_type(request), add, tuple(query.getlist("remove"))))
+
+    async def rebalance(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        return await _answer(self.node.rebalance(_type(request)))
+
     async def where(self, request: Request) -> Response:
         return await _answer(self.node.where(*_type_and_id(request)))
 
@@ -156,15 +170,13 @@ class _Pages:
 
     async def entities(self, request: Request) -> Response:
         query = request.query_params
-        limit = query.get("limit", str(PAGE_DEFAULT))
-        if not (limit.isascii() and limit.isdigit() and len(limit) < 10) or int(limit) < 1:
-            raise ConfigError(f"limit {limit[:40]!r} is no page size", hint=f"use 1 to {PAGE_MAX}")
+        limit = _number(query.get("limit", str(PAGE_DEFAULT)), "limit", 1, None)
         return await _answer(
             self.node.entities(
                 _type(request),
                 query.get("shard"),
                 query.get("prefix", ""),
-                min(int(limit), PAGE_MAX),
+                min(limit, PAGE_MAX),
                 query.get("cursor"),
             )
         )
@@ -214,6 +226,15 @@ def _type_and_id(request: Request) -> tuple[str, str]:
     if len(parts) < 2:
         raise HTTPException(404)
     return check_id("entity type", parts[0]), check_id("entity id", "/".join(parts[1:]))
+
+
+def _number(text: str, name: str, low: int, high: int | None) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        value = int(text)
+        if low <= value and (high is None or value <= high):
+            return value
+    most = PAGE_MAX if high is None else high
+    raise ConfigError(f"{name} {text[:40]!r} is no such number", hint=f"use {low} to {most}")
 
 
 async def _answer(pending: Awaitable[Json]) -> Response:

@@ -317,6 +317,34 @@ class Admin:
         self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
         return {"node": str(target), "down": True, "removed": force}
 
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        """What would move with so many nodes more and without these."""
+        gone = [str(self._member(node)) for node in remove]
+        found = await self._ask_coordinator(type, "plan", add, gone)
+        return {
+            "type": type,
+            "add": add,
+            "remove": gone,
+            "moves": [{"shard": s, "from": a, "to": b} for s, a, b in found["moves"]],
+            "nodes": [{"node": n, "before": b, "after": a} for n, b, a in found["nodes"]],
+            "rounds": found["rounds"],
+            "settled": found["settled"],
+        }
+
+    async def rebalance(self, type: str) -> Json:
+        """Look at the balance of a type now."""
+        await self._ask_coordinator(type, "rebalance")
+        return {"type": type, "rebalancing": True}
+
+    async def _ask_coordinator(self, type: str, question: str, *args: object) -> Any:
+        coordinator = self._kind(type).coordinator
+        answer = None
+        if coordinator is not None:
+            answer = await self._node.questions.ask(coordinator, question, type, *args)
+        if not answer:
+            raise Refused(f"the coordinator of {type!r} is not known yet", hint="try again")
+        return answer
+
     async def serve(self, node: str, service: str) -> Json:
         """Cordon, uncordon or drain a member. The last that is open stays so: shards without a home
         would wait for nobody."""

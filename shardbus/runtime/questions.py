@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import RequestError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
+from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.events import Rebalance
 from shardbus.sharding.tenure import Reign
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun
@@ -37,6 +39,8 @@ class Questions:
         self._answers: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
             "table": self.table,
+            "plan": self.plan,
+            "rebalance": self.rebalance,
             "running": self.running,
             "entities": self.entities,
             "leave": self.leave,
@@ -96,11 +100,17 @@ class Questions:
             for name, kind in self._node.kinds.items()
         }
 
+    def _coordinator(self, name: str) -> Coordinator | None:
+        """The coordinator of a type, if it rules here."""
+        self._kind(name)
+        found = self._node.successions[name].coordination.coordinator
+        rules = found is not None and found.reign in (Reign.RULING, Reign.RETIRING)
+        return found if rules else None
+
     def table(self, name: str) -> dict[str, Any] | None:
         """The coordinator's table of a type; None if the coordinator that rules is not here."""
-        self._kind(name)
-        coordinator = self._node.successions[name].coordination.coordinator
-        if coordinator is None or coordinator.reign not in (Reign.RULING, Reign.RETIRING):
+        coordinator = self._coordinator(name)
+        if coordinator is None:
             return None
         homes = coordinator.table.homes
         shards = [
@@ -108,6 +118,28 @@ class Questions:
             for home in homes.values()
         ]
         return {"epoch": coordinator.epoch, "shards": shards}
+
+    def plan(self, name: str, add: int, remove: list[str]) -> dict[str, Any] | None:
+        """What would move with so many nodes more and without these; None if the coordinator is not
+        here."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        seen = coordinator.plan(add, tuple(NodeId.parse(node) for node in remove))
+        nodes = {**seen.before, **seen.after}
+        return {
+            "moves": [[shard, str(a), str(b)] for shard, (a, b) in seen.moved.items()],
+            "nodes": [[str(n), seen.before.get(n, 0), seen.after.get(n, 0)] for n in nodes],
+            "rounds": seen.rounds,
+            "settled": seen.settled,
+        }
+
+    def rebalance(self, name: str) -> bool:
+        """Look at the balance now; whether the coordinator is here."""
+        if self._coordinator(name) is None:
+            return False
+        self._node.successions[name].coordination.handle(Rebalance())
+        return True
 
     def running(self, name: str, shard: str, entity_id: str) -> bool:
         """Whether the entity is in memory here."""

@@ -32,6 +32,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.sharding.desk import Desk
+from shardbus.sharding.forecast import Forecast, forecast
 from shardbus.sharding.handoff import Handoff, Purpose
 from shardbus.sharding.ledger import Ledger, Wish, Writing
 from shardbus.sharding.messages import Home
@@ -89,6 +90,10 @@ class Coordinator:
     def table(self) -> ShardTable:
         """The table, as durable in the store."""
         return self._ledger.table
+
+    def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
+        """What would move with so many nodes more and without these."""
+        return forecast(self._strategy, self.table, self._registry.candidates(), add, remove)
 
     def state_of(self, shard: str) -> str:
         """`starting`, `running`, `handing_off` or `unallocated`, for people."""
@@ -273,8 +278,6 @@ class Coordinator:
             self._outbox.forget(node)
             self._note("region_terminated", str(node))
 
-    # The store.
-
     def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
         self._ledger.open(self.epoch, claimed.table.homes)
         if claimed.table.homes:
@@ -324,8 +327,6 @@ class Coordinator:
         wait = backoff(self._settings.coordinator_failure_backoff, writing.attempts)
         self._timers.set(WRITE, now + wait)
         self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
-
-    # Moves.
 
     def _begin(self, shard: str, purpose: Purpose, target: NodeId | None, now: float) -> None:
         home = self._settled(shard)

@@ -311,6 +311,25 @@ async def test_B152_a_drained_node_hosts_nothing_until_it_is_open_again(nodes: N
     await until(lambda: host.shards, "shards on a node that is open again", 30.0)
 
 
+async def test_C22_a_plan_comes_true_and_changes_nothing_before(nodes: Nodes) -> None:
+    bus = application()
+    first = await nodes.start(bus)
+    client = await nodes.client()
+    for i in range(60):
+        await client.ask("counter", f"e{i}", "add", i)
+    admin = Admin(first)
+    plan = await admin.plan("counter", 1, ())
+    assert [row["after"] for row in plan["nodes"]] == [3, 3]  # type: ignore[attr-defined]
+    assert len(plan["moves"]) == 3  # type: ignore[arg-type]
+    assert len(first.kinds["counter"].host.shards) == 6
+    second = await nodes.start(bus)
+    host = second.kinds["counter"].host
+    await admin.rebalance("counter")
+    await until(lambda: len(host.shards) == 3, "half of the shards")
+    away = await Admin(second).plan("counter", 0, (str(first.me.address),))
+    assert [row["after"] for row in away["nodes"] if row["node"] == str(second.me)] == [6]  # type: ignore[attr-defined]
+
+
 async def test_B152_a_cordoned_node_keeps_its_shards_and_gets_no_other(nodes: Nodes) -> None:
     trio = await nodes.cluster(application(), 3)
     client = await nodes.client()

@@ -126,6 +126,19 @@ class FakeNode:
     async def events(self) -> AsyncIterator[Json]:
         yield {"event": "snapshot"}
 
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        self.acts.append(("plan", type, add, *remove))
+        rows = [
+            {"node": ME, "before": 4, "after": 2},
+            {"node": "new-1:1#0", "before": 0, "after": 2},
+        ]
+        moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
+        return {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
+
+    async def rebalance(self, type: str) -> Json:
+        self.acts.append(("rebalance", type))
+        return {"rebalancing": True}
+
     async def serve(self, node: str, service: str) -> Json:
         self.acts.append((service, node))
         self.left = 2 if service == "draining" else self.left
@@ -305,6 +318,21 @@ def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
     downs = [("down", ME, False), ("down", ME, True)]
     assert node.acts == [("leave", None), ("leave", ME), *downs]
     assert shell("node", "down", "127.0.0.1:1") == Code.FAILED
+
+
+def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch):
+    assert shell("plan", "counter", "--add", "1", "--remove", "a:1") == Code.OK
+    assert shell.out.splitlines()[0].split() == ["NODE", "BEFORE", "AFTER"]
+    assert "2 shards would move, in 1 plans" in shell.err
+    assert shell("plan", "counter", "--add", "9") == Code.OK
+    assert "does not come to rest" in shell.err
+    assert shell("rebalance", "counter", "--dry-run", "--json") == Code.OK
+    assert len(json.loads(shell.out)["moves"]) == 2
+    assert shell("rebalance", "counter") == Code.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("rebalance", "counter") == Code.OK
+    assert [act[0] for act in node.acts] == ["plan", "plan", "plan", "rebalance"]
+    assert node.acts[0] == ("plan", "counter", 1, "a:1")
 
 
 def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):

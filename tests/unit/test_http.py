@@ -78,6 +78,12 @@ class FakeNode:
     async def down(self, node: str, *, force: bool) -> Json:
         return await self.answer("down", node, force)
 
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        return await self.answer("plan", type, add, list(remove))
+
+    async def rebalance(self, type: str) -> Json:
+        return await self.answer("rebalance", type)
+
     async def serve(self, node: str, service: str) -> Json:
         return await self.answer("serve", node, service)
 
@@ -285,6 +291,16 @@ async def test_a_write_with_the_token_reaches_the_node(node):
         assert bad.status_code == 400
     downs = [("down", ME, False), ("down", ME, True)]
     assert node.asked == [("leave", None), ("leave", ME), *downs]
+
+
+async def test_plans_are_read_and_rebalances_are_writes(node):
+    async with client_of(node, WRITE) as client:
+        assert (await client.get("/v1/plan/x?add=2&remove=a:1&remove=b:2")).status_code == 200
+        for bad in ("add=-1", "add=x", "add=1001"):
+            assert (await client.get(f"/v1/plan/x?{bad}")).status_code == 400
+        assert (await client.post("/v1/rebalance/x")).status_code == 403
+        assert (await client.post("/v1/rebalance/x", headers=BEARER)).status_code == 200
+    assert node.asked == [("plan", "x", 2, ["a:1", "b:2"]), ("rebalance", "x")]
 
 
 async def test_a_member_is_cordoned_and_drained_by_writes(node):

@@ -1,0 +1,56 @@
+"""`plan` and `rebalance`: what would move, and letting it move."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
+
+
+def plan(
+    entity_type: EntityType,
+    add: Annotated[int, typer.Option(min=0, max=1000, help="So many nodes more.")] = 0,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Without this node; may be repeated.")
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Say which shards would move if nodes came or went. Changes nothing."""
+    _plan(node, entity_type, as_json, add=add, remove=remove or None)
+
+
+def rebalance(
+    entity_type: EntityType,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Look at the balance of a type now instead of at its next interval."""
+    if dry_run:
+        _plan(node, entity_type, as_json)
+        return
+    asked = NodeHttp(node)
+    text = asked.post("v1", "rebalance", entity_type)
+    if as_json:
+        output.data(text)
+    else:
+        output.facts(asked.parse(text))
+
+
+def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
+    asked = NodeHttp(url)
+    text = asked.get("v1", "plan", entity_type, **query)
+    answer: dict[str, Any] = asked.parse(text)
+    if as_json:
+        output.data(text)
+        return
+    output.table(("node", "before", "after"), answer["nodes"])
+    moves = len(answer["moves"])
+    output.note(f"{moves} shards would move, in {answer['rounds']} plans")
+    if not answer["settled"]:
+        output.note("the strategy does not come to rest")
