@@ -21,11 +21,6 @@ PAGE = Path(__file__).parent / "reference" / "settings.md"
 NO_EFFECT: Mapping[str, str] = {
     "sharding.shard_failure_backoff": "no effect yet",
     "sharding.updating_state_timeout": "no effect yet: `store.timeout` bounds a write",
-    "sharding.shard_region_query_timeout": "no effect yet: 1.5 s",
-    "sharding.rebalance_threshold": "no effect yet: give `LeastShardThreshold(threshold=...)`",
-    "sharding.max_simultaneous_rebalance": (
-        "no effect yet: give `LeastShardThreshold(max_simultaneous=...)`"
-    ),
     "sharding.shards": "refused when it differs from the class, which clients compute with",
     "security.keys": "not built yet: a node with it refuses to start",
     "security.allowed": "not built yet: a node with it refuses to start",

@@ -212,13 +212,20 @@ class ShardingSettings:
         3.0, "for regions to answer a question about their shards"
     )
     min_members: int = count(1, "regions that must have registered before shards get homes")
+    allocation: str = text(
+        "least-shards",
+        "strategy of types whose class names none",
+        choices=("least-shards", "threshold", "consistent-hashing"),
+    )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")
-    rebalance_absolute_limit: int = count(0, "shards moved in one plan", off=True)
-    rebalance_relative_limit: float = number(1.0, "part of all shards moved in one plan")
     rebalance_threshold: int = count(
         10, "strategy threshold: a difference above this starts a rebalance"
     )
-    max_simultaneous_rebalance: int = count(3, "strategy threshold: shards moved in one plan")
+    max_simultaneous_rebalance: int = count(3, "strategy threshold: shards on the move at a time")
+    rebalance_absolute_limit: int = count(
+        0, "shards on the move at a time, for the other strategies", off=True
+    )
+    rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
     max_moves_in_flight: int = count(100, "shards on the move at a time")
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Entity type to those of the settings above that differ for it."""

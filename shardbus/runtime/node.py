@@ -39,7 +39,7 @@ from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
 from shardbus.sharding import events
-from shardbus.sharding.allocation import LeastShard
+from shardbus.sharding.allocation import strategy_of
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Unsent
@@ -134,10 +134,7 @@ class Node:
             )
         hosts = not chosen.role or chosen.role in self.settings.node.roles
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
-        strategy: Any = kind.strategy or LeastShard(
-            absolute_limit=chosen.rebalance_absolute_limit,
-            relative_limit=chosen.rebalance_relative_limit,
-        )
+        strategy: Any = kind.strategy or strategy_of(chosen)
 
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from shardbus.runtime.kind import Kind
     from shardbus.runtime.node import Node
 
-TIMEOUT_MS = 1500
-
 
 class Questions:
     """Asks other nodes, and answers theirs."""
@@ -58,7 +56,8 @@ class Questions:
             return self._answers[question](*args)
         future: asyncio.Future[Any] = self._node.loop.create_future()
         session = self._node.endpoint.session_to(node.address, node)
-        session.ask(self._keys[question], "", encode_value(args), TIMEOUT_MS, future, decode_value)
+        timeout = round(1000 * self._node.settings.sharding.shard_region_query_timeout)
+        session.ask(self._keys[question], "", encode_value(args), timeout, future, decode_value)
         return await future
 
     async def ask_all(self, question: str, *args: object) -> dict[NodeId, Any]:

@@ -31,6 +31,7 @@ from heapq import heapify, heapreplace
 from typing import NamedTuple, Protocol
 
 from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
 from shardbus.sharding.table import ShardTable
 
 VIRTUAL_NODES = 10
@@ -238,6 +239,19 @@ class ConsistentHashing:
             for node in candidates
             for index in range(self.virtual_nodes)
         )
+
+
+def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
+    """The strategy that the settings of a type name, with its limits."""
+    match settings.allocation:
+        case "threshold":
+            return LeastShardThreshold(
+                settings.rebalance_threshold, settings.max_simultaneous_rebalance
+            )
+        case "consistent-hashing":
+            return ConsistentHashing(max_moves=settings.rebalance_absolute_limit)
+        case _:
+            return LeastShard(settings.rebalance_absolute_limit, settings.rebalance_relative_limit)
 
 
 def _point(text: str) -> int:

@@ -28,7 +28,8 @@ from shardbus import (
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
 from shardbus.runtime.node import Node
-from shardbus.sharding.allocation import Move
+from shardbus.sharding.allocation import ConsistentHashing, Move
+from shardbus.sharding.table import ShardTable
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import decode_value, encode_value
 from tests.loopback.nodes import Nodes, hosts, ready
@@ -420,3 +421,23 @@ async def test_a_type_may_bring_its_own_allocation(nodes: Nodes) -> None:
     client = await nodes.client()
     found = {await client.call("page", f"p{n}", "where") for n in range(40)}
     assert found == {str(max(node.me for node in pair))}
+
+
+async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Nodes) -> None:
+    bus, counter = application()
+    pair = await nodes.cluster(bus, 2, allocation="consistent-hashing")
+    client = await nodes.client()
+    await asyncio.gather(*(client.ref(counter, i).add(1) for i in IDS))
+    found = {shard: n.me for n in pair for shard in n.kinds["counter"].host.shards}
+    empty, both = ShardTable(1, ""), [node.me for node in pair]
+    assert found == ConsistentHashing().allocate(empty, {}, sorted(found), both)
+
+
+async def test_B54_who_does_not_answer_in_time_is_left_out(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=0.25)
+    asked: list[int] = []
+    monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.timeout_ms))
+    assert [*await first.questions.ask_all("stats")] == [first.me]
+    assert asked == [250]

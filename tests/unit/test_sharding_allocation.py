@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardbus.ids import NodeId
+from shardbus.settings import ShardingSettings
 from shardbus.sharding.allocation import (
     AllocationStrategy,
     ConsistentHashing,
     LeastShard,
     LeastShardThreshold,
     Move,
+    strategy_of,
 )
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
@@ -115,6 +118,23 @@ def test_the_threshold_strategy_leaves_room_for_moves_under_way() -> None:
     a, b, _ = nodes(3)
     in_flight = {str(i): Move(str(i), a, b) for i in range(3)}
     assert LeastShardThreshold(1, 3).rebalance(table([10, 0, 0]), nodes(3), in_flight) == []
+
+
+def test_the_settings_name_a_strategy_and_its_limits() -> None:
+    declared = ShardingSettings(
+        rebalance_absolute_limit=7,
+        rebalance_relative_limit=0.5,
+        rebalance_threshold=4,
+        max_simultaneous_rebalance=2,
+    )
+    wanted = {
+        "least-shards": LeastShard(7, 0.5),
+        "threshold": LeastShardThreshold(4, 2),
+        "consistent-hashing": ConsistentHashing(max_moves=7),
+    }
+    named = {name: strategy_of(replace(declared, allocation=name)) for name in wanted}
+    assert named == wanted
+    assert strategy_of(ShardingSettings()) == LeastShard()
 
 
 STRATEGIES: list[AllocationStrategy] = [LeastShard(), LeastShardThreshold(), ConsistentHashing()]
