@@ -187,7 +187,9 @@ class ShardingSettings:
     shard_start_timeout: float = seconds(10.0, "for a region to say that it hosts a shard")
     begin_handoff_timeout: float = seconds(5.0, "for a region to acknowledge; then not waited for")
     handoff_timeout: float = seconds(60.0, "of moving one shard, entities' on_stop included")
-    shard_failure_backoff: float = seconds(10.0, "before a shard whose store failed starts again")
+    shard_failure_backoff: float = seconds(
+        10.0, "longest wait before a remembering shard whose store failed tries again"
+    )
     entity_restart_backoff: float = seconds(
         10.0, "longest wait before a failed entity starts again"
     )

@@ -97,6 +97,7 @@ class Host:
                 kind.name,
                 store,
                 loop,
+                pause_max=settings.shard_failure_backoff,
                 start=self._remembered,
                 recover=self.recovery.put,
                 settled=self._maybe_down,

@@ -12,9 +12,9 @@ asked to (passivation).
     hand-off, shutdown        ──> stops, and stays on the list
 
 **Writes** of a shard go one after the other, each with everything that gathered while the last was
-under way: what is wanted of an id is its last state, listed or not. A failed write is repeated with
-a growing pause for as long as the shard is here; messages wait meanwhile, bounded by the mailbox. A
-shard is not given away before its last write has ended.
+under way: what is wanted of an id is its last state, listed or not. A failed write is repeated for
+as long as the shard is here, with a pause that doubles up to `shard_failure_backoff`; messages wait
+meanwhile, bounded by the mailbox. A shard is not given away before its last write has ended.
 
 **Fences.** Every write carries the shard's fence, and the first one raises it before the list is
 read: a former home can neither add to the list nor take from it any more.
@@ -45,7 +45,7 @@ log = logging.getLogger("shardbus.remember")
 T = TypeVar("T")
 
 PAGE = 1000
-PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 5.0
+PAUSE_MIN_S = 0.1
 
 
 class NotOurs(Exception):
@@ -55,7 +55,7 @@ class NotOurs(Exception):
 class Memory:
     """The remembered entities of one type on one node. `start(cell)` is called once the store knows
     a new entity, `recover(hosted, ids)` with what was read of the list, `settled(hosted)` when a
-    shard has no write under way any more."""
+    shard has no write under way any more. `pause_max`: seconds between two attempts at most."""
 
     def __init__(
         self,
@@ -63,12 +63,13 @@ class Memory:
         store: StateStore,
         loop: asyncio.AbstractEventLoop,
         *,
+        pause_max: float,
         start: Callable[[Context], None],
         recover: Callable[[HostedShard, list[str]], None],
         settled: Callable[[HostedShard], None],
     ) -> None:
         self.entity_type = entity_type
-        self._store, self._loop = store, loop
+        self._store, self._loop, self._pause_max = store, loop, pause_max
         self._start, self._recover, self._settled = start, recover, settled
         self._books: dict[HostedShard, Book] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,7 +181,7 @@ class Memory:
         Raises:
             NotOurs: the shard has gone, or the store knows a later home of it.
         """
-        pause = PAUSE_MIN_S
+        pause = min(PAUSE_MIN_S, self._pause_max)
         while not book.stale and self._books.get(book.hosted) is book:
             try:
                 return await attempt()
@@ -190,7 +191,7 @@ class Memory:
             except StoreError as error:
                 log.warning("%s shard %s: %s", self.entity_type, book.hosted.shard, error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, PAUSE_MAX_S)
+                pause = min(2 * pause, self._pause_max)
         raise NotOurs
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

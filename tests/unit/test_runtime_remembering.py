@@ -132,6 +132,23 @@ async def test_the_store_fails_for_a_while_and_nothing_is_lost() -> None:
     assert store.ids() == ["a"]
 
 
+async def test_a_store_that_stays_away_is_asked_with_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, store = await bench(shard_failure_backoff=0.15)
+    loop, pauses = asyncio.get_running_loop(), []
+    later = loop.call_later
+
+    def spy(delay: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        pauses.append(delay)
+        return later(0.0, *args, **kwargs)
+
+    monkeypatch.setattr(loop, "call_later", spy)
+    store.failures = [StoreUnavailable("away")] * 4
+    assert await made.ask("a", "hit", 1) == 1
+    assert [pause for pause in pauses if pause in (0.1, 0.15, 0.2)] == [0.1, 0.15, 0.15, 0.15]
+
+
 async def test_C14_only_passivation_is_forgetting() -> None:
     made, store = await bench(entity_restart_backoff=0.01)
     for name in ("gone", "stops", "fails", "stays"):
