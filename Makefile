@@ -31,6 +31,7 @@ lint: .venv/all.stamp
 types: .venv/all.stamp
 	$(BIN)/mypy
 	$(BIN)/mypy -p examples
+	$(BIN)/mypy -p benchmarks
 	$(BIN)/basedpyright
 
 bench: .venv/all.stamp

@@ -37,7 +37,7 @@ async def main() -> None:
     )
 
 
-async def _fresh(side) -> tuple[float, float]:
+async def _fresh(side: Product | Raw) -> tuple[float, float]:
     warm = [f"warm-{i}" for i in range(1000)]
     await side.host.ask(f"expect {len(warm)}")
     await side.tell(warm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.harness import IN_FLIGHT, RUNS, SECONDS, asked, emit, median, percentile
+from benchmarks.harness import IN_FLIGHT, RUNS, SECONDS, Side, asked, emit, median, percentile
 from benchmarks.sides import Product, Raw
 
 
@@ -16,7 +16,9 @@ async def main() -> None:
 
 
 async def _compare(product: Product, raw: Raw, lanes: int) -> None:
-    rates, p50, p99 = {}, {}, {}
+    rates: dict[Side, list[float]] = {}
+    p50: dict[Side, list[float]] = {}
+    p99: dict[Side, list[float]] = {}
     for side in (product, raw):
         await asked(side, lanes, 0.5)
         rates[side], p50[side], p99[side] = [], [], []

@@ -15,8 +15,19 @@ import asyncio
 import sys
 import tempfile
 import time
+from functools import partial
 
 from benchmarks.nodes import Node, emit_times, settled, wait
+
+
+def answers(node: Node) -> bool:
+    """Its HTTP is there."""
+    return bool(node.view())
+
+
+def removed(node: Node) -> bool:
+    """It sees the three that live, and nobody else."""
+    return node.view().get("members") == 3
 
 
 async def main(kills: int) -> None:
@@ -33,7 +44,7 @@ async def main(kills: int) -> None:
             for n in range(kills):
                 newcomer = Node(folder, [node.address for node in nodes])
                 nodes.append(newcomer)
-                await wait(lambda newcomer=newcomer: bool(newcomer.view()), "its HTTP")
+                await wait(partial(answers, newcomer), "its HTTP")
                 joining = time.monotonic()
                 await wait(lambda: settled(nodes), "a fourth node")
                 joined.append(time.monotonic() - joining)
@@ -42,7 +53,7 @@ async def main(kills: int) -> None:
                 killed = time.monotonic()
                 victim.kill()
                 for node in nodes:
-                    await wait(lambda node=node: node.view().get("members") == 3, "the removal")
+                    await wait(partial(removed, node), "the removal")
                     taken.append(time.monotonic() - killed)
         finally:
             for node in nodes:

@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.harness import emit, free_port, percentile
 from shardbus import AskTimeout, Entity, ShardBus, handler
 from shardbus.membership.member import Status
+from shardbus.runtime import departure
 from shardbus.runtime.node import Node
 from shardbus.settings import NodeSettings, Settings
 from shardbus.sharding import events, messages
@@ -131,7 +132,7 @@ async def leave(nodes: list[Node]) -> tuple[float, float, int]:
     asking = asyncio.ensure_future(prober.run())
     await wait(lambda: len(prober.heard) >= AFTER, "answers of the old coordinator")
     epoch = prober.heard[-1][1]
-    await nodes[0].leave(lambda text: None)
+    await departure.leave(nodes[0], lambda text: None)
     await wait(lambda: prober.answered(epoch) >= AFTER, "answers of the new coordinator")
     asking.cancel()
     await prober.finish()

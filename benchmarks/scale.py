@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from random import Random
 
@@ -127,7 +128,7 @@ def joined(nodes: int, seed: int) -> tuple[float, Large]:
         seeds = dice.sample(names[:3], 2) if name not in names[:3] else names[:1]
         at = dice.uniform(0.01, JOIN_WITHIN_S)
         process = world.add(name)
-        world.later(at, lambda p=process, s=seeds: world.enter(p, *s))
+        world.later(at, partial(world.enter, process, *seeds))
 
     def complete(process: Process) -> bool:
         view = process.machine.view

@@ -64,14 +64,14 @@ class Product(Side):
             ref = self._refs[entity_id] = self._client.ref(Counter, entity_id)
         return ref
 
-    async def tell(self, ids: Iterable[str]) -> None:  # type: ignore[override]
+    async def tell(self, ids: Iterable[str]) -> None:
         """Send one message to each."""
         for i, entity_id in enumerate(ids, 1):
             await self._ref(entity_id).hit.tell(PAYLOAD)
             if i % CHUNK == 0:
                 await asyncio.sleep(0)
 
-    def ask(self, entity_id: str) -> Any:  # type: ignore[override]
+    def ask(self, entity_id: str) -> Any:
         """Ask one."""
         return self._ref(entity_id).hit(PAYLOAD)
 
@@ -115,7 +115,7 @@ class Raw(Side):
         for corr, count in msgpack.unpackb(frames[0]):
             self._waiting.pop(corr).set_result(count)
 
-    async def tell(self, ids: Iterable[str]) -> None:  # type: ignore[override]
+    async def tell(self, ids: Iterable[str]) -> None:
         """Send one message to each."""
         ids = list(ids)
         if self.name == "raw_batched":
@@ -127,7 +127,7 @@ class Raw(Side):
             if i % IN_FLIGHT == 0:
                 await asyncio.sleep(0)
 
-    async def ask(self, entity_id: str) -> Any:  # type: ignore[override]
+    async def ask(self, entity_id: str) -> Any:
         """Ask one; only with raw_ticked."""
         self._corr = corr = self._corr + 1
         future = self._waiting[corr] = asyncio.get_running_loop().create_future()

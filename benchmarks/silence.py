@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable
 
 from benchmarks.nodes import Node, emit_times, settled, wait
-from tests.process.namespaces import Network, missing
+from tests.process.namespaces import Machine, Network, missing
 
 NODES = 5
 STEP_S = 0.02
@@ -41,6 +41,11 @@ def converged(nodes: list[Node]) -> bool:
     return settled(nodes) and all(node.view().get("converged") for node in nodes)
 
 
+def machines_of(nodes: list[Node]) -> list[Machine]:
+    """Where they run."""
+    return [node.machine for node in nodes if node.machine is not None]
+
+
 class Trials:
     """The cluster, and what was measured."""
 
@@ -52,7 +57,7 @@ class Trials:
     async def fill(self) -> None:
         """As many nodes as there should be, on the machines that are free."""
         while len(self.nodes) < NODES:
-            used = [node.machine for node in self.nodes]
+            used = machines_of(self.nodes)
             free = [m for m in self.network.machines if m not in used]
             machine = free[0] if free else self.network.machine()
             seeds = [node.address for node in self.nodes]
@@ -64,12 +69,11 @@ class Trials:
         """One goes silent; every fourth time the oldest."""
         await self.fill()
         victim = self.nodes.pop(0 if n % 4 == 3 else -1)
-        assert victim.machine is not None
         begun = time.monotonic()
         if kind == "stopped":
             victim.process.send_signal(signal.SIGSTOP)
         else:
-            self.network.split([victim.machine], [node.machine for node in self.nodes])
+            self.network.split(machines_of([victim]), machines_of(self.nodes))
         await self._each(f"{kind}_unreachable", unreachable, begun)
         await self._each(f"{kind}_removed", self._removed, begun)
         victim.kill()
@@ -81,7 +85,7 @@ class Trials:
     async def heal(self) -> None:
         """A split that ends before anybody has decided."""
         await self.fill()
-        machines = [node.machine for node in self.nodes]
+        machines = machines_of(self.nodes)
         self.network.split(machines[:2], machines[2:])
         await self._each("split_unreachable", unreachable, time.monotonic())
         self.network.heal()

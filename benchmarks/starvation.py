@@ -19,7 +19,9 @@ same way. Time is virtual, so a figure is the same on every machine.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 from benchmarks.harness import emit, median, percentile
@@ -55,8 +57,8 @@ class Starved:
         self.world.run(20.0)
         if starve:
             for name in self.names:
-                self._again(SINGLE_EVERY_S, lambda n=name: self._pause([n]))
-                self._again(SLOW_EVERY_S, lambda n=name: self._slow(n))
+                self._again(SINGLE_EVERY_S, partial(self._pause, [name]))
+                self._again(SLOW_EVERY_S, partial(self._slow, name))
             self._again(GROUP_EVERY_S, self._pause_group)
 
     def _start(self, name: str) -> None:
@@ -69,7 +71,7 @@ class Starved:
             self.removed += 1
             self.world.later(BACK_AFTER_S, lambda: self._start(process.name))
 
-    def _again(self, every: float, what) -> None:
+    def _again(self, every: float, what: Callable[[], None]) -> None:
         def happen() -> None:
             what()
             self._again(every, what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.harness import ENTITIES, RUNS, SECONDS, emit, median, told
+from benchmarks.harness import ENTITIES, RUNS, SECONDS, Side, emit, median, told
 from benchmarks.sides import Product, Raw
 
 
@@ -13,7 +13,7 @@ async def main() -> None:
     async with Product() as product, Raw("raw_batched") as raw:
         sides = (product, raw)
         rounds = {side: await _warm(side) for side in sides}
-        rates = {side: [] for side in sides}
+        rates: dict[Side, list[float]] = {side: [] for side in sides}
         for _ in range(RUNS):
             for side in sides:
                 rates[side].append(await told(side, rounds[side]))
@@ -33,7 +33,7 @@ async def main() -> None:
         )
 
 
-async def _warm(side) -> int:
+async def _warm(side: Side) -> int:
     """Rounds that take about SECONDS."""
     rounds = 1
     while True:

@@ -7,17 +7,19 @@ from collections.abc import Callable
 
 
 class Clockwork:
-    """Calls `tick` when the machine's deadline has come. `arm` after each event."""
+    """Calls `tick` when the machine's deadline has come. `arm` after each event; after `stop`, that
+    does nothing."""
 
-    __slots__ = ("_deadline", "_handle", "_tick")
+    __slots__ = ("_deadline", "_handle", "_stopped", "_tick")
 
     def __init__(self, deadline: Callable[[], float | None], tick: Callable[[], None]) -> None:
         self._deadline, self._tick = deadline, tick
         self._handle: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     def arm(self) -> None:
         """Look at the deadline again. A timer that fires too early looks once more."""
-        deadline, handle = self._deadline(), self._handle
+        deadline, handle = None if self._stopped else self._deadline(), self._handle
         if handle is not None:
             if deadline is not None and handle.when() <= deadline:
                 return
@@ -28,6 +30,7 @@ class Clockwork:
 
     def stop(self) -> None:
         """No more."""
+        self._stopped = True
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
