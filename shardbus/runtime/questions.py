@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from shardbus.runtime.kind import Kind
     from shardbus.runtime.node import Node
 
+UNREACHABLE_S = 0.5
+
 
 class Questions:
     """Asks other nodes, and answers theirs."""
@@ -56,9 +58,16 @@ class Questions:
             return self._answers[question](*args)
         future: asyncio.Future[Any] = self._node.loop.create_future()
         session = self._node.endpoint.session_to(node.address, node)
-        timeout = round(1000 * self._node.settings.sharding.shard_region_query_timeout)
+        timeout = round(1000 * self._patience(node))
         session.ask(self._keys[question], "", encode_value(args), timeout, future, decode_value)
         return await future
+
+    def _patience(self, node: NodeId) -> float:
+        """Seconds for its answer: few for a node that somebody cannot reach."""
+        seconds = self._node.settings.sharding.shard_region_query_timeout
+        view = self._node.view
+        lost = view is not None and node in view.unreachable
+        return min(seconds, UNREACHABLE_S) if lost else seconds
 
     async def ask_all(self, question: str, *args: object) -> dict[NodeId, Any]:
         """Ask every member; those that did not answer in time are missing."""

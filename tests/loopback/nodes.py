@@ -19,7 +19,7 @@ from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from shardbus.settings import ClusterSettings, HttpSettings, NodeSettings, Settings
 from shardbus.store.memory import MemoryData, MemoryStore
-from tests.redis_server import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 QUICK = ClusterSettings(gossip_interval=0.1, leader_actions_interval=0.1, seed_node_timeout=1.0)

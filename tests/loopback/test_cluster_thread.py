@@ -26,7 +26,7 @@ from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings, DowningSettings
 from shardbus.transport.endpoint import Endpoint
 from shardbus.wire.gossip import decode, encode
-from tests.redis_server import free_port
+from tests.ports import free_port
 
 PATIENCE_S = 30.0
 """Only a failing test waits so long."""

@@ -16,7 +16,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.schema import decode_value
-from tests.redis_server import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 KEY = ("page", "hit")

@@ -295,7 +295,7 @@ def _connect(node: Node, cluster: str) -> None:
 
 
 async def test_a_client_without_a_node_says_whom_it_tried() -> None:
-    from tests.redis_server import free_port
+    from tests.ports import free_port
 
     port = free_port()
 

@@ -84,6 +84,7 @@ async def test_the_nodes(nodes: Nodes) -> None:
             "address": str(node.me.address),
             "http": "127.0.0.1:0",
             "status": "up",
+            "service": "open",
             "reachable": True,
             "roles": [],
             "shards": {"counter": len(host.shards)},

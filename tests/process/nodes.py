@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from shardbus import AsyncClient
+from tests.ports import free_port
 from tests.process.namespaces import Machine, Network
-from tests.redis_server import free_port
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]

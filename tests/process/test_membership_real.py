@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from tests.process.app import Page
 from tests.process.nodes import NodeProcess, Processes
-from tests.redis_server import free_port
 from tests.waiting import until
 
 DETECT_QUICKLY = (

@@ -16,7 +16,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.sockets import DEALER, ROUTER, bind_router, connect_dealer
 from shardbus.wire.batch import PROTOCOL_VERSION, Kind, cluster_tag, pack_header
 from shardbus.wire.schema import decode_value
-from tests.redis_server import free_port
+from tests.ports import free_port
 from tests.waiting import until
 
 ADD = ("counter", "add")

@@ -1,0 +1,21 @@
+"""Ports for the servers of tests."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import suppress
+from itertools import cycle, islice
+
+PORTS = cycle(random.Random().sample(range(10_000, 21_000), 11_000))
+"""Below those that the system gives to outgoing connections: one of them could take a free port
+before the process has it for which it was found."""
+
+
+def free_port() -> int:
+    """A port that nothing listens on, and that was not found here before."""
+    for port in islice(PORTS, 11_000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise RuntimeError("every port is taken")
