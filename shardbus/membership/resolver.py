@@ -6,7 +6,8 @@
 
 The leader carries out «down the others» and asks for the lease; every node carries out «down
 ourselves», so that a losing side does not depend on its leader. A lease that is not granted, or not
-answered for in time, is a lost split.
+answered for in time, is a lost split. The lease of an equal split belongs to the side, not to the
+node: while news travels, two of one side may both believe that they lead it.
 
 **Later for the winner.** With `down_removal_margin` the others are downed so much later than the
 losers go, since the losers' entities need time to stop before they are started here. Members that
@@ -41,7 +42,7 @@ from shardbus.membership.confirm import ProbeOutcome, Sweep
 from shardbus.membership.downing import Decision, Outcome, Split, survey
 from shardbus.membership.events import AcquireLease
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.strategies import LEASE, Strategy, strategy_of, unstable
+from shardbus.membership.strategies import LEASE, Strategy, lease_owner, strategy_of, unstable
 from shardbus.settings import DowningSettings
 
 LEASE_WITHIN = 5.0
@@ -246,7 +247,9 @@ class Resolver:
         match decision.outcome:
             case Outcome.ASK_LEASE if now >= ask_at:
                 self._asked = Asked(decision, now + LEASE_WITHIN, act_at)
-                return Plan(ask=AcquireLease(decision.lease, str(self.me), self._ttl(decision)))
+                shared = decision.lease != LEASE
+                owner = lease_owner(decision.split) if shared else str(self.me)
+                return Plan(ask=AcquireLease(decision.lease, owner, self._ttl(decision)))
             case Outcome.DOWN_OTHERS if now < act_at:
                 return Plan()
             case Outcome.DOWN_OTHERS | Outcome.DOWN_OURSELVES:

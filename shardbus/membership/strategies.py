@@ -31,7 +31,7 @@ Source: B.31, B.35-B.40; T.U17.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha1
 
 from shardbus.ids import NodeId
@@ -133,8 +133,18 @@ def unstable(split: Split, rule: str, seconds: float) -> Decision:
 def lease_name(split: Split) -> str:
     """The name of the lease that decides this equal split: the same on both sides of it, another
     for any other."""
-    votes = " ".join(map(str, sorted({*split.ours, *split.theirs})))
-    return "downing/" + sha1(votes.encode(), usedforsecurity=False).hexdigest()[:20]
+    return "downing/" + _digest((*split.ours, *split.theirs))
+
+
+def lease_owner(split: Split) -> str:
+    """Under which name this side asks for that lease. Two of a side may both believe that they lead
+    it; they decide the same, so neither may lose to the other."""
+    return "side/" + _digest(split.side)
+
+
+def _digest(nodes: Iterable[NodeId]) -> str:
+    names = " ".join(map(str, sorted({*nodes})))
+    return sha1(names.encode(), usedforsecurity=False).hexdigest()[:20]
 
 
 def _counted(split: Split) -> str:

@@ -165,13 +165,29 @@ def test_a_majority_without_the_doubtful_does_not_wait_for_them() -> None:
     assert outcome(resolver.consider(copy, True, 10.2)) is Outcome.DOWN_OTHERS
 
 
+def test_both_of_a_side_that_believe_to_lead_it_ask_for_the_lease_under_one_name() -> None:
+    asked = []
+    for me, others in ((A, (C, D)), (B, (C, D)), (C, (A, B))):
+        resolver, equal = Resolver(me, SETTINGS), cut(FOUR, Flag.TERMINATED, *others)
+        [mate] = {A, B, C, D} - {me, *others}
+        resolver.consider(equal, True, 10.0)
+        resolver.on_probe(mate, ProbeOutcome.OPEN)
+        plan = resolver.consider(equal, True, 10.1)
+        assert plan.ask is not None
+        asked.append(plan.ask)
+    one, other, against = asked
+    assert one == other
+    assert against.name == one.name
+    assert against.owner != one.owner
+
+
 def asking() -> tuple[Resolver, Gossip, str]:
     resolver = Resolver(A, SETTINGS)
     equal = cut(FOUR, Flag.UNREACHABLE, C, D)
     resolver.consider(equal, True, 10.0)
     plan = resolver.consider(equal, True, 10.0 + STABLE)
     assert plan.ask is not None
-    assert (plan.ask.owner, plan.ask.ttl) == (str(A), SETTINGS.lease_ttl)
+    assert plan.ask.ttl == SETTINGS.lease_ttl
     assert resolver.consider(equal, True, 10.1 + STABLE) == Plan()
     return resolver, equal, plan.ask.name
 
