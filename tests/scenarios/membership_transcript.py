@@ -39,6 +39,7 @@ from itertools import groupby
 
 from membership_stage import Stage
 from membership_words import weight
+from playing import replayed
 
 from shardbus.loading import from_assignments, load
 from shardbus.membership import events as ev
@@ -166,10 +167,4 @@ def _seconds(text: str) -> float:
 
 def play(script: str) -> str:
     """The script with the lanes as they are now."""
-    performed, lines = Script(), []
-    for line in script.splitlines():
-        if line.startswith("#") or not line.strip():
-            lines.append(line)
-        elif line.startswith("$"):
-            lines += [line, *performed.perform(line.removeprefix("$").strip())]
-    return "\n".join(lines) + "\n"
+    return replayed(script, Script().perform)

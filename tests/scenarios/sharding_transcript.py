@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from random import Random
 
+from playing import Steady, replayed
 from sharding_net import SETTINGS, Net
 from sharding_process import Echo, Letter, Process
 
@@ -28,13 +28,6 @@ from shardbus.ids import NodeId, shard_of
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import Home
-
-
-class Steady(Random):
-    """Dice that always fall on the low side."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return a
 
 
 class Stage(Net):
@@ -122,7 +115,12 @@ class Stage(Net):
 
     # Commands.
 
-    def perform(self, command: str) -> None:
+    def perform(self, command: str) -> list[str]:
+        self.lane = []
+        self._do(command)
+        return [f"  {entry}" for entry in self.lane]
+
+    def _do(self, command: str) -> None:
         match command.split():
             case ["node", *names]:
                 for name in names:
@@ -160,13 +158,6 @@ class Stage(Net):
 def play(script: str) -> str:
     """The script with the lanes as they are now."""
     stage = Stage()
-    lines: list[str] = []
-    for line in script.splitlines():
-        if line.startswith("#") or not line.strip():
-            lines.append(line)
-        elif line.startswith("$"):
-            stage.lane = []
-            stage.perform(line.removeprefix("$").strip())
-            lines += [line, *(f"  {entry}" for entry in stage.lane)]
+    played = replayed(script, stage.perform)
     stage.check()
-    return "\n".join(lines) + "\n"
+    return played

@@ -20,19 +20,11 @@ do. Messages take half a millisecond, claims and views one.
 
 from __future__ import annotations
 
-from random import Random
-
+from playing import Steady, replayed
 from singleton_net import Net, Node
 
 from shardbus.ids import NodeId
 from shardbus.membership import handover as ho
-
-
-class Steady(Random):
-    """Dice that always fall on the low side."""
-
-    def uniform(self, a: float, b: float) -> float:
-        return a
 
 
 class Stage(Net):
@@ -81,7 +73,12 @@ class Stage(Net):
 
     # Commands.
 
-    def perform(self, command: str) -> None:
+    def perform(self, command: str) -> list[str]:
+        self.lane = []
+        self._do(command)
+        return [f"  {entry}" for entry in self.lane]
+
+    def _do(self, command: str) -> None:
         match command.split():
             case ["node", *names]:
                 for name in names:
@@ -119,13 +116,6 @@ class Stage(Net):
 def play(script: str) -> str:
     """The script with the lanes as they are now."""
     stage = Stage()
-    lines: list[str] = []
-    for line in script.splitlines():
-        if line.startswith("#") or not line.strip():
-            lines.append(line)
-        elif line.startswith("$"):
-            stage.lane = []
-            stage.perform(line.removeprefix("$").strip())
-            lines += [line, *(f"  {entry}" for entry in stage.lane)]
+    played = replayed(script, stage.perform)
     stage.check_quiet()
-    return "\n".join(lines) + "\n"
+    return played

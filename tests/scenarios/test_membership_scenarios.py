@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from membership_transcript import play
+from playing import check
 
 from shardbus.errors import ConfigError
 
@@ -21,11 +22,7 @@ TRANSCRIPTS = sorted((HERE / "membership").glob("*.txt"))
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
 def test_transcript(path: Path, rewrite: bool) -> None:
-    written = path.read_text(encoding="utf-8")
-    played = play(written)
-    if rewrite:
-        path.write_text(played, encoding="utf-8")
-    assert rewrite or played == written, "run pytest tests/scenarios --rewrite and review the diff"
+    check(path, play, rewrite)
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "4242"])

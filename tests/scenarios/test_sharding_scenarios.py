@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from playing import check
 from sharding_transcript import play
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "sharding").glob("*.txt"))
@@ -12,8 +13,4 @@ TRANSCRIPTS = sorted((Path(__file__).parent / "sharding").glob("*.txt"))
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)
 def test_transcript(path: Path, rewrite: bool) -> None:
-    written = path.read_text(encoding="utf-8")
-    played = play(written)
-    if rewrite:
-        path.write_text(played, encoding="utf-8")
-    assert rewrite or played == written, "run pytest tests/scenarios --rewrite and review the diff"
+    check(path, play, rewrite)
