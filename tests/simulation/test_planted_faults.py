@@ -108,16 +108,23 @@ def a_new_incarnation_does_not_down_the_old(patch: Patch) -> None:
     patch.setattr(admission, "admit", careless)
 
 
-def a_minority_stays(patch: Patch) -> None:
-    decide = strategies.keep_majority
+def a_side_stays_that_should_go(
+    patch: Patch, strategy: str, when: Callable[..., bool] = lambda decision, split, *_: True
+) -> None:
+    """Wherever `when(decision, split, *more)`, of the decisions of that strategy to go."""
+    decide = getattr(strategies, strategy)
 
-    def stubborn(split: downing.Split) -> downing.Decision:
-        decision = decide(split)
-        if decision.outcome is not Outcome.DOWN_OURSELVES:
+    def wrong(split: downing.Split, *more: object) -> downing.Decision:
+        decision: downing.Decision = decide(split, *more)
+        if decision.outcome is not Outcome.DOWN_OURSELVES or not when(decision, split, *more):
             return decision
         return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
 
-    patch.setattr(strategies, "keep_majority", stubborn)
+    patch.setattr(strategies, strategy, wrong)
+
+
+def a_minority_stays(patch: Patch) -> None:
+    a_side_stays_that_should_go(patch, "keep_majority")
 
 
 def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
@@ -176,39 +183,24 @@ def ages_are_not_counted_on(patch: Patch) -> None:
 
 
 def a_quorum_may_be_too_small(patch: Patch) -> None:
-    static_quorum = strategies.static_quorum
+    def blind(decision: downing.Decision, split: downing.Split, size: int) -> bool:
+        return "too large" in decision.reason and len(split.ours) >= size
 
-    def blind(split: downing.Split, size: int) -> downing.Decision:
-        decision = static_quorum(split, size)
-        if "too large" not in decision.reason or len(split.ours) < size:
-            return decision
-        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
-
-    patch.setattr(strategies, "static_quorum", blind)
+    a_side_stays_that_should_go(patch, "static_quorum", blind)
 
 
 def one_vote_less_is_a_quorum_too(patch: Patch) -> None:
-    static_quorum = strategies.static_quorum
+    def modest(decision: downing.Decision, split: downing.Split, size: int) -> bool:
+        return "no quorum" in decision.reason and len(split.ours) >= size - 1
 
-    def modest(split: downing.Split, size: int) -> downing.Decision:
-        decision = static_quorum(split, size)
-        if "no quorum" not in decision.reason or len(split.ours) < size - 1:
-            return decision
-        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
-
-    patch.setattr(strategies, "static_quorum", modest)
+    a_side_stays_that_should_go(patch, "static_quorum", modest)
 
 
 def the_oldest_stays_though_it_is_alone(patch: Patch) -> None:
-    keep_oldest = strategies.keep_oldest
+    def vain(decision: downing.Decision, *_: object) -> bool:
+        return "here, but alone" in decision.reason
 
-    def vain(split: downing.Split, down_if_alone: bool) -> downing.Decision:
-        decision = keep_oldest(split, down_if_alone)
-        if "here, but alone" not in decision.reason:
-            return decision
-        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
-
-    patch.setattr(strategies, "keep_oldest", vain)
+    a_side_stays_that_should_go(patch, "keep_oldest", vain)
 
 
 def each_side_has_a_lease_of_its_own(patch: Patch) -> None:
@@ -222,15 +214,7 @@ def each_side_has_a_lease_of_its_own(patch: Patch) -> None:
 
 
 def down_all_downs_all_others(patch: Patch) -> None:
-    down_all = strategies.down_all
-
-    def others(split: downing.Split) -> downing.Decision:
-        decision = down_all(split)
-        if decision.outcome is not Outcome.DOWN_OURSELVES:
-            return decision
-        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
-
-    patch.setattr(strategies, "down_all", others)
+    a_side_stays_that_should_go(patch, "down_all")
 
 
 def who_is_down_and_may_not_know_it_is_forgotten(patch: Patch) -> None:

@@ -31,6 +31,19 @@ def leave(net: Net, node: Node) -> None:
     net.give(node, ev.Leave(node.id))
 
 
+def stir(net: Net, dice: random.Random) -> None:
+    """Two to seven nodes, and up to two joins and leaves that may still be under way."""
+    net.start(dice.randint(2, 7))
+    net.run(dice.choice([0.1, 3.0]))
+    names = [node.name for node in net.running()]
+    for i in range(dice.randint(0, 2)):
+        if dice.random() < 0.5:
+            net.join(f"x{i}", dice.choice(names))
+        else:
+            leave(net, net.nodes[dice.choice(names)])
+        net.run(dice.choice([0.0, 0.005, 0.02, 0.1]))
+
+
 # -- joining -----------------------------------------------------------------------------------
 
 
@@ -569,15 +582,7 @@ def check_that_a_split_has_at_most_one_survivor(seed: int) -> None:
     store."""
     dice = random.Random(seed)
     net = Net(seed)
-    net.start(dice.randint(2, 7))
-    net.run(dice.choice([0.1, 3.0]))
-    names = [node.name for node in net.running()]
-    for i in range(dice.randint(0, 2)):
-        if dice.random() < 0.5:
-            net.join(f"x{i}", dice.choice(names))
-        else:
-            leave(net, net.nodes[dice.choice(names)])
-        net.run(dice.choice([0.0, 0.005, 0.02, 0.1]))
+    stir(net, dice)
     side = {name: dice.randint(0, 1) for name in net.nodes}
     net.store_up = dice.random() < 0.8
     halves = [[name for name in side if side[name] == half] for half in (0, 1)]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from membership_net import Net
-from test_membership_cluster import leave
+from test_membership_cluster import stir
 
 from shardbus.membership import events as ev
 from shardbus.membership import view as seen
@@ -38,15 +38,7 @@ def check_that_at_most_one_side_stays(name: str, seed: int) -> None:
     without a store."""
     dice = random.Random(f"{name} {seed}")
     net = world(name, seed)
-    net.start(dice.randint(2, 7))
-    net.run(dice.choice([0.1, 3.0]))
-    names = [node.name for node in net.running()]
-    for i in range(dice.randint(0, 2)):
-        if dice.random() < 0.5:
-            net.join(f"x{i}", dice.choice(names))
-        else:
-            leave(net, net.nodes[dice.choice(names)])
-        net.run(dice.choice([0.0, 0.005, 0.02, 0.1]))
+    stir(net, dice)
     parts = dice.choice([2, 2, 3])
     side = {name: dice.randrange(parts) for name in net.nodes}
     net.store_up = dice.random() < 0.8
