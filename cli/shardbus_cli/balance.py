@@ -49,8 +49,15 @@ def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
     if as_json:
         output.data(text)
         return
-    output.table(("node", "before", "after"), answer["nodes"])
-    moves = len(answer["moves"])
-    output.note(f"{moves} shards would move, in {answer['rounds']} plans")
+    output.table(("node", "before", "after"), [_named(row) for row in answer["nodes"]])
+    moves, plans = len(answer["moves"]), answer["rounds"]
+    shards = "1 shard" if moves == 1 else f"{moves} shards"
+    output.note(f"{shards} would move, in {'one plan' if plans == 1 else f'{plans} plans'}")
     if not answer["settled"]:
         output.note("the strategy does not come to rest")
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """A node that is only thought of has a name and no address."""
+    node = str(row["node"])
+    return {**row, "node": node.split(":")[0]} if node.startswith("new-") else row
