@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -31,6 +29,7 @@ from shardbus.errors import (
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
 from shardbus.transport.router import DONE, Router
 from shardbus.transport.session import Session
@@ -51,7 +50,7 @@ class AsyncClient:
     AsyncClient("tcp://host:port", ...)`.
 
     Any address that answers will do; give several, so that one dead node does not matter at the
-    start."""
+    start. `outside` is for the simulator."""
 
     def __init__(
         self,
@@ -59,6 +58,7 @@ class AsyncClient:
         cluster: str,
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
+        outside: Callable[[], Outside] = Outside,
     ) -> None:
         if not addresses:
             raise ConfigError(
@@ -68,6 +68,7 @@ class AsyncClient:
         self.timeout_ms = int(timeout * 1000)
         self._given = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
+        self._make_outside = outside
         self._members: tuple[NodeId, ...] = ()
         self._contact: Session | None = None
         self._refused = ""
@@ -82,7 +83,8 @@ class AsyncClient:
         if self._entered:
             raise LocalProtocolError("a client is entered once; make another one")
         self._entered = True
-        uid = int.from_bytes(os.urandom(8), "big")
+        outside = self._outside = self._make_outside()
+        uid = outside.uid
         self._endpoint = Endpoint(
             self.cluster,
             f"client#{uid:016x}",
@@ -93,6 +95,7 @@ class AsyncClient:
             on_leaving=self._on_leaving,
             on_refused=self._on_refused,
             on_tick=self._on_tick,
+            wiring=outside.wiring,
         )
         self._endpoint.start()
         self._kinds = Kinds(self._endpoint, self.to_contact)
@@ -284,7 +287,7 @@ class AsyncClient:
         while not self._refused:
             known = [n.address for n in self._members if n not in self._leaving]
             candidates = list(dict.fromkeys([*known, *self._given]))
-            random.shuffle(candidates)
+            self._outside.dice.shuffle(candidates)
             open_already = [
                 s for s in self._endpoint.sessions() if s.open and s.tag not in self._leaving
             ]

@@ -29,7 +29,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import assert_never
+from typing import Protocol, assert_never
 
 from shardbus.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from shardbus.ids import NodeId
@@ -48,11 +48,36 @@ TICK = 0.25
 """Seconds between two looks of the watchdog."""
 TICKS_PER_POLL = 4
 START_WITHIN = 30.0
+CLOSE_WITHIN = 2.0
 
 log = logging.getLogger("shardbus.cluster")
 
 AppEffect = ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.Stopped | ev.Refused
 """What `notify` is given."""
+
+
+class Membership(Protocol):
+    """What a node needs of whoever runs its membership; `ClusterThread` says the rest."""
+
+    overview: Overview
+
+    def __init__(
+        self,
+        me: Member,
+        cluster: str,
+        settings: ClusterSettings,
+        fingerprint: Mapping[str, str],
+        *,
+        bind_host: str,
+        notify: Callable[[AppEffect], None],
+    ) -> None: ...
+
+    @property
+    def lag(self) -> float: ...
+    def start(self) -> None: ...
+    def post(self, event: ev.Event) -> None: ...
+    def app_alive(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class ClusterThread:
@@ -120,6 +145,10 @@ class ClusterThread:
         self._call(self._ended.set)
         self._thread.join(timeout)
         return not self._thread.is_alive()
+
+    async def close(self) -> None:
+        """The same from a loop, which goes on meanwhile; not waited for very long."""
+        await asyncio.get_running_loop().run_in_executor(None, self.stop, CLOSE_WITHIN)
 
     def post(self, event: ev.Event) -> None:
         """Give the machine an event. From any thread; without effect once the thread has ended."""

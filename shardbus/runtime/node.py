@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any, cast, get_args
 
@@ -26,7 +25,7 @@ from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
-from shardbus.runtime.cluster_thread import ClusterThread
+from shardbus.runtime.cluster_thread import ClusterThread, Membership
 from shardbus.runtime.downing import Decisions, fingerprint
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.keeping import Keeping
@@ -44,6 +43,7 @@ from shardbus.sharding.coordinator import Coordinator
 from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref
 from shardbus.transport.session import Loopback, Session
 from shardbus.wire import gossip
@@ -68,7 +68,12 @@ class Node:
         types: Mapping[str, EntityType],
         settings: Settings,
         store: StateStore,
+        *,
+        outside: Outside | None = None,
+        membership: type[Membership] = ClusterThread,
     ) -> None:
+        self.outside = outside or Outside()
+        self._make_membership = membership
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
         self.view: MembershipView | None = None
         self.kinds: dict[str, Kind] = {}
@@ -84,7 +89,7 @@ class Node:
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
         self._pulse: asyncio.TimerHandle | None = None
-        self._thread: ClusterThread | None = None
+        self._thread: Membership | None = None
 
     # ---- start
 
@@ -100,7 +105,7 @@ class Node:
         self.refusals: list[str] = []
         self.joining = False
         settings = self.settings.node
-        uid = int.from_bytes(os.urandom(8), "big")
+        uid = self.outside.uid
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
         await self.store.start()
@@ -115,6 +120,7 @@ class Node:
             on_lost=self._on_lost,
             on_client=self.switchboard.on_client,
             on_membership=self._on_membership,
+            wiring=self.outside.wiring,
         )
         self.endpoint.start(host, port)
         self.loopback = Loopback(str(self.me), self.loop, self.endpoint.clock, self.switchboard)
@@ -155,7 +161,7 @@ class Node:
         )
         shared = {f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()}
         shared |= fingerprint(self.settings.cluster.downing)
-        self._thread = self.cluster = ClusterThread(
+        self._thread = self.cluster = self._make_membership(
             member,
             self.cluster_name,
             self.settings.cluster,
@@ -250,7 +256,7 @@ class Node:
         return self._thread.lag if self._thread is not None else 0.0
 
     @property
-    def watching(self) -> ClusterThread | None:
+    def watching(self) -> Membership | None:
         """The cluster thread, once it runs."""
         return self._thread
 
@@ -372,6 +378,6 @@ class Node:
         for kind in self.kinds.values():
             kind.close()
         if self._thread is not None:
-            await self.loop.run_in_executor(None, self._thread.stop, 2.0)
+            await self._thread.close()
         self.endpoint.close()
         await self.store.close()

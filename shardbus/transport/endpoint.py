@@ -22,15 +22,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import zmq
-
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import Clock, Unsent
 from shardbus.transport.link import Link
-from shardbus.transport.reader import Reader
 from shardbus.transport.session import Receiver, Session
-from shardbus.transport.sockets import bind_router
+from shardbus.transport.wiring import Door, Fate, Wiring, ZmqWiring
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
     Hello,
@@ -85,6 +82,7 @@ class Endpoint:
         on_refused: Callable[[str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes], None] | None = None,
+        wiring: Wiring | None = None,
     ) -> None:
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.receiver = receiver
@@ -96,9 +94,8 @@ class Endpoint:
         self._on_open, self._on_lost = on_open, on_lost
         self._on_client, self._on_membership = on_client, on_membership
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-        self._router: zmq.Socket[bytes] | None = None
-        self._reader: Reader | None = None
+        self.wiring = wiring or ZmqWiring()
+        self._door: Door | None = None
         self._links: dict[Address, Link] = {}
         self._inbound: dict[str, Inbound] = {}
         self._by_identity: dict[bytes, Inbound] = {}
@@ -115,10 +112,9 @@ class Endpoint:
             ConfigError: the port is taken.
         """
         self.loop = asyncio.get_running_loop()
+        self.wiring.open(self.loop)
         if host is not None:
-            self._router = bind_router(self.context, host, port, self.name.encode())
-            self._reader = Reader(self.loop, self._router, self._on_router)
-            self._reader.start()
+            self._door = self.wiring.listen(host, port, self.name, self._on_parts)
         self._began = self._kept = self.loop.time()
         self._timer = self.loop.call_later(Clock.TICK_MS / 1000, self._tick)
 
@@ -242,26 +238,19 @@ class Endpoint:
         """A frame could not be used."""
         self.dropped_frames[reason] = self.dropped_frames.get(reason, 0) + 1
 
-    # ---- the ROUTER
+    # ---- the door
 
     def _transmit(
         self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
     ) -> bool:
-        assert self._router is not None
+        assert self._door is not None
         header = pack_header(PROTOCOL_VERSION, kind, self.tag, self.uid, uid, seq, ack)
-        try:
-            self._router.send_multipart((identity, header, body), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as e:
-            if e.errno != zmq.EHOSTUNREACH:
-                raise
+        fate = self._door.send(identity, header, body)
+        if fate is Fate.NO_WAY:
             return kind != Kind.DATA  # data waits until the peer connects again
-        if self._reader is not None:
-            self._reader.sent()
-        return True
+        return fate is Fate.TAKEN
 
-    def _on_router(self, parts: list[bytes]) -> None:
+    def _on_parts(self, parts: list[bytes]) -> None:
         try:
             if len(parts) != 3:
                 raise RemoteProtocolError(f"a message of {len(parts)} parts")
@@ -392,8 +381,6 @@ class Endpoint:
         self._links.clear()
         self._inbound.clear()
         self._by_identity.clear()
-        if self._reader is not None:
-            self._reader.close()
-        if self._router is not None:
-            self._router.close(200)
-        self.context.destroy(200)
+        if self._door is not None:
+            self._door.close()
+        self.wiring.close()

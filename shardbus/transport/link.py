@@ -11,17 +11,14 @@ Source: docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import TYPE_CHECKING
 
-import zmq
-from zmq.utils.monitor import parse_monitor_message
-
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.ids import Address, NodeId
-from shardbus.transport.reader import Reader
 from shardbus.transport.session import Session
-from shardbus.transport.sockets import connect_dealer
+from shardbus.transport.wiring import Connection
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
     Hello,
@@ -41,8 +38,6 @@ log = logging.getLogger("shardbus.link")
 HELLO_EVERY_S = 0.5
 SILENCE_S = 15.0
 PROBE_S = 1.0
-_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
-_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class Link:
@@ -67,40 +62,29 @@ class Link:
         self._greeted_at = 0.0
         self._heard_at = 0.0
         self._closed = False
+        self._connection: Connection
 
     def start(self) -> None:
         """Connect and say HELLO."""
         endpoint = self._endpoint
-        self._socket = connect_dealer(endpoint.context, self.address.host, self.address.port)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        self._reader = Reader(endpoint.loop, self._socket, self._on_parts)
-        self._events = Reader(endpoint.loop, self._monitor, self._on_event)
         self._heard_at = endpoint.loop.time()
-        self._reader.start()
-        self._events.start()
+        self._connection = endpoint.wiring.connect(
+            self.address, self._on_parts, self._greet, self._on_broken
+        )
         self._greet()
 
     def transmit(self, kind: int, seq: int, ack: int, body: bytes) -> bool:
-        """Hand one frame to ZeroMQ; False if it has no room now."""
+        """Hand one frame to the connection; False if it has no room now."""
         endpoint = self._endpoint
         uid = self.node.uid if self.node is not None else 0
         header = pack_header(PROTOCOL_VERSION, kind, endpoint.tag, endpoint.uid, uid, seq, ack)
-        try:
-            self._socket.send_multipart((header, body), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        self._reader.sent()
-        return True
+        return self._connection.send(header, body)
 
     def close(self) -> None:
-        """Let go of the socket. What it still holds goes out if it can within 200 ms, in ZeroMQ's
-        own thread."""
+        """Let go of the connection. What it still holds may go out."""
         if not self._closed:
             self._closed = True
-            self._reader.close()
-            self._events.close()
-            self._socket.disable_monitor()
-            self._socket.close(200)
+            self._connection.close()
             if self._probing is not None:
                 self._probing.cancel()
 
@@ -180,14 +164,10 @@ class Link:
         self.session.opened(ack)
         self._endpoint.opened(self)
 
-    def _on_event(self, parts: list[bytes]) -> None:
-        event = parse_monitor_message(parts)["event"]
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            self._greet()
-        elif event & _BROKEN:
-            self._break()
-            if self._probe:
-                self._look_soon()
+    def _on_broken(self) -> None:
+        self._break()
+        if self._probe:
+            self._look_soon()
 
     def _break(self) -> None:
         """Send nothing but HELLO until welcomed again."""
@@ -200,14 +180,10 @@ class Link:
 
     async def _look(self) -> None:
         """Is anybody listening there?"""
-        try:
+        there = True
+        with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROBE_S):
-                _, writer = await asyncio.open_connection(self.address.host, self.address.port)
-            writer.close()
-        except ConnectionRefusedError:
-            self._probing = None
-            self._endpoint.lose(self, NodeLost(f"{self.session.name} is gone: connection refused"))
-            return
-        except (OSError, TimeoutError):
-            pass
+                there = await self._endpoint.wiring.knock(self.address)
         self._probing = None
+        if not there:
+            self._endpoint.lose(self, NodeLost(f"{self.session.name} is gone: connection refused"))

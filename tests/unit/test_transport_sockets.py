@@ -14,6 +14,7 @@ from shardbus.errors import ConfigError, EntityFailed, NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.sockets import DEALER, ROUTER, bind_router, connect_dealer
+from shardbus.transport.wiring import ZmqWiring
 from shardbus.wire.batch import PROTOCOL_VERSION, Kind, cluster_tag, pack_header
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
@@ -97,11 +98,12 @@ class Ends:
     def kill(self, end: Endpoint) -> None:
         """What a process that is killed does: its sockets go, and it says nothing."""
         self.all.remove(end)
-        assert end._reader is not None
         assert end._timer is not None
-        end._reader.close()
+        assert isinstance(end.wiring, ZmqWiring)
         end._timer.cancel()
-        end.context.destroy(0)
+        if end._door is not None:
+            end._door.close()
+        end.wiring.context.destroy(0)
 
     def client(self, cluster: str = "shop", uid: int = 99) -> Endpoint:
         end = Endpoint(
@@ -227,7 +229,7 @@ def header(
     ids=range(8),
 )
 async def test_noise_is_counted_and_disturbs_nobody(
-    ends: Ends, parts: list[bytes | str], reason: str
+    ends: Ends, context: zmq.Context[zmq.Socket[bytes]], parts: list[bytes | str], reason: str
 ) -> None:
     node, client = ends.node(), ends.client()
     heads = {
@@ -236,7 +238,7 @@ async def test_noise_is_counted_and_disturbs_nobody(
         "data": header(node, Kind.DATA),
         "membership": header(node, Kind.MEMBERSHIP),
     }
-    stranger = connect_dealer(client.context, "127.0.0.1", address(node).port)
+    stranger = connect_dealer(context, "127.0.0.1", address(node).port)
     stranger.send_multipart([heads[part] if isinstance(part, str) else part for part in parts])
     await until(lambda: node.dropped_frames, "the count")
     assert node.dropped_frames == {reason: 1}

@@ -1,0 +1,195 @@
+"""What frames travel by: the wiring under an endpoint and its links.
+
+    Wiring.listen    one door: frames of everybody who connects, each with the id of its connection
+    Wiring.connect   one connection: frames of one peer, and word of its coming and breaking
+    Wiring.knock     does anybody listen there?
+
+Endpoints and links know frames and no sockets, so the same ones run over ZeroMQ, here, and over the
+wires of the simulator. No wiring promises delivery: what it has taken may be lost with the
+connection, and the session sends it again.
+
+Source: docs/architecture.md; C.32.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from shardbus.ids import Address
+from shardbus.transport.reader import Reader
+from shardbus.transport.sockets import bind_router, connect_dealer
+
+CLOSE_MS = 200
+"""So long ZeroMQ's own thread may send what a closed socket still holds."""
+_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+OnFrame = Callable[[list[bytes]], None]
+"""Takes the parts of a frame: at a door connection id, head and body; on a connection the last
+two."""
+
+
+class Fate(Enum):
+    """What became of a frame that was to leave by a door."""
+
+    TAKEN = "taken"
+    NO_ROOM = "no room"
+    NO_WAY = "no way"
+    """Nobody is connected under that id now."""
+
+
+class Door(Protocol):
+    """Where others connect to."""
+
+    def send(self, to: bytes, head: bytes, body: bytes) -> Fate: ...
+    def close(self) -> None: ...
+
+
+class Connection(Protocol):
+    """To one peer, made again for as long as it is not closed."""
+
+    def send(self, head: bytes, body: bytes) -> bool:
+        """Whether there was room for it."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Wiring(Protocol):
+    """See the module. Belongs to one event loop, from `open` on."""
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
+    def listen(self, host: str, port: int, name: str, on_frame: OnFrame) -> Door:
+        """Listen there.
+
+        Raises:
+            ConfigError: the port is taken or the host is not ours.
+        """
+        ...
+
+    def connect(
+        self,
+        address: Address,
+        on_frame: OnFrame,
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+    ) -> Connection: ...
+
+    async def knock(self, address: Address) -> bool:
+        """False if a fresh connection is refused, so that the process has ended. Anything else
+        proves nothing.
+
+        Raises:
+            OSError: another failure to connect.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class ZmqWiring:
+    """Over ZeroMQ: a door is a ROUTER, a connection a DEALER with its monitor."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self.loop: asyncio.AbstractEventLoop
+
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The loop on which frames arrive."""
+        self.loop = loop
+
+    def listen(self, host: str, port: int, name: str, on_frame: OnFrame) -> Door:
+        """Bind a ROUTER."""
+        return _Router(self, host, port, name, on_frame)
+
+    def connect(
+        self,
+        address: Address,
+        on_frame: OnFrame,
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+    ) -> Connection:
+        """Connect a DEALER."""
+        return _Dealer(self, address, on_frame, on_up, on_down)
+
+    async def knock(self, address: Address) -> bool:
+        """Open a connection and close it."""
+        try:
+            _, writer = await asyncio.open_connection(address.host, address.port)
+        except ConnectionRefusedError:
+            return False
+        writer.close()
+        return True
+
+    def close(self) -> None:
+        """Let go of every socket."""
+        self.context.destroy(CLOSE_MS)
+
+
+class _Router:
+    def __init__(
+        self, wiring: ZmqWiring, host: str, port: int, name: str, on_frame: OnFrame
+    ) -> None:
+        self._socket = bind_router(wiring.context, host, port, name.encode())
+        self._reader = Reader(wiring.loop, self._socket, on_frame)
+        self._reader.start()
+
+    def send(self, to: bytes, head: bytes, body: bytes) -> Fate:
+        try:
+            self._socket.send_multipart((to, head, body), zmq.NOBLOCK)
+        except zmq.Again:
+            return Fate.NO_ROOM
+        except zmq.ZMQError as e:
+            if e.errno != zmq.EHOSTUNREACH:
+                raise
+            return Fate.NO_WAY
+        self._reader.sent()
+        return Fate.TAKEN
+
+    def close(self) -> None:
+        self._reader.close()
+        self._socket.close(CLOSE_MS)
+
+
+class _Dealer:
+    def __init__(
+        self,
+        wiring: ZmqWiring,
+        address: Address,
+        on_frame: OnFrame,
+        on_up: Callable[[], None],
+        on_down: Callable[[], None],
+    ) -> None:
+        self._on_up, self._on_down = on_up, on_down
+        self._socket = connect_dealer(wiring.context, address.host, address.port)
+        self._reader = Reader(wiring.loop, self._socket, on_frame)
+        self._events = Reader(wiring.loop, self._socket.get_monitor_socket(_EVENTS), self._on_event)
+        self._reader.start()
+        self._events.start()
+
+    def send(self, head: bytes, body: bytes) -> bool:
+        try:
+            self._socket.send_multipart((head, body), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        self._reader.sent()
+        return True
+
+    def close(self) -> None:
+        self._reader.close()
+        self._events.close()
+        self._socket.disable_monitor()
+        self._socket.close(CLOSE_MS)
+
+    def _on_event(self, parts: list[bytes]) -> None:
+        event = parse_monitor_message(parts)["event"]
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._on_up()
+        elif event & _BROKEN:
+            self._on_down()
