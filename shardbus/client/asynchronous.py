@@ -90,7 +90,7 @@ class AsyncClient:
             f"client#{uid:016x}",
             uid,
             self,
-            on_open=self._on_open,
+            on_open=lambda session: self._kinds.node_back(session.tag),
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
             on_refused=self._on_refused,
@@ -271,6 +271,11 @@ class AsyncClient:
 
     # ---- the contact
 
+    @property
+    def contact(self) -> NodeId | None:
+        """The node that says where things are; None while another one is looked for."""
+        return self._contact.tag if self._contact is not None else None
+
     def to_contact(self, control: Control) -> bool:
         """Send to the contact; False if there is none now."""
         if self._contact is None:
@@ -320,9 +325,6 @@ class AsyncClient:
 
     # ---- what the endpoint tells
 
-    def _on_open(self, session: Session) -> None:
-        pass
-
     def _on_refused(self, reason: str) -> None:
         if self._contact is None:
             self._refused = reason
@@ -340,12 +342,11 @@ class AsyncClient:
             self._contact = None
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
+            self._kinds.lost(session, unsent)
             if session.gone:
-                self._kinds.node_gone(session.tag)
                 self._leaving.discard(session.tag)
-            else:
-                self._kinds.reconnect(session)
-        self._kinds.resend(unsent)
+        else:
+            self._kinds.resend(unsent)
         if self._contact is None:
             self._seek()
 

@@ -185,22 +185,25 @@ class Kinds:
         if kind is not None and sender == self._contact:
             kind.router.handle(events.Received(sender, message))
 
-    def node_gone(self, node: NodeId) -> None:
-        """That process has ended."""
+    def node_back(self, node: NodeId) -> None:
+        """That process answers."""
         for kind in self._kinds.values():
-            kind.router.handle(events.NodeGone(node))
+            kind.router.handle(events.NodeBack(node))
 
-    def reconnect(self, lost: Session) -> None:
-        """The session to a node ended, and the node may still live."""
-        for kind in self._kinds.values():
-            kind.router.reconnect(lost)
+    def lost(self, session: Session, unsent: list[Unsent]) -> None:
+        """The session to a node ended, and with it the node, if it is `gone`."""
+        by_kind = _by_kind(unsent)
+        for name, kind in self._kinds.items():
+            mine = by_kind.get(name, [])
+            if session.gone:
+                kind.router.gone(session.tag, mine)
+            else:
+                kind.router.reconnect(session)
+                kind.router.resend(mine)
 
     def resend(self, unsent: list[Unsent]) -> None:
         """Messages that a lost session never sent."""
-        by_kind: dict[str, list[Unsent]] = {}
-        for message in unsent:
-            by_kind.setdefault(message.key[0], []).append(message)
-        for name, messages in by_kind.items():
+        for name, messages in _by_kind(unsent).items():
             if name in self._kinds:
                 self._kinds[name].router.resend(messages)
 
@@ -238,3 +241,10 @@ class Kinds:
         for futures in self._learning.values():
             for future in futures:
                 future.cancel()
+
+
+def _by_kind(unsent: list[Unsent]) -> dict[str, list[Unsent]]:
+    by_kind: dict[str, list[Unsent]] = {}
+    for message in unsent:
+        by_kind.setdefault(message.key[0], []).append(message)
+    return by_kind

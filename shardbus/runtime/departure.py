@@ -20,6 +20,8 @@ from shardbus.membership import events as cluster
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
 
+LEFT = "left"
+"""How membership ends in good order."""
 PART_S = 5.0
 LOOK_S = 0.02
 
@@ -28,12 +30,15 @@ Progress = Callable[[str], None]
 
 async def leave(node: Node, progress: Progress) -> None:
     """Move everything away, leave the cluster, let clients part. If the whole cluster turns out to
-    stop, there is nowhere to move to."""
+    stop, there is nowhere to move to. If the others have downed this node, they have its shards:
+    nothing is waited for."""
     progress(f"handing off {_hosted(node)} shards")
     if node.is_up:
         drained = asyncio.gather(*(kind.shutdown() for kind in node.kinds.values()))
-        ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops}
+        ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops, node.stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if node.stopped.done():
+            return
         if not drained.done():
             await stop_here(node, progress)
             return
@@ -51,7 +56,8 @@ async def stop_here(node: Node, progress: Progress) -> None:
 
 async def _part(node: Node) -> None:
     node.cluster.post(cluster.Leave(node.me))
-    await asyncio.shield(node.stopped)
+    if await asyncio.shield(node.stopped) != LEFT:
+        return
     node.endpoint.announce_leaving()
     for session in node.switchboard.clients.values():
         session.flush()

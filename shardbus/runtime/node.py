@@ -240,15 +240,17 @@ class Node:
         """A member is removed. One that left may still pass on what it was sent before, and says
         goodbye when it has done so; one that died says nothing any more."""
         node = member.node
-        for kind in self.kinds.values():
-            kind.router.handle(events.NodeGone(node))
         error = NodeLost(f"{node} is gone")
         if node in self._suspects:
-            self.endpoint.drop(node, error)
+            self.endpoint.drop(node, error)  # first: what comes back is older than what waits
             self.switchboard.tell_clients(died=(node,))
-        else:
-            self.endpoint.watch(node)
+        elif self.endpoint.watch(node):
+            for kind in self.kinds.values():
+                kind.router.handle(events.NodeLeft(node))
             self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
+            return
+        for kind in self.kinds.values():
+            kind.router.handle(events.NodeGone(node))
 
     @property
     def lag(self) -> float:
@@ -332,17 +334,16 @@ class Node:
             for kind in self.kinds.values():
                 kind.router.handle(events.NodeGone(session.tag))
             return
-        by_kind: dict[str, list[Unsent]] = {}
+        by_kind: dict[str, list[Unsent]] = {name: [] for name in self.kinds}
         for message in unsent:
-            by_kind.setdefault(message.key[0], []).append(message)
-        for kind in self.kinds.values():
+            if message.key[0] in by_kind:
+                by_kind[message.key[0]].append(message)
+        for name, kind in self.kinds.items():
             if self.is_member(session.tag):
                 kind.router.reconnect(session)
+                kind.router.resend(by_kind[name])
             elif isinstance(session.tag, NodeId):
-                kind.router.handle(events.NodeGone(session.tag))
-        for name, waiting in by_kind.items():
-            if name in self.kinds:
-                self.kinds[name].router.resend(waiting)
+                kind.router.gone(session.tag, by_kind[name])
 
     # ---- time
 

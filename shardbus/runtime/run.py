@@ -25,7 +25,7 @@ from shardbus.http.app import create_app
 from shardbus.http.server import serve
 from shardbus.membership.member import Status
 from shardbus.runtime.admin import Admin
-from shardbus.runtime.departure import Progress, leave, stop_here
+from shardbus.runtime.departure import LEFT, Progress, leave, stop_here
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.node import Node
 from shardbus.settings import Settings
@@ -110,14 +110,19 @@ async def _live(node: Node, signals: _Signals, ready_fd: int | None, http: int, 
     ready.cancel()
     first.cancel()
     if node.stopped.done():
-        reason = node.stopped.result()
-        if reason == "left":
-            return OK
-        _say(f"error: this node stops: {reason}")
-        return REFUSED if node.refusals or reason.startswith("join failed") else FAILED
+        return _ended(node)
     _notify("STOPPING=1")
     way = stop_here if node.cluster_stops.done() else leave
     return await _go(node, way, signals)
+
+
+def _ended(node: Node) -> int:
+    """The exit code of how membership has ended."""
+    reason = node.stopped.result()
+    if reason == LEFT:
+        return OK
+    _say(f"error: this node stops: {reason}")
+    return REFUSED if node.refusals or reason.startswith("join failed") else FAILED
 
 
 async def _go(
@@ -131,8 +136,10 @@ async def _go(
     again.cancel()
     if leaving in done:
         leaving.result()
-        _say("left the cluster")
-        return OK
+        code = _ended(node)
+        if code == OK:
+            _say("left the cluster")
+        return code
     leaving.cancel()
     _say("stopped before everything was handed off")
     return FAILED if done else NOT_DRAINED

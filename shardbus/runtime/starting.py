@@ -1,8 +1,9 @@
 """Starting an entity: its object, its state, `on_start`, and what happens when one of them fails.
 
 A start that fails is tried again for as long as the entity is wanted, the first time at once, then
-with a doubling backoff; messages wait meanwhile. That a newer activation has loaded the state is
-such a failure too: the entity lives elsewhere, and this shard will be told to stop.
+with a doubling backoff; messages wait meanwhile. At a hand-off it is wanted for as long as messages
+wait, since they come before those that the next home will get. That a newer activation has loaded
+the state is such a failure too: the entity lives elsewhere, and this shard will be told to stop.
 
 Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
 """
@@ -13,7 +14,7 @@ import asyncio
 import logging
 from typing import Any, Protocol
 
-from shardbus.errors import StoreError
+from shardbus.errors import StaleFence, StoreError
 from shardbus.runtime.context import Context
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.settings import ShardingSettings
@@ -50,6 +51,13 @@ class Counts:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
+def _wanted(cell: Context) -> bool:
+    """Whether it shall start, though it may have been told to stop meanwhile."""
+    if cell.stopping in (StopReason.HANDOFF, StopReason.SHUTDOWN):
+        return bool(cell.mailbox)
+    return cell.stopping is None
+
+
 class Starter:
     """Starts entities of one type. `tick` is the node's coarse time."""
 
@@ -60,7 +68,7 @@ class Starter:
 
     async def start(self, cell: Context) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
-        while cell.stopping is None:
+        while _wanted(cell):
             backoff = self._backoff(cell)
             if backoff:
                 await asyncio.sleep(backoff)
@@ -75,6 +83,8 @@ class Starter:
             except Exception as e:  # StaleFence too: the region will learn that the shard has moved
                 self.failed(cell, "failed to start", e)
                 cell.entity = None
+                if isinstance(e, StaleFence) and cell.stopping is not None:
+                    return
 
     def construct(self, cell: Context) -> None:
         cls: Any = self._kind.cls

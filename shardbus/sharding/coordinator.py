@@ -258,7 +258,7 @@ class Coordinator:
         if handoff is not None:
             self._on_freed(handoff)
         elif self._settled(home.shard) == home:
-            if home.shard in self._starts:
+            if home.shard in self._starts or self._settings.remember:
                 self._ledger.want(home.shard)
             self._starts.started(home.shard)
             self._ledger.free(home)
@@ -335,11 +335,13 @@ class Coordinator:
             self._moves.begin(home, purpose, target, self._registry.registered, now)
 
     def _on_freed(self, handoff: Handoff) -> None:
-        """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it."""
+        """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it; what is
+        remembered always goes on."""
         home = handoff.home
         self._ledger.free(home)
         drained = handoff.purpose is Purpose.DRAIN
-        if handoff.purpose is Purpose.REBALANCE or (drained and self._registry.candidates()):
+        wanted = handoff.purpose is Purpose.REBALANCE or self._settings.remember
+        if wanted or (drained and self._registry.candidates()):
             source = (home.node,) if drained else ()
             self._ledger.want(home.shard, Wish(handoff.target, tuple(handoff.waiting) + source))
 

@@ -263,9 +263,30 @@ class ShardDown:
     shard: str
 
 
+Returned = tuple[tuple[str, Envelope], ...]
+"""Shards and what was for them."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """That process has ended, or will never be heard again."""
+    """That process has ended, or will never be heard again. `returned`: what was to go there and
+    never left, by shard, in order; it is older than anything that waits."""
+
+    node: NodeId
+    returned: Returned = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBack:
+    """That process was taken for dead, and answers: a wall had refused us in its name."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    """That node has left in good order: it passes on what it has been sent, and ends soon. NodeGone
+    follows."""
 
     node: NodeId
 
@@ -284,6 +305,8 @@ RegionEvent = (
     | ShardReady
     | ShardDown
     | NodeGone
+    | NodeBack
+    | NodeLeft
     | Shutdown
 )
 

@@ -31,6 +31,7 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.draining import Draining, Step
 from shardbus.sharding.enrolment import Enrolment
 from shardbus.sharding.messages import Home
 from shardbus.sharding.router import Router
@@ -72,8 +73,6 @@ class Region:
         self.entity_type = entity_type
         self._me = me
         self._layout = layout
-        self._retry = settings.retry_interval
-        self._patience = settings.handoff_timeout
         self._proxy = proxy or me is None
         self._out: list[ev.RegionEffect] = []
         self._router = Router(me, settings, self._out)
@@ -83,11 +82,7 @@ class Region:
         self._started_now: dict[str, Home] = {}
         self._stopped_now: dict[str, Home] = {}
         self._watchers: dict[NodeId, None] = {}
-        self._shutdown_at: float | None = None
-        self._give_up_at: float | None = None
-        self._alone = False
-        self._confirmed = False
-        self._drained = False
+        self._draining = Draining(settings.handoff_timeout, settings.retry_interval)
         self._turn_at: float | None = None
 
     @property
@@ -141,20 +136,23 @@ class Region:
                 self._on_ready(shard)
             case ev.ShardDown(shard):
                 self._on_down(shard, now)
-            case ev.NodeGone(node):
+            case ev.NodeGone(node, returned):
                 self._watchers.pop(node, None)
-                self._router.gone(node, now)
+                self._router.gone(node, returned, now)
+            case ev.NodeLeft(node):
+                self._router.left(node, now)
+            case ev.NodeBack(node):
+                self._router.back(node)
             case ev.Shutdown():
-                if self._shutdown_at is None and not self._drained:
-                    self._shutdown_at = now
-                    self._look_for_help(now)
+                self._draining.begin(now)
+                self._look_for_help(now)
             case _:
                 assert_never(event)
         return self._take()
 
     def deadline(self) -> float | None:
         """When `tick` is due."""
-        ends = (self._shutdown_at, self._give_up_at)
+        ends = self._draining.deadlines()
         dues = (self._turn_at, self._router.deadline(), self._enrolment.due, *ends)
         return min((due for due in dues if due is not None), default=None)
 
@@ -162,7 +160,7 @@ class Region:
         """End the turn: say what is to be said, once."""
         self._turn_at = None
         if self._enrolment.take_due(now) and self._me is not None:
-            proxy = self._proxy or self._drained
+            proxy = self._proxy or self._draining.done
             self._say(msg.Register(self._me, proxy, self._layout, self.hosted))
         self._report(self._router.questions(now))
         self._inform_watchers()
@@ -174,7 +172,7 @@ class Region:
         self._router.check()
         for shard, hosted in self._hosted.items():
             assert hosted.fence > self._stopped.get(shard, 0), f"{shard} came back from the dead"
-        assert not (self._drained and self._hosted)
+        assert not (self._draining.done and self._hosted)
 
     # What the coordinator, or a client, says.
 
@@ -208,7 +206,7 @@ class Region:
                     self._router.wait(shards, now)
             case msg.RegionStopped(node):
                 if node == self._me and sender == self._enrolment.coordinator:
-                    self._confirmed = self._shutdown_at is not None
+                    self._draining.confirm()
             case msg.GetShardHome(shards):
                 self._on_question(sender, shards, now)
             case (
@@ -247,7 +245,7 @@ class Region:
             return
         if hosted is None:
             over = home.fence <= self._stopped.get(shard, 0)
-            if over or self._alone or not self._router.believes(home, epoch):
+            if over or self._draining.alone or not self._router.believes(home, epoch):
                 self._say_stopped(home)
                 return
             self._start(home, epoch, now)
@@ -361,29 +359,19 @@ class Region:
     # The end.
 
     def _look_for_help(self, now: float) -> None:
-        """While there is no coordinator to drain this region, patience has an end; if there never
-        was one, it has no beginning."""
-        if self._shutdown_at is None or self._enrolment.coordinator is not None:
-            self._give_up_at = None
-        elif self._give_up_at is None:
-            self._give_up_at = now + (self._patience if self.epoch else 0.0)
+        here = self._enrolment.coordinator is not None
+        self._draining.look_for_help(here=here, ever=bool(self.epoch), now=now)
 
     def _drain(self, now: float) -> None:
-        if self._shutdown_at is None or self._drained:
-            return
-        if self._give_up_at is not None and now >= self._give_up_at:
-            self._give_up_at = None
-            self._alone = True
+        step = self._draining.step(now, hosts=bool(self._hosted), proxy=self._proxy)
+        if step is Step.STOP:
             for shard, hosted in self._hosted.items():
                 self._stop(shard, hosted, now)
-        if not self._hosted and (self._confirmed or self._alone or self._proxy):
-            self._drained = True
-            self._shutdown_at = self._give_up_at = None
+            step = self._draining.step(now, hosts=bool(self._hosted), proxy=self._proxy)
+        if step is Step.DONE:
             self._out.append(ev.Drained())
-        elif now >= self._shutdown_at:
-            self._shutdown_at = now + self._retry
-            if self._enrolment.is_registered and self._me is not None:
-                self._say(msg.GracefulShutdownRequest(self._me))
+        elif step is Step.ASK and self._enrolment.is_registered and self._me is not None:
+            self._say(msg.GracefulShutdownRequest(self._me))
 
     def _say(self, message: ev.Message) -> None:
         self._out.append(ev.SendCoordinator(message))

@@ -33,9 +33,10 @@ from shardbus.sharding.events import (
     RegionEffect,
     Reject,
     Release,
+    Returned,
     SetArrivals,
     SetRoute,
-)
+)  # fmt: skip
 from shardbus.sharding.messages import Home
 from shardbus.sharding.routes import Buffers, Route, Way
 from shardbus.sharding.timers import Timers
@@ -190,9 +191,31 @@ class Router:
         if route is not None and route.way is Way.FLUSHING and route.flush_id == flush_id:
             self._end_flush(route, now)
 
-    def gone(self, node: NodeId, now: float) -> None:
-        """Nothing that was sent there will be answered, nothing must be sent there."""
+    def left(self, node: NodeId, now: float) -> None:
+        """Nothing more must be sent there; what was sent arrives."""
         self._gone[node] = None
+        for route in self._routes.values():
+            if route.next is not None and route.next.node == node:
+                route.next = None
+            if route.way is Way.KNOWN and route.home is not None and route.home.node == node:
+                route.floor, route.left = route.home.fence + 1, None
+                self._flush_out(route, now)
+            self._ask(route, now)
+
+    def gone(self, node: NodeId, returned: Returned, now: float) -> None:
+        """Nothing that was sent there will be answered, nothing must be sent there. What never left
+        goes before what waits."""
+        self._gone[node] = None
+        for shard, envelope in returned:
+            route = self._route(shard)
+            if self._refused or not self._buffers.take(envelope):
+                reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
+                self._out.append(Reject(shard, envelope, reason))
+            elif route.home is not None and route.home.node == node:
+                route.returned.append(envelope)
+            else:
+                self._buffers.give([envelope])
+                self.deliver(Deliver(shard, envelope), now)
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         for route in self._routes.values():
@@ -206,6 +229,10 @@ class Router:
                 else:
                     self._end_flush(route, now)
             self._ask(route, now)
+
+    def back(self, node: NodeId) -> None:
+        """It was taken for dead, and answers."""
+        self._gone.pop(node, None)
 
     # The shard itself.
 
@@ -348,9 +375,15 @@ class Router:
         """From KNOWN to FLUSHING; from a home that is here, where mailboxes have it all, to
         UNKNOWN."""
         home = route.home
-        self._close(route)
         if home is None or home.node == self._me or home.node in self._gone:
-            return
+            self._close(route)
+        else:
+            self._flush_out(route, now)
+
+    def _flush_out(self, route: Route, now: float) -> None:
+        home = route.home
+        assert home is not None
+        self._close(route)
         route.way, route.home = Way.FLUSHING, home
         self._flushes += 1
         route.flush_id = self._flushes

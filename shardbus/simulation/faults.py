@@ -140,9 +140,8 @@ class Faults:
     def _leave(self) -> None:
         struck = self._some(lambda p: p.member and not p.leaving)
         if struck is not None:
-            struck.leaving = True
             self.world.trace.mark(self.world.now, struck.name, "is asked to leave")
-            self.world.give(struck, ev.Leave(struck.id))
+            self.world.leave(struck)
 
     def _pause(self) -> None:
         struck = self._some(lambda p: p.running)
@@ -162,7 +161,7 @@ class Faults:
     # -- walls ---------------------------------------------------------------------------------
 
     def _partition(self, *, one_way: bool) -> None:
-        names = list(self.world.nodes)
+        names = self.world.names()
         self.dice.shuffle(names)
         at = self.dice.choice((self.dice.randint(1, max(1, len(names) - 1)), len(names) // 2))
         sides = sorted(names[:at]), sorted(names[at:])
@@ -174,8 +173,9 @@ class Faults:
         )
 
     def _cut_link(self) -> None:
-        if len(self.world.nodes) > 1:
-            ends = self.dice.sample(list(self.world.nodes), 2)
+        names = self.world.names()
+        if len(names) > 1:
+            ends = self.dice.sample(names, 2)
             rejecting = self.options.rejecting
             self._wall(CutLink(frozenset(ends), rejecting), f"no link between {' and '.join(ends)}")
 

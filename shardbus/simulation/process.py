@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.cluster import Cluster
+from shardbus.membership.events import Effect
 from shardbus.membership.view import DomainEvent
 
 
@@ -30,6 +32,9 @@ class Process:
     """When its machine wants to be called, by its own clock."""
     due_at: float | None = None
     """The same in the world's time: when its timer should have rung, paused or not."""
+    notify: Callable[[Effect], None] | None = None
+    """The application in it, which is told what happens and says when the process ends; None: there
+    is none."""
     ticked: bool = False
     """True if the last event was its timer."""
     paused_until: float = 0.0

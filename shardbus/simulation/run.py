@@ -15,7 +15,9 @@ violation too. Who wants to join by nodes that are all gone waits for ever, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
@@ -37,6 +39,15 @@ EVENTS_PER_SECOND_MAX = 500
 """More events than that per node and simulated second: the machines do not come to rest."""
 
 
+class Drawn(Protocol):
+    """What a run was made from."""
+
+    @property
+    def seed(self) -> int: ...
+    def lines(self) -> list[str]: ...
+    def command(self) -> str: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Broken:
     """What did not hold in a run, and when."""
@@ -53,7 +64,7 @@ class Outcome:
     """How a run ended. `settled_s`: how long after healing everybody agreed; None if they never
     did. `digest` is equal for equal runs."""
 
-    options: Options
+    options: Drawn
     broken: Broken | None
     simulated_s: float
     settled_s: float | None
@@ -88,21 +99,22 @@ def simulate(options: Options, settings: ClusterSettings | None = None) -> Outco
     try:
         settled = _two_phases(world, options)
     except Violation as violation:
-        broken = _broken(world, violation.rule, violation.detail)
+        broken = broken_by(world, violation.rule, violation.detail)
     except Exception as raised:
-        broken = _broken(world, "raised", f"{type(raised).__name__}: {raised}")
+        broken = broken_by(world, "raised", f"{type(raised).__name__}: {raised}")
     return Outcome(
         options=options,
         broken=broken,
         simulated_s=world.now - began,
         settled_s=settled,
-        survivors=len(_members(world)),
+        survivors=len(members(world)),
         events=world.events,
         digest=world.trace.digest,
     )
 
 
-def _broken(world: World, rule: str, detail: str) -> Broken:
+def broken_by(world: World, rule: str, detail: str) -> Broken:
+    """What did not hold, with the picture of the moment."""
     lanes = tuple(world.trace.lanes(LANES_SHOWN))
     return Broken(rule, detail, world.now, lanes, world.picture())
 
@@ -115,33 +127,33 @@ def _two_phases(world: World, options: Options) -> float:
     """
     faults = Faults(world, options)
     faults.begin()
-    _run(world, options.seconds)
+    advance(world, options.seconds)
     faults.heal()
     healed = world.now
     while why := unsettled(world):
         if world.now - healed > SETTLED_WITHIN:
             raise Violation("I9", f"{SETTLED_WITHIN:g} s after the faults: {why}")
-        _run(world, LOOK_EVERY)
+        advance(world, LOOK_EVERY)
     settled = world.now - healed
-    _run(world, STAYS_FOR)
+    advance(world, STAYS_FOR)
     if why := unsettled(world):
         raise Violation("I9", f"agreed after {settled:g} s, and then not: {why}")
-    if options.gentle and not _members(world):
+    if options.gentle and not members(world):
         raise Violation("I10", "nobody is left, though nothing isolated anybody")
-    _stop(world, options)
+    stop_all(world, options, lambda seconds: advance(world, seconds))
     return settled
 
 
-def _stop(world: World, options: Options) -> None:
+def stop_all(world: World, options: Options, run: Callable[[float], None]) -> None:
     """The whole cluster stops by one command, while messages are lost again.
 
     Raises:
         Violation: somebody does not end, or is downed.
     """
-    up = [p for p in _members(world) if p.machine.view.status is Status.UP]
+    up = [p for p in members(world) if p.machine.view.status is Status.UP]
     if not up:
         return
-    cluster = [p for p in _members(world) if up[0].machine.view.member(p.id)]
+    cluster = [p for p in members(world) if up[0].machine.view.member(p.id)]
     world.network.loss, world.stops_within_s = options.loss, STOPS_WITHIN
     world.trace.mark(world.now, up[0].name, "is told that the whole cluster shall stop")
     world.give(up[0], ev.PrepareForShutdown())
@@ -149,23 +161,30 @@ def _stop(world: World, options: Options) -> None:
     while waiting := [p for p in cluster if p.running]:
         if world.now - told > STOPPED_WITHIN:
             raise Violation("stop", f"{waiting[0].id} still runs after {STOPPED_WITHIN:g} s")
-        _run(world, LOOK_EVERY)
+        run(LOOK_EVERY)
     downed = [p for p in cluster if p.stopped != "left"]
     if downed:
         raise Violation("stop", f"{downed[0].id} ended as {downed[0].stopped!r}")
 
 
-def _run(world: World, seconds: float) -> None:
+def advance(world: World, seconds: float, look: Callable[[], None] = lambda: None) -> None:
+    """Let so much time pass, and `look` after each step.
+
+    Raises:
+        Violation: the machines do not come to rest.
+    """
     end, bound = world.now + seconds, world.events
     bound += int(EVENTS_PER_SECOND_MAX * max(1.0, seconds) * len(world.nodes))
     world.later(seconds, lambda: None)
     while world.now < end:
         world.step()
+        look()
         if world.events > bound:
             raise Violation("I12", "the machines do not come to rest")
 
 
-def _members(world: World) -> list[Process]:
+def members(world: World) -> list[Process]:
+    """The processes that take part in a cluster."""
     return [process for process in world.running() if process.member]
 
 
@@ -175,32 +194,38 @@ def _may_hope(world: World, process: Process) -> bool:
     return any(seed is not None and seed.member for seed in seeds)
 
 
-def _may_work(world: World, members: list[Process]) -> bool:
+def _may_work(world: World, present: list[Process]) -> bool:
     """False while so few have joined that nobody may become Up yet."""
-    ever_up = any(m.up_number for p in members for m in p.machine.view.members)
-    return ever_up or len(members) >= world.settings.min_members
+    ever_up = any(m.up_number for p in present for m in p.machine.view.members)
+    return ever_up or len(present) >= world.settings.min_members
 
 
 def unsettled(world: World) -> str:
     """Why the cluster is not at peace; empty if it is."""
-    members = _members(world)
-    if not members:
+    present = members(world)
+    if not present:
         return ""
     expected = [p for p in world.running() if p.member or _may_hope(world, p)]
-    status = Status.UP if _may_work(world, members) else Status.JOINING
+    status = Status.UP if _may_work(world, present) else Status.JOINING
     for process in expected:
         if process.leaving:
             return f"{process.id} is still there"
-        removed = process.machine.gossip.tombstones if world.leases.twice else {}
-        running = sorted(p.id for p in expected if p.id not in removed)
+        running = sorted(p.id for p in expected if p is process or not _apart(world, process, p))
         if why := _differs(process, running, status):
             return why
     contents: dict[tuple[NodeId, ...], object] = {}
-    for process in members:
+    for process in present:
         gossip = process.machine.gossip
         if contents.setdefault(tuple(gossip.members), content(gossip)) != content(gossip):
             return "members have different states"
     return ""
+
+
+def _apart(world: World, a: Process, b: Process) -> bool:
+    """True if a store that granted a lease twice has left them in two clusters: one has removed the
+    other, or those by whom it joined have."""
+    removed = a.id in b.machine.gossip.tombstones or b.id in a.machine.gossip.tombstones
+    return world.leases.twice and removed
 
 
 def _differs(process: Process, running: list[NodeId], status: Status) -> str:

@@ -13,7 +13,7 @@ Not here: which faults happen (`faults`), what must hold (`checks`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from random import Random
 from typing import assert_never
 
@@ -43,6 +43,9 @@ BEGINNING = 100.0
 PROBE_WITHIN = 1.0
 RECONNECT = 1.0
 """Seconds between two attempts to connect to a publisher behind a wall."""
+
+TOLD = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.Refused)
+"""What a process's application is told."""
 
 PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
 
@@ -84,24 +87,39 @@ class World(Timeline):
         rate: float = 1.0,
     ) -> Process:
         """A new process at this name's address; a former one there must be dead."""
+        member = Member(NodeId(name, PORT, self.rng.getrandbits(64)), GOSSIP_PORT, roles=roles)
+        return self.admit(member, cluster, settings or self.settings, fingerprint or {}, rate)
+
+    def admit(
+        self,
+        member: Member,
+        cluster: str,
+        settings: ClusterSettings,
+        fingerprint: Mapping[str, str],
+        rate: float,
+    ) -> Process:
+        """A process with a machine for this member."""
+        name = member.node.host
         former = self.nodes.get(name)
         assert former is None or not former.alive, f"{name} still runs"
-        node_id = NodeId(name, PORT, self.rng.getrandbits(64))
-        machine = Cluster(
-            Member(node_id, GOSSIP_PORT, roles=roles),
-            cluster,
-            settings or self.settings,
-            fingerprint or {},
-            Random(self.rng.getrandbits(32)),
-        )
+        machine = Cluster(member, cluster, settings, fingerprint, Random(self.rng.getrandbits(32)))
         process = Process(name, machine, rate)
-        self.nodes[name] = self.by_id[node_id] = process
+        self.nodes[name] = self.by_id[member.node] = process
         return process
 
     def enter(self, process: Process, *seeds: str) -> None:
         """Let it join by these seeds; without any it founds a cluster."""
         addresses = tuple(address_of(seed) for seed in seeds)
         self.give(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
+
+    def leave(self, process: Process) -> None:
+        """SIGTERM: it goes in good order."""
+        process.leaving = True
+        self.give(process, ev.Leave(process.id))
+
+    def names(self) -> list[str]:
+        """Everybody who may be behind a wall."""
+        return list(self.nodes)
 
     def running(self) -> list[Process]:
         """The processes whose machines work."""
@@ -213,20 +231,24 @@ class World(Timeline):
             case ev.Stopped(reason):
                 process.stopped = reason
                 self.trace.mark(self.now, process.name, f"stopped: {reason}")
-                self._soon(lambda: self._exit(process))
+                if process.notify is None:
+                    self._soon(lambda: self._exit(process))
             case ev.Refused(reason):
                 process.refused.append(reason)
             case ev.Notice(event):
                 process.notices.append(event)
                 self.trace.mark(self.now, process.name, type(event).__name__)
             case ev.ViewChanged(view):
-                if view.status is Status.READY_FOR_SHUTDOWN and view.converged:
+                ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
+                if ready and process.notify is None:
                     self.later(self.stops_within_s * self.rng.random(), lambda: self._end(process))
             case ev.Dropped():
                 pass
             case _:
                 assert_never(effect)
         self.trace.hashed(self.now, process.name, type(effect).__name__, data)
+        if process.notify is not None and isinstance(effect, TOLD):
+            process.notify(effect)
 
     def _soon(self, action: Callable[[], None]) -> None:
         self.later(self.network.delay(), action)

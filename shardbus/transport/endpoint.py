@@ -96,7 +96,9 @@ class Endpoint:
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
         self.wiring = wiring or ZmqWiring()
         self._door: Door | None = None
-        self._links: dict[Address, Link] = {}
+        self._links: dict[tuple[Address, NodeId | None], Link] = {}
+        """By address and the incarnation that is meant, None for any. The link to a dead one stays
+        beside that to its successor until somebody says that it is dead."""
         self._inbound: dict[str, Inbound] = {}
         self._by_identity: dict[bytes, Inbound] = {}
         self._removed: dict[str, None] = {}
@@ -125,42 +127,48 @@ class Endpoint:
     ) -> Session:
         """The session we opened to this address, opened now if there is none. With a `node`, no
         other incarnation will do. `probe`: find out by ourselves when the process is gone."""
-        link = self._links.get(address)
-        if link is not None and (
-            link.session.lost is not None or (node and link.node and link.node != node)
-        ):
-            link.close()
-            link = None
+        link = self._link(address, node)
         if link is None:
             self._serial += 1
-            link = self._links[address] = Link(self, address, node, self._serial, probe=probe)
+            link = Link(self, address, node, self._serial, probe=probe)
+            self._links[address, node] = link
             link.start()
         return link.session
+
+    def _link(self, address: Address, node: NodeId | None) -> Link | None:
+        """The link that will do for this incarnation; without one, the newest to that address."""
+        if node is None:
+            here = [link for link in self._links.values() if link.address == address]
+            return here[-1] if here else None
+        link = self._links.get((address, node)) or self._links.get((address, None))
+        return link if link is not None and link.node in (None, node) else None
 
     def drop(self, node: NodeId, error: RequestError) -> None:
         """This incarnation is gone, and does not come back: end every session with it."""
         self._removed[str(node)] = None
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
-        link = self._links.get(node.address)
-        if link is not None and (link.node is None or link.node == node):
-            self.lose(link, error)
+        for link in list(self._links.values()):
+            if link.address == node.address and link.node in (None, node):
+                self.lose(link, error)
         inbound = self._inbound.pop(str(node), None)
         if inbound is not None:
             self._by_identity.pop(inbound.identity, None)
             self._end(inbound.session, error)
 
-    def watch(self, node: NodeId) -> None:
-        """Membership says no more about this node: find out by ourselves when its process ends."""
-        link = self._links.get(node.address)
-        if link is not None and link.node == node:
+    def watch(self, node: NodeId) -> bool:
+        """Membership says no more about this node: find out by ourselves when its process ends.
+        False: nothing connects us with it."""
+        watched = [link for link in self._links.values() if link.node == node]
+        for link in watched:
             link.watch()
+        return bool(watched)
 
     def lose(self, link: Link, error: RequestError, *, gone: bool = True) -> None:
         """A link has ended; `gone`: and so has, for certain, the process at its other end."""
         link.session.gone = gone
-        if self._links.get(link.address) is link:
-            del self._links[link.address]
+        if self._links.get((link.address, link.meant)) is link:
+            del self._links[link.address, link.meant]
         link.close()
         self._end(link.session, error)
 
@@ -178,15 +186,15 @@ class Endpoint:
     def part(self, node: NodeId, in_use: Callable[[Session], bool]) -> bool:
         """Close the link to a node that leaves, once nothing is under way on it; whether it is
         closed."""
-        link = self._links.get(node.address)
-        if link is None or link.node != node:
-            return True
-        session = link.session
-        if in_use(session) or session.outstanding or session.unflushed or session.waiting_asks:
-            return False
-        link.transmit(Kind.BYE, 0, session.received, b"")
-        self.lose(link, NodeLost(f"{session.name} has left"))
-        return True
+        parted = True
+        for link in [link for link in self._links.values() if link.node == node]:
+            session = link.session
+            if in_use(session) or session.outstanding or session.unflushed or session.waiting_asks:
+                parted = False
+                continue
+            link.transmit(Kind.BYE, 0, session.received, b"")
+            self.lose(link, NodeLost(f"{session.name} has left"))
+        return parted
 
     def leaving(self, session: Session) -> None:
         """The node at the other end of a link leaves."""
@@ -226,7 +234,9 @@ class Endpoint:
                 return
             to = to.address
         self.session_to(to)
-        self._links[to].transmit(Kind.MEMBERSHIP, 0, 0, frame)
+        link = self._link(to, None)
+        assert link is not None
+        link.transmit(Kind.MEMBERSHIP, 0, 0, frame)
 
     def took_membership(self, body: bytes) -> None:
         """A MEMBERSHIP frame arrived."""

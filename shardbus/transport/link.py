@@ -47,7 +47,7 @@ class Link:
         self, endpoint: Endpoint, address: Address, node: NodeId | None, serial: int, *, probe: bool
     ) -> None:
         self.address = address
-        self.node = node
+        self.meant = self.node = node
         """Who must answer, or who has answered; None before that."""
         self.serial = serial
         self.session = Session(

@@ -301,16 +301,25 @@ class Router:
         self.handle(events.Deliver(envelope.shard, envelope, via, envelope.hops - 1))
 
     def resend(self, unsent: list[Unsent]) -> None:
-        """Messages that a lost session never sent, in order."""
-        for key, shard, entity_id, payload, hops, waiting in unsent:
-            waiter, decode, deadline = waiting or (None, None, 0)
-            shard = shard or self.route_of(entity_id).shard
-            own = self.key(key[1])
-            envelope = Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline)
+        """Messages that a lost session never sent, in order; their home still lives."""
+        for envelope in map(self._envelope, unsent):
             try:
                 self.deliver(envelope)
             except BufferFull:
                 self._shell.dropped("buffer_full", 1)
+
+    def gone(self, node: NodeId, unsent: list[Unsent]) -> None:
+        """A node has ended; `unsent` was to go there and never left."""
+        envelopes = [self._envelope(one) for one in unsent]
+        self.buffered_asks.update((e, None) for e in envelopes if e.waiter is not None)
+        self.handle(events.NodeGone(node, tuple((e.shard, e) for e in envelopes)))
+
+    def _envelope(self, unsent: Unsent) -> Envelope:
+        key, shard, entity_id, payload, hops, waiting = unsent
+        waiter, decode, deadline = waiting or (None, None, 0)
+        shard = shard or self.route_of(entity_id).shard
+        own = self.key(key[1])
+        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline)
 
     def reconnect(self, lost: Session) -> None:
         """A session to a home that lives was lost: from now on use a new one."""

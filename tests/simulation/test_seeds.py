@@ -53,8 +53,10 @@ def test_every_strategy_holds_behind_walls(strategy: str) -> None:
 
 
 def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace() -> None:
-    """They have removed each other, and will never agree."""
+    """They have removed each other, and will never agree; who joins one side is not missed by the
+    other."""
     check(draw(179, strategy="lease-majority"))
+    check(draw(2188, nodes=4, seconds=60.0, strategy="lease-majority"))
 
 
 @pytest.mark.soak

@@ -1,0 +1,230 @@
+"""One seed of whole nodes, from the first join to the verdict.
+
+As a run of membership, in two phases. Safety: nodes join, senders send, faults happen, and both
+`checks` and the `witness` look on. Then everything heals, the cluster agrees, the senders fall
+silent, and in the quiet nothing may be missing:
+
+    every letter was handled, refused, or with somebody who ended in disorder    (I3, I4)
+    remembered entities run                                                      (I5)
+    each type has one coordinator, and table, store and regions agree            (I6, I7)
+    nobody buffers, nobody waits                                                 (I11)
+
+In the end the whole cluster stops by one command.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from random import Random
+
+from shardbus.membership.member import Status
+from shardbus.runtime.node import Node
+from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.tenure import Reign
+from shardbus.simulation.checks import Checks, Violation
+from shardbus.simulation.faults import Faults
+from shardbus.simulation.fleet import Fleet, SimNode
+from shardbus.simulation.load import Load
+from shardbus.simulation.run import (
+    LOOK_EVERY,
+    SETTLED_WITHIN,
+    Outcome,
+    advance,
+    broken_by,
+    members,
+    stop_all,
+    unsettled,
+)
+from shardbus.simulation.traffic import Sender, Stage
+from shardbus.simulation.troubles import Troubles
+from shardbus.simulation.witness import Witness, waiting
+
+QUIET_WITHIN = 90.0
+"""Longer than the longest wait in a node: a Flush that nobody answers."""
+SOME_MORE_S = 3.0
+"""So long senders go on after the faults."""
+
+
+class FleetRun:
+    """See the module."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.stage = Stage(load.seed, load.shards)
+        self.fleet = Fleet(
+            f"fleet {load.seed}", load.faults.settings(), load.sharding(), self.stage.bus.types
+        )
+        self.witness = self.stage.witness = Witness(self.fleet)
+        self.fleet.on_start = self._populate
+        self.fleet.on_step = Checks(self.fleet, gentle=False).after
+        self.senders: list[Sender] = []
+        self.settled_s: float | None = None
+
+    def run(self) -> Outcome:
+        """Run it."""
+        fleet, broken = self.fleet, None
+        began = fleet.now
+        with errors_logged() as logged:
+            try:
+                self._phases(logged)
+            except Violation as violation:
+                broken = broken_by(fleet, violation.rule, violation.detail)
+            except Exception as raised:
+                broken = broken_by(fleet, "raised", f"{type(raised).__name__}: {raised}")
+            fleet.close()
+        return Outcome(
+            options=self.load,
+            broken=broken,
+            simulated_s=fleet.now - began,
+            settled_s=self.settled_s,
+            survivors=len(members(fleet)),
+            events=fleet.events,
+            digest=fleet.trace.digest,
+        )
+
+    # ---- the phases
+
+    def _phases(self, logged: list[str]) -> None:
+        fleet, load = self.fleet, self.load
+        faults, troubles = Faults(fleet, load.faults), Troubles(fleet, load)
+        faults.begin()
+        troubles.begin()
+        for number in range(load.clients):
+            fleet.later(1.0 + number, lambda n=number: self._add_client(n))  # type: ignore[misc]
+        self._advance(load.faults.seconds, logged)
+        faults.heal()
+        fleet.resume_all()
+        fleet.exchange.changed()
+        troubles.heal()
+        self.settled_s = self._until(lambda: unsettled(fleet), SETTLED_WITHIN, "I9", logged)
+        self._advance(SOME_MORE_S, logged)
+        for sender in self.senders:
+            sender.stopped = True
+        self._until(self._unquiet, QUIET_WITHIN, "I11", logged)
+        self._verdict()
+        for client in fleet.clients.values():
+            client.end(badly=False)
+            fleet.exchange.ended(client.name, silent=False)
+        stop_all(fleet, load.faults, lambda seconds: self._advance(seconds, logged))
+
+    def _advance(self, seconds: float, logged: list[str]) -> None:
+        def look() -> None:
+            if self.witness.violation is not None:
+                raise self.witness.violation
+            if logged:
+                raise Violation("raised", logged[0])
+
+        end = self.fleet.now + seconds
+        while (left := end - self.fleet.now) > 0.0:
+            advance(self.fleet, min(left, LOOK_EVERY), look)
+            self.witness.look()
+
+    def _until(self, why_not, within: float, rule: str, logged: list[str]) -> float:  # type: ignore[no-untyped-def]
+        began = self.fleet.now
+        while why := why_not():
+            if self.fleet.now - began > within:
+                raise Violation(rule, f"{within:g} s later: {why}")
+            self._advance(LOOK_EVERY, logged)
+        return self.fleet.now - began
+
+    # ---- who sends
+
+    def _populate(self, resident: SimNode) -> None:
+        self._add_sender(resident)
+
+    def _add_client(self, number: int) -> None:
+        self._add_sender(self.fleet.add_client(f"c{number + 1}"))
+
+    def _add_sender(self, home) -> None:  # type: ignore[no-untyped-def]
+        name = f"s{len(self.senders) + 1}"
+        dice = Random(f"sender {self.load.seed} {name}")
+        sender = Sender(name, home, self.stage, dice, self.load.every_s)
+        self.senders.append(sender)
+
+    # ---- the quiet
+
+    def _working(self) -> list[SimNode]:
+        residents = self.fleet.residents.values()
+        return [r for r in residents if r.ended_at is None and r.process.member]
+
+    def _unquiet(self) -> str:
+        """Why it is not quiet; empty if it is."""
+        working = self._working()
+        if not any(r.process.machine.view.status is Status.UP for r in working):
+            return ""
+        for resident in working:
+            if why := waiting(resident):
+                return why
+            for name, kind in resident.node.kinds.items():
+                if not kind.router.region.registered:
+                    return f"{resident.name} is not registered for {name}"
+        for name in self.fleet.types:
+            if why := self._disagree(name, working):
+                return why
+        if pending := self.witness.pending():
+            return f"{pending} senders wait for answers"
+        return self.witness.forgotten()
+
+    def _disagree(self, name: str, working: list[SimNode]) -> str:
+        """I6, I7."""
+        rulers = [r for r in working if rules(r.node, name)]
+        if len(rulers) != 1:
+            return f"{name} has {len(rulers)} coordinators"
+        coordinator = rulers[0].node.successions[name].coordination.coordinator
+        assert isinstance(coordinator, Coordinator)
+        table = {s: (str(h.node), h.fence) for s, h in coordinator.table.homes.items()}
+        hosted = {
+            shard: (str(r.process.id), one.fence)
+            for r in working
+            for shard, one in r.node.kinds[name].host.shards.items()
+        }
+        if table != hosted:
+            return f"{name}: the table has {table}, hosted are {hosted}"
+        held = self.fleet.store.data.tables.get(name)
+        stored = {s: (str(node), fence) for s, (node, fence) in held.homes.items()} if held else {}
+        if stored != table and not self.fleet.store.lied:
+            return f"{name}: the table has {table}, the store {stored}"
+        return ""
+
+    def _verdict(self) -> None:
+        if self.fleet.leases.twice or not self._working():
+            return
+        if why := self.witness.lost():
+            raise Violation("I3", why)
+
+
+def rules(node: Node, name: str) -> bool:
+    """A coordinator of the type rules there."""
+    found = node.successions[name].coordination.coordinator
+    return found is not None and found.reign is Reign.RULING
+
+
+@contextmanager
+def errors_logged() -> Iterator[list[str]]:
+    """What is logged as an exception that somebody swallowed."""
+    logger, found = logging.getLogger("shardbus"), []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: found.append(describe(record)) if record.exc_info else None  # type: ignore[method-assign]
+    level, propagate = logger.level, logger.propagate
+    logger.setLevel(logging.ERROR)
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield found
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagate
+
+
+def describe(record: logging.LogRecord) -> str:
+    """A record with an exception, in one line."""
+    error = record.exc_info[1] if record.exc_info else None
+    return f"{record.name}: {record.getMessage()}: {type(error).__name__}: {error}"
+
+
+def simulate_fleet(load: Load) -> Outcome:
+    """Run this load. Two calls with the same give the same outcome, in any process."""
+    return FleetRun(load).run()

@@ -1,0 +1,172 @@
+"""An asyncio event loop of one simulated process: its own clock, its own pauses, no sockets.
+
+What is ready runs in turns, as in a real loop: a turn runs what was ready when it began. A turn
+takes `TURN_S`, so that two callbacks that wake each other move time and not only themselves. While
+the process is paused nothing runs, and timers that were due ring afterwards; once it is killed,
+nothing ever does.
+
+The loop does for coroutines what a Timeline does for callbacks, so the code of a node runs in it
+unchanged, and a run has one history.
+
+Source: docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from contextvars import Context
+from typing import Any, TypeVar
+
+from shardbus.simulation.timeline import Timeline
+
+T = TypeVar("T")
+
+TURN_S = 0.00002
+ROUNDING_S = 1e-9
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """See the module. `rate`: seconds of its clock per second of the timeline."""
+
+    def __init__(
+        self, timeline: Timeline, failed: Callable[[dict[str, Any]], None], rate: float = 1.0
+    ) -> None:
+        self.timeline = timeline
+        self.rate = rate
+        self.dead = False
+        self.paused_until = 0.0
+        self._failed = failed
+        self._ready: deque[asyncio.Handle] = deque()
+        self._turning = False
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    # ---- the process
+
+    def kill(self) -> None:
+        """The process ends here and now: nothing of it runs on, not even a `finally`."""
+        self.dead = True
+        self._ready.clear()
+        for task in self._tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        if self.timeline.now < self.paused_until:
+            self.paused_until = self.timeline.now
+            self._turning = False
+            if self._ready:
+                self._turn_soon(0.0)
+
+    def run_now(self) -> None:
+        """One turn, at once."""
+        self._turn()
+
+    def _turn(self) -> None:
+        self._turning = False
+        if self.dead:
+            return
+        if self.timeline.now < self.paused_until:
+            self._turning = True
+            self.timeline.later(self.paused_until - self.timeline.now, self._turn)
+            return
+        ready = self._ready
+        asyncio._set_running_loop(self)
+        try:
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if not handle.cancelled():
+                    handle._run()
+                if self.dead:
+                    return
+        finally:
+            asyncio._set_running_loop(None)
+        if ready:
+            self._turn_soon(TURN_S)
+
+    def _turn_soon(self, delay: float) -> None:
+        if not self._turning and not self.dead:
+            self._turning = True
+            self.timeline.later(delay, self._turn)
+
+    # ---- what asyncio asks of a loop
+
+    def time(self) -> float:
+        """Its own clock."""
+        return self.timeline.now * self.rate
+
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        if not self.dead:
+            self._ready.append(handle)
+            self._turn_soon(0.0)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        if not self.dead:
+            self._await(timer)
+        return timer
+
+    def _await(self, timer: asyncio.TimerHandle) -> None:
+        """A timer never rings before its time, though conversion between clocks may round."""
+
+        def ring() -> None:
+            if not timer.cancelled() and not self.dead:
+                self._ready.append(timer)
+                self._turn_soon(0.0)
+
+        delay = (timer.when() - self.time()) / self.rate
+        self.timeline.later(max(0.0, delay) + ROUNDING_S, ring)
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It is skipped when its time comes."""
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(
+        self,
+        coro: Generator[Any, None, T] | Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: Context | None = None,
+    ) -> asyncio.Task[T]:
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name, context=context)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Nobody caught it."""
+        if not self.dead:
+            self._failed(context)
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return not self.dead
+
+    def is_closed(self) -> bool:
+        return False

@@ -1,0 +1,154 @@
+"""Who sends, and what receives: the application of simulated nodes.
+
+Three entity types, for the three ways of keeping something: `plain` keeps nothing, `kept` saves its
+state with each letter, `remembered` comes back by itself. Each tells the witness what it sees.
+
+Senders live in nodes and in clients. Each sends letters in bursts, tells and asks in one line, to
+entities of its choice, until it is told to stop or its process ends.
+
+Source: docs/simulation.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from shardbus.app import ShardBus
+from shardbus.entity import Entity, handler
+from shardbus.errors import BufferFull, RequestError
+from shardbus.simulation.fleet import Resident, SimClient, SimNode
+from shardbus.simulation.witness import Letter, Witness
+
+PLAIN, KEPT, REMEMBERED = "plain", "kept", "remembered"
+ENTITIES = 6
+BURST = 6
+SLOW_S = 0.05
+"""The longest that a handler waits, now and then."""
+
+
+@dataclass
+class Book:
+    """The state of a `kept` entity: how many letters it has taken."""
+
+    count: int = 0
+
+
+class Stage:
+    """The application of one run; its witness is there before the first letter."""
+
+    def __init__(self, seed: int, shards: int) -> None:
+        self.witness: Witness
+        self.dice = Random(f"stage {seed}")
+        self.bus = ShardBus("test")
+        self._declare(shards)
+
+    def _declare(self, shards: int) -> None:
+        stage = self
+
+        class Plain(Entity):
+            def __init__(self) -> None:
+                stage.witness.started(self.context)
+
+            @handler
+            async def take(self, sender: str, seq: int) -> int:
+                stage.witness.took(self.context, sender, seq)
+                await stage.think()
+                return seq
+
+        class Kept(Entity):
+            state: Book
+
+            def __init__(self) -> None:
+                stage.witness.started(self.context)
+
+            async def on_start(self) -> None:
+                stage.witness.loaded(self.context, self.state.count)
+
+            @handler
+            async def take(self, sender: str, seq: int) -> int:
+                stage.witness.took(self.context, sender, seq)
+                self.state.count += 1
+                await self.save()
+                stage.witness.has_saved(self.context, self.state.count)
+                return seq
+
+        class Remembered(Plain):
+            """The same, and comes back."""
+
+        self.classes = {
+            PLAIN: self.bus.entity(name=PLAIN, shards=shards)(Plain),
+            KEPT: self.bus.entity(name=KEPT, shards=shards)(Kept),
+            REMEMBERED: self.bus.entity(name=REMEMBERED, shards=shards, remember=True)(Remembered),
+        }
+
+    async def think(self) -> None:
+        """Most handlers are done at once."""
+        if self.dice.random() < 0.1:
+            await asyncio.sleep(self.dice.uniform(0.0, SLOW_S))
+
+
+class Sender:
+    """Sends from one process. `every_s`: between two bursts, on average."""
+
+    def __init__(
+        self, name: str, home: Resident, stage: Stage, dice: Random, every_s: float
+    ) -> None:
+        self.name, self.stopped = name, False
+        self._home, self._stage, self._dice, self._every_s = home, stage, dice, every_s
+        self._witness = stage.witness
+        home.spawn(self._run())
+
+    async def _run(self) -> None:
+        dice = self._dice
+        while not self.stopped:
+            await asyncio.sleep(dice.expovariate(1.0 / self._every_s))
+            if not self._ready():
+                continue
+            kind = dice.choice((PLAIN, PLAIN, KEPT, REMEMBERED))
+            entity_id = f"e{dice.randrange(ENTITIES)}"
+            for _ in range(dice.randint(1, BURST)):
+                if self.stopped:
+                    return
+                await self._send(kind, entity_id)
+                if dice.random() < 0.2:
+                    await asyncio.sleep(dice.uniform(0.0, 0.1))
+
+    def _ready(self) -> bool:
+        home = self._home
+        if isinstance(home, SimClient):
+            return home.client is not None
+        assert isinstance(home, SimNode)
+        return home.node.is_up and not home.process.leaving
+
+    async def _send(self, kind: str, entity_id: str) -> None:
+        asked = self._dice.random() < 0.4
+        letter = self._witness.send(self.name, self._home, kind, entity_id, asked)
+        take = self._ref(kind, entity_id).take
+        try:
+            if asked:
+                answer = take(self.name, letter.seq)
+                answer.add_done_callback(lambda done: self._hear(letter, kind, done))
+            else:
+                await take.tell(self.name, letter.seq)
+        except BufferFull as full:
+            self._witness.failed(letter, full)
+
+    def _ref(self, kind: str, entity_id: str) -> Any:
+        home = self._home
+        if isinstance(home, SimClient):
+            assert home.client is not None
+            return home.client.ref(self._stage.classes[kind], entity_id)
+        assert isinstance(home, SimNode)
+        return home.node.ref(kind, entity_id)
+
+    def _hear(self, letter: Letter, kind: str, done: asyncio.Future[Any]) -> None:
+        error = done.exception()
+        if error is None:
+            self._witness.answered(letter, kind == REMEMBERED)
+        elif isinstance(error, RequestError):
+            self._witness.failed(letter, error)
+        else:
+            raise error
