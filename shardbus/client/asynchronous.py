@@ -77,7 +77,8 @@ class AsyncClient:
         self._leaving: set[NodeId] = set()
         self._entered = self._closed = False
         self.lost_messages = 0
-        """Tells that were sent to a node which died before it acknowledged them, in batches."""
+        """Tells of which nobody knows whether they arrived: their node died, or was silent for too
+        long, before it acknowledged them."""
 
     async def __aenter__(self) -> AsyncClient:
         if self._entered:
@@ -90,7 +91,7 @@ class AsyncClient:
             f"client#{uid:016x}",
             uid,
             self,
-            on_open=lambda session: self._kinds.node_back(session.tag),
+            on_open=lambda session: self._kinds.alive((session.tag,)),
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
             on_refused=self._on_refused,
@@ -131,7 +132,7 @@ class AsyncClient:
                 await self.flush()
         if self._seeking is not None:
             self._seeking.cancel()
-        self.lost_messages += self._kinds.buffered
+        self.lost_messages += self.buffered
         self._kinds.close()
         self._endpoint.close()
 
@@ -269,6 +270,17 @@ class AsyncClient:
     async def _router(self, kind: str | type) -> Router:
         return await self._kinds.learn(kind, self.timeout_ms / 1000)
 
+    @property
+    def buffered(self) -> int:
+        """Messages that wait for their shard's home."""
+        return self._kinds.buffered
+
+    @property
+    def busy(self) -> bool:
+        """Something was sent that is not acknowledged or answered yet."""
+        sessions = [s for s in self._endpoint.sessions() if s.open]
+        return any(s.outstanding or s.waiting_asks or s.unflushed for s in sessions)
+
     # ---- the contact
 
     @property
@@ -337,7 +349,7 @@ class AsyncClient:
             self._seek()
 
     def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
-        self.lost_messages += session.lost_batches
+        self.lost_messages += sum(session.unconfirmed.values())
         if session is self._contact:
             self._contact = None
             self._kinds.contact_at(None)
@@ -363,6 +375,7 @@ class AsyncClient:
         match message:
             case Members():
                 self._members = message.nodes
+                self._kinds.alive(message.nodes)
                 for node in message.died:
                     self._endpoint.drop(node, NodeLost(f"{node} is gone"))
             case TypeInfo():

@@ -9,7 +9,7 @@ Source: docs/how-to.md; S2.37; B.57.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from shardbus.errors import AskTimeout, ConfigError, RequestError, UnknownEntityType
@@ -82,6 +82,8 @@ class Kinds:
         """The routers of the types known so far, by name and by class."""
         self._kinds: dict[str, Kind] = {}
         self._contact: NodeId | None = None
+        self._gone: dict[NodeId, None] = {}
+        """Who was found to be no more; a wall that refuses may have lied in its name."""
         self._learning: dict[str, list[asyncio.Future[Router]]] = {}
 
     # ---- finding a type
@@ -185,10 +187,12 @@ class Kinds:
         if kind is not None and sender == self._contact:
             kind.router.handle(events.Received(sender, message))
 
-    def node_back(self, node: NodeId) -> None:
-        """That process answers."""
-        for kind in self._kinds.values():
-            kind.router.handle(events.NodeBack(node))
+    def alive(self, nodes: Iterable[NodeId]) -> None:
+        """These processes answer, or their cluster says that they are there."""
+        for node in [node for node in nodes if node in self._gone]:
+            del self._gone[node]
+            for kind in self._kinds.values():
+                kind.router.handle(events.NodeBack(node))
 
     def lost(self, session: Session, unsent: list[Unsent]) -> None:
         """The session to a node ended, and with it the node, if it is `gone`."""
@@ -196,6 +200,7 @@ class Kinds:
         for name, kind in self._kinds.items():
             mine = by_kind.get(name, [])
             if session.gone:
+                self._gone[session.tag] = None
                 kind.router.gone(session.tag, mine)
             else:
                 kind.router.reconnect(session)

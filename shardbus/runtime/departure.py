@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 LEFT = "left"
 """How membership ends in good order."""
+LEAVE_WITHIN_S = 15.0
+"""So long, beside the longest move of a shard, may a departure take."""
 PART_S = 5.0
 LOOK_S = 0.02
 
@@ -42,7 +44,7 @@ async def leave(node: Node, progress: Progress) -> None:
         if not drained.done():
             await stop_here(node, progress)
             return
-        await _for_a_while(node, lambda: not _buffering(node))
+        await _for_a_while(node, lambda: not _buffering(node), longest_move(node))
     progress("leaving the cluster")
     await _part(node)
 
@@ -64,9 +66,14 @@ async def _part(node: Node) -> None:
     await _for_a_while(node, lambda: not _busy(node) and not _hands_over(node))
 
 
-async def _for_a_while(node: Node, condition: Callable[[], bool]) -> None:
+def longest_move(node: Node) -> float:
+    """Seconds that a shard may take to move; so long may messages wait here for its home."""
+    return max((kind.settings.handoff_timeout for kind in node.kinds.values()), default=0.0)
+
+
+async def _for_a_while(node: Node, condition: Callable[[], bool], seconds: float = PART_S) -> None:
     """Wait for it, but not for ever."""
-    deadline = node.loop.time() + PART_S
+    deadline = node.loop.time() + seconds
     while not condition() and node.loop.time() < deadline:
         await asyncio.sleep(LOOK_S)
 
@@ -90,7 +97,7 @@ def _busy(node: Node) -> bool:
     if node.endpoint.clients:
         return True
     return any(
-        session.open and (session.waiting_asks or session.outstanding)
+        session.lost is None and (session.waiting_asks or session.outstanding)
         for session in node.endpoint.sessions()
         if node.is_member(session.tag)
     )

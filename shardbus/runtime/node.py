@@ -241,7 +241,8 @@ class Node:
         goodbye when it has done so; one that died says nothing any more."""
         node = member.node
         error = NodeLost(f"{node} is gone")
-        if node in self._suspects:
+        seen = self.view.member(node) if self.view is not None else None
+        if node in self._suspects or (seen is not None and seen.status is Status.DOWN):
             self.endpoint.drop(node, error)  # first: what comes back is older than what waits
             self.switchboard.tell_clients(died=(node,))
         elif self.endpoint.watch(node):
@@ -339,6 +340,8 @@ class Node:
             if message.key[0] in by_kind:
                 by_kind[message.key[0]].append(message)
         for name, kind in self.kinds.items():
+            if lost := session.unconfirmed.get(name):
+                kind.host.counts.drop("unconfirmed", lost)
             if self.is_member(session.tag):
                 kind.router.reconnect(session)
                 kind.router.resend(by_kind[name])

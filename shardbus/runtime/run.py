@@ -25,7 +25,14 @@ from shardbus.http.app import create_app
 from shardbus.http.server import serve
 from shardbus.membership.member import Status
 from shardbus.runtime.admin import Admin
-from shardbus.runtime.departure import LEFT, Progress, leave, stop_here
+from shardbus.runtime.departure import (
+    LEAVE_WITHIN_S,
+    LEFT,
+    Progress,
+    leave,
+    longest_move,
+    stop_here,
+)
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.node import Node
 from shardbus.settings import Settings
@@ -128,7 +135,7 @@ def _ended(node: Node) -> int:
 async def _go(
     node: Node, way: Callable[[Node, Progress], Coroutine[Any, Any, None]], signals: _Signals
 ) -> int:
-    limit = max((k.settings.handoff_timeout for k in node.kinds.values()), default=0.0) + 15.0
+    limit = longest_move(node) + LEAVE_WITHIN_S
     leaving = asyncio.ensure_future(way(node, _say))
     again = asyncio.ensure_future(signals.second.wait())
     ends: set[asyncio.Future[Any]] = {leaving, again}

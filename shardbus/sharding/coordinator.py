@@ -289,7 +289,7 @@ class Coordinator:
         self._bury(now)
 
     def _wind_up(self) -> None:
-        """Another one is to rule: say what is decided, and end. A write is waited for once."""
+        """Another one is to rule: say what is decided, and end. A write is waited for."""
         writing = self._ledger.writing
         if writing is None or writing.attempts:
             self._effects += self._outbox.drain(self.epoch)
@@ -340,8 +340,8 @@ class Coordinator:
         home = handoff.home
         self._ledger.free(home)
         drained = handoff.purpose is Purpose.DRAIN
-        wanted = handoff.purpose is Purpose.REBALANCE or self._settings.remember
-        if wanted or (drained and self._registry.candidates()):
+        goes_on = handoff.purpose is Purpose.REBALANCE or self._settings.remember
+        if goes_on or (drained and self._registry.candidates()):
             source = (home.node,) if drained else ()
             self._ledger.want(home.shard, Wish(handoff.target, tuple(handoff.waiting) + source))
 
@@ -363,7 +363,7 @@ class Coordinator:
         if self._ledger.writing is not None or self._ledger.wanted:
             self._timers.set(BALANCE, now + COALESCE)
             return
-        self._moves.plan(self._strategy, self.table, self._registry.candidates())
+        self._moves.plan(self._strategy, self.table, self._registry.candidates(), now)
 
     def _forget(self, shard: str) -> None:
         self._starts.started(shard)

@@ -3,6 +3,9 @@
 A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
 per target allows; a drained region is not held back by it. A new plan replaces what has not begun.
 
+A region that is late with its acknowledgement cannot take the shard, so the next plan would only
+try again. It rests: plans leave it alone for a while, longer each time, until it is in time again.
+
 `handoff` has the phases of one move; here they meet messages and time.
 
 Source: B.66; C.2-C.5, C.11; docs/architecture.md.
@@ -23,6 +26,10 @@ from shardbus.sharding.table import ShardTable
 from shardbus.sharding.timers import Timers
 
 
+REST_DOUBLINGS = 6
+"""So often the rest of a late region doubles, from `rebalance_interval`."""
+
+
 class Moves:
     """Handoffs by shard, and moves that wait for their turn.
 
@@ -32,8 +39,8 @@ class Moves:
     """
 
     __slots__ = (
-        "_begin_timeout", "_bound", "_outbox", "_planned", "_stop_timeout", "_timers", "handoffs",
-        "notes",
+        "_begin_timeout", "_bound", "_outbox", "_planned", "_rest", "_resting", "_stop_timeout",
+        "_timers", "handoffs", "notes",
     )  # fmt: skip
 
     def __init__(self, outbox: Outbox, settings: ShardingSettings) -> None:
@@ -45,6 +52,9 @@ class Moves:
         self._bound = settings.max_moves_in_flight
         self._begin_timeout = settings.begin_handoff_timeout
         self._stop_timeout = settings.handoff_timeout
+        self._rest = settings.rebalance_interval
+        self._resting: dict[NodeId, tuple[float, int]] = {}
+        """Late regions: until when they rest, and how often they were late in a row."""
 
     def deadline(self) -> float | None:
         """When the next phase has lasted too long."""
@@ -58,10 +68,15 @@ class Moves:
     # The plan.
 
     def plan(
-        self, strategy: AllocationStrategy, table: ShardTable, candidates: Sequence[NodeId]
+        self,
+        strategy: AllocationStrategy,
+        table: ShardTable,
+        candidates: Sequence[NodeId],
+        now: float,
     ) -> None:
         """Plan anew; what has not begun is forgotten."""
-        self._planned = strategy.rebalance(table, candidates, self.in_flight())
+        fit = [node for node in candidates if self._resting.get(node, (0.0, 0))[0] <= now]
+        self._planned = strategy.rebalance(table, fit, self.in_flight())
         if planned := len(self._planned):
             self.notes.append(Note("rebalance", f"{planned} moves", planned))
 
@@ -120,7 +135,11 @@ class Moves:
     def on_ack(self, home: Home, node: NodeId, now: float) -> None:
         """`node` has nothing on the way to this home any more."""
         handoff = self.handoffs.get(home.shard)
-        if handoff is not None and handoff.home.fence == home.fence and handoff.on_ack(node):
+        if handoff is None or handoff.home.fence != home.fence:
+            return
+        if handoff.phase is Phase.BEGIN:
+            self._resting.pop(node, None)
+        if handoff.on_ack(node):
             self._advance(handoff, Cue.ALL_ACKED, now)
 
     def on_stopped(self, home: Home) -> Handoff | None:
@@ -135,6 +154,8 @@ class Moves:
         ends."""
         owned = [handoff for handoff in self.handoffs.values() if handoff.home.node in dead]
         ended = [self._end(handoff, Cue.OWNER_GONE) for handoff in owned]
+        for node in dead:
+            self._resting.pop(node, None)
         for handoff in list(self.handoffs.values()):
             for node in dead:
                 self.on_ack(handoff.home, node, now)
@@ -154,6 +175,8 @@ class Moves:
     def _advance(self, handoff: Handoff, cue: Cue, now: float) -> None:
         """Into STOPPING, or once more around it: the owner is told to stop."""
         home = handoff.home
+        if cue is Cue.DEADLINE and handoff.phase is Phase.BEGIN:
+            self._let_rest(handoff.waiting, now)
         handoff.cue(cue)
         if cue is Cue.DEADLINE:
             late = ", ".join(map(str, handoff.waiting))
@@ -161,6 +184,13 @@ class Moves:
             self.notes.append(Note("handoff_overdue", f"shard {home.shard}: {what}"))
         self._outbox.add(home.node, Kind.HANDOFF, (home,))
         self._timers.set(home.shard, now + self._stop_timeout)
+
+    def _let_rest(self, late: Iterable[NodeId], now: float) -> None:
+        for node in late:
+            until, times = self._resting.get(node, (0.0, 0))
+            if until <= now:
+                wait = self._rest * 2.0 ** min(times, REST_DOUBLINGS)
+                self._resting[node] = (now + wait, times + 1)
 
     def _end(self, handoff: Handoff, cue: Cue) -> Handoff:
         handoff.cue(cue)

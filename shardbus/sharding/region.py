@@ -318,9 +318,9 @@ class Region:
         hosted = self._hosted.pop(shard, None)
         if hosted is None or self._me is None:
             return
-        self._stopped[shard] = max(hosted.fence, hosted.over)
-        if hosted.state is not State.STOPPING:
-            self._router.stops(shard, hosted.fence, now)
+        over = self._stopped[shard] = max(hosted.fence, hosted.over)
+        if hosted.state is not State.STOPPING or not hosted.successor:
+            self._router.stops(shard, over, now)  # it may have been told of this home once more
         if hosted.successor:
             self._hosted[shard] = Hosted(hosted.successor)
             self._out.append(ev.StartShard(shard, hosted.successor))

@@ -220,11 +220,11 @@ class Router:
             del self._gone[next(iter(self._gone))]
         for route in self._routes.values():
             if route.next is not None and route.next.node == node:
-                route.floor, route.left = route.next.fence + 1, None
+                route.bury(route.next)
                 route.next = None
             if route.home is not None and route.home.node == node:
                 if route.way is Way.KNOWN:
-                    route.floor, route.left = route.home.fence + 1, None
+                    route.bury(route.home)
                     self._close(route)
                 else:
                     self._end_flush(route, now)
@@ -233,6 +233,9 @@ class Router:
     def back(self, node: NodeId) -> None:
         """It was taken for dead, and answers."""
         self._gone.pop(node, None)
+        for route in self._routes.values():
+            if route.dead is not None and route.dead.node == node:
+                route.revive(node)
 
     # The shard itself.
 

@@ -31,6 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from shardbus.ids import NodeId
 from shardbus.sharding.events import Envelope
 from shardbus.sharding.messages import Home
 
@@ -59,6 +60,8 @@ class Route:
     flush_id: int = 0
     owed: Home | None = None
     """The BeginHandOff to acknowledge when the Flush is done."""
+    dead: Home | None = None
+    """The home whose death raised the floor above its fence."""
     asked: bool = False
     """Somebody else wants to know the home, so it is asked for without messages too."""
     waiting: list[Envelope] = field(default_factory=list)
@@ -80,6 +83,16 @@ class Route:
             self.left = (home.fence, epoch)
         elif self.left is not None and self.left[0] == home.fence:
             self.left = (home.fence, max(epoch, self.left[1]))
+
+    def bury(self, home: Home) -> None:
+        """The home is dead: whoever names it is behind."""
+        self.floor, self.left, self.dead = home.fence + 1, None, home
+
+    def revive(self, node: NodeId) -> None:
+        """The node of the dead home lives after all."""
+        dead, self.dead = self.dead, None
+        if dead is not None and dead.node == node and self.floor == dead.fence + 1:
+            self.floor = dead.fence
 
     def point(self, home: Home) -> None:
         """Messages will go to this home."""

@@ -24,7 +24,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.membership import events as ev
 from shardbus.membership.member import Member
 from shardbus.membership.overview import Overview
-from shardbus.runtime.departure import LEFT, leave, stop_here
+from shardbus.runtime.departure import LEAVE_WITHIN_S, LEFT, leave, longest_move, stop_here
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.node import Node
 from shardbus.settings import ClusterSettings, NodeSettings, Settings, ShardingSettings
@@ -39,7 +39,6 @@ from shardbus.transport.outside import Outside
 CLUSTER = "test"
 POST_S = 0.00005
 """What an event needs from the application's loop to the cluster's."""
-LEAVE_WITHIN_S = 15.0
 
 
 class Defect(Exception):
@@ -178,9 +177,9 @@ class SimNode(Resident):
     async def _go(self, way: Coroutine[Any, Any, None]) -> bool:
         """Whether it came to its end in time, and not by being downed."""
         node = self.node
-        limit = max((k.settings.handoff_timeout for k in node.kinds.values()), default=0.0)
         leaving = asyncio.ensure_future(way)
-        done, _ = await asyncio.wait({leaving}, timeout=limit + LEAVE_WITHIN_S)
+        limit = longest_move(node) + LEAVE_WITHIN_S
+        done, _ = await asyncio.wait({leaving}, timeout=limit)
         if leaving not in done:
             leaving.cancel()
             return False
@@ -194,6 +193,19 @@ class SimClient(Resident):
     def __init__(self, fleet: Fleet, name: str) -> None:
         super().__init__(fleet, name, 1.0)
         self.client: AsyncClient | None = None
+
+    def waiting(self) -> str:
+        """What it still has in its hands; empty if it is at rest."""
+        if self.client is None:
+            return ""
+        if buffered := self.client.buffered:
+            return f"{self.name} buffers {buffered} messages"
+        return self.name + " waits for answers" if self.client.busy else ""
+
+    @property
+    def lost_messages(self) -> int:
+        """Tells of which the client says that they may be lost."""
+        return self.client.lost_messages if self.client is not None else 0
 
     @property
     def in_touch(self) -> bool:

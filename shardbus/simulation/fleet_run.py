@@ -160,6 +160,9 @@ class FleetRun:
             for name, kind in resident.node.kinds.items():
                 if not kind.router.region.registered:
                     return f"{resident.name} is not registered for {name}"
+        for client in self.fleet.clients.values():
+            if client.in_touch and (why := client.waiting()):
+                return why
         for name in self.fleet.types:
             if why := self._disagree(name, working):
                 return why

@@ -29,6 +29,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.runtime.context import Context
 from shardbus.simulation.checks import Violation
+from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
     from shardbus.simulation.fleet import Fleet, Resident, SimNode
@@ -36,8 +37,11 @@ if TYPE_CHECKING:
 CLIENT_LATE_S = 16.0
 """A client gives a silent peer up after 15 s."""
 
-COUNTED = ("stopped", "buffer_full", "hop_limit", "refused", "mailbox_full")
-"""Drops that are nobody's fault: deadlines that passed, bounds that were reached."""
+COUNTED = (
+    "stopped", "buffer_full", "hop_limit", "refused", "mailbox_full", "unconfirmed", "undelivered",
+)  # fmt: skip
+"""Drops that are nobody's fault: deadlines that passed, bounds that were reached, peers that were
+given up."""
 
 Line = tuple[str, str, str]
 """Sender, entity type, entity id: letters of one line keep their order."""
@@ -131,11 +135,11 @@ class Witness:
         self.activations += 1
         key = (cell.entity_type, cell.entity_id)
         node = NodeId.parse(cell.node)
-        if not self.fleet.store.lied:
+        if not self.fleet.store.lied and not self._removed(node):
             for other in self._living(cell, node):
                 if not self._removed(other):
                     raise self._broken("I1", f"{key} starts at {node} and lives at {other}")
-            if cell.fence < self._fences.get(key, 0) and not self._removed(node):
+            if cell.fence < self._fences.get(key, 0):
                 raise self._broken("I1", f"{key} starts at {node} under fence {cell.fence:x} again")
         self._fences[key] = max(cell.fence, self._fences.get(key, 0))
 
@@ -228,6 +232,7 @@ class Witness:
                 lost.setdefault(letter.line[1], []).append(letter)
         for name, letters in lost.items():
             dropped = sum(dropped_by(r, name) for r in self.fleet.everybody())
+            dropped += sum(c.lost_messages for c in self.fleet.clients.values())
             if len(letters) > dropped:
                 return f"{letters[0]}: {len(letters)} are lost, {dropped} counted"
         return ""
@@ -260,9 +265,18 @@ def waiting(resident: SimNode) -> str:
             return f"{resident.name} buffers {kind.router.region.buffered} of {name}"
         if kind.router.buffered_asks:
             return f"{resident.name} keeps asks of {name}"
-    for session in resident.node.endpoint.sessions():
+        shards = kind.host.shards.values()
+        cells = [*kind.host.active.values(), *(c for one in shards for c in one.cells.values())]
+        if busy := [cell.entity_id for cell in cells if cell.busy or cell.mailbox]:
+            return f"{resident.name} has {name} {busy[0]} at work"
+    return under_way(resident.name, resident.node.endpoint.sessions())
+
+
+def under_way(name: str, sessions: list[Session]) -> str:
+    """A session on which something is under way; empty if there is none."""
+    for session in sessions:
         if session.open and (session.outstanding or session.waiting_asks or session.unflushed):
-            return f"{resident.name} waits for {session.name}"
+            return f"{name} waits for {session.name}"
     return ""
 
 

@@ -138,7 +138,8 @@ class Shell(Protocol):
 
 
 class _Echo:
-    """Waits for a flush to come back."""
+    """Waits for a flush to come back. One that is lost with its session proves nothing: the end of
+    the node will be told, or the flush sent again."""
 
     __slots__ = ("_flush_id", "_router", "_shard")
 
@@ -149,7 +150,8 @@ class _Echo:
         self._router.handle(events.FlushDone(self._shard, self._flush_id))
 
     def fail(self, error: RequestError) -> None:
-        self._router.handle(events.FlushDone(self._shard, self._flush_id))
+        if isinstance(error, AskTimeout):
+            self._router.handle(events.FlushDone(self._shard, self._flush_id))
 
 
 class Router:

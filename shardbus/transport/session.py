@@ -71,9 +71,9 @@ class Session(Outbox):
         "_window",
         "gone",
         "lost",
-        "lost_batches",
         "name",
         "tag",
+        "unconfirmed",
     )
 
     def __init__(
@@ -89,7 +89,8 @@ class Session(Outbox):
         self.tag: Any = None
         """For the owner: who this is to it."""
         self.lost: RequestError | None = None
-        self.lost_batches = 0
+        self.unconfirmed: dict[str, int] = {}
+        """For a lost session: tells, by type, of which nobody knows whether they arrived."""
         self.gone = True
         """For a lost session: the other process has ended, or left. If not, it may still live."""
         self._receiver, self._transmit = receiver, transmit
@@ -274,7 +275,8 @@ class Session(Outbox):
         if self.lost is not None:
             return []
         self.lost = error
-        fresh, self.lost_batches = self._window.give_up()
+        fresh, lost = self._window.give_up()
+        self.unconfirmed = _tells([run for body in lost for run in decode_batch(body)])
         unsent = self._take_back([run for body in fresh for run in decode_batch(body)] + self._runs)
         self._reset_batch()
         self.writable = True
@@ -316,6 +318,17 @@ class Session(Outbox):
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
         self.close(NodeLost(f"the link to {self.name} is closed"))
+
+
+def _tells(runs: list[Run]) -> dict[str, int]:
+    """How many messages without an answer there are, by type."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        if isinstance(run, TellRun):
+            counts[run.type] = counts.get(run.type, 0) + len(run.ids)
+        elif isinstance(run, Relayed) and not run.corr:
+            counts[run.type] = counts.get(run.type, 0) + 1
+    return counts
 
 
 def _wake(futures: list[asyncio.Future[None]]) -> None:

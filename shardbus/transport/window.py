@@ -155,10 +155,11 @@ class Window:
 
     # ---- the end
 
-    def give_up(self) -> tuple[list[bytes], int]:
-        """Batches that were never handed on, in order, and how many others are lost."""
+    def give_up(self) -> tuple[list[bytes], list[bytes]]:
+        """Batches that were never handed on, in order, and the others: nobody knows whether they
+        arrived."""
         fresh = [body for seq, body in self._waiting if seq > self._sent]
-        lost = self.batches - len(fresh)
+        lost = [body for seq, body in (*self._unacked, *self._waiting) if seq <= self._sent]
         self._waiting.clear()
         self._unacked.clear()
         self.outstanding = 0

@@ -222,11 +222,13 @@ async def test_messages_that_were_never_sent_come_back_in_order() -> None:
 async def test_what_was_sent_is_lost_with_the_session_and_counted() -> None:
     a, _ = pair()
     waits = ask(a.session)
+    a.session.tell(ADD, "x", b"")
+    a.session.relay(ADD, "1", "x", b"", 1, 0, None)
     a.session.flush()
     drained, room = a.session.drained(), a.session.room()
     assert a.session.close(GONE) == []
     assert waits.exception() is GONE
-    assert a.session.lost_batches == 1
+    assert a.session.unconfirmed == {"counter": 2}
     assert drained.done()
     assert room.done()
     assert a.session.opening().done()
