@@ -1,5 +1,6 @@
 """`shardbus simulate`: many small worlds, each from its seed, and what must hold in them.
 
+A world is made of membership's machines, or, with `--sharding`, of whole nodes and their clients.
 Seeds have nothing to do with each other, so `--jobs` processes take them from one queue; what is
 printed is in the order of the seeds all the same.
 """
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,6 +20,7 @@ from shardbus_cli import output
 from shardbus_cli.exits import Code
 
 if TYPE_CHECKING:
+    from shardbus.simulation.load import Load
     from shardbus.simulation.options import Options
     from shardbus.simulation.run import Outcome
 
@@ -46,6 +48,10 @@ def simulate(
         str | None,
         typer.Option(help="The downing strategy; drawn from the seed if not given."),
     ] = None,
+    sharding: Annotated[
+        bool,
+        typer.Option("--sharding", help="Whole nodes with entities, clients and a store."),
+    ] = False,
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that work at the same time.")
     ] = 1,
@@ -54,13 +60,14 @@ def simulate(
     ] = False,
 ) -> None:
     """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
-    from shardbus.simulation.options import STRATEGIES, draw
+    from shardbus.simulation.options import STRATEGIES
 
     if strategy is not None and strategy not in STRATEGIES:
         known = ", ".join(STRATEGIES)
         raise typer.BadParameter(f"{strategy!r} is none of {known}", param_hint="--strategy")
     first = seed or 0
     count = seeds or (SEEDS if seed is None else 1)
+    draw = _draw_load if sharding else _draw
     drawn = [draw(number, nodes, seconds, strategy) for number in range(first, first + count)]
     began, outcomes = perf_counter(), []
     for outcome in _run_all(drawn, jobs):
@@ -75,7 +82,21 @@ def simulate(
         raise typer.Exit(Code.UNHEALTHY)
 
 
-def _run_all(drawn: list[Options], jobs: int) -> Iterator[Outcome]:
+def _draw(seed: int, nodes: int | None, seconds: float, strategy: str | None) -> Options | Load:
+    from shardbus.simulation.options import draw
+
+    return draw(seed, nodes, seconds, strategy)
+
+
+def _draw_load(
+    seed: int, nodes: int | None, seconds: float, strategy: str | None
+) -> Options | Load:
+    from shardbus.simulation.load import draw_load
+
+    return draw_load(seed, nodes, seconds, strategy)
+
+
+def _run_all(drawn: list[Options | Load], jobs: int) -> Iterator[Outcome]:
     if jobs == 1:
         yield from map(_run, drawn)
         return
@@ -83,10 +104,12 @@ def _run_all(drawn: list[Options], jobs: int) -> Iterator[Outcome]:
         yield from pool.map(_run, drawn, chunksize=SEEDS_PER_TURN)
 
 
-def _run(options: Options) -> Outcome:
+def _run(drawn: Options | Load) -> Outcome:
+    from shardbus.simulation.fleet_run import simulate_fleet
+    from shardbus.simulation.options import Options
     from shardbus.simulation.run import simulate as run
 
-    return run(options)
+    return run(drawn) if isinstance(drawn, Options) else simulate_fleet(drawn)
 
 
 def row(outcome: Outcome) -> dict[str, object]:
@@ -102,7 +125,7 @@ def row(outcome: Outcome) -> dict[str, object]:
         "settled_s": outcome.settled_s,
         "survivors": outcome.survivors,
         "broken": None if broken is None else {"rule": broken.rule, "detail": broken.detail},
-        "options": asdict(outcome.options),
+        "options": asdict(cast("Any", outcome.options)),
         "replay": outcome.options.command(),
     }
 

@@ -59,19 +59,8 @@ AppEffect = ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.S
 class Membership(Protocol):
     """What a node needs of whoever runs its membership; `ClusterThread` says the rest."""
 
-    overview: Overview
-
-    def __init__(
-        self,
-        me: Member,
-        cluster: str,
-        settings: ClusterSettings,
-        fingerprint: Mapping[str, str],
-        *,
-        bind_host: str,
-        notify: Callable[[AppEffect], None],
-    ) -> None: ...
-
+    @property
+    def overview(self) -> Overview: ...
     @property
     def lag(self) -> float: ...
     def start(self) -> None: ...

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, get_args
 
 from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
@@ -70,7 +70,7 @@ class Node:
         store: StateStore,
         *,
         outside: Outside | None = None,
-        membership: type[Membership] = ClusterThread,
+        membership: Callable[..., Membership] = ClusterThread,
     ) -> None:
         self.outside = outside or Outside()
         self._make_membership = membership

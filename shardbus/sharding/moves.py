@@ -25,7 +25,6 @@ from shardbus.sharding.outbox import Kind, Outbox
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.timers import Timers
 
-
 REST_DOUBLINGS = 6
 """So often the rest of a late region doubles, from `rebalance_interval`."""
 

@@ -88,7 +88,7 @@ class Resident:
 
     def __init__(self, fleet: Fleet, name: str, rate: float) -> None:
         self.fleet, self.name = fleet, name
-        self.loop = VirtualLoop(fleet, self._failed, rate)
+        self.loop = VirtualLoop(fleet, self._failed, rate)  # type: ignore[abstract]
         self.outside = Outside(
             fleet.rng.getrandbits(64),
             SimWiring(fleet.exchange, name, self.loop),
@@ -246,7 +246,7 @@ class Fleet(World):
         self.on_start: Callable[[SimNode], None] = lambda _: None
         """Called with each node that there is."""
 
-    def add(  # type: ignore[override]
+    def add(
         self, name: str, *, roles: tuple[str, ...] = (), rate: float = 1.0, **_: Any
     ) -> Process:
         """A node that listens, and joins when it is told to."""

@@ -15,7 +15,7 @@ In the end the whole cluster stops by one command.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
@@ -25,7 +25,7 @@ from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.tenure import Reign
 from shardbus.simulation.checks import Checks, Violation
 from shardbus.simulation.faults import Faults
-from shardbus.simulation.fleet import Fleet, SimNode
+from shardbus.simulation.fleet import Fleet, Resident, SimNode
 from shardbus.simulation.load import Load
 from shardbus.simulation.run import (
     LOOK_EVERY,
@@ -57,7 +57,7 @@ class FleetRun:
             f"fleet {load.seed}", load.faults.settings(), load.sharding(), self.stage.bus.types
         )
         self.witness = self.stage.witness = Witness(self.fleet)
-        self.fleet.on_start = self._populate
+        self.fleet.on_start = self._add_sender
         self.fleet.on_step = Checks(self.fleet, gentle=False).after
         self.senders: list[Sender] = []
         self.settled_s: float | None = None
@@ -121,7 +121,14 @@ class FleetRun:
             advance(self.fleet, min(left, LOOK_EVERY), look)
             self.witness.look()
 
-    def _until(self, why_not, within: float, rule: str, logged: list[str]) -> float:  # type: ignore[no-untyped-def]
+    def _until(
+        self, why_not: Callable[[], str], within: float, rule: str, logged: list[str]
+    ) -> float:
+        """Wait until nothing is wrong any more; says how long it took.
+
+        Raises:
+            Violation: of this rule, if it takes too long.
+        """
         began = self.fleet.now
         while why := why_not():
             if self.fleet.now - began > within:
@@ -131,13 +138,10 @@ class FleetRun:
 
     # ---- who sends
 
-    def _populate(self, resident: SimNode) -> None:
-        self._add_sender(resident)
-
     def _add_client(self, number: int) -> None:
         self._add_sender(self.fleet.add_client(f"c{number + 1}"))
 
-    def _add_sender(self, home) -> None:  # type: ignore[no-untyped-def]
+    def _add_sender(self, home: Resident) -> None:
         name = f"s{len(self.senders) + 1}"
         dice = Random(f"sender {self.load.seed} {name}")
         sender = Sender(name, home, self.stage, dice, self.load.every_s)

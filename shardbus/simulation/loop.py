@@ -74,12 +74,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         ready = self._ready
         asyncio._set_running_loop(self)
         try:
-            for _ in range(len(ready)):
+            left = len(ready)
+            while left and ready:  # it may be killed on the way
+                left -= 1
                 handle = ready.popleft()
                 if not handle.cancelled():
                     handle._run()
-                if self.dead:
-                    return
         finally:
             asyncio._set_running_loop(None)
         if ready:
@@ -96,7 +96,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Its own clock."""
         return self.timeline.now * self.rate
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
@@ -105,9 +105,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turn_soon(0.0)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self,
         delay: float,
         callback: Callable[..., object],
@@ -116,7 +116,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         return self.call_at(self.time() + delay, callback, *args, context=context)
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self,
         when: float,
         callback: Callable[..., object],
@@ -152,7 +152,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name, context=context)  # type: ignore[arg-type]
+        task: asyncio.Task[T] = asyncio.Task(coro, loop=self, name=name, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task

@@ -15,7 +15,7 @@ class Timeline:
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[[], object]]] = []
         self._order = count()
 
     @property
@@ -23,7 +23,7 @@ class Timeline:
         """True if nothing will ever happen again."""
         return not self._queue
 
-    def later(self, delay: float, action: Callable[[], None]) -> None:
+    def later(self, delay: float, action: Callable[[], object]) -> None:
         """Do it after so many seconds."""
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 

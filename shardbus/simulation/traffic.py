@@ -109,12 +109,15 @@ class Sender:
                 continue
             kind = dice.choice((PLAIN, PLAIN, KEPT, REMEMBERED))
             entity_id = f"e{dice.randrange(ENTITIES)}"
-            for _ in range(dice.randint(1, BURST)):
-                if self.stopped:
-                    return
-                await self._send(kind, entity_id)
-                if dice.random() < 0.2:
-                    await asyncio.sleep(dice.uniform(0.0, 0.1))
+            await self._burst(kind, entity_id, dice.randint(1, BURST))
+
+    async def _burst(self, kind: str, entity_id: str, letters: int) -> None:
+        dice = self._dice
+        while letters and not self.stopped:
+            letters -= 1
+            await self._send(kind, entity_id)
+            if dice.random() < 0.2:
+                await asyncio.sleep(dice.uniform(0.0, 0.1))
 
     def _ready(self) -> bool:
         home = self._home

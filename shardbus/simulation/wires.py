@@ -40,7 +40,7 @@ class Lane:
 
     source: str
     target: str
-    deliver: Callable[[list[bytes]], None]
+    deliver: Callable[[list[bytes]], object]
     frames: deque[tuple[float, list[bytes]]] = field(default_factory=deque)
     last: float = 0.0
 

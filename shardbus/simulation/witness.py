@@ -28,6 +28,7 @@ from shardbus.errors import RequestError
 from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.runtime.context import Context
+from shardbus.runtime.node import Node
 from shardbus.simulation.checks import Violation
 from shardbus.transport.session import Session
 
@@ -133,6 +134,7 @@ class Witness:
     def started(self, cell: Context) -> None:
         """An entity's object was made."""
         self.activations += 1
+        self._note(cell, "started")
         key = (cell.entity_type, cell.entity_id)
         node = NodeId.parse(cell.node)
         if not self.fleet.store.lied and not self._removed(node):
@@ -145,6 +147,7 @@ class Witness:
 
     def took(self, cell: Context, sender: str, seq: int) -> None:
         """An entity handles a letter."""
+        self._note(cell, f"took {sender} {seq}")
         line = (sender, cell.entity_type, cell.entity_id)
         letter = self._open.get((line, seq))
         if letter is None or letter.handled:
@@ -174,6 +177,11 @@ class Witness:
         """The store has acknowledged a save."""
         key = (cell.entity_type, cell.entity_id)
         self.saved[key] = max(count, self.saved.get(key, 0))
+
+    def _note(self, cell: Context, what: str) -> None:
+        """Part of the run's history."""
+        place = f"{cell.entity_type} {cell.entity_id} {what}"
+        self.fleet.trace.hashed(self.fleet.now, cell.node, place)
 
     def _living(self, cell: Context, node: NodeId) -> Iterator[NodeId]:
         """Where else the entity is in memory."""
@@ -253,8 +261,8 @@ class Witness:
         return ""
 
 
-def _runs(node: object, entity_type: str, entity_id: str) -> bool:
-    kind = node.kinds[entity_type]  # type: ignore[attr-defined]
+def _runs(node: Node, entity_type: str, entity_id: str) -> bool:
+    kind = node.kinds[entity_type]
     return kind.host.find(entity_id, kind.router.shard_of(entity_id)) is not None
 
 

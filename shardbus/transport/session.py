@@ -64,6 +64,7 @@ class Session(Outbox):
         "__weakref__",
         "_ack_armed",
         "_drained",
+        "_looking",
         "_opening",
         "_receiver",
         "_room",
@@ -95,7 +96,7 @@ class Session(Outbox):
         """For a lost session: the other process has ended, or left. If not, it may still live."""
         self._receiver, self._transmit = receiver, transmit
         self._window = Window(transmit)
-        self._ack_armed = False
+        self._ack_armed = self._looking = False
         self._opening: list[asyncio.Future[None]] = []
         self._room: list[asyncio.Future[None]] = []
         self._drained: list[tuple[int, asyncio.Future[None]]] = []
@@ -113,12 +114,19 @@ class Session(Outbox):
         window.put(encode_batch(runs))
         self.writable = window.writable
         if window.blocked:
+            self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        """The connection took no more: try again soon, for as long as it takes nothing."""
+        if self._window.blocked and not self._looking and self.lost is None:
+            self._looking = True
             self._loop.call_later(BLOCKED_S, self._unblock)
 
     def _unblock(self) -> None:
-        self._window.blocked = False
+        self._looking = self._window.blocked = False
         if self.lost is None:
             self._window.pump()
+            self._look_for_room()
 
     # ---- waiting
 
@@ -186,10 +194,11 @@ class Session(Outbox):
 
     def opened(self, ack: int) -> None:
         """The handshake is done (again): the peer has everything up to `ack`; send the rest."""
-        self._window.open = True
+        self._window.open, self._window.blocked = True, False
         _wake(self._opening)
         self._on_ack(ack)
         self._window.resend()
+        self._look_for_room()
 
     def suspend(self) -> None:
         """The connection broke: keep everything until it is `opened` again."""
@@ -217,6 +226,7 @@ class Session(Outbox):
         self._on_ack(ack)
         if kind == Kind.NAK:
             self._window.resend()
+            self._look_for_room()
         elif self._window.missing(seq):
             self._window.acknowledge(Kind.NAK)
 
@@ -235,6 +245,8 @@ class Session(Outbox):
         if window.on_ack(ack):
             self.writable = True
             _wake(self._room)
+        if window.blocked:
+            self._look_for_room()
         while self._drained and self._drained[0][0] <= window.acked:
             _wake([self._drained.pop(0)[1]])
 

@@ -164,6 +164,36 @@ async def test_a_socket_without_room_is_tried_again() -> None:
     assert [row[1] for row in b.taker.got] == ["x"]
 
 
+async def test_a_socket_that_has_no_room_for_long_is_tried_until_it_has() -> None:
+    """Nothing else is sent meanwhile that would bring it to mind."""
+    a, b = pair()
+    tries = 0
+    transmit = a.session._window._transmit
+
+    def rarely(kind: int, seq: int, ack: int, body: bytes) -> bool:
+        nonlocal tries
+        tries += 1
+        a.has_room = tries > 3
+        return transmit(kind, seq, ack, body)
+
+    a.session._window._transmit = rarely
+    a.session.tell(ADD, "x", b"p")
+    await until(lambda: a.carry() or b.taker.got, "the batch")
+    assert [row[1] for row in b.taker.got] == ["x"]
+
+
+async def test_what_had_no_way_is_sent_once_the_session_is_opened_again() -> None:
+    a, b = pair()
+    a.has_room = False
+    a.session.tell(ADD, "x", b"p")
+    await turns()
+    a.session.suspend()
+    a.has_room = True
+    a.session.opened(0)
+    a.carry()
+    assert [row[1] for row in b.taker.got] == ["x"]
+
+
 # What arrives
 
 
