@@ -44,7 +44,7 @@ async def leave(node: Node, progress: Progress) -> None:
         if not drained.done():
             await stop_here(node, progress)
             return
-        await _for_a_while(node, lambda: not _buffering(node), longest_move(node))
+        await _for_a_while(node, lambda: not _awaits_homes(node), longest_move(node))
     progress("leaving the cluster")
     await _part(node)
 
@@ -82,9 +82,10 @@ def _hosted(node: Node) -> int:
     return sum(len(kind.host.shards) for kind in node.kinds.values())
 
 
-def _buffering(node: Node) -> bool:
-    """Something waits here for a shard that went elsewhere."""
-    return any(kind.router.region.buffered[0] for kind in node.kinds.values())
+def _awaits_homes(node: Node) -> bool:
+    """Something waits here for a shard that goes elsewhere, and there is an elsewhere."""
+    buffered = any(kind.router.region.buffered[0] for kind in node.kinds.values())
+    return buffered and any(other != node.me for other in node.hosting_members())
 
 
 def _hands_over(node: Node) -> bool:

@@ -8,7 +8,7 @@
     sides no two that run have removed each other: of a split at most one side survives
     seen  whoever is said to have a version has it
     rows  nobody but the observer changes its word
-    names at most one incarnation at an address is not Down
+    names at most one incarnation at an address is not Down, if nothing ever parted the nodes
     ages  no two members came up as the same number
     acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
     weak  nobody is WeaklyUp where that is switched off
@@ -268,7 +268,8 @@ class Checks:
                 continue
             if member.status is Status.WEAKLY_UP and not weakly:
                 raise Violation("weak", f"{process.id} sees {node} weakly up")
-            if addresses.setdefault(node.address, node) != node:
+            twin = addresses.setdefault(node.address, node)
+            if twin != node and not self.world.network.parted:
                 raise Violation("names", f"{process.id} sees two incarnations at {node.address}")
             if member.up_number and ages.setdefault(member.up_number, node) != node:
                 twin = ages[member.up_number]

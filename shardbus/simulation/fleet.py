@@ -41,10 +41,6 @@ POST_S = 0.00005
 """What an event needs from the application's loop to the cluster's."""
 
 
-class Defect(Exception):
-    """Something raised that nobody caught."""
-
-
 class SimMembership:
     """What a node has in place of its cluster thread."""
 
@@ -111,8 +107,9 @@ class Resident:
         self.loop.create_task(work)
 
     def _failed(self, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        raise Defect(f"{self.name}: {context.get('message')}: {error!r}") from error
+        """Told of, not raised: this may be called where nothing may be raised."""
+        defect = f"{self.name}: {context.get('message')}: {context.get('exception')!r}"
+        self.fleet.defects.append(defect)
 
     def end(self, *, badly: bool) -> None:
         """It is no more."""
@@ -243,6 +240,8 @@ class Fleet(World):
         self.residents: dict[str, SimNode] = {}
         self.former: list[SimNode] = []
         self.clients: dict[str, SimClient] = {}
+        self.defects: list[str] = []
+        """What was raised in a process and caught by nobody."""
         self.on_start: Callable[[SimNode], None] = lambda _: None
         """Called with each node that there is."""
 

@@ -66,9 +66,9 @@ class FleetRun:
         """Run it."""
         fleet, broken = self.fleet, None
         began = fleet.now
-        with errors_logged() as logged:
+        with errors_logged(fleet.defects):
             try:
-                self._phases(logged)
+                self._phases()
             except Violation as violation:
                 broken = broken_by(fleet, violation.rule, violation.detail)
             except Exception as raised:
@@ -86,44 +86,42 @@ class FleetRun:
 
     # ---- the phases
 
-    def _phases(self, logged: list[str]) -> None:
+    def _phases(self) -> None:
         fleet, load = self.fleet, self.load
         faults, troubles = Faults(fleet, load.faults), Troubles(fleet, load)
         faults.begin()
         troubles.begin()
         for number in range(load.clients):
             fleet.later(1.0 + number, lambda n=number: self._add_client(n))  # type: ignore[misc]
-        self._advance(load.faults.seconds, logged)
+        self._advance(load.faults.seconds)
         faults.heal()
         fleet.resume_all()
         fleet.exchange.changed()
         troubles.heal()
-        self.settled_s = self._until(lambda: unsettled(fleet), SETTLED_WITHIN, "I9", logged)
-        self._advance(SOME_MORE_S, logged)
+        self.settled_s = self._until(lambda: unsettled(fleet), SETTLED_WITHIN, "I9")
+        self._advance(SOME_MORE_S)
         for sender in self.senders:
             sender.stopped = True
-        self._until(self._unquiet, QUIET_WITHIN, "I11", logged)
+        self._until(self._unquiet, QUIET_WITHIN, "I11")
         self._verdict()
         for client in fleet.clients.values():
             client.end(badly=False)
             fleet.exchange.ended(client.name, silent=False)
-        stop_all(fleet, load.faults, lambda seconds: self._advance(seconds, logged))
+        stop_all(fleet, load.faults, self._advance)
 
-    def _advance(self, seconds: float, logged: list[str]) -> None:
+    def _advance(self, seconds: float) -> None:
         def look() -> None:
             if self.witness.violation is not None:
                 raise self.witness.violation
-            if logged:
-                raise Violation("raised", logged[0])
+            if self.fleet.defects:
+                raise Violation("raised", self.fleet.defects[0])
 
         end = self.fleet.now + seconds
         while (left := end - self.fleet.now) > 0.0:
             advance(self.fleet, min(left, LOOK_EVERY), look)
             self.witness.look()
 
-    def _until(
-        self, why_not: Callable[[], str], within: float, rule: str, logged: list[str]
-    ) -> float:
+    def _until(self, why_not: Callable[[], str], within: float, rule: str) -> float:
         """Wait until nothing is wrong any more; says how long it took.
 
         Raises:
@@ -133,7 +131,7 @@ class FleetRun:
         while why := why_not():
             if self.fleet.now - began > within:
                 raise Violation(rule, f"{within:g} s later: {why}")
-            self._advance(LOOK_EVERY, logged)
+            self._advance(LOOK_EVERY)
         return self.fleet.now - began
 
     # ---- who sends
@@ -208,18 +206,28 @@ def rules(node: Node, name: str) -> bool:
     return found is not None and found.reign is Reign.RULING
 
 
+class Swallowed(logging.Handler):
+    """Collects what is logged as an exception: somebody caught it and went on."""
+
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self._found.append(describe(record))
+
+
 @contextmanager
-def errors_logged() -> Iterator[list[str]]:
-    """What is logged as an exception that somebody swallowed."""
-    logger, found = logging.getLogger("shardbus"), []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: found.append(describe(record)) if record.exc_info else None  # type: ignore[method-assign]
+def errors_logged(found: list[str]) -> Iterator[None]:
+    """Collect them, and let nothing else be logged."""
+    logger, handler = logging.getLogger("shardbus"), Swallowed(found)
     level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
     logger.addHandler(handler)
     logger.propagate = False
     try:
-        yield found
+        yield
     finally:
         logger.removeHandler(handler)
         logger.setLevel(level)

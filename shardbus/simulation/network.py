@@ -64,6 +64,8 @@ class Network:
         self.delay_s = 0.005
         self.late_s = 1.0
         self.walls: list[Wall] = []
+        self.parted = False
+        """Whether there ever was a wall: each side may have taken in a process at one address."""
         self.rejected = False
         """Whether there ever was a rejecting wall: refusals prove nothing then."""
 

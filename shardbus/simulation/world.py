@@ -144,6 +144,7 @@ class World(Timeline):
         """The wall stands from now on. A rejecting one breaks all connections through it, another
         one the part `breaking`."""
         self.network.walls.append(wall)
+        self.network.parted = True
         self.network.rejected = self.network.rejected or wall.rejecting
         for process in self.nodes.values():
             for other in list(process.subscriptions):
