@@ -31,6 +31,7 @@ from shardbus.errors import (
 from shardbus.runtime.context import Context
 from shardbus.runtime.entity_type import Directive, StopReason
 from shardbus.sharding.allocation import ConsistentHashing, LeastShard, LeastShardThreshold
+from shardbus.transport.addressing import Envelope, Region, StartEntity
 
 __all__ = [
     "AskTimeout",
@@ -43,6 +44,7 @@ __all__ = [
     "Directive",
     "Entity",
     "EntityFailed",
+    "Envelope",
     "LeastShard",
     "LeastShardThreshold",
     "LocalProtocolError",
@@ -52,6 +54,7 @@ __all__ = [
     "ProtocolError",
     "ReentrancyError",
     "Refused",
+    "Region",
     "RemoteProtocolError",
     "RequestError",
     "SchemaError",
@@ -59,6 +62,7 @@ __all__ = [
     "ShardBusError",
     "StaleEpoch",
     "StaleFence",
+    "StartEntity",
     "StopReason",
     "StoreError",
     "StoreUnavailable",

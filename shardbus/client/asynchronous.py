@@ -29,6 +29,7 @@ from shardbus.errors import (
     RequestError,
 )
 from shardbus.ids import Address, NodeId, check_id
+from shardbus.transport.addressing import Region
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
@@ -141,6 +142,12 @@ class AsyncClient:
             ConfigError: the class is no entity class, or the id is not one.
         """
         return cast("E", Ref(self._kinds.of_class(kind), entity_id, self.timeout_ms))
+
+    def region(self, kind: type) -> Region:
+        """The type as a region, which finds the entity by the message, with the class's
+        `extract_entity_id`. Raises as `ref`."""
+        known = self._kinds.kind_of(kind)
+        return Region(known.interface, lambda: known, self.timeout_ms)
 
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
         """Send without waiting for an answer; await it: it waits while the send buffer is full.

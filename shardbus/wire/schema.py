@@ -30,6 +30,8 @@ ONE_ARGUMENT = 0x91
 """First byte of an array of one argument."""
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
+Extractor = Callable[[Any], "str | tuple[str, object] | None"]
+"""Message to entity id, or to (entity id, what the entity receives); None: not known."""
 
 
 def _to_wire(value: object) -> object:
@@ -248,6 +250,8 @@ class Interface:
     """Method of `receive` to the function that reads its message."""
     shard_of: Callable[[str], str] | None = None
     """The type's own shard function; None: the default."""
+    extract_entity_id: Extractor | None = None
+    """For whom a message is; None: the type does not say."""
 
 
 def message_decoders(

@@ -83,7 +83,12 @@ class FakeNode:
         return {"nodes": [member, member | other]}
 
     async def types(self) -> Json:
-        return {"types": [{"type": "counter", "shards": 100}]}
+        return {
+            "types": [
+                {"type": "counter", "shards": 100},
+                {"type": "book", "shards": 100, "layout": "library.by_title/100"},
+            ]
+        }
 
     async def shards(self, type: str) -> Json:
         if type != "counter":
@@ -470,6 +475,15 @@ def test_tell_returns_when_a_node_has_it(shell, url, client):
     assert shell("tell", "counter", "p", '"get"') == Code.OK
     assert client.last.sent[1] == ("tell", "counter", "p", "get")
     assert shell.out == ""
+
+
+def test_S0_4_the_shard_of_a_type_with_its_own_function_is_asked_of_the_node(shell, url, client):
+    assert shell("ask", "book", "p", "read") == Code.OK
+    _, kind, *rest = client.last.sent[1]
+    assert rest == ["p", "read"]
+    interface = kind.__shardbus_interface__
+    assert (interface.name, interface.layout) == ("book", "library.by_title/100")
+    assert interface.shard_of("p") == "7"
 
 
 def test_a_cluster_without_members_is_unreachable(shell, url, node, client):
