@@ -4,7 +4,7 @@ nodes."""
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
-from shardbus.entity import Entity, handler
+from shardbus.entity import Entity, behaviour, handler
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -68,5 +68,6 @@ __all__ = [
     "StoreUnavailable",
     "Unhandled",
     "UnknownEntityType",
+    "behaviour",
     "handler",
 ]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from shardbus.cluster import Cluster, Running
-from shardbus.entity import Entity, Handler
+from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
 from shardbus.runtime.entity_type import (
@@ -118,6 +118,7 @@ class ShardBus:
                 read_state=read_state,
                 supervision=_supervision(supervision),
                 strategy=allocation,
+                behaviours=_behaviours(cls),
             )
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
             return cls
@@ -245,13 +246,25 @@ def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str,
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
         invokers[name] = Invoker(name, function, waits, decoders, single=single)
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
-    receive = getattr(cls, "receive", None)
+    receive, behaviours = getattr(cls, "receive", None), behaviours_of(cls)
     if receive is not None:
-        interface.messages = message_decoders(receive, classes)
+        interface.messages = message_decoders(receive, classes, behaviours)
+        if behaviours:
+            receive = current_behaviour(receive, behaviours)
         for name, decode in interface.messages.items():
             waits = is_coroutine_function(receive)
             invokers[name] = Invoker(name, receive, waits, {}, decode)
+    elif behaviours:
+        raise ConfigError(
+            f"{cls.__name__} has behaviours and no receive",
+            hint=f"say with which it begins, as in receive = {behaviours[0].__name__}",
+        )
     return invokers
+
+
+def _behaviours(cls: type) -> frozenset[Callable[..., Any]]:
+    found = behaviours_of(cls)
+    return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
 
 
 def _state(cls: type) -> tuple[type | None, Decode | None]:

@@ -19,6 +19,9 @@ from shardbus.errors import ConfigError
 from shardbus.settings import NodeSettings, closest
 from shardbus.wire.schema import Decode, Interface
 
+BEHAVIOUR = "current behaviour"
+"""Key, in an entity's own attributes, of the method that it became; absent: `receive`."""
+
 EVERY_TYPE = "*"
 """Stands for all types in `node.proxies`."""
 
@@ -73,6 +76,9 @@ class EntityType:
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
     strategy: object | None = None
     """An allocation strategy; None: least shards."""
+    behaviours: frozenset[Callable[..., Any]] = frozenset()
+    """Methods that may stand in for `receive`, itself among them; none if the class has no other
+    than that."""
     proxy: bool = False
     """This process hosts nothing of it."""
 
