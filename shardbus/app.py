@@ -24,7 +24,7 @@ from shardbus.runtime.entity_type import (
 )
 from shardbus.runtime.observers import Callback
 from shardbus.settings import ShardingSettings
-from shardbus.transport.addressing import Region, shard_function
+from shardbus.transport.addressing import Region, layout_of, shard_function
 from shardbus.transport.refs import ASK_TIMEOUT_MS, NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
@@ -223,8 +223,8 @@ def _interface(
         methods[attribute] = method(attribute, value.function)
     layout = f"crc32/{shards}"
     if shard_of is not None:
-        layout = f"{shard_of.__module__}.{shard_of.__qualname__}/{shards}"
-        shard_of = shard_function(name, shard_of)
+        checked = shard_function(name, shard_of)
+        layout, shard_of = layout_of(checked, shard_of, shards), checked
     receive = getattr(cls, "receive", None)
     messages = message_decoders(receive, ())
     return Interface(name, shards, layout, methods, messages, shard_of)

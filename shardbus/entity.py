@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from shardbus.errors import Unhandled
 from shardbus.runtime.context import Context
@@ -129,7 +129,7 @@ class Entity:
         """Remove the stored state. Raises as `save`."""
         await self.context.save(None)
 
-    def unhandled(self, message: object) -> Any:
+    def unhandled(self, message: object) -> NoReturn:
         """Say that no handler takes the message: it is counted, and an asker gets Unhandled.
 
         Raises:

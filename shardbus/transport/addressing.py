@@ -12,7 +12,7 @@ It is a partial function: None means that it does not know the message.
 A shard is a function of the id alone. So one id has one shard whatever the message, a client can
 compute it, and nothing has to be extracted from a `StartEntity`.
 
-Source: S0.3, S0.4, S2.8, S2.12-S2.15, S2.22, S4.3, S4.4, S4.40.
+Source: S0.3, S0.4, S2.8, S2.12-S2.15, S2.20, S2.22, S4.3, S4.4, S4.40.
 """
 
 from __future__ import annotations
@@ -21,12 +21,20 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
+from zlib import crc32
 
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import check_id
 from shardbus.transport.refs import NO_ARGUMENTS, START, ask, start_entity
 from shardbus.transport.router import Router
 from shardbus.wire.schema import Interface
+
+SAMPLES = (
+    *map(str, range(40)),
+    *("a", "b", "z", "page-7", "N14228", "ada@example.org", "tenant/7", "7:8", "2024-01-31", "ü"),
+    *("123456789", "550e8400-e29b-41d4-a716-446655440000"),
+)
+"""Ids of the kinds that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +150,18 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
         return check_id("a shard id", shard)
 
     return shard_of
+
+
+def layout_of(shard_of: Callable[[str], str], given: Callable[..., object], shards: int) -> str:
+    """What a type's own shard function is called between nodes, clients and the store: its name,
+    and a number made of what it gives for some ids. Its module is left out, for the same file may
+    be a script here and a module there. A function that gives another process other shards, as any
+    that uses `hash()`, is told by the number, and refused."""
+    found = []
+    for sample in SAMPLES:
+        try:
+            found.append(shard_of(sample))
+        except ConfigError:
+            found.append("")
+    name = getattr(given, "__qualname__", type(given).__qualname__).rpartition(".")[2]
+    return f"{name}:{crc32(repr(found).encode()):08x}/{shards}"

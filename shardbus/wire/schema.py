@@ -243,8 +243,8 @@ class Interface:
     name: str
     shards: int
     layout: str
-    """Names the shard function: `crc32/<shards>`, or `<module>.<function>/<shards>` for a type's
-    own."""
+    """Names the shard function: `crc32/<shards>`, or `<function>:<number>/<shards>` for a type's
+    own, where the number stands for what it does."""
     methods: dict[str, Method] = field(default_factory=dict)
     messages: dict[str, Decode] = field(default_factory=dict)
     """Method of `receive` to the function that reads its message."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -262,7 +265,49 @@ def test_a_shard_function_is_named_in_the_layout(bus: ShardBus) -> None:
     kind = declared(bus, Counter, shards=9, extract_shard_id=by_length)
     assert kind.interface.shard_of is not None
     assert kind.interface.shard_of("abc") == "3"
-    assert kind.interface.layout == f"{__name__}.by_length/9"
+    assert re.fullmatch(r"by_length:[0-9a-f]{8}/9", kind.interface.layout)
+
+
+def layout(bus: ShardBus, function: Any) -> str:
+    return declared(ShardBus("shop"), Counter, extract_shard_id=function).interface.layout
+
+
+def test_S2_20_shard_functions_are_the_same_if_they_do_the_same(bus: ShardBus) -> None:
+    def by_number(entity_id: str) -> str:
+        return str(int(entity_id) % 7)
+
+    first = layout(bus, by_number)
+
+    def by_number(entity_id: str) -> str:  # type: ignore[no-redef]
+        return str(int(entity_id) % 7)
+
+    by_number.__module__ = "__main__"
+    assert layout(bus, by_number) == first
+
+    def by_number(entity_id: str) -> str:  # type: ignore[no-redef]
+        return str(int(entity_id) % 8)
+
+    assert layout(bus, by_number) != first
+    assert layout(bus, partial(by_length)).startswith("partial:")
+
+
+def test_S2_20_a_shard_function_that_differs_between_processes_is_seen() -> None:
+    source = """
+from shardbus import Entity, ShardBus
+bus = ShardBus("shop")
+@bus.entity("page", extract_shard_id=lambda entity_id: str(hash(entity_id) % 100))
+class Page(Entity): ...
+print(bus.types["page"].interface.layout)
+"""
+    layouts = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", source]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, text=True, capture_output=True, check=True
+        )
+        layouts.add(done.stdout)
+    assert len(layouts) == 2
 
 
 @pytest.mark.parametrize(
