@@ -13,6 +13,7 @@ from examples import office
 from shardbus import Entity, ShardBus, StopReason, StoreUnavailable, UnknownEntityType, handler
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
+from shardbus.membership.member import Status
 from shardbus.runtime.node import Node
 from shardbus.settings import DowningSettings
 from shardbus.sharding.allocation import Move
@@ -72,11 +73,16 @@ def application(**options: Any) -> ShardBus:
     return bus
 
 
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
+def quiet() -> None:
+    """Nothing is logged yet, and no end waits."""
     Counter.log.clear()
     Counter.gate = asyncio.Event()
     Counter.gate.set()
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    quiet()
     async with Nodes() as nodes:
         yield nodes
 
@@ -152,9 +158,7 @@ async def test_TS1_from_one_node_to_four_and_back(nodes: Nodes) -> None:
 
 
 async def test_TS9_with_a_minimum_of_members_nothing_moves_at_the_start() -> None:
-    Counter.log.clear()
-    Counter.gate = asyncio.Event()
-    Counter.gate.set()
+    quiet()
     bus = application()
     async with Nodes(replace(QUICK, min_members=3)) as nodes:
         trio = [await nodes.start(bus, up=False, **FAST) for _ in range(2)]
@@ -246,21 +250,24 @@ async def test_TS8_what_a_leaving_node_still_asks_is_answered(nodes: Nodes) -> N
 # Who is lost
 
 
+PATIENT = replace(
+    QUICK,
+    confirmed_death=False,
+    downing=DowningSettings(strategy="none"),
+    failure_detector=replace(
+        QUICK.failure_detector, heartbeat_interval=0.3, acceptable_heartbeat_pause=0.3
+    ),
+    allow_weakly_up_members=0.2,
+)
+"""Nobody is downed unless somebody says so."""
+
+
 @pytest.mark.parametrize("victim", ["coordinator", "other"])
 async def test_TS4_TS5_after_a_downing_new_shards_start_lost_ones_move_and_others_stay(
     victim: str,
 ) -> None:
-    Counter.log.clear()
-    Counter.gate = asyncio.Event()
-    Counter.gate.set()
-    detector = replace(QUICK.failure_detector, acceptable_heartbeat_pause=0.1)
-    patient = replace(
-        QUICK,
-        confirmed_death=False,
-        downing=DowningSettings(strategy="none"),
-        failure_detector=detector,
-    )
-    async with Nodes(patient) as nodes:
+    quiet()
+    async with Nodes(PATIENT) as nodes:
         four = await nodes.cluster(application(shards=16), 4, **FAST)
         shard_of = four[0].kinds["counter"].router.shard_of
         old = [i for i in IDS if int(shard_of(i)) < SHARDS]
@@ -277,6 +284,8 @@ async def test_TS4_TS5_after_a_downing_new_shards_start_lost_ones_move_and_other
         assert await ask_all(rest[0], "add", here) == [2] * len(here)
         asks = asyncio.ensure_future(ask_all(rest[0], "add", new))
         away = [i for i in old if i not in here]
+        if victim == "other":  # the coordinator gives no new shard to who is silent
+            assert await asks == [1] * len(new)
         rest[1].cluster.post(cluster.Down(lost.me))
         await gone(lost, rest)
         assert await asks == [1] * len(new)
@@ -285,6 +294,25 @@ async def test_TS4_TS5_after_a_downing_new_shards_start_lost_ones_move_and_other
         assert {s: after[s] for s, n in before.items() if n is not lost} == {
             s: n for s, n in before.items() if n is not lost
         }
+
+
+async def test_S2_5_a_weakly_up_node_hosts_nothing_before_it_is_up() -> None:
+    quiet()
+    async with Nodes(PATIENT) as nodes:
+        first, second = await nodes.cluster(application(), 2, **FAST)
+        await crash(nodes, second)
+        await until(lambda: first.view and second.me in first.view.unreachable, "suspicion")
+        third = await nodes.start(application(), up=False, **FAST)
+        await until(lambda: third.view and third.view.status is Status.WEAKLY_UP, "weakly up")
+        assert await ask_all(first, "add", IDS[:5]) == [1] * 5
+        assert loads([third]) == [0]
+        assert not third.kinds["counter"].router.region.registered
+        assert not ready(third)
+        early = asyncio.ensure_future(ask_all(third, "add", IDS[:5]))
+        first.cluster.post(cluster.Down(second.me))
+        await until(lambda: ready(third), "up")
+        assert await early == [2] * 5
+        await until(lambda: loads([third]) != [0], "shards on the third")
 
 
 class Passage:
@@ -433,6 +461,28 @@ async def test_TS14_a_strategy_of_the_users_own_chooses_homes_and_moves(nodes: N
     await until(lambda: loads(trio) == [1, SHARDS - 2, 1], "the moves")
     assert {s: n for s, n in homes(trio).items() if s in "34"} == {"3": trio[2], "4": trio[0]}
     assert await ask_all(trio[0], "add") == [2] * 60
+
+
+async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_moves(
+    nodes: Nodes,
+) -> None:
+    chosen = Chosen()
+    trio = await nodes.cluster(application(allocation=chosen), 3, **FAST)
+    chosen.home = trio[1].me
+    assert await ask_all(trio[0], "add", IDS[:30]) == [1] * 30
+    known = homes(trio)
+    trio[2].cluster.post(cluster.PrepareForShutdown())
+    await asyncio.gather(*(asyncio.wait_for(node.cluster_stops, 20) for node in trio))
+    chosen.move = dict.fromkeys(known, trio[2].me)
+    coordinator = trio[0].successions["counter"].coordination.coordinator
+    assert coordinator is not None
+    trio[0].questions.rebalance("counter")
+    for added in (2, 3):
+        due = coordinator.deadline()
+        await until(lambda due=due: coordinator.deadline() != due, "a look at the balance")
+        assert await ask_all(trio[2], "add", IDS[:30]) == [added] * 30
+    assert homes(trio) == known
+    assert [what for _, what in Counter.log] == ["start"] * 30
 
 
 def itself(entity_id: str) -> str:

@@ -753,7 +753,7 @@ def test_data_is_not_removed_while_a_node_runs(shell, stored, url):
     assert stored.table() is not None
 
 
-def test_data_is_not_removed_while_something_listens_at_a_home(shell, stored):
+def test_TSU19_data_is_not_removed_while_something_listens_at_a_home(shell, stored):
     words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stored.fill(NodeId("127.0.0.1", listener.getsockname()[1], 5))
