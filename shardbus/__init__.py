@@ -4,7 +4,7 @@ nodes."""
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
-from shardbus.entity import Entity, handler
+from shardbus.entity import Entity, behaviour, handler
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -31,6 +31,7 @@ from shardbus.errors import (
 from shardbus.runtime.context import Context
 from shardbus.runtime.entity_type import Directive, StopReason
 from shardbus.sharding.allocation import ConsistentHashing, LeastShard, LeastShardThreshold
+from shardbus.transport.addressing import Envelope, Region, StartEntity
 
 __all__ = [
     "AskTimeout",
@@ -43,6 +44,7 @@ __all__ = [
     "Directive",
     "Entity",
     "EntityFailed",
+    "Envelope",
     "LeastShard",
     "LeastShardThreshold",
     "LocalProtocolError",
@@ -52,6 +54,7 @@ __all__ = [
     "ProtocolError",
     "ReentrancyError",
     "Refused",
+    "Region",
     "RemoteProtocolError",
     "RequestError",
     "SchemaError",
@@ -59,10 +62,12 @@ __all__ = [
     "ShardBusError",
     "StaleEpoch",
     "StaleFence",
+    "StartEntity",
     "StopReason",
     "StoreError",
     "StoreUnavailable",
     "Unhandled",
     "UnknownEntityType",
+    "behaviour",
     "handler",
 ]

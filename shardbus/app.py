@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from shardbus.cluster import Cluster, Running
-from shardbus.entity import Entity, Handler
+from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
 from shardbus.runtime.entity_type import (
@@ -23,10 +24,12 @@ from shardbus.runtime.entity_type import (
 )
 from shardbus.runtime.observers import Callback
 from shardbus.settings import ShardingSettings
-from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
+from shardbus.transport.addressing import Region, layout_of, shard_function
+from shardbus.transport.refs import ASK_TIMEOUT_MS, NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
     Decode,
+    Extractor,
     Interface,
     check_type,
     decoder,
@@ -72,7 +75,7 @@ class ShardBus:
         messages: Iterable[type] = (),
         supervision: Supervision | None = None,
         allocation: object | None = None,
-        extract_entity_id: Callable[[Any], str] | None = None,
+        extract_entity_id: Extractor | None = None,
         extract_shard_id: Callable[[str], str] | None = None,
         **declared: object,
     ) -> Callable[[C], C]:
@@ -84,8 +87,11 @@ class ShardBus:
             messages: classes that `receive` takes.
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
             allocation: an allocation strategy; least shards by default.
-            extract_entity_id: message to entity id, for `bus.region(name).tell(message)`.
-            extract_shard_id: entity id to shard id, instead of crc32.
+            extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
+            (entity id, what the entity receives), which unwraps an envelope; None for a message
+            that it does not know [S2.12].
+            extract_shard_id: entity id to shard id, instead of crc32. Every node and client needs
+            the same function.
             declared: any sharding setting by its name.
 
         Raises:
@@ -98,6 +104,7 @@ class ShardBus:
                 raise ConfigError(f"there are two entity types called {kind!r}")
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
+            interface.extract_entity_id = extract_entity_id
             invokers = _invokers(cls, interface, [*messages, *self._messages])
             state_class, read_state = _state(cls)
             self.types[kind] = EntityType(
@@ -111,7 +118,7 @@ class ShardBus:
                 read_state=read_state,
                 supervision=_supervision(supervision),
                 strategy=allocation,
-                extract_entity_id=extract_entity_id,
+                behaviours=_behaviours(cls),
             )
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
             return cls
@@ -133,13 +140,28 @@ class ShardBus:
         one stays from then on [S4.40]. Raises as an ask."""
         await cast("Any", self._running().ref(kind, entity_id)).start_entity()
 
-    def region(self, name: str) -> Region:
-        """The local region of a type, which takes messages by the type's `extract_entity_id`
-        [S2.8]."""
-        kind = self.types.get(name)
-        if kind is None:
-            raise ConfigError(f"there is no entity type {name!r}")
-        return Region(self, kind)
+    def region(self, kind: str | type) -> Region:
+        """The local region of a type: it finds the entity by the message, with the type's
+        `extract_entity_id` [S2.8]. It may be kept from before the node starts.
+
+        Raises:
+            ConfigError: there is no such type.
+        """
+        known = self._type(kind)
+        return Region(known.interface, lambda: self._running().kinds[known.name], ASK_TIMEOUT_MS)
+
+    def start_proxy(self, kind: str | type) -> Region:
+        """Host nothing of a type in this process, and only send to it [S2.37]. To be called before
+        the node starts; a node that lacks the type's role is a proxy without it.
+
+        Raises:
+            ConfigError: there is no such type. LocalProtocolError: the node runs already.
+        """
+        known = self._type(kind)
+        if self._node is not None and not known.proxy:
+            raise LocalProtocolError(f"the node runs: {known.name!r} cannot become a proxy now")
+        self.types[known.name] = replace(known, proxy=True)
+        return self.region(known.name)
 
     @property
     def cluster(self) -> Cluster:
@@ -175,31 +197,17 @@ class ShardBus:
             for callback in self._when_removed:
                 node.observers.when_removed(callback)
 
+    def _type(self, kind: str | type) -> EntityType:
+        interface = getattr(kind, "__shardbus_interface__", None)
+        name = interface.name if isinstance(interface, Interface) else kind
+        if name not in self.types:
+            raise ConfigError(f"there is no entity type {name!r}")
+        return self.types[name]
+
     def _running(self) -> Running:
         if self._node is None:
             raise LocalProtocolError(f"no node of {self.name!r} runs in this process; use a client")
         return self._node
-
-
-class Region:
-    """A type's local region: give it a message, it finds the entity."""
-
-    def __init__(self, bus: ShardBus, kind: EntityType) -> None:
-        self._bus, self._kind = bus, kind
-
-    def _ref(self, message: object) -> Any:
-        extract = self._kind.extract_entity_id
-        if extract is None:
-            raise ConfigError(f"entity type {self._kind.name!r} has no extract_entity_id")
-        return self._bus.ref(self._kind.cls, extract(message))
-
-    def tell(self, message: object) -> Any:
-        """Send to the entity that the message names."""
-        return self._ref(message).tell(message)
-
-    def ask(self, message: object) -> Any:
-        """Ask the entity that the message names."""
-        return self._ref(message).ask(message)
 
 
 def _interface(
@@ -215,7 +223,8 @@ def _interface(
         methods[attribute] = method(attribute, value.function)
     layout = f"crc32/{shards}"
     if shard_of is not None:
-        layout = f"{shard_of.__module__}.{shard_of.__qualname__}/{shards}"
+        checked = shard_function(name, shard_of)
+        layout, shard_of = layout_of(checked, shard_of, shards), checked
     receive = getattr(cls, "receive", None)
     messages = message_decoders(receive, ())
     return Interface(name, shards, layout, methods, messages, shard_of)
@@ -237,13 +246,25 @@ def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str,
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
         invokers[name] = Invoker(name, function, waits, decoders, single=single)
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
-    receive = getattr(cls, "receive", None)
+    receive, behaviours = getattr(cls, "receive", None), behaviours_of(cls)
     if receive is not None:
-        interface.messages = message_decoders(receive, classes)
+        interface.messages = message_decoders(receive, classes, behaviours)
+        if behaviours:
+            receive = current_behaviour(receive, behaviours)
         for name, decode in interface.messages.items():
             waits = is_coroutine_function(receive)
             invokers[name] = Invoker(name, receive, waits, {}, decode)
+    elif behaviours:
+        raise ConfigError(
+            f"{cls.__name__} has behaviours and no receive",
+            hint=f"say with which it begins, as in receive = {behaviours[0].__name__}",
+        )
     return invokers
+
+
+def _behaviours(cls: type) -> frozenset[Callable[..., Any]]:
+    found = behaviours_of(cls)
+    return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
 
 
 def _state(cls: type) -> tuple[type | None, Decode | None]:

@@ -13,7 +13,7 @@ Source: B.20, B.21, B.30, S3.34; docs/how-to.md.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from shardbus.errors import ConfigError, NodeLost
@@ -45,6 +45,7 @@ from shardbus.membership.view import (
     UnreachableMember,
 )
 from shardbus.runtime.observers import Observers, Subscription
+from shardbus.transport.addressing import Owner
 
 __all__ = [
     "Cluster",
@@ -83,6 +84,8 @@ class Running(Protocol):
     me: NodeId
     observers: Observers
 
+    @property
+    def kinds(self) -> Mapping[str, Owner]: ...
     def ref(self, kind: object, entity_id: str) -> object: ...
     def write_meta(self, name: str, data: bytes) -> None: ...
 

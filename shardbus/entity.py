@@ -1,22 +1,24 @@
-"""What users write: `Entity` and `handler`.
+"""What users write: `Entity`, `handler` and `behaviour`.
 
 Source: docs/how-to.md; S2.9, S4.15-S4.25.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from shardbus.errors import Unhandled
 from shardbus.runtime.context import Context
-from shardbus.runtime.entity_type import StopReason
+from shardbus.runtime.entity_type import BEHAVIOUR, StopReason, is_coroutine_function
 from shardbus.wire.schema import encode_value
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Called(Protocol[P, R_co]):
@@ -67,6 +69,37 @@ def handler(function: Callable[..., Any] | None = None, *, thread: bool = False)
     return lambda f: Handler(f, thread=thread)
 
 
+def behaviour(method: F) -> F:
+    """Mark a method `method(self, message)` that may stand in for `receive`: from
+    `self.context.become(self.method)` on it handles what `receive` would [S4.24]. An entity begins
+    with `receive`; `receive = loading` in the class makes it begin with `loading`."""
+    method.__shardbus_behaviour__ = True  # type: ignore[attr-defined]
+    return method
+
+
+def behaviours_of(cls: type) -> list[Callable[..., Any]]:
+    """The methods of a class that are marked so, the nearest of each name."""
+    names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
+    methods = (inspect.getattr_static(cls, name) for name in names)
+    return [method for method in methods if hasattr(method, "__shardbus_behaviour__")]
+
+
+def current_behaviour(
+    receive: Callable[..., Any], behaviours: list[Callable[..., Any]]
+) -> Callable[[Any, Any], Any]:
+    """A function that handles a message as the entity does now; async if any of them is."""
+
+    def handle(entity: Any, message: Any) -> Any:
+        return vars(entity).get(BEHAVIOUR, receive)(entity, message)
+
+    async def handle_async(entity: Any, message: Any) -> Any:
+        answer = vars(entity).get(BEHAVIOUR, receive)(entity, message)
+        return await answer if inspect.isawaitable(answer) else answer
+
+    waits = any(is_coroutine_function(method) for method in (receive, *behaviours))
+    return handle_async if waits else handle
+
+
 class Entity:
     """Base of entity classes. An entity sees one message at a time, `await` included.
 
@@ -96,7 +129,7 @@ class Entity:
         """Remove the stored state. Raises as `save`."""
         await self.context.save(None)
 
-    def unhandled(self, message: object) -> Any:
+    def unhandled(self, message: object) -> NoReturn:
         """Say that no handler takes the message: it is counted, and an asker gets Unhandled.
 
         Raises:

@@ -64,6 +64,9 @@ class NodeSettings:
         choices=("auto", "manual"),
     )
     roles: tuple[str, ...] = names("roles of this node; types and minimums may ask for one")
+    proxies: tuple[str, ...] = names(
+        "entity types of which this node hosts nothing and to which it only sends; * is all types"
+    )
     version: str = text("0.0.0", "version of the application, shown to operators")
 
 

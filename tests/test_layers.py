@@ -4,8 +4,8 @@
     floor 1   membership sharding          pure machines
     floor 2   wire                         pure codecs
     floor 3   transport store              input and output
-    floor 4   runtime client http simulation
-    floor 5   app cluster entity and the package itself
+    floor 4   runtime client http
+    floor 5   app cluster entity and the package itself, and simulation, which runs whole nodes
     floor 6   the command line
 
 An import points down or stays within its package. Siblings do not see each other, except where
@@ -40,10 +40,10 @@ FLOORS = {
     "shardbus.runtime": 4,
     "shardbus.client": 4,
     "shardbus.http": 4,
-    "shardbus.simulation": 4,
     "shardbus.app": 5,
     "shardbus.cluster": 5,
     "shardbus.entity": 5,
+    "shardbus.simulation": 5,
     "shardbus": 5,
     "shardbus_cli": 6,
 }
@@ -54,6 +54,8 @@ SIBLINGS = {
     ("shardbus.app", "shardbus.entity"),
     ("shardbus", "shardbus.app"),
     ("shardbus", "shardbus.entity"),
+    ("shardbus.simulation", "shardbus.app"),
+    ("shardbus.simulation", "shardbus.entity"),
 }
 """Who may import whom on its own floor, above floor 0."""
 

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 ADDRESSES_MAX = 5
 DEFAULT_TIMEOUT_S = 5.0
+CRC32 = "crc32/"
 USABLE = ("up", "weakly_up", "leaving", "joining", "exiting")
 Words = Annotated[
     list[str] | None,
@@ -73,11 +74,13 @@ def tell(
     """Send a message and return when a node has it."""
     method, values = parse_words(words or [])
 
+    kind = _kind(node, entity_type, entity_id)
+
     async def send(client: AsyncClient) -> None:
         if method is not None:
-            await client.cast(entity_type, entity_id, method, *values)
+            await client.cast(kind, entity_id, method, *values)
         else:
-            await client.tell(entity_type, entity_id, *values)
+            await client.tell(kind, entity_id, *values)
         await client.flush()
 
     _with_client(node, DEFAULT_TIMEOUT_S, send)
@@ -97,11 +100,12 @@ def ask(
 
     wait = parse(Option(Kind.SECONDS, "", low=0.001, high=86400.0), timeout)
     method, values = parse_words(words or [])
+    kind = _kind(node, entity_type, entity_id)
 
     async def send(client: AsyncClient) -> object:
         if method is not None:
-            return await client.call(entity_type, entity_id, method, *values)
-        return await client.ask(entity_type, entity_id, *values)
+            return await client.call(kind, entity_id, method, *values)
+        return await client.ask(kind, entity_id, *values)
 
     try:
         reply = _with_client(node, wait, send)
@@ -140,6 +144,21 @@ def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitab
             return await work(client)
 
     return asyncio.run(run())
+
+
+def _kind(url: str, name: str, entity_id: str) -> str | type:
+    """What a client calls the type. One with a shard function of its own it must know by class; the
+    command has no class, but a node says which shard this one entity is in."""
+    node = NodeHttp(url)
+    rows = node.read("v1", "types").get("types", ())
+    layout = next((str(r.get("layout", CRC32)) for r in rows if r.get("type") == name), CRC32)
+    if layout.startswith(CRC32):
+        return name
+    from shardbus.wire.schema import Interface
+
+    shard = str(node.read("v1", "where", name, entity_id).get("shard"))
+    interface = Interface(name, 0, layout, shard_of=lambda _: shard)
+    return type(name, (), {"__shardbus_interface__": interface})
 
 
 def _members(node: NodeHttp) -> tuple[str, list[str]]:

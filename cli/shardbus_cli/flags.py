@@ -21,6 +21,7 @@ FLAGS = {
     "--advertise": "node.advertise",
     "--seed": "node.seeds",
     "--role": "node.roles",
+    "--proxy": "node.proxies",
     "--store": "store.url",
     "--log-level": "log.level",
     "--log-format": "log.format",
@@ -47,6 +48,9 @@ Seeds = Annotated[
 ]
 Roles = Annotated[
     list[str] | None, _flag("--role", "ROLE", "Role of this node; may be repeated", "none")
+]
+Proxies = Annotated[
+    list[str] | None, _flag("--proxy", "TYPE", "Host nothing of it, only send; repeatable", "none")
 ]
 Store = Annotated[str | None, _flag("--store", "URL", "State store", "a SQLite file of this user")]
 LogLevel = Annotated[

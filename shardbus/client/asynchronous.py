@@ -18,22 +18,23 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.kinds import Kinds
+from shardbus.client.unaddressed import Unaddressed
 from shardbus.errors import (
     BufferFull,
     ConfigError,
     LocalProtocolError,
     NodeLost,
     Refused,
-    RequestError,
 )
 from shardbus.ids import Address, NodeId, check_id
+from shardbus.transport.addressing import Region
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
 from shardbus.transport.router import DONE, Router
 from shardbus.transport.session import Session
-from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
+from shardbus.wire.batch import Control
 from shardbus.wire.control import Members, TypeInfo, decode_control
 from shardbus.wire.schema import encode_value
 
@@ -45,7 +46,7 @@ CONTACT_WAIT_S = 3.0
 CLOSE_S = 2.0
 
 
-class AsyncClient:
+class AsyncClient(Unaddressed):
     """Sends to entities from any asyncio program; use it as `async with
     AsyncClient("tcp://host:port", ...)`.
 
@@ -145,6 +146,12 @@ class AsyncClient:
             ConfigError: the class is no entity class, or the id is not one.
         """
         return cast("E", Ref(self._kinds.of_class(kind), entity_id, self.timeout_ms))
+
+    def region(self, kind: type) -> Region:
+        """The type as a region, which finds the entity by the message, with the class's
+        `extract_entity_id`. Raises as `ref`."""
+        known = self._kinds.kind_of(kind)
+        return Region(known.interface, lambda: known, self.timeout_ms)
 
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
         """Send without waiting for an answer; await it: it waits while the send buffer is full.
@@ -382,18 +389,3 @@ class AsyncClient:
                 self._kinds.described(control.type, message)
             case _:
                 self._kinds.received(control.type, session.tag, message)
-
-    def on_tells(self, session: Session, run: TellRun) -> None:
-        """Nobody tells a client."""
-
-    def on_asks(self, session: Session, run: AskRun) -> None:
-        """Nobody asks a client."""
-        for corr in run.corrs:
-            session.fail(corr, RequestError("a client hosts nothing"))
-
-    def on_relayed(self, session: Session, message: Relayed) -> None:
-        """Nobody sends a client on."""
-
-    def on_flush(self, session: Session, flush: Flush) -> None:
-        """A client hosts nothing; the echo is true at once."""
-        session.reply(flush.corr, b"")

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, AsyncClient
+from shardbus.transport.addressing import Region
 from shardbus.transport.refs import Call, Ref
 
 E = TypeVar("E")
@@ -88,6 +89,15 @@ class Client:
 
         return cast("E", _BlockingRef(self._run, self._run(make)))
 
+    def region(self, kind: type) -> BlockingRegion:
+        """The type as a region, which finds the entity by the message. Raises as
+        `AsyncClient.region`."""
+
+        async def make() -> Region:
+            return self._client.region(kind)
+
+        return BlockingRegion(self._run, self._run(make))
+
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
         """Send without waiting for an answer; blocks while the send buffer is full."""
         self._run(lambda: self._client.tell(kind, entity_id, message, *args))
@@ -150,6 +160,21 @@ class Client:
     def flush(self) -> None:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
+
+
+class BlockingRegion:
+    """A type's region, for threads."""
+
+    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], region: Region) -> None:
+        self._run, self._region = run, region
+
+    def tell(self, message: object) -> None:
+        """Send to the entity that the message names. Raises as `Region.tell`."""
+        self._run(lambda: self._region.tell(message))
+
+    def ask(self, message: object, timeout: float | None = None) -> Any:
+        """Ask it. Raises as `Region.ask`."""
+        return self._run(lambda: self._region.ask(message, timeout))
 
 
 class _BlockingCall:

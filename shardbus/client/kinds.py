@@ -89,7 +89,11 @@ class Kinds:
     # ---- finding a type
 
     def of_class(self, cls: type) -> Router:
-        """The router of a decorated class.
+        """The router of a decorated class. Raises as `kind_of`."""
+        return self.kind_of(cls).router
+
+    def kind_of(self, cls: type) -> Kind:
+        """The type of a decorated class.
 
         Raises:
             ConfigError: the class is not one.
@@ -103,7 +107,7 @@ class Kinds:
         if kind.interface is not interface:
             kind.adopt(interface)
         self.routers[cls] = kind.router
-        return kind.router
+        return kind
 
     def known(self, kind: str | type) -> Router | None:
         """The router if the type is known already."""

@@ -143,6 +143,7 @@ class Admin:
         kind = self._kind(type)
         table = await self._table(type)
         stats = await self._node.questions.ask_all("stats")
+        answered = {str(node) for node in stats}
         live = {
             (str(node), shard): count
             for node, types in stats.items()
@@ -154,7 +155,7 @@ class Admin:
                 "node": node,
                 "state": _STATES.get(state, "running"),
                 "fence": fence,
-                "entities": live.get((node, shard), 0),
+                "entities": live.get((node, shard), 0) if node in answered else None,
             }
             for shard, node, fence, state in table["shards"]
         ]
@@ -290,6 +291,8 @@ class Admin:
         for name, kind in self._node.kinds.items():
             known = kind.coordinator is not None and kind.router.region.registered
             detail = f"coordinator {kind.coordinator}" if known else "not registered yet"
+            if not known and kind.stranger is not None and kind.stranger == kind.coordinator:
+                detail = kind.missing
             role = kind.settings.role
             if role and self._node.view is not None and self._node.view.oldest(role) is None:
                 known, detail = True, f"nobody hosts it: no member is up with role {role!r}"

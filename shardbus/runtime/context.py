@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from shardbus.runtime.entity_type import Invoker, StopReason
+from shardbus.errors import LocalProtocolError
+from shardbus.runtime.entity_type import BEHAVIOUR, Invoker, StopReason
 from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ class Message(NamedTuple):
     corr: int
     deadline: int
 
+
+AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
+"""Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
 
 Current = tuple[Invoker, bytes, Session | None, int]
 """A message being handled: as a Message, without its deadline."""
@@ -153,16 +158,65 @@ class Context:
         Raises:
             LocalProtocolError: no message is being handled.
         """
-        self._host.stash(self)
+        self._host.aside.stash(self)
 
     def unstash_all(self) -> None:
         """Handle the stashed messages next, in the order in which they came."""
-        self._host.unstash_all(self)
+        self._host.aside.unstash_all(self)
+
+    def pipe_to_self(self, work: Awaitable[object], *, answer: bool = False) -> None:
+        """Do this beside the messages; what comes of it, a value or an exception, is the very
+        object that `receive` then gets as a message.
+
+        Args:
+            work: a coroutine or a future. It is cancelled when this incarnation ends before it.
+            answer: whoever waits for the message being handled is answered by what handling the
+            outcome returns or raises, and not before.
+
+        Raises:
+            LocalProtocolError: there is no `receive`, or no message that could be answered later.
+        """
+        self._host.aside.begin(self, work, answer=answer)
+
+    def become(self, behaviour: Callable[[Any], object]) -> None:
+        """From the next message on, this method handles what `receive` would; a restart begins
+        with `receive` again. Handlers that are called by name stay as they are.
+
+        Raises:
+            LocalProtocolError: it is not this entity's `receive`, nor a method marked `@behaviour`.
+        """
+        entity: Any = getattr(behaviour, "__self__", None)
+        function = getattr(behaviour, "__func__", None)
+        if (
+            getattr(entity, "context", None) is not self
+            or function not in self._host.kind.behaviours
+        ):
+            name = getattr(behaviour, "__name__", repr(behaviour))
+            raise LocalProtocolError(f"{name} is no behaviour of this {self.entity_type}")
+        vars(entity)[BEHAVIOUR] = function
 
     def set_idle_timeout(self, seconds: float) -> None:
         """Passivate this entity after so many idle seconds instead of its type's; 0 is never."""
         self.more().idle_timeout = seconds
         self._host.own_idle_timeout(self)
+
+    @property
+    def idle(self) -> bool:
+        """For the runtime: it does nothing, and no work of its own is under way."""
+        return not self.busy and not self._host.aside.works(self)
+
+    @property
+    def ends_now(self) -> bool:
+        """For the runtime: one that is to stop has nothing left to do before."""
+        if self.entity is None or self.stopping in AFTER_CURRENT:
+            return True
+        return not self.mailbox and not self._host.aside.works(self)
+
+    def end_incarnation(self) -> None:
+        """For the runtime: what this object began is over. Its stash is not."""
+        if self.extras is not None:
+            self.extras.cancel_timers()
+        self._host.aside.end(self)
 
     def more(self) -> Extras:
         if self.extras is None:

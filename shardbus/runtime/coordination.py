@@ -19,6 +19,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any, Protocol
 
 from shardbus.errors import ConfigError, RequestError, StaleEpoch, StoreError
@@ -81,6 +82,16 @@ class Coordination:
         self._members, self._epoch_floor = members, max(epoch, self._epoch_floor)
         self.handle(members)
         self.handle(events.EpochSeen(epoch))
+
+    def freeze(self) -> None:
+        """The whole cluster stops: whom there was to rule over stays so, and no shard moves any
+        more."""
+        if self._members is None:
+            return
+        still = replace(self._members, unsettled=True, emptying=())
+        if still != self._members:
+            self._members = still
+            self.handle(still)
 
     def prepare(self) -> None:
         """Be ready to rule."""

@@ -3,19 +3,27 @@ itself.
 
 `app.py` builds it from the decorators once; everything here is read-only afterwards.
 
-Source: S2.7, S2.57; STYLE (options declared once).
+Source: S2.7, S2.37, S2.57; STYLE (options declared once).
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from shardbus.errors import ConfigError
+from shardbus.settings import NodeSettings, closest
 from shardbus.wire.schema import Decode, Interface
+
+BEHAVIOUR = "current behaviour"
+"""Key, in an entity's own attributes, of the method that it became; absent: `receive`."""
+
+EVERY_TYPE = "*"
+"""Stands for all types in `node.proxies`."""
 
 
 class StopReason(Enum):
@@ -68,16 +76,38 @@ class EntityType:
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
     strategy: object | None = None
     """An allocation strategy; None: least shards."""
-    extract_entity_id: Callable[[Any], str] | None = None
+    behaviours: frozenset[Callable[..., Any]] = frozenset()
+    """Methods that may stand in for `receive`, itself among them; none if the class has no other
+    than that."""
+    proxy: bool = False
+    """This process hosts nothing of it."""
 
     @property
     def name(self) -> str:
         return self.interface.name
 
+    def hosted_by(self, role: str, node: NodeSettings) -> bool:
+        """Whether a node of these settings hosts the type, which asks for that role."""
+        told = self.proxy or self.name in node.proxies or EVERY_TYPE in node.proxies
+        return not told and (not role or role in node.roles)
+
     @property
     def plain(self) -> bool:
         """Starting such an entity needs no waiting: no state to load, no `on_start`."""
         return not self.starts and self.state_class is None
+
+
+def check_proxies(names: Iterable[str], types: Collection[str]) -> None:
+    """What a node is told not to host must be there.
+
+    Raises:
+        ConfigError: a name is no entity type.
+    """
+    for name in names:
+        if name != EVERY_TYPE and name not in types:
+            near = closest(name, types)
+            hint = f"did you mean {near}?" if near else f"* or one of {', '.join(sorted(types))}"
+            raise ConfigError(f"node.proxies: there is no entity type {name!r}", hint=hint)
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

@@ -30,7 +30,7 @@ from shardbus.errors import (
     StoreError,
     Unhandled,
 )
-from shardbus.runtime.context import Context, Message
+from shardbus.runtime.context import AFTER_CURRENT, Context, Message
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.runtime.starting import Keeper, Starter
 from shardbus.runtime.turn import Driver
@@ -42,9 +42,6 @@ log = logging.getLogger("shardbus.entity")
 
 SETTLE_MAX = 256
 """Messages handled in one go before the loop's other work gets a turn."""
-_AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
-"""Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
-
 
 Arrive = Callable[[str, bytes, int], Context | None]
 """Starts the entity of a message (entity id, payload, correlation id) that is not active, or, if it
@@ -178,9 +175,7 @@ class Execution:
         cell.busy = True
         for _ in range(SETTLE_MAX):
             mailbox = cell.mailbox
-            if cell.stopping is not None and (
-                not mailbox or cell.stopping in _AFTER_CURRENT or cell.entity is None
-            ):
+            if cell.stopping is not None and cell.ends_now:
                 self._finish(cell)
                 return
             if not mailbox:
@@ -335,8 +330,7 @@ class Execution:
         if directive is Directive.STOP or cell.stopping is not None:
             cell.stopping = cell.stopping or StopReason.FAILURE
             return True
-        if cell.extras is not None:
-            cell.extras.cancel_timers()
+        cell.end_incarnation()
         cell.entity = None
         self._begin(cell)
         return False
@@ -352,7 +346,7 @@ class Execution:
 
     def stop(self, cell: Context, reason: StopReason) -> None:
         """Stop it: for a hand-off after its mailbox, otherwise after its current message."""
-        if cell.stopping is None or reason not in _AFTER_CURRENT:
+        if cell.stopping is None or reason not in AFTER_CURRENT:
             cell.stopping = reason
         if not cell.busy and self.cell is not cell:
             self.settle(cell)
@@ -372,6 +366,7 @@ class Execution:
 
     def _finish(self, cell: Context) -> None:
         entity, cell.entity = cell.entity, None
+        cell.end_incarnation()
         if entity is None or not self.kind.stops:
             self._gone(cell)
             return

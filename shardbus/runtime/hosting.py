@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shardbus.errors import LocalProtocolError, RequestError, StaleFence, Unhandled
+from shardbus.errors import RequestError, StaleFence, Unhandled
+from shardbus.runtime.aside import Aside
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
@@ -84,6 +85,7 @@ class Host:
         self.name, self.ref = kind.name, ref
         self.execution = Execution(kind, settings, loop, keeper, self._gone)
         self.counts = self.execution.counts
+        self.aside = Aside(kind, self.execution, settings.mailbox)
         self.active: dict[str, Context] = {}
         self.shards: dict[str, HostedShard] = {}
         self._keeper, self._on_down = keeper, on_down
@@ -244,10 +246,10 @@ class Host:
         reason = cell.stopping.value if cell.stopping is not None else StopReason.FAILURE.value
         self.counts.stopped[reason] = self.counts.stopped.get(reason, 0) + 1
         self._own_timeouts.pop(cell, None)
+        cell.end_incarnation()
         waiting = list(cell.mailbox or ())
         cell.busy, cell.mailbox, cell.entity = True, None, None
         if cell.extras is not None:
-            cell.extras.cancel_timers()
             waiting = cell.extras.stash + waiting
         refuses, cell.gone = hosted.stopping or cell.gone, True
         if waiting and not refuses:
@@ -296,6 +298,7 @@ class Host:
         if self.memory is not None:
             self.memory.stop()
         self.recovery.stop()
+        self.aside.close()
         self.execution.close()
 
     # ---- what contexts ask for
@@ -318,26 +321,6 @@ class Host:
                 cell, Message(invoker, encode_value(message), None, 0, 0), counts=False
             )
 
-    def stash(self, cell: Context) -> None:
-        """Put the current message aside."""
-        message = cell.handling
-        if message is None:
-            raise LocalProtocolError("no message is being handled that could be stashed")
-        extras = cell.more()
-        extras.stash.append(Message(*message, 2**62))
-        extras.stashed = message[2] is not None
-
-    def unstash_all(self, cell: Context) -> None:
-        """Queue what was put aside, before everything else."""
-        if cell.extras is None or not cell.extras.stash:
-            return
-        stash, cell.extras.stash = cell.extras.stash, []
-        if cell.mailbox is None:
-            cell.mailbox = deque()
-        cell.mailbox.extendleft(reversed(stash))
-        if not cell.busy and cell.handling is None:
-            self.loop.call_soon(self.execution.settle, cell)
-
     async def save(self, cell: Context, data: bytes | None) -> None:
         """Write the entity's state under its fence."""
         try:
@@ -356,14 +339,14 @@ class Host:
         """Passivate who has been idle for too long. Called about once a second."""
         for cell in list(self._own_timeouts):
             timeout = cell.extras.idle_timeout if cell.extras is not None else None
-            if timeout and not cell.busy and tick - cell.used >= _ticks(timeout):
+            if timeout and cell.idle and tick - cell.used >= _ticks(timeout):
                 self.execution.stop(cell, StopReason.PASSIVATION)
         limit = self.settings.passivate_after
         if limit <= 0 or self.settings.remember or tick - self._swept < _ticks(limit) // 4:
             return
         self._swept = tick
         idle_since = tick - _ticks(limit)
-        idle = [c for c in self.active.values() if c.used <= idle_since and not c.busy]
+        idle = [c for c in self.active.values() if c.used <= idle_since and c.idle]
         for cell in idle:
             if cell not in self._own_timeouts:
                 self.execution.stop(cell, StopReason.PASSIVATION)

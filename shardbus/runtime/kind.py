@@ -104,6 +104,8 @@ class Kind:
         self.router = Router(interface, region, self, loop, node.endpoint.clock)
         self.coordinator: NodeId | None = None
         """Where this node believes the coordinator to be."""
+        self.stranger: NodeId | None = None
+        """A node that should have the coordinator, and does not know the type."""
         self.drained: asyncio.Future[None] = loop.create_future()
         self.relayed_messages = 0
         self._stopping: list[str] = []
@@ -276,6 +278,17 @@ class Kind:
         self.host.counts.drop(reason, count)
 
     # ---- news
+
+    def unknown_at(self, node: NodeId) -> None:
+        """The node that should have the coordinator runs an application without this type."""
+        if self.stranger != node:
+            self.stranger = node
+            log.warning("%s; messages wait for a coordinator", self.missing)
+
+    @property
+    def missing(self) -> str:
+        """Why there is no coordinator."""
+        return f"{self.stranger} does not know entity type {self.name!r}: is it an older version?"
 
     def shutdown(self) -> asyncio.Future[None]:
         """Move everything away; done when nothing runs here."""

@@ -27,7 +27,7 @@ from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread, Membership
 from shardbus.runtime.downing import Decisions, fingerprint
-from shardbus.runtime.entity_type import EntityType
+from shardbus.runtime.entity_type import EntityType, check_proxies
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
 from shardbus.runtime.news import level_of, remark
@@ -44,7 +44,7 @@ from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outside import Outside
-from shardbus.transport.refs import Ref
+from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
 from shardbus.transport.session import Loopback, Session
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
@@ -52,7 +52,6 @@ from shardbus.wire.schema import Interface
 
 log = logging.getLogger("shardbus.node")
 
-ASK_TIMEOUT_MS = 5000
 ALIVE_EVERY_S = 0.2
 DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
@@ -105,6 +104,7 @@ class Node:
         self.refusals: list[str] = []
         self.joining = False
         settings = self.settings.node
+        check_proxies(settings.proxies, self.types)
         uid = self.outside.uid
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
@@ -138,7 +138,7 @@ class Node:
                 f" {kind.interface.shards}",
                 hint="declare it in the class, for clients compute shards too",
             )
-        hosts = not chosen.role or chosen.role in self.settings.node.roles
+        hosts = kind.hosted_by(chosen.role, self.settings.node)
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
         strategy: Any = kind.strategy or strategy_of(chosen)
 

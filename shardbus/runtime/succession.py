@@ -80,10 +80,15 @@ class Succession:
         way_out = (Status.LEAVING, Status.EXITING)
         closed = {m.node: m.service for m in view.members if m.service is not Service.OPEN}
         unfit = tuple(m.node for m in view.members if m.status in way_out or m.node in closed)
+        silent = tuple(n for n in view.unreachable if n in live and n not in unfit)
+        if not set(live) <= {*unfit, *silent}:  # who is silent starts no shard now
+            unfit += silent
         emptying = tuple(node for node in closed if closed[node] is Service.DRAINING)
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
         members = events.Members(live, unfit, bool(view.unreachable) or arriving, emptying)
-        if not view.stopping:
+        if view.stopping:
+            self.coordination.freeze()
+        else:
             self.coordination.update(members, epoch)
         self._handle(handover.Seen(view, view.stopping))
         if epoch:

@@ -88,6 +88,8 @@ class Switchboard:
             return
         kind = self._node.kinds.get(control.type)
         if kind is None or not isinstance(session.tag, NodeId):
+            if isinstance(message, messages.Register):
+                self._describe(session, control.type)  # its region shall know why nobody answers
             self._node.endpoint.count_drop("unknown_type")
             return
         sender: NodeId = session.tag
@@ -96,6 +98,8 @@ class Switchboard:
             kind.router.handle(events.Received(sender, messages.GetShardHome(shards)))
         elif sender in self.clients:
             self._node.endpoint.count_drop("not_allowed")
+        elif isinstance(message, TypeInfo):
+            kind.unknown_at(sender)
         elif isinstance(message, handover.MESSAGES):
             self._node.successions[control.type].received(sender, message)
         elif type(message) in FOR_COORDINATOR:

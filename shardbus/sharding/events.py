@@ -297,18 +297,9 @@ class Shutdown:
 
 
 RegionEvent = (
-    Deliver
-    | Received
-    | CoordinatorAt
-    | EpochSeen
-    | FlushDone
-    | ShardReady
-    | ShardDown
-    | NodeGone
-    | NodeBack
-    | NodeLeft
-    | Shutdown
-)
+    Deliver | Received | CoordinatorAt | EpochSeen | FlushDone | ShardReady | ShardDown | NodeGone
+    | NodeBack | NodeLeft | Shutdown
+)  # fmt: skip
 
 # Out of a region.
 
@@ -395,15 +386,6 @@ class Drained:
 
 
 RegionEffect = (
-    SendCoordinator
-    | Send
-    | SetRoute
-    | SetArrivals
-    | Release
-    | Flush
-    | StartShard
-    | StopShard
-    | Reject
-    | Drained
-    | Note
-)
+    SendCoordinator | Send | SetRoute | SetArrivals | Release | Flush | StartShard | StopShard
+    | Reject | Drained | Note
+)  # fmt: skip

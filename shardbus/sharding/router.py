@@ -23,20 +23,7 @@ from __future__ import annotations
 
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
-from shardbus.sharding.events import (
-    REJECT_BUFFER_FULL,
-    REJECT_HOP_LIMIT,
-    REJECT_REFUSED,
-    Deliver,
-    Flush,
-    Note,
-    RegionEffect,
-    Reject,
-    Release,
-    Returned,
-    SetArrivals,
-    SetRoute,
-)  # fmt: skip
+from shardbus.sharding import events as ev
 from shardbus.sharding.messages import Home
 from shardbus.sharding.routes import Buffers, Route, Way
 from shardbus.sharding.timers import Timers
@@ -60,7 +47,7 @@ class Router:
     )  # fmt: skip
 
     def __init__(
-        self, me: NodeId | None, settings: ShardingSettings, out: list[RegionEffect]
+        self, me: NodeId | None, settings: ShardingSettings, out: list[ev.RegionEffect]
     ) -> None:
         self._me = me
         self._out = out
@@ -96,33 +83,33 @@ class Router:
 
     # Messages.
 
-    def deliver(self, event: Deliver, now: float) -> None:
+    def deliver(self, event: ev.Deliver, now: float) -> None:
         """A message without a route: send it on, or keep it."""
         route = self._route(event.shard)
         if self._refused or event.hops >= self._hop_limit:
-            reason = REJECT_REFUSED if self._refused else REJECT_HOP_LIMIT
-            self._out.append(Reject(event.shard, event.envelope, reason))
+            reason = ev.REJECT_REFUSED if self._refused else ev.REJECT_HOP_LIMIT
+            self._out.append(ev.Reject(event.shard, event.envelope, reason))
             return
         if route.way is Way.KNOWN and route.home is not None:
             if not self._circles(event, route.home):
-                self._out.append(Release(event.shard, route.home.node, (event.envelope,)))
+                self._out.append(ev.Release(event.shard, route.home.node, (event.envelope,)))
                 return
             self._doubt(route, now)
         old = route.home if route.way is Way.FLUSHING else None
         if old is not None and event.via == old.node:
             if route.next is not None and self._is_open(route.next):
-                self._out.append(Release(event.shard, route.next.node, (event.envelope,)))
+                self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
                 return
             queue = route.returned
         else:
             queue = route.waiting
         if not self._buffers.take(event.envelope):
-            self._out.append(Reject(event.shard, event.envelope, REJECT_BUFFER_FULL))
+            self._out.append(ev.Reject(event.shard, event.envelope, ev.REJECT_BUFFER_FULL))
             return
         queue.append(event.envelope)
         self._ask(route, now)
         if (percent := self._buffers.crossed()) is not None:
-            self._out.append(Note("buffer_use", f"{percent} %"))
+            self._out.append(ev.Note("buffer_use", f"{percent} %"))
 
     def refuse(self) -> None:
         """The coordinator does not take this region: nothing waits any more, nothing is sent."""
@@ -131,7 +118,7 @@ class Router:
             rejected = route.returned + route.waiting
             route.returned, route.waiting = [], []
             self._buffers.give(rejected)
-            self._out.extend(Reject(route.shard, one, REJECT_REFUSED) for one in rejected)
+            self._out.extend(ev.Reject(route.shard, one, ev.REJECT_REFUSED) for one in rejected)
             if route.way is Way.KNOWN:
                 self._close(route)
 
@@ -202,20 +189,20 @@ class Router:
                 self._flush_out(route, now)
             self._ask(route, now)
 
-    def gone(self, node: NodeId, returned: Returned, now: float) -> None:
+    def gone(self, node: NodeId, returned: ev.Returned, now: float) -> None:
         """Nothing that was sent there will be answered, nothing must be sent there. What never left
         goes before what waits."""
         self._gone[node] = None
         for shard, envelope in returned:
             route = self._route(shard)
             if self._refused or not self._buffers.take(envelope):
-                reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
-                self._out.append(Reject(shard, envelope, reason))
+                reason = ev.REJECT_REFUSED if self._refused else ev.REJECT_BUFFER_FULL
+                self._out.append(ev.Reject(shard, envelope, reason))
             elif route.home is not None and route.home.node == node:
                 route.returned.append(envelope)
             else:
                 self._buffers.give([envelope])
-                self.deliver(Deliver(shard, envelope), now)
+                self.deliver(ev.Deliver(shard, envelope), now)
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         for route in self._routes.values():
@@ -251,7 +238,7 @@ class Router:
     def stops(self, shard: str, fence: int, now: float) -> None:
         """The shard does not run here any more; what comes for it waits for the next home."""
         if self._running.pop(shard, None) is not None:
-            self._out.append(SetArrivals(shard, False))
+            self._out.append(ev.SetArrivals(shard, False))
         route = self._route(shard)
         if route.next is not None and route.next.node == self._me:
             route.next = None
@@ -281,7 +268,7 @@ class Router:
                 continue
             self._timers.set(shard, now + self._retry)
             if route.way is Way.FLUSHING and route.home is not None:
-                self._out.append(Flush(shard, route.home.node, route.flush_id))
+                self._out.append(ev.Flush(shard, route.home.node, route.flush_id))
         return tuple(shards)
 
     def ask_again(self, now: float, *, everything: bool) -> None:
@@ -321,14 +308,14 @@ class Router:
         if route.needs_home and route.shard not in self._timers:
             self._timers.set(route.shard, at)
 
-    def _circles(self, event: Deliver, home: Home) -> bool:
+    def _circles(self, event: ev.Deliver, home: Home) -> bool:
         if event.via is None or home.node == self._me:
             return False
         return event.via == home.node or event.hops >= SUSPECT_HOPS
 
     def _doubt(self, route: Route, now: float) -> None:
         """The home sent us what is for itself: ask, and send nothing until the answer."""
-        self._out.append(Note("circle", route.shard))
+        self._out.append(ev.Note("circle", route.shard))
         self._leave_home(route, now)
         self._timers.set(route.shard, now)
 
@@ -346,10 +333,10 @@ class Router:
         route.way, route.home, route.next = Way.KNOWN, home, None
         self._timers.cancel(route.shard)
         if released:
-            self._out.append(Release(route.shard, home.node, tuple(released)))
+            self._out.append(ev.Release(route.shard, home.node, tuple(released)))
         if home.node == self._me:
-            self._out.append(SetArrivals(route.shard, True))
-        self._out.append(SetRoute(route.shard, home.node))
+            self._out.append(ev.SetArrivals(route.shard, True))
+        self._out.append(ev.SetRoute(route.shard, home.node))
 
     def _let_through(self, route: Route) -> None:
         """Still FLUSHING, the next home takes messages: those that came back go first."""
@@ -359,9 +346,9 @@ class Router:
         if route.returned:
             returned, route.returned = route.returned, []
             self._buffers.give(returned)
-            self._out.append(Release(route.shard, home.node, tuple(returned)))
+            self._out.append(ev.Release(route.shard, home.node, tuple(returned)))
         if home.node == self._me:
-            self._out.append(SetArrivals(route.shard, True, via=route.home.node))
+            self._out.append(ev.SetArrivals(route.shard, True, via=route.home.node))
 
     def _stay(self, route: Route, home: Home) -> None:
         """The home is where messages go or went already: one link, one order, no Flush needed."""
@@ -391,11 +378,11 @@ class Router:
         self._flushes += 1
         route.flush_id = self._flushes
         self._timers.set(route.shard, now + self._retry)
-        self._out.append(Flush(route.shard, home.node, route.flush_id))
+        self._out.append(ev.Flush(route.shard, home.node, route.flush_id))
 
     def _close(self, route: Route) -> None:
         route.way, route.home = Way.UNKNOWN, None
-        self._out.append(SetRoute(route.shard, None))
+        self._out.append(ev.SetRoute(route.shard, None))
 
     def _end_flush(self, route: Route, now: float) -> None:
         if route.owed is not None:

@@ -22,6 +22,9 @@ START = "$start"
 """Names no handler: what asks for it only wants the entity to run [StartEntity]."""
 NO_ARGUMENTS = encode_value(())
 
+ASK_TIMEOUT_MS = 5000
+"""For an answer inside a node, unless the sender says otherwise."""
+
 RESERVED = frozenset(
     {"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait", "start_entity"}
 )

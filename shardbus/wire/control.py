@@ -28,7 +28,7 @@ class Describe:
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
     """How a client finds the shard of an entity by itself. `shards` 0: the type has a function of
-    its own, and a client without it lets a node decide. `known` False: no such type here."""
+    its own, for which a client needs its class. `known` False: no such type here."""
 
     known: bool
     layout: str

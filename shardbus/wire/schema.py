@@ -30,6 +30,8 @@ ONE_ARGUMENT = 0x91
 """First byte of an array of one argument."""
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
+Extractor = Callable[[Any], "str | tuple[str, object] | None"]
+"""Message to entity id, or to (entity id, what the entity receives); None: not known."""
 
 
 def _to_wire(value: object) -> object:
@@ -241,27 +243,31 @@ class Interface:
     name: str
     shards: int
     layout: str
-    """Names the shard function: `crc32/<shards>`, or `<module>.<function>/<shards>` for a type's
-    own."""
+    """Names the shard function: `crc32/<shards>`, or `<function>:<number>/<shards>` for a type's
+    own, where the number stands for what it does."""
     methods: dict[str, Method] = field(default_factory=dict)
     messages: dict[str, Decode] = field(default_factory=dict)
     """Method of `receive` to the function that reads its message."""
     shard_of: Callable[[str], str] | None = None
     """The type's own shard function; None: the default."""
+    extract_entity_id: Extractor | None = None
+    """For whom a message is; None: the type does not say."""
 
 
 def message_decoders(
-    receive: Callable[..., Any] | None, classes: Iterable[type]
+    receive: Callable[..., Any] | None,
+    classes: Iterable[type],
+    behaviours: Iterable[Callable[..., Any]] = (),
 ) -> dict[str, Decode]:
-    """The messages that `receive(self, message)` takes: plain values as it is annotated with them,
-    the classes among its annotations, and the given ones."""
+    """The messages that `receive(self, message)`, or a behaviour that stands in for it, takes:
+    plain values as they are annotated with them, the classes among their annotations, and the given
+    ones."""
     if receive is None:
         return {}
     named: dict[str, Decode] = {}
-    parameters = tuple(inspect.signature(receive).parameters)
-    wanted = _hints(receive).get(parameters[1], Any) if len(parameters) > 1 else Any
-    is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
-    members = typing.get_args(wanted) if is_union else (wanted,)
+    members = list(dict.fromkeys(w for taker in (receive, *behaviours) for w in _wanted(taker)))
+    if Any in members or object in members:
+        members = [Any, *(member for member in members if is_message_class(member))]
     for cls in (*members, *classes):
         if is_message_class(cls):
             check_type(f"message {cls.__name__}", cls)
@@ -272,3 +278,11 @@ def message_decoders(
     rest: Any = typing.Union[tuple(plain or members)]  # noqa: UP007  (made at run time)
     check_type("receive: message", rest)
     return {"": decoder(rest), **named}
+
+
+def _wanted(taker: Callable[..., Any]) -> tuple[Any, ...]:
+    """What the message of a method may be."""
+    parameters = tuple(inspect.signature(taker).parameters)
+    wanted = _hints(taker).get(parameters[1], Any) if len(parameters) > 1 else Any
+    is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)
+    return typing.get_args(wanted) if is_union else (wanted,)

@@ -189,7 +189,7 @@ async def test_the_blocking_client_does_the_same(nodes: Nodes) -> None:
 # Errors
 
 
-async def test_each_error_says_whether_the_handler_ran(nodes: Nodes) -> None:
+async def test_TSU21_each_error_says_whether_the_handler_ran(nodes: Nodes) -> None:
     bus, counter = application()
     await nodes.cluster(bus, 2)
     client = await nodes.client()
@@ -314,7 +314,7 @@ async def test_a_node_of_another_cluster_is_refused(nodes: Nodes) -> None:
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
 
 
-async def test_a_node_with_another_layout_is_refused_with_both_values(nodes: Nodes) -> None:
+async def test_TSU18_a_node_with_another_layout_is_refused_with_both_values(nodes: Nodes) -> None:
     await nodes.cluster(application(shards=12)[0], 1)
     other = await nodes.start(application(shards=24)[0], up=False)
     await until(lambda: other.refusals, "the refusal")
@@ -324,7 +324,7 @@ async def test_a_node_with_another_layout_is_refused_with_both_values(nodes: Nod
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
 
 
-async def test_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) -> None:
+async def test_TSU6_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) -> None:
     bus = ShardBus("shop")
 
     @bus.entity("worker", role="backend", shards=8)
@@ -342,7 +342,7 @@ async def test_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) ->
     assert await client.ref(Worker, "x").where() == str(back.me)
 
 
-async def test_leaving_under_load_loses_and_reorders_nothing(nodes: Nodes) -> None:
+async def test_TSU17_leaving_under_load_loses_and_reorders_nothing(nodes: Nodes) -> None:
     bus, counter = application()
     three = await nodes.cluster(bus, 3)
     client = await nodes.client(*three)
@@ -433,7 +433,7 @@ async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Node
     assert found == ConsistentHashing().allocate(empty, {}, sorted(found), both)
 
 
-async def test_B54_who_does_not_answer_in_time_is_left_out(
+async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=0.25)

@@ -54,23 +54,27 @@ async def begin(nodes: Nodes, count: int) -> list[Node]:
     return cluster
 
 
-async def test_S2_60_they_follow_their_shards_when_a_node_leaves(nodes: Nodes) -> None:
+async def test_S2_60_TS1_they_follow_their_shards_when_a_node_leaves(nodes: Nodes) -> None:
     trio = await begin(nodes, 3)
     await nodes.leave(trio[0])
     await until(lambda: running(trio[1:]) == sorted(IDS), "everybody, on the other two")
 
 
-async def test_C14_they_come_back_on_the_others_when_a_node_dies(nodes: Nodes) -> None:
+@pytest.mark.parametrize("number", [0, 2])
+async def test_C14_TS1_TS10_they_come_back_on_the_others_when_a_node_dies(
+    nodes: Nodes, number: int
+) -> None:
+    """The first has the coordinator."""
     trio = await begin(nodes, 3)
-    lost = trio[2]
+    lost = trio.pop(number)
     assert running([lost])
     nodes.all.remove(lost)
     lost.cluster.stop()
     await lost.close()
-    await until(lambda: running(trio[:2]) == sorted(IDS), "everybody, on the survivors")
+    await until(lambda: running(trio) == sorted(IDS), "everybody, on the survivors")
 
 
-async def test_B95_they_come_back_after_everything_was_stopped(nodes: Nodes) -> None:
+async def test_B95_TS10_they_come_back_after_everything_was_stopped(nodes: Nodes) -> None:
     pair = await begin(nodes, 2)
     client = await nodes.client()
     await client.call("counter", IDS[0], "passivate")
@@ -92,7 +96,7 @@ async def test_B95_they_come_back_though_the_table_was_removed(nodes: Nodes) -> 
 
 
 @pytest.mark.parametrize("shards", [5, 12, 40])
-async def test_B94_they_find_their_shards_under_another_shard_function(
+async def test_B94_TS11_TSU10_they_find_their_shards_under_another_shard_function(
     nodes: Nodes, shards: int
 ) -> None:
     """As after `data remove`: some lists have no shard any more, and some ids are on wrong ones."""
@@ -111,7 +115,7 @@ async def test_B94_they_find_their_shards_under_another_shard_function(
         assert {router.shard_of(i) for i in row.entity_ids} <= {shard}
 
 
-async def test_B93_an_entity_is_started_without_a_message(nodes: Nodes) -> None:
+async def test_B93_TSU10_TSU21_an_entity_is_started_without_a_message(nodes: Nodes) -> None:
     bus = application()
     pair = await nodes.cluster(bus, 2)
     client = await nodes.client()

@@ -9,6 +9,7 @@ import pytest
 
 from tests.process.namespaces import Network, missing
 from tests.process.nodes import Processes
+from tests.process.terminal import Terminal
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,6 +40,14 @@ def lab(tmp_path: Path, store: str) -> Iterator[Processes]:
     lab = Processes(tmp_path, store)
     yield lab
     lab.close()
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    """Where the sessions of a page are run."""
+    opened = Terminal(tmp_path)
+    yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="session")

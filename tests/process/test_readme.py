@@ -1,193 +1,30 @@
 """README.md is true: its example is the file it names, its sessions run as they stand there, and
-what it points to exists.
-
-The sessions run on free ports and with a state directory of their own. What differs from run to run
-(uids, fences, which node got which shard) is compared by its shape; answers, refusals and exit
-codes are compared as they are.
-"""
+what it points to exists. So do the sessions of examples/README.md."""
 
 from __future__ import annotations
 
-import os
 import re
-import selectors
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
+from tests.process.terminal import ROOT, Step, Terminal, blocks, sessions
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PORTS = (7355, 7365, 7375, 8558, 8568, 8578, 8598)
-HOME = "/home/you/.local/state"
-WITHIN_S = 60.0
-VARIABLE = re.compile(r"#[0-9a-f]{16}|\d+")
-SHAPED = re.compile(r"(SHARDBUS_NODE_TOKEN=local )?shardbus (nodes|shards|where|node leave)")
-"""Commands whose output is compared by its shape."""
+EXAMPLES = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 
 
-@dataclass
-class Step:
-    """A command, or `^C`, and what the README says it prints."""
-
-    command: str
-    output: list[str] = field(default_factory=list)
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def sessions() -> list[list[Step]]:
-    """The console blocks as steps."""
-    found: list[list[Step]] = []
-    for block in blocks("console"):
-        steps: list[Step] = []
-        for line in block.splitlines():
-            if line.startswith("$ ") or line == "^C":
-                steps.append(Step(line.removeprefix("$ ")))
-            else:
-                steps[-1].output.append(line)
-        found.append(steps)
-    return found
-
-
-class Terminal:
-    """Runs the steps of a session: nodes in the background, everything else to its end."""
-
-    def __init__(self, tmp: Path) -> None:
-        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
-        self.nodes: list[subprocess.Popen[str]] = []
-        self.code = 0
-        self.state = tmp / "state"
-        own = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = own | {
-            "PATH": path,
-            "PYTHONPATH": f"{ROOT}:{ROOT / 'cli'}",
-            "PYTHONUNBUFFERED": "1",
-            "XDG_STATE_HOME": str(self.state),
-            "SHARDBUS_NODE_URL": f"http://127.0.0.1:{self.ports[8558]}",
-        }
-
-    def here(self, text: str) -> str:
-        """The README's text with the ports and the state directory of this run."""
-        text = text.replace(HOME, str(self.state))
-        for port, own in self.ports.items():
-            text = re.sub(rf"\b{port}\b", str(own), text)
-        return text
-
-    def run(self, step: Step) -> list[str]:
-        """What the step prints. A node's log is left out."""
-        if step.command == "^C":
-            return self._interrupt()
-        if step.command.startswith("make "):
-            return self._make(step.command.partition("#")[0].split()[1])
-        if step.command == "echo $?":
-            return [str(self.code)]
-        if " node start " in step.command:
-            return self._start(self._with_ports(self.here(step.command)))
-        done = subprocess.run(
-            ["bash", "-c", self.here(step.command)],
-            cwd=ROOT, env=self.environment, text=True, check=False, timeout=WITHIN_S,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self.code = done.returncode
-        return done.stdout.splitlines()
-
-    def _with_ports(self, command: str) -> str:
-        """A node that the README starts at the default ports gets those of this run."""
-        if "--port" in command:
-            return command
-        return f"{command} --port {self.ports[7355]} --http-port {self.ports[8558]}"
-
-    def _make(self, target: str) -> list[str]:
-        subprocess.run(["make", "-n", target], cwd=ROOT, check=True, stdout=subprocess.PIPE)
-        return []
-
-    def _start(self, command: str) -> list[str]:
-        node = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=ROOT, env=self.environment,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.nodes.append(node)
-        assert node.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(node.stdout, selectors.EVENT_READ)
-            assert selector.select(WITHIN_S), f"{command} is not ready"
-        return [node.stdout.readline().rstrip("\n")]
-
-    def _interrupt(self) -> list[str]:
-        """Ctrl-C in the terminal of the youngest node that runs."""
-        running = [node for node in self.nodes if node.poll() is None]
-        running[-1].send_signal(signal.SIGINT)
-        _, log = running[-1].communicate(timeout=WITHIN_S)
-        self.code = running[-1].returncode
-        assert self.code == 0, log
-        return [line for line in log.splitlines() if not line.startswith("{")]
-
-    def wait_for_departed(self) -> None:
-        """Return when the node that was asked to leave has done so."""
-        assert self.nodes[-1].communicate(timeout=WITHIN_S) is not None
-        assert self.nodes[-1].returncode == 0
-
-    def close(self) -> None:
-        for node in self.nodes:
-            node.kill()
-            node.communicate()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports in ascending order, as in the README: the order of nodes decides who leads. The port
-    behind each is free, too."""
-    found: list[int] = []
-    for first in range(21_000, 31_000, 10):
-        if all(map(is_free, (first, first + 1))):
-            found.append(first)
-        if len(found) == count:
-            return found
-    raise AssertionError("there are no free ports")
-
-
-def is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
-
-
-def shape(line: str) -> str:
-    """The line without what differs from run to run."""
-    return " ".join(VARIABLE.sub("0", line).split())
-
-
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Terminal]:
-    opened = Terminal(tmp_path)
-    yield opened
-    opened.close()
-
-
-def test_the_sessions_run_as_they_stand_there(terminal, tmp_path):
+def test_the_sessions_run_as_they_stand_there(terminal: Terminal, tmp_path: Path) -> None:
     example = (ROOT / "examples" / "counter.py").read_text(encoding="utf-8")
-    for steps in sessions():
+    for steps in sessions(README):
         for step in steps:
-            said = step.output
-            got = terminal.run(run_elsewhere(step, terminal, example, tmp_path))
-            if SHAPED.match(step.command):
-                assert list(map(shape, got)) == list(map(shape, said)), step.command
-            else:
-                assert got == [terminal.here(line) for line in said], step.command
-            if "node leave" in step.command:
-                terminal.wait_for_departed()
-    assert all(node.poll() is not None for node in terminal.nodes), "a node still runs"
+            terminal.expect(run_elsewhere(step, terminal, example, tmp_path))
+    assert not terminal.nodes_run
+
+
+def test_TR9_the_sessions_of_the_examples_run_as_they_stand_there(terminal: Terminal) -> None:
+    for steps in sessions(EXAMPLES):
+        for step in steps:
+            terminal.expect(step)
+    assert not terminal.nodes_run
 
 
 def run_elsewhere(step: Step, terminal: Terminal, example: str, tmp: Path) -> Step:
@@ -199,19 +36,19 @@ def run_elsewhere(step: Step, terminal: Terminal, example: str, tmp: Path) -> St
     return Step(f"python {copy}", step.output)
 
 
-def test_the_example_is_the_file():
-    [example] = blocks("python")
+def test_the_example_is_the_file() -> None:
+    [example] = blocks(README, "python")
     file = (ROOT / "examples" / "counter.py").read_text(encoding="utf-8")
     assert file.endswith(example)
 
 
-def test_what_it_points_to_exists():
+def test_what_it_points_to_exists() -> None:
     named = re.findall(r"`((?:tests|examples|configs|docs|benchmarks)/[^`*]*)`", README)
     assert named
     missing = [path for path in named if not (ROOT / path).exists()]
     assert missing == []
 
 
-def test_the_words_are_fifteen():
+def test_the_words_are_fifteen() -> None:
     words = README.partition("## Words")[2].splitlines()
     assert sum(line.startswith("| ") for line in words) - 1 == 15

@@ -83,7 +83,12 @@ class FakeNode:
         return {"nodes": [member, member | other]}
 
     async def types(self) -> Json:
-        return {"types": [{"type": "counter", "shards": 100}]}
+        return {
+            "types": [
+                {"type": "counter", "shards": 100},
+                {"type": "book", "shards": 100, "layout": "library.by_title/100"},
+            ]
+        }
 
     async def shards(self, type: str) -> Json:
         if type != "counter":
@@ -472,6 +477,15 @@ def test_tell_returns_when_a_node_has_it(shell, url, client):
     assert shell.out == ""
 
 
+def test_S0_4_the_shard_of_a_type_with_its_own_function_is_asked_of_the_node(shell, url, client):
+    assert shell("ask", "book", "p", "read") == Code.OK
+    _, kind, *rest = client.last.sent[1]
+    assert rest == ["p", "read"]
+    interface = kind.__shardbus_interface__
+    assert (interface.name, interface.layout) == ("book", "library.by_title/100")
+    assert interface.shard_of("p") == "7"
+
+
 def test_a_cluster_without_members_is_unreachable(shell, url, node, client):
     node.status = "down"
     assert shell("ask", "counter", "p", "1") == Code.UNREACHABLE
@@ -739,7 +753,7 @@ def test_data_is_not_removed_while_a_node_runs(shell, stored, url):
     assert stored.table() is not None
 
 
-def test_data_is_not_removed_while_something_listens_at_a_home(shell, stored):
+def test_TSU19_data_is_not_removed_while_something_listens_at_a_home(shell, stored):
     words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stored.fill(NodeId("127.0.0.1", listener.getsockname()[1], 5))

@@ -301,7 +301,7 @@ async def test_a_supervision_that_fails_restarts() -> None:
     assert await b.ask("f", "count") == 0
 
 
-async def test_a_stopped_entity_starts_again_with_what_waits_for_it() -> None:
+async def test_TSU7_a_stopped_entity_starts_again_with_what_waits_for_it() -> None:
     b = bench(Worker, gates := Gates(), supervision={ValueError: "stop"})
     b.tell("e", "slow", "s")
     failing, after = b.ask("e", "bad", "x"), b.ask("e", "count")

@@ -277,7 +277,7 @@ async def test_a_handoff_waits_for_a_passivation_that_has_begun() -> None:
     assert b.dropped == {"stopped": 1}
 
 
-async def test_an_entity_that_does_not_stop_is_cut_off() -> None:
+async def test_TSU6_an_entity_that_does_not_stop_is_cut_off() -> None:
     b = bench(log := Log(), handoff_timeout=0.1)
     log.end_gate.clear()
     b.ask("slow", "slow", 1)

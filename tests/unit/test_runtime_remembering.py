@@ -112,7 +112,7 @@ async def test_messages_that_wait_for_the_store_keep_their_order() -> None:
     assert store.writes == [("add", ("a",))]
 
 
-async def test_B91_what_gathers_during_a_write_goes_with_the_next() -> None:
+async def test_B91_TSU10_what_gathers_during_a_write_goes_with_the_next() -> None:
     made, store = await bench()
     first = made.ask("a", "hit", 1)
     await until(lambda: not store.gate.is_set() or store.writes, "the first write")
@@ -149,7 +149,7 @@ async def test_a_store_that_stays_away_is_asked_with_growing_pauses(
     assert [pause for pause in pauses if pause in (0.1, 0.15, 0.2)] == [0.1, 0.15, 0.15, 0.15]
 
 
-async def test_C14_only_passivation_is_forgetting() -> None:
+async def test_C14_TSU7_only_passivation_is_forgetting() -> None:
     made, store = await bench(entity_restart_backoff=0.01)
     for name in ("gone", "stops", "fails", "stays"):
         await made.ask(name, "hit", 1)
@@ -282,7 +282,9 @@ async def test_S4_37_remembered_entities_are_not_passivated_by_idling() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "number"), [("all", 5), ("constant", 400), ("adaptive", 5)])
-async def test_S2_77_all_of_them_come_back_by_any_strategy(strategy: str, number: int) -> None:
+async def test_S2_77_TSU11_all_of_them_come_back_by_any_strategy(
+    strategy: str, number: int
+) -> None:
     data = MemoryData()
     made, _ = await bench(data)
     names = [f"e{n}" for n in range(1200)]
@@ -297,7 +299,7 @@ async def test_S2_77_all_of_them_come_back_by_any_strategy(strategy: str, number
     assert again.host.recovery.waiting == 0
 
 
-async def test_S2_78_constant_starts_so_many_at_a_time() -> None:
+async def test_S2_78_TSU11_constant_starts_so_many_at_a_time() -> None:
     data = MemoryData()
     made, _ = await bench(data)
     await asyncio.gather(*(made.ask(f"e{n}", "hit", 1) for n in range(20)))

@@ -466,7 +466,7 @@ def test_a_plan_is_worked_off_within_the_bound() -> None:
     assert len(desk.coordinator.table.shards_at(B)) == 5
 
 
-def test_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
+def test_TSU16_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
     desk = ready()
     home = desk.home("1")
     desk.tell(ev.StopShards(("1", "unknown")))

@@ -38,7 +38,7 @@ EXAMPLES: list[object] = [
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
-def test_each_message_is_read_back(message: object) -> None:
+def test_TSU20_each_message_is_read_back(message: object) -> None:
     control = encode_control("counter", message)
     assert (control.tag, control.type) == (type(message).__name__, "counter")
     assert decode_control(control) == message
