@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness import emit, free_port, percentile
 from tests.process.namespaces import Machine
@@ -23,11 +24,20 @@ from tests.process.namespaces import Machine
 STEP_S = 0.004
 PATIENCE_S = 60.0
 MACHINE_PORTS = (7355, 7356, 8558)
-START = "import sys; from shardbus_cli.main import main; sys.exit(main())"
+COUNTERS = "benchmarks.counters:bus"
+
+# A node dies with the benchmark, even if that is killed.
+START = """
+import ctypes, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+from shardbus_cli.main import main
+sys.exit(main())
+"""
 
 
 class Node:
-    """One process started by the command line. It logs to `log`."""
+    """One process started by the command line. It logs to `log`. Without a `store` it shares a
+    SQLite file in the folder; `ports` are those of ROUTER, gossip and HTTP."""
 
     def __init__(
         self,
@@ -35,17 +45,21 @@ class Node:
         seeds: list[str],
         settings: Iterable[str] = (),
         machine: Machine | None = None,
+        *,
+        app: str = COUNTERS,
+        store: str = "",
+        ports: tuple[int, int, int] | None = None,
     ) -> None:
-        ports = MACHINE_PORTS if machine else (free_port(), free_port(), free_port())
-        port, gossip, self.http = ports
+        free = ports or (free_port(), free_port(), free_port())
+        port, gossip, self.http = self.ports = MACHINE_PORTS if machine else free
         host = machine.address if machine else "127.0.0.1"
         self.machine = machine
         self.address = f"{host}:{port}"
         self.log = Path(folder) / f"{host}-{port}-{time.monotonic_ns()}.log"
         arguments = [
-            *("node", "start", "benchmarks.counters:bus", "--host", host, "--port", str(port)),
+            *("node", "start", app, "--host", host, "--port", str(port)),
             *("--gossip-port", str(gossip), "--http-port", str(self.http)),
-            *("--store", f"sqlite:///{folder}/store.db", "--log-format", "pretty"),
+            *("--store", store or f"sqlite:///{folder}/store.db", "--log-format", "pretty"),
         ]
         for seed in seeds:
             arguments += ["--seed", seed]
@@ -53,7 +67,7 @@ class Node:
             arguments += ["--set", assignment]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         root = Path(__file__).parent.parent
-        environment["PYTHONPATH"] = f"{root}:{root / 'cli'}"
+        environment |= {"PYTHONPATH": f"{root}:{root / 'cli'}", "BENCH_FOLDER": folder}
         self.started = time.monotonic()
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -69,13 +83,18 @@ class Node:
 
     def view(self) -> dict[str, object]:
         """What it says of the cluster; empty if it does not answer."""
+        return self.page("/v1/cluster")
+
+    def page(self, path: str, method: str = "GET", token: str = "") -> dict[str, Any]:
+        """A page of its HTTP; empty if it does not answer."""
         place = ("127.0.0.1", self.http)
         connection = http.client.HTTPConnection(*place, timeout=2)
         try:
             dial = self.machine.dial if self.machine else None
             connection.sock = dial(place[1]) if dial else socket.create_connection(place, 2)
-            connection.request("GET", "/v1/cluster")
-            answer: dict[str, object] = json.load(connection.getresponse())
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            connection.request(method, path, headers=headers)
+            answer: dict[str, Any] = json.load(connection.getresponse())
             return answer
         except (OSError, ValueError, http.client.HTTPException):
             return {}

@@ -155,7 +155,7 @@ class Coordinator:
             if self._settled(shard) is None:
                 self._ledger.want(shard)
         for node in (*self._registry.to_empty(), *self._registry.draining):
-            for shard in self.table.shards_at(node):
+            for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
                 self._begin(shard, Purpose.DRAIN, None, now)
         for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
             self._drained(node)

@@ -84,13 +84,19 @@ class Handoff:
     phase: Phase = Phase.BEGIN
     overdue: int = field(default=0)
     """How often the owner had to be asked again."""
+    begun: float = field(default=0.0)
 
     @classmethod
     def begin(
-        cls, home: Home, purpose: Purpose, target: NodeId | None, told: Iterable[NodeId]
+        cls,
+        home: Home,
+        purpose: Purpose,
+        target: NodeId | None,
+        told: Iterable[NodeId],
+        now: float = 0.0,
     ) -> Handoff:
         """A handoff of which everybody in `told` is being told."""
-        return cls(home, purpose, target, dict.fromkeys(told))
+        return cls(home, purpose, target, dict.fromkeys(told), begun=now)
 
     def cue(self, cue: Cue) -> Phase:
         """Move on and return the phase that this leads to.

@@ -1,7 +1,9 @@
 """The moves of one coordinator: handoffs under way, and the rest of the plan.
 
 A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
-per target allows; a drained region is not held back by it. A new plan replaces what has not begun.
+per target allows, so that a shard's messages do not wait while all others are packed, too. A new
+plan replaces what has not begun. A region that is drained keeps to the bound as well, but not for
+longer than `SLOW` seconds: entities that take their time must not add up to more than its patience.
 
 A region that is late with its acknowledgement cannot take the shard, so the next plan would only
 try again. It rests: plans leave it alone for a while, longer each time, until it is in time again.
@@ -13,7 +15,7 @@ Source: B.66; C.2-C.5, C.11; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
@@ -24,6 +26,9 @@ from shardbus.sharding.messages import Home
 from shardbus.sharding.outbox import Kind, Outbox
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.timers import Timers
+
+SLOW = 1.0
+"""Seconds after which a move holds no other back."""
 
 REST_DOUBLINGS = 6
 """So often the rest of a late region doubles, from `rebalance_interval`."""
@@ -112,6 +117,16 @@ class Moves:
         self._planned = later
         return ready
 
+    def may_leave(
+        self, shards: Collection[str], settled: Callable[[str], Home | None], now: float
+    ) -> list[str]:
+        """Those of a drained region's shards that may leave now."""
+        staying = [shard for shard in shards if settled(shard) is not None]
+        begun = [self.handoffs[shard].begun for shard in shards if shard in self.handoffs]
+        if begun and now - min(begun) >= SLOW:
+            return staying
+        return staying[: max(0, self._bound - (len(shards) - len(staying)))]
+
     # One move.
 
     def begin(
@@ -123,7 +138,7 @@ class Moves:
         now: float,
     ) -> None:
         """Everybody in `told` is told that the shard is about to leave its home."""
-        handoff = Handoff.begin(home, purpose, target, told)
+        handoff = Handoff.begin(home, purpose, target, told, now)
         self.handoffs[home.shard] = handoff
         for node in handoff.waiting:
             self._outbox.add(node, Kind.BEGIN_HANDOFF, (home,))

@@ -14,6 +14,7 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation import LeastShard
 from shardbus.sharding.coordinator import COALESCE, Coordinator
 from shardbus.sharding.messages import Home
+from shardbus.sharding.moves import SLOW
 from shardbus.sharding.outbox import CHUNK, Kind, Outbox
 from shardbus.sharding.tenure import Reign
 from shardbus.store.protocol import StoredTable
@@ -395,21 +396,38 @@ def test_a_region_that_does_not_confirm_is_asked_again_and_then_relieved() -> No
     assert desk.writes[-1].homes == {"1": (B, FENCE + 1)}
 
 
-def test_a_leaving_region_hands_everything_off_at_once_and_is_told_when_it_is_out() -> None:
-    desk = Desk(ShardingSettings(max_moves_in_flight=1))
+def test_a_leaving_region_hands_off_within_the_bound_and_is_told_when_it_is_out() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=2))
     desk.register(A, B)
-    homes = [home for home in map(desk.home, "123456") if home.node == B]
+    homes = [home for home in map(desk.home, map(str, range(10))) if home.node == B]
     bye = ev.Received(B, msg.GracefulShutdownRequest(B))
     said = desk.tell(bye)
-    assert (A, msg.BeginHandOff(1, tuple(homes))) in said
-    assert desk.tell(bye) == [], "asked again, nothing begins again"
-    for node in (A, B):
-        said = desk.tell(ev.Received(node, msg.BeginHandOffAck(node, tuple(homes))))
-    assert said == [(B, msg.HandOff(1, tuple(homes)))]
-    desk.tell(ev.Received(B, msg.ShardStopped(B, tuple(homes))))
-    assert (B, msg.RegionStopped(B)) in desk.written()
+    assert desk.tell(bye) == [], "asked again, nothing more begins"
+    for part in (homes[:2], homes[2:4], homes[4:]):
+        assert (A, msg.BeginHandOff(1, tuple(part))) in said
+        for node in (A, B):
+            said = desk.tell(ev.Received(node, msg.BeginHandOffAck(node, tuple(part))))
+        assert said == [(B, msg.HandOff(1, tuple(part)))]
+        stopped = desk.tell(ev.Received(B, msg.ShardStopped(B, tuple(part))))
+        assert stopped == [], "what is on the move until it has a home counts"
+        said = desk.written()
+    assert (B, msg.RegionStopped(B)) in said
     assert desk.tell(bye) == [(B, msg.RegionStopped(B))]
     assert B in desk.coordinator.table.proxies, "it still hears of moves"
+
+
+def test_entities_that_take_their_time_do_not_hold_back_the_shards_behind_them() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=1))
+    desk.register(A, B)
+    slow, *others = [home for home in map(desk.home, "123456") if home.node == B]
+    bye = ev.Received(B, msg.GracefulShutdownRequest(B))
+    assert (A, msg.BeginHandOff(1, (slow,))) in desk.tell(bye)
+    ack(desk, A, slow)
+    ack(desk, B, slow)
+    desk.wait(SLOW / 2)
+    assert desk.tell(bye) == []
+    desk.wait(SLOW / 2)
+    assert (A, msg.BeginHandOff(1, tuple(others))) in desk.tell(bye)
 
 
 def test_the_last_region_just_stops() -> None:
