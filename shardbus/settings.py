@@ -64,7 +64,9 @@ class NodeSettings:
         choices=("auto", "manual"),
     )
     roles: tuple[str, ...] = names("roles of this node; types and minimums may ask for one")
-    version: str = text("0.0.0", "version of the application, shown to operators")
+    version: str = text(
+        "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
+    )
 
 
 @dataclass(frozen=True, slots=True)

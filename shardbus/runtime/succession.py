@@ -82,7 +82,9 @@ class Succession:
         unfit = tuple(m.node for m in view.members if m.status in way_out or m.node in closed)
         emptying = tuple(node for node in closed if closed[node] is Service.DRAINING)
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
-        members = events.Members(live, unfit, bool(view.unreachable) or arriving, emptying)
+        unsettled = bool(view.unreachable) or arriving
+        versions = {m.node: m.version for m in view.members if m.has_role(kind.settings.role)}
+        members = events.Members(live, unfit, unsettled, emptying, versions)
         if not view.stopping:
             self.coordination.update(members, epoch)
         self._handle(handover.Seen(view, view.stopping))

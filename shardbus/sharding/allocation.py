@@ -6,9 +6,10 @@ Two questions, both asked for everything at once:
 - `rebalance`: which shards should move, from where, to where? `in_flight` are the moves under way;
   they count as done, so that a plan made during a rebalance continues it instead of fighting it.
 
-The coordinator leaves out of `candidates` every region that leaves, drains or is cordoned, so no
-shard is moved twice in a row. A shard on a region that is no candidate is not the strategy's to
-move. Ties go to the first in address order, which every node computes alike.
+The coordinator leaves out of `candidates` every region that leaves, drains or is cordoned, and for
+`allocate` those of an older version of the application, so no shard is moved twice in a row. It
+asks for no `rebalance` while versions differ. A shard on a region that is no candidate is not the
+strategy's to move. Ties go to the first in address order, which every node computes alike.
 
 - **LeastShard** gives each region floor(n/k) or ceil(n/k) shards, in one plan and with the fewest
   moves that do it: the regions that have most keep the extra ones. Limits cut the plan to its most

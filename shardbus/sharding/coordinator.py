@@ -16,9 +16,9 @@ same operation. One that is refused ends this coordinator, and so does Retire, o
 A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
 shards of a dead node are wanted at once, not when somebody asks.
 
-Not here: how an epoch is claimed (`tenure`), who is there (`registry`), what is to be written
-(`ledger`), where shards should go (`allocation`, `moves`), the phases of a move (`handoff`), what
-regions do (`region`).
+Not here: how an epoch is claimed (`tenure`), who is there (`registry`), how they register
+(`reception`), what is to be written (`ledger`), where shards should go (`allocation`, `moves`), the
+phases of a move (`handoff`), what regions do (`region`).
 
 Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70;
 B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
@@ -34,10 +34,11 @@ from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.sharding.desk import Desk
 from shardbus.sharding.forecast import Forecast, forecast
 from shardbus.sharding.handoff import Handoff, Purpose
-from shardbus.sharding.ledger import Ledger, Wish, Writing
+from shardbus.sharding.ledger import Ledger, Wish, Writing, nobody
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.outbox import Kind, Outbox
+from shardbus.sharding.reception import Reception
 from shardbus.sharding.registry import LOSS_PATIENCE, Registry
 from shardbus.sharding.starts import TRIES, Starts
 from shardbus.sharding.table import ShardTable
@@ -73,6 +74,15 @@ class Coordinator:
         self._timers: Timers[str] = Timers()
         self._desk = Desk(self._outbox)
         self._starts = Starts(self._outbox, settings.shard_start_timeout)
+        self._reception = Reception(
+            layout,
+            self._registry,
+            self._ledger,
+            self._moves,
+            self._starts,
+            self._outbox,
+            self._settled,
+        )
         self._effects: list[ev.CoordinatorEffect] = []
         self._turn_at: float | None = None
 
@@ -150,7 +160,8 @@ class Coordinator:
         if self.reign is not Reign.RULING:
             return self._take_effects()
         self._keep_time(now)
-        self._take_registrations(now)
+        if self._reception.take(self.epoch, now):
+            self._look_soon(now + COALESCE)
         for shard in self._desk.shards():
             if self._settled(shard) is None:
                 self._ledger.want(shard)
@@ -159,6 +170,8 @@ class Coordinator:
                 self._begin(shard, Purpose.DRAIN, None, now)
         for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
             self._drained(node)
+        if self._registry.unsettled():
+            self._moves.drop_plan()
         for move in self._moves.ready(self._registry.candidates()):
             self._begin(move.shard, Purpose.REBALANCE, move.target, now)
         self._plan(now)
@@ -214,43 +227,6 @@ class Coordinator:
             self._on_silence(home, tries, now)
         self._moves.tick(now)
 
-    def _take_registrations(self, now: float) -> None:
-        if self._ledger.writing is None and self._registry.known:
-            for register in self._registry.take_early():
-                self._on_register(register, now)
-
-    def _on_register(self, register: msg.Register, now: float) -> None:
-        node = register.node
-        if register.layout != self._layout:
-            reason = f"the table is of layout {self._layout}, {node} has {register.layout}"
-            self._effects.append(ev.Send(node, msg.RegisterRefused(self.epoch, reason)))
-            self._note("register_refused", reason)
-            return
-        if self._registry.register(node, proxy=register.proxy):
-            self._look_soon(now + COALESCE)
-        if register.proxy:
-            for shard in self.table.shards_at(node):
-                self._forget(shard)
-        self._ledger.add(node, proxy=register.proxy)
-        if not register.proxy:
-            self._reconcile(node, register.hosted, now)
-        known = [home for home in self._ledger.homes() if home.shard not in self._moves.handoffs]
-        self._outbox.add(node, Kind.REGISTER_ACK, known)
-
-    def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
-        """Compare what the region hosts with the table; the ledger decides who is right."""
-        found = self._ledger.reconcile(node, hosted)
-        for home in found.adopted:
-            self._note("adopted", f"shard {home.shard} at {node}")
-            self._forget(home.shard)
-        for home in found.confirmed:
-            self._starts.started(home.shard)
-        for home in found.losers:
-            self._outbox.add(home.node, Kind.HANDOFF, (home,))
-        for home in found.missing:
-            if self._settled(home.shard) == home:
-                self._starts.host(home, now)
-
     def _on_stopped(self, home: Home, sender: NodeId) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
             return
@@ -296,8 +272,8 @@ class Coordinator:
             self._effects += self._tenure.stop("handed over")
 
     def _plan(self, now: float) -> None:
-        candidates = [] if self._registry.why_not(now) else self._registry.candidates()
-        writing = self._ledger.plan(self._strategy, candidates)
+        hosts = nobody if self._registry.why_not(now) else self._registry.hosts
+        writing = self._ledger.plan(self._strategy, hosts)
         if writing is not None:
             self._persist(writing)
 
@@ -356,16 +332,12 @@ class Coordinator:
 
     def _rebalance(self, now: float) -> None:
         self._timers.set(BALANCE, now + self._settings.rebalance_interval)
-        if self._registry.unsettled or self._registry.why_not(now):
+        if self._registry.unsettled() or self._registry.why_not(now):
             return
         if self._ledger.writing is not None or self._ledger.wanted:
             self._timers.set(BALANCE, now + COALESCE)
             return
         self._moves.plan(self._strategy, self.table, self._registry.candidates())
-
-    def _forget(self, shard: str) -> None:
-        self._starts.started(shard)
-        self._moves.forget(shard)
 
     def _settled(self, shard: str) -> Home | None:
         return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
@@ -395,6 +367,6 @@ class Coordinator:
         self._effects.append(ev.Note(kind, detail))
 
     def _take_effects(self) -> list[ev.CoordinatorEffect]:
-        effects, self._effects = [*self._moves.notes, *self._effects], []
-        self._moves.notes.clear()
+        effects = [*self._reception.notes, *self._moves.notes, *self._effects]
+        self._reception.notes, self._moves.notes, self._effects = [], [], []
         return effects

@@ -18,7 +18,7 @@ Not here: the messages between regions and coordinators (`messages`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardbus.ids import NodeId
@@ -138,13 +138,15 @@ class Members:
 
     A node that was there and is not any more is terminated. `unfit` are those among them that take
     no new shards: leaving, cordoned. `emptying` are those among the unfit that shall host nothing.
-    `unsettled`: somebody is unreachable or joining, so this is no time to rebalance.
+    `unsettled`: somebody is unreachable or joining, so this is no time to rebalance. `versions` are
+    those of the application on the nodes that may host.
     """
 
     live: tuple[NodeId, ...]
     unfit: tuple[NodeId, ...] = ()
     unsettled: bool = False
     emptying: tuple[NodeId, ...] = ()
+    versions: Mapping[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

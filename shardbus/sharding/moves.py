@@ -1,7 +1,8 @@
 """The moves of one coordinator: handoffs under way, and the rest of the plan.
 
 A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
-per target allows; a drained region is not held back by it. A new plan replaces what has not begun.
+per target allows; a drained region is not held back by it. A new plan replaces what has not begun,
+and so does a time at which nothing may be rebalanced.
 
 `handoff` has the phases of one move; here they meet messages and time.
 
@@ -64,6 +65,10 @@ class Moves:
         self._planned = strategy.rebalance(table, candidates, self.in_flight())
         if planned := len(self._planned):
             self.notes.append(Note("rebalance", f"{planned} moves", planned))
+
+    def drop_plan(self) -> None:
+        """Forget what has not begun."""
+        self._planned = []
 
     def in_flight(self) -> dict[str, Move]:
         """The handoffs that have a target, as the strategies see them."""

@@ -113,6 +113,9 @@ class Net:
         self.settings, self.layout, self.shards = settings, f"crc32/{shards}", shards
         self.store = Store(self)
         self.processes: dict[NodeId, Process] = {}
+        self.version = "1.0.0"
+        """Of nodes that start from now on."""
+        self.versions: dict[NodeId, str] = {}
         self.members: dict[NodeId, None] = {}
         self.notes: dict[str, int] = {}
         self.sent: list[Letter] = []
@@ -181,6 +184,7 @@ class Net:
         process = Process(self, NodeId("n", number, number), f"n{number}", True)
         self.processes[process.me] = process
         self.members[process.me] = None
+        self.versions[process.me] = self.version
         self._tell_members()
         return process
 
@@ -268,7 +272,7 @@ class Net:
             process.into_region(ev.CoordinatorAt(oldest))
 
     def _picture(self) -> ev.Members:
-        return ev.Members(tuple(self.members))
+        return ev.Members(tuple(self.members), versions=self.versions)
 
     def _crown(self, process: Process) -> None:
         process.coordinator = Coordinator("t", process.me, self.layout, self.settings, LeastShard())

@@ -444,6 +444,117 @@ def test_an_unfit_node_gets_nothing_new() -> None:
     assert {node for node, _ in filter(None, desk.writes[-1].homes.values())} == {B}
 
 
+@pytest.mark.parametrize(
+    ("versions", "takes"),
+    [
+        (("1.0.0", "1.0.0", "1.0.0"), (A, B, C)),
+        (("1.0", "v1.0.0", "1.0.0+7"), (A, B, C)),
+        (("1.9.0", "1.10.0", "1.10.0"), (B, C)),
+        (("1.10.0-rc.1", "1.10.0-rc.2", "1.10.0"), (C,)),
+        (("", "0.0.1", ""), (B,)),
+    ],
+)
+def test_B64_new_shards_go_to_the_highest_version(
+    versions: tuple[str, ...], takes: tuple[NodeId, ...]
+) -> None:
+    desk = Desk()
+    desk.tell(ev.Members((A, B, C), versions=dict(zip((A, B, C), versions, strict=True))))
+    desk.register(A, B, C)
+    desk.ask(CLIENT, *"123456")
+    homes = [home[0] for home in desk.writes[-1].homes.values() if home is not None]
+    assert {node: homes.count(node) for node in takes} == dict.fromkeys(takes, 6 // len(takes))
+
+
+def test_B64_who_takes_nothing_new_has_no_version_that_counts() -> None:
+    desk = ready()
+    desk.tell(ev.Members((A, B), unfit=(B,), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.ask(CLIENT, "1", "2")
+    assert {home and home[0] for home in desk.writes[-1].homes.values()} == {A}
+
+
+def test_B64_an_old_node_is_better_than_one_that_does_not_start_the_shard() -> None:
+    desk = ready()
+    desk.tell(ev.Members((A, B), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.ask(A, "1")
+    desk.written()
+    home = desk.coordinator.table.homes["1"]
+    assert home.node == B
+    desk.wait(3 * ShardingSettings().shard_start_timeout)
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(B, msg.ShardStopped(B, (home,))))
+    assert desk.writes[-1].homes == {"1": (A, FENCE + 1)}
+
+
+def test_B64_shards_that_drain_go_to_the_highest_version() -> None:
+    desk = ready()
+    homes = tuple(home for home in map(desk.home, "123456") if home.node == B)
+    desk.tell(ev.Members((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    desk.register(C)
+    desk.tell(ev.Received(B, msg.GracefulShutdownRequest(B)))
+    for node in (A, B, C):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, homes)))
+    desk.tell(ev.Received(B, msg.ShardStopped(B, homes)))
+    assert [home and home[0] for home in desk.writes[-1].homes.values()] == [C, C, C]
+
+
+def test_drained_shards_that_avoid_a_late_region_are_spread_over_the_others() -> None:
+    desk = ready()
+    homes = tuple(home for home in map(desk.home, map(str, range(8))) if home.node == B)
+    late, other = NodeId("late", 1, 1), NodeId("other", 1, 1)
+    desk.tell(ev.Members((A, B, late, other), unfit=(A,)))
+    desk.register(late, other, C)
+    desk.tell(ev.Members((A, B, C, late, other), unfit=(A,)))
+    desk.tell(ev.Received(B, msg.GracefulShutdownRequest(B)))
+    for node in (A, B, C, other):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, homes)))
+    desk.wait(ShardingSettings().begin_handoff_timeout)
+    desk.tell(ev.Received(B, msg.ShardStopped(B, homes)))
+    given = [home[0] for home in desk.writes[-1].homes.values() if home is not None]
+    assert sorted(given) == [C, C, other, other]
+
+
+def test_B65_nothing_is_rebalanced_while_versions_differ() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.register(B)
+    assert desk.wait(60) == []
+    desk.tell(ev.Members((A, B), versions={A: "1.1.0", B: "1.1.0"}))
+    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+
+
+def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    desk.register(B)
+    assert desk.wait(60) == [], "C may be about to host"
+    desk.register(C, proxy=True)
+    assert "BeginHandOff" in {name for _, name in kinds(desk.wait(COALESCE))}
+
+
+def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=1), live=(A,))
+    desk.register(A)
+    for shard in "123456":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B)))
+    desk.register(B)
+    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    desk.tell(ev.Members((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    for node in (A, B):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, begun.homes)))
+    said = desk.tell(ev.Received(A, msg.ShardStopped(A, begun.homes)))
+    said += desk.written()
+    said += desk.wait(60)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}
+
+
 def test_a_plan_is_worked_off_within_the_bound() -> None:
     desk = Desk(ShardingSettings(max_moves_in_flight=2), live=(A,))
     desk.register(A)
