@@ -211,7 +211,9 @@ class ShardingSettings:
     waiting_for_state_timeout: float = seconds(
         2.0, "regions may report to a new coordinator; 2.4.20 says 5 s"
     )
-    updating_state_timeout: float = seconds(5.0, "for the store to confirm a change of the table")
+    updating_state_timeout: float = seconds(
+        5.0, "for the store to confirm a change of the table; then it is tried again"
+    )
     shard_region_query_timeout: float = seconds(
         3.0, "for regions to answer a question about their shards"
     )

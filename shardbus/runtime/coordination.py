@@ -10,7 +10,9 @@ One per entity type on every node; a machine runs in it while `runtime/successio
 
 Regions may turn to this node before it knows that it is next. What they ask is kept for a moment.
 
-Source: S0.18, S0.32, S0.33, S2.60, S2.61; B.97; C.35; docs/architecture.md.
+A store that says nothing for `updating_state_timeout` has failed, whatever it promises of itself.
+
+Source: S0.18, S0.32, S0.33, S2.60, S2.61, S2.76; B.97; C.35; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Protocol, TypeVar
 
-from shardbus.errors import ConfigError, RequestError, StaleEpoch, StoreError
+from shardbus.errors import ConfigError, RequestError, StaleEpoch, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator import Coordinator
@@ -30,6 +32,8 @@ from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
 
 log = logging.getLogger("shardbus.coordinator")
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 
@@ -54,7 +58,7 @@ class Office(Protocol):
 
 
 class Coordination:
-    """See the module. `make` builds a fresh machine."""
+    """See the module. `make` builds a fresh machine; `patience` is how long the store may take."""
 
     def __init__(
         self,
@@ -63,10 +67,11 @@ class Coordination:
         store: StateStore,
         office: Office,
         *,
+        patience: float,
         remember: bool = False,
     ) -> None:
         self.entity_type = entity_type
-        self._remember = remember
+        self._remember, self._patience = remember, patience
         self.coordinator: Coordinator | None = None
         self._make, self._store, self._office = make, store, office
         self._tasks: set[asyncio.Task[None]] = set()
@@ -177,7 +182,7 @@ class Coordination:
 
     async def _load(self, machine: Coordinator) -> None:
         try:
-            table = await self._store.load_table(self.entity_type)
+            table = await self._in_time(self._store.load_table(self.entity_type))
         except StoreError as e:
             self._tell(machine, events.StoreFailed(str(e)))
         else:
@@ -185,7 +190,7 @@ class Coordination:
 
     async def _claim(self, machine: Coordinator, epoch: int, layout: str) -> None:
         try:
-            table = await self._store.claim_epoch(self.entity_type, epoch, layout)
+            table = await self._in_time(self._store.claim_epoch(self.entity_type, epoch, layout))
         except StaleEpoch as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._tell(machine, events.EpochRefused(e.stored))
@@ -227,8 +232,9 @@ class Coordination:
             await store.remove_remembered(name, shard, ids, fence)
 
     async def _persist(self, machine: Coordinator, write: events.Persist) -> None:
+        name, store = self.entity_type, self._store
         try:
-            await self._store.write_homes(self.entity_type, write.epoch, write.homes, write.op_id)
+            await self._in_time(store.write_homes(name, write.epoch, write.homes, write.op_id))
         except StaleEpoch as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._tell(machine, events.PersistFailed(write.op_id, True))
@@ -237,3 +243,16 @@ class Coordination:
             self._tell(machine, events.PersistFailed(write.op_id, False))
         else:
             self._tell(machine, events.Persisted(write.op_id))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        """What the store answers.
+
+        Raises:
+            StoreUnavailable: nothing, for too long. It may have done what it was asked to.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                return await answer
+        except TimeoutError:
+            text = f"the store gave no answer within {self._patience:g} s"
+            raise StoreUnavailable(text) from None

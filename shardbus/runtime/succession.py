@@ -66,8 +66,15 @@ class Succession:
         self, kind: Kind, make: Callable[[], Coordinator], node: Surroundings, removal_margin: float
     ) -> None:
         self.singleton = Singleton(kind.name, node.me, kind.settings.role, removal_margin)
-        remember = kind.settings.remember
-        self.coordination = Coordination(kind.name, make, node.store, self, remember=remember)
+        settings = kind.settings
+        self.coordination = Coordination(
+            kind.name,
+            make,
+            node.store,
+            self,
+            patience=settings.updating_state_timeout,
+            remember=settings.remember,
+        )
         self._kind, self._node = kind, node
         self._clockwork = Clockwork(self.singleton.deadline, self._tick)
 
