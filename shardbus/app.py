@@ -14,6 +14,7 @@ from shardbus.cluster import Cluster, Running
 from shardbus.entity import Entity, Handler
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
+from shardbus.placement import ExternalAllocation
 from shardbus.runtime.entity_type import (
     Directive,
     EntityType,
@@ -23,6 +24,7 @@ from shardbus.runtime.entity_type import (
 )
 from shardbus.runtime.observers import Callback
 from shardbus.settings import ShardingSettings
+from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
@@ -71,7 +73,7 @@ class ShardBus:
         *,
         messages: Iterable[type] = (),
         supervision: Supervision | None = None,
-        allocation: object | None = None,
+        allocation: AllocationStrategy | str | None = None,
         extract_entity_id: Callable[[Any], str] | None = None,
         extract_shard_id: Callable[[str], str] | None = None,
         **declared: object,
@@ -83,7 +85,8 @@ class ShardBus:
             default.
             messages: classes that `receive` takes.
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
-            allocation: an allocation strategy; least shards by default.
+            allocation: an allocation strategy, or the name of one as in the settings; least shards
+            by default.
             extract_entity_id: message to entity id, for `bus.region(name).tell(message)`.
             extract_shard_id: entity id to shard id, instead of crc32.
             declared: any sharding setting by its name.
@@ -94,8 +97,13 @@ class ShardBus:
 
         def decorate(cls: C) -> C:
             kind = name or cls.__name__.lower()
+            if kind.startswith("$"):
+                raise ConfigError(f"{kind!r}: names that begin with $ are shardbus's own")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
+            strategy = None if isinstance(allocation, str) else _strategy(cls, allocation)
+            if isinstance(allocation, str):
+                declared["allocation"] = allocation
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
             invokers = _invokers(cls, interface, [*messages, *self._messages])
@@ -110,7 +118,7 @@ class ShardBus:
                 state_class=state_class,
                 read_state=read_state,
                 supervision=_supervision(supervision),
-                strategy=allocation,
+                strategy=strategy,
                 extract_entity_id=extract_entity_id,
             )
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
@@ -140,6 +148,14 @@ class ShardBus:
         if kind is None:
             raise ConfigError(f"there is no entity type {name!r}")
         return Region(self, kind)
+
+    def external_allocation(self, name: str) -> ExternalAllocation:
+        """Where shards of a type with strategy `external` shall live [B.69].
+
+        Raises:
+            LocalProtocolError: no node runs here.
+        """
+        return ExternalAllocation(self._running().steering, name)
 
     @property
     def cluster(self) -> Cluster:
@@ -256,6 +272,17 @@ def _state(cls: type) -> tuple[type | None, Decode | None]:
     except TypeError as e:
         raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
     return wanted, decoder(wanted)
+
+
+def _strategy(cls: type, given: AllocationStrategy | None) -> AllocationStrategy | None:
+    if given is not None:
+        for name in ("allocate", "rebalance"):
+            if isinstance(given, type) or not callable(getattr(given, name, None)):
+                raise ConfigError(
+                    f"{cls.__name__}: allocation is {given!r}, which cannot {name}"[:300],
+                    hint="give an object with both methods, or a strategy's name",
+                )
+    return given
 
 
 def _annotations(cls: type) -> set[str]:

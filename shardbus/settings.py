@@ -221,7 +221,7 @@ class ShardingSettings:
     allocation: str = text(
         "least-shards",
         "strategy of types whose class names none",
-        choices=("least-shards", "threshold", "consistent-hashing"),
+        choices=("least-shards", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")
     rebalance_threshold: int = count(

@@ -1,4 +1,4 @@
-"""`plan` and `rebalance`: what would move, and letting it move."""
+"""`plan`, `rebalance` and `place`: what would move, letting it move, and saying where to."""
 
 from __future__ import annotations
 
@@ -40,6 +40,28 @@ def rebalance(
         output.data(text)
     else:
         output.facts(asked.parse(text))
+
+
+def place(
+    entity_type: EntityType,
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SHARD=NODE]...", help="NODE is host:port; `SHARD=` takes a place away."
+        ),
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Say where shards shall live, for types whose strategy is `external`; or where they should."""
+    asked = NodeHttp(node)
+    path = ("v1", "places", entity_type)
+    text = asked.post(*path, set=places) if places else asked.get(*path)
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        output.table(("shard", "place", "node"), answer.get("places", ()))
 
 
 def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:

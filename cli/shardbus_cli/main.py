@@ -47,6 +47,7 @@ READING: tuple[Callable[..., None], ...] = (
     service.drain,
     balance.plan,
     balance.rebalance,
+    balance.place,
 )
 for read in READING:
     app.command()(read)

@@ -35,7 +35,7 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `serve`, `rebalance`, `join` and `shut_down`.
+    `leave`, `down`, `serve`, `rebalance`, `place`, `join` and `shut_down`.
     """
 
     @property
@@ -125,6 +125,23 @@ class NodeApi(Protocol):
 
         Raises:
             Refused: the coordinator does not answer.
+        """
+        ...
+
+    async def places(self, type: str) -> Json:
+        """Where somebody said that shards shall live, and where they do.
+
+        Raises:
+            Refused: the coordinator does not answer.
+        """
+        ...
+
+    async def place(self, type: str, places: Mapping[str, str]) -> Json:
+        """Shards shall live at these addresses; empty takes a place away.
+
+        Raises:
+            ConfigError: no such shard, or no address. Refused: the type's strategy is its own, or
+            the coordinator does not answer.
         """
         ...
 

@@ -16,6 +16,8 @@
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
     POST /v1/rebalance/{type}                look at the balance now
+    GET  /v1/places/{type}                   where shards shall live, for strategy `external`
+    POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
     POST /v1/cluster/shutdown                every node ends where it is
 
@@ -73,6 +75,8 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/plan/{rest:path}", pages.plan),
             Route("/v1/rebalance/{rest:path}", pages.rebalance, methods=["POST"]),
+            Route("/v1/places/{rest:path}", pages.places),
+            Route("/v1/places/{rest:path}", pages.place, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
             Route("/v1/where/{rest:path}", pages.where),
             Route("/v1/explain/{rest:path}", pages.explain),
@@ -161,6 +165,19 @@ class _Pages:
     async def rebalance(self, request: Request) -> Response:
         check_write(request, self.settings)
         return await _answer(self.node.rebalance(_type(request)))
+
+    async def places(self, request: Request) -> Response:
+        return await _answer(self.node.places(_type(request)))
+
+    async def place(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        told: dict[str, str] = {}
+        for text in request.query_params.getlist("set"):
+            shard, sign, place = text.rpartition("=")
+            if not sign:
+                raise ConfigError(f"set {text[:80]!r} is not SHARD=HOST:PORT")
+            told[check_id("shard", shard)] = place
+        return await _answer(self.node.place(_type(request), told))
 
     async def where(self, request: Request) -> Response:
         return await _answer(self.node.where(*_type_and_id(request)))

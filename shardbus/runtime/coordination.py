@@ -10,6 +10,8 @@ One per entity type on every node; a machine runs in it while `runtime/successio
 
 Regions may turn to this node before it knows that it is next. What they ask is kept for a moment.
 
+What people tell the coordinator (`directions`) is read with the claim and written before it counts.
+
 A store that says nothing for `updating_state_timeout` has failed, whatever it promises of itself.
 
 Source: S0.18, S0.32, S0.33, S2.60, S2.61, S2.76; B.97; C.35; docs/architecture.md.
@@ -23,11 +25,22 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
-from shardbus.errors import ConfigError, RequestError, StaleEpoch, StoreError, StoreUnavailable
+from shardbus.errors import (
+    ConfigError,
+    Refused,
+    RequestError,
+    StaleEpoch,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.ids import NodeId
+from shardbus.runtime.directing import Directing
 from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.directions import Directions
 from shardbus.sharding.table import EPOCH_SHIFT
+from shardbus.sharding.tenure import Reign
 from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
 
@@ -66,6 +79,7 @@ class Coordination:
         make: Callable[[], Coordinator],
         store: StateStore,
         office: Office,
+        directing: Directing,
         *,
         patience: float,
         remember: bool = False,
@@ -73,7 +87,9 @@ class Coordination:
         self.entity_type = entity_type
         self._remember, self._patience = remember, patience
         self.coordinator: Coordinator | None = None
+        self.directions = Directions()
         self._make, self._store, self._office = make, store, office
+        self._directing, self._telling = directing, asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._members: events.Members | None = None
         self._epoch_floor = 0
@@ -191,7 +207,8 @@ class Coordination:
     async def _claim(self, machine: Coordinator, epoch: int, layout: str) -> None:
         try:
             table = await self._in_time(self._store.claim_epoch(self.entity_type, epoch, layout))
-        except StaleEpoch as e:
+            told = await self._in_time(self._directing.load(epoch))
+        except (StaleEpoch, StaleFence) as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._tell(machine, events.EpochRefused(e.stored))
         except (StoreError, ConfigError) as e:
@@ -200,9 +217,30 @@ class Coordination:
         else:
             self._epoch_floor = max(self._epoch_floor, epoch)
             self._office.epoch_claimed(self.entity_type, epoch)
+            self.directions = told
+            self._tell(machine, told)
             self._tell(machine, events.EpochClaimed(table))
             if self._remember:
                 await self._wake(machine)
+
+    async def direct(self, change: Callable[[Directions], Directions]) -> Directions:
+        """Tell the coordinator here something new; returns what counts now, which is stored.
+
+        Raises:
+            Refused: none rules here. StoreUnavailable: the old or the new directions count.
+        """
+        async with self._telling:
+            machine = self.coordinator
+            if machine is None or machine.reign is not Reign.RULING:
+                raise Refused(f"the coordinator of {self.entity_type!r} has moved")
+            told = change(self.directions)
+            try:
+                await self._in_time(self._directing.save(machine.epoch, told))
+            except StaleFence:
+                raise Refused(f"the coordinator of {self.entity_type!r} has moved") from None
+            self.directions = told
+            self._tell(machine, told)
+            return told
 
     async def _wake(self, machine: Coordinator) -> None:
         """Shards with remembered entities run though nobody sends to them: ask for their homes, as

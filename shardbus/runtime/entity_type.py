@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.wire.schema import Decode, Interface
 
 
@@ -66,8 +67,8 @@ class EntityType:
     state_class: type | None = None
     read_state: Decode | None = None
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
-    strategy: object | None = None
-    """An allocation strategy; None: least shards."""
+    strategy: AllocationStrategy | None = None
+    """None: the one that the settings name."""
     extract_entity_id: Callable[[Any], str] | None = None
 
     @property

@@ -35,6 +35,7 @@ from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.steering import Steering
 from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
@@ -81,6 +82,7 @@ class Node:
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
         self.switchboard = Switchboard(self)
+        self.steering = Steering(self)
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
         self._pulse: asyncio.TimerHandle | None = None
@@ -134,7 +136,7 @@ class Node:
             )
         hosts = not chosen.role or chosen.role in self.settings.node.roles
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
-        strategy: Any = kind.strategy or strategy_of(chosen)
+        strategy = kind.strategy or strategy_of(chosen)
 
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)

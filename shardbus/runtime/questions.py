@@ -2,19 +2,27 @@
 
 A question is an ask of the reserved type `$node`; its method is the question, its payload the
 arguments, its answer plain data. The coordinator knows where shards are, each node knows what runs
-in its own.
+in its own. What a coordinator is told to do is asked in the same way, and answered once it is
+decided; a refusal is an answer, too.
 
-Source: S2.82-S2.84; B.54, B.61.
+Source: S2.82-S2.84; B.54, B.61, B.69.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from shardbus.errors import RequestError, Unhandled, UnknownEntityType
-from shardbus.ids import NodeId
+from shardbus.errors import (
+    BufferFull,
+    Refused,
+    RequestError,
+    ShardBusError,
+    Unhandled,
+    UnknownEntityType,
+)
+from shardbus.ids import Address, NodeId
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.events import Rebalance
 from shardbus.sharding.tenure import Reign
@@ -27,6 +35,9 @@ if TYPE_CHECKING:
     from shardbus.runtime.node import Node
 
 UNREACHABLE_S = 0.5
+
+WORK_MAX = 1000
+"""Questions that are being answered at a time, of those that take a while."""
 
 
 class Questions:
@@ -44,7 +55,10 @@ class Questions:
             "running": self.running,
             "entities": self.entities,
             "leave": self.leave,
+            "places": self.places,
+            "place": self.place,
         }
+        self._work: set[asyncio.Task[None]] = set()
         self._keys = {name: (self.TYPE, name) for name in self._answers}
         self.on_leave: Callable[[], None] | None = None
 
@@ -55,7 +69,8 @@ class Questions:
             RequestError: no answer in time, or the node is gone.
         """
         if node == self._node.me:
-            return self._answers[question](*args)
+            answer = self._answers[question](*args)
+            return await answer if isinstance(answer, Coroutine) else answer
         future: asyncio.Future[Any] = self._node.loop.create_future()
         session = self._node.endpoint.session_to(node.address, node)
         timeout = round(1000 * self._patience(node))
@@ -89,9 +104,31 @@ class Questions:
             try:
                 if answer is None:
                     raise Unhandled(f"nobody knows {run.method!r} here")
-                session.reply(corr, encode_value(answer(*decode_value(payload))))
+                value = answer(*decode_value(payload))
+                if not isinstance(value, Coroutine):
+                    session.reply(corr, encode_value(value))
+                elif len(self._work) < WORK_MAX:
+                    self._answer_later(session, corr, value)
+                else:
+                    value.close()
+                    raise BufferFull(f"{WORK_MAX} questions are being answered")
             except (RequestError, TypeError) as e:
                 session.fail(corr, e)
+
+    def _answer_later(self, session: Session, corr: int, value: Coroutine[Any, Any, Any]) -> None:
+        async def work() -> None:
+            try:
+                answer = encode_value(await value)
+            except (RequestError, TypeError) as e:
+                if session.lost is None:
+                    session.fail(corr, e)
+            else:
+                if session.lost is None:
+                    session.reply(corr, answer)
+
+        task = self._node.loop.create_task(work())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
     def _kind(self, name: str) -> Kind:
         kind = self._node.kinds.get(name)
@@ -148,6 +185,31 @@ class Questions:
             return False
         self._node.successions[name].coordination.handle(Rebalance())
         return True
+
+    def places(self, name: str) -> dict[str, Any] | None:
+        """Where somebody said that shards of the type shall live."""
+        if self._coordinator(name) is None:
+            return None
+        told = self._node.successions[name].coordination.directions
+        return {"places": {shard: str(place) for shard, place in told.places.items()}}
+
+    async def place(self, name: str, changes: dict[str, str]) -> dict[str, Any] | None:
+        """These shards shall live there; empty takes a place away. Answered once it is stored."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        try:
+            if not coordinator.takes_places:
+                raise Refused(
+                    f"{name!r} has a strategy of its own, which would move the shard back",
+                    hint="set sharding.allocation = external for types that are placed by hand",
+                )
+            places = {s: Address.parse(text) if text else None for s, text in changes.items()}
+            coordination = self._node.successions[name].coordination
+            await coordination.direct(lambda told: told.placed(places))
+        except ShardBusError as e:
+            return {"refused": [type(e).__name__, e.message, e.hint]}
+        return self.places(name)
 
     def running(self, name: str, shard: str, entity_id: str) -> bool:
         """Whether the entity is in memory here."""

@@ -23,7 +23,9 @@ from shardbus.membership.member import WORKING, Service, Status
 from shardbus.membership.singleton import Singleton
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.coordination import Coordination
+from shardbus.runtime.directing import Directing
 from shardbus.runtime.kind import Kind
+from shardbus.runtime.starting import Keeper
 from shardbus.sharding import events
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.messages import GetShardHome
@@ -46,6 +48,9 @@ class Surroundings(Protocol):
 
     me: NodeId
     store: StateStore
+
+    @property
+    def keeping(self) -> Keeper: ...
 
     def send(self, to: NodeId, entity_type: str, message: object) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
@@ -72,6 +77,7 @@ class Succession:
             make,
             node.store,
             self,
+            Directing(kind.name, node.keeping),
             patience=settings.updating_state_timeout,
             remember=settings.remember,
         )

@@ -26,12 +26,15 @@ B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.allocation import AllocationStrategy
+from shardbus.sharding.allocation import AllocationStrategy, External
 from shardbus.sharding.desk import Desk
+from shardbus.sharding.directions import Directions
 from shardbus.sharding.forecast import Forecast, forecast
 from shardbus.sharding.handoff import Handoff, Purpose
 from shardbus.sharding.ledger import Ledger, Wish, Writing, nobody
@@ -101,6 +104,11 @@ class Coordinator:
         """The table, as durable in the store."""
         return self._ledger.table
 
+    @property
+    def takes_places(self) -> bool:
+        """Whether somebody outside says where shards shall live."""
+        return isinstance(self._strategy, External)
+
     def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
         """What would move with so many nodes more and without these."""
         return forecast(self._strategy, self.table, self._registry.candidates(), add, remove)
@@ -135,6 +143,8 @@ class Coordinator:
                     self._take_over(event, now)
             case ev.Rebalance():
                 self._look_soon(now)
+            case Directions():
+                self._direct(event, now)
             case ev.StopShards(shards):
                 for shard in shards:
                     self._begin(shard, Purpose.STOP, None, now)
@@ -325,6 +335,11 @@ class Coordinator:
         self._ledger.add(node, proxy=True)
         self._outbox.region_stopped(node)
         self._note("region_drained", str(node))
+
+    def _direct(self, told: Directions, now: float) -> None:
+        if isinstance(self._strategy, External):
+            self._strategy = replace(self._strategy, places=told.places)
+        self._look_soon(now)
 
     def _look_soon(self, at: float) -> None:
         if self.reign is Reign.RULING:

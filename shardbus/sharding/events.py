@@ -23,6 +23,7 @@ from typing import Protocol
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
+from shardbus.sharding.directions import Directions
 from shardbus.store.protocol import StoredTable
 
 Message = (
@@ -179,7 +180,7 @@ class StopShards:
 
 CoordinatorEvent = (
     Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | Members
-    | Received | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards
+    | Received | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards | Directions
 )  # fmt: skip
 
 # Out of the coordinator.

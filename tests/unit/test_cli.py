@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from io import StringIO
 from pathlib import Path
 
@@ -134,6 +134,13 @@ class FakeNode:
         ]
         moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
         return {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
+
+    async def places(self, type: str) -> Json:
+        return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}
+
+    async def place(self, type: str, places: Mapping[str, str]) -> Json:
+        self.acts.append(("place", type, dict(places)))
+        return await self.places(type)
 
     async def rebalance(self, type: str) -> Json:
         self.acts.append(("rebalance", type))
@@ -334,6 +341,20 @@ def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch)
     assert shell("rebalance", "counter") == Code.OK
     assert [act[0] for act in node.acts] == ["plan", "plan", "plan", "rebalance"]
     assert node.acts[0] == ("plan", "counter", 1, "a:1")
+
+
+def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):
+    assert shell("place", "counter") == Code.OK
+    rows = [line.split() for line in shell.out.splitlines()]
+    assert rows == [["SHARD", "PLACE", "NODE"], ["7", "10.0.0.3:1", "-"]]
+    assert node.acts == []
+    assert shell("place", "counter", "7=10.0.0.3:1") == Code.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("place", "counter", "7=10.0.0.3:1", "a=b=c:1", "8=", "--json") == Code.OK
+    assert json.loads(shell.out)["places"][0]["shard"] == "7"
+    assert node.acts == [("place", "counter", {"7": "10.0.0.3:1", "a=b": "c:1", "8": ""})]
+    assert shell("place", "counter", "7") == Code.FAILED
+    assert "SHARD=HOST:PORT" in shell.err
 
 
 def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding.allocation import (
     AllocationStrategy,
     ConsistentHashing,
+    External,
     LeastShard,
     LeastShardThreshold,
     Move,
@@ -131,13 +132,20 @@ def test_the_settings_name_a_strategy_and_its_limits() -> None:
         "least-shards": LeastShard(7, 0.5),
         "threshold": LeastShardThreshold(4, 2),
         "consistent-hashing": ConsistentHashing(max_moves=7),
+        "external": External(7),
     }
     named = {name: strategy_of(replace(declared, allocation=name)) for name in wanted}
     assert named == wanted
     assert strategy_of(ShardingSettings()) == LeastShard()
 
 
-STRATEGIES: list[AllocationStrategy] = [LeastShard(), LeastShardThreshold(), ConsistentHashing()]
+PLACES = {str(i): NodeId("n", 1 + i % 9, 1).address for i in range(0, 40, 3)} | {"x": ("n", 2)}
+STRATEGIES: list[AllocationStrategy] = [
+    LeastShard(),
+    LeastShardThreshold(),
+    ConsistentHashing(),
+    External(places={shard: Address(*place) for shard, place in PLACES.items()}),
+]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
@@ -230,3 +238,55 @@ def test_a_ring_plans_until_every_shard_is_where_it_belongs() -> None:
     assert rounds > 1
     wanted = ring.allocate(start, {}, list(start.homes), nodes(3))
     assert wanted == {shard: home.node for shard, home in start.homes.items()}
+
+
+def placed(**places: int) -> External:
+    """Shards `s0` ... at the nodes of these numbers, counted from 0; a number above is nobody."""
+    return External(places={s[1:]: Address("n", 1 + number) for s, number in places.items()})
+
+
+def test_TSU5_a_shard_goes_to_its_place_and_others_to_who_has_fewest() -> None:
+    a, b, c = nodes(3)
+    strategy = placed(s10=2, s11=2, s12=2)
+    homes = strategy.allocate(table([0, 1, 0]), {}, [str(i) for i in range(10, 15)], [a, b, c])
+    assert homes == {"10": c, "11": c, "12": c, "13": a, "14": a}
+
+
+def test_TSU5_a_place_that_is_not_there_is_not_waited_for() -> None:
+    a, b, c = nodes(3)
+    strategy = placed(s7=2, s8=7)
+    assert strategy.allocate(table([1, 0]), {}, ["7"], [a, b]) == {"7": b}
+    assert strategy.allocate(table([1, 0, 0]), {}, ["7"], [a, b, c]) == {"7": c}
+    again = NodeId(c.host, c.port, 999)
+    assert strategy.allocate(table([1, 0]), {}, ["7"], [a, b, again]) == {"7": again}
+
+
+def test_TSU5_only_what_has_a_place_elsewhere_moves() -> None:
+    a, b, c = nodes(3)
+    start = table([3, 2, 0])
+    assert External().rebalance(start, [a, b, c], {}) == []
+    strategy = placed(s0=0, s1=2, s3=2, s4=7)
+    assert strategy.rebalance(start, [a, b, c], {}) == [Move("1", a, c), Move("3", b, c)]
+    assert strategy.rebalance(start, [a, b], {}) == []
+    assert strategy.rebalance(start, [b, c], {}) == [Move("3", b, c)]
+    assert strategy.rebalance(start, [a, b, c], {"1": Move("1", a, c)}) == [Move("3", b, c)]
+    assert replace(strategy, max_moves=1).rebalance(start, [a, b, c], {}) == [Move("1", a, c)]
+
+
+@given(
+    counts=st.lists(st.integers(0, 8), min_size=1, max_size=6),
+    places=st.dictionaries(st.integers(0, 20).map(str), st.integers(1, 9)),
+)
+def test_TSU5_one_plan_brings_every_shard_to_its_place(
+    counts: list[int], places: dict[str, int]
+) -> None:
+    start, there = table(counts), nodes(len(counts))
+    strategy = External(places={shard: Address("n", port) for shard, port in places.items()})
+    after = moved(start, strategy.rebalance(start, there, {}))
+    for shard, home in after.homes.items():
+        wanted = Address("n", places.get(shard, 0))
+        at_home = home.node == start.homes[shard].node
+        assert home.node.address == wanted or (
+            at_home and wanted.port not in range(1, 1 + len(there))
+        )
+    assert strategy.rebalance(after, there, {}) == []

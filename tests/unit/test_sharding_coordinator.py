@@ -11,8 +11,9 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.allocation import LeastShard
+from shardbus.sharding.allocation import AllocationStrategy, External, LeastShard
 from shardbus.sharding.coordinator import COALESCE, Coordinator
+from shardbus.sharding.directions import Directions
 from shardbus.sharding.messages import Home
 from shardbus.sharding.outbox import CHUNK, Kind, Outbox
 from shardbus.sharding.tenure import Reign
@@ -31,10 +32,11 @@ class Desk:
         settings: ShardingSettings | None = None,
         stored: StoredTable | None = None,
         live: tuple[NodeId, ...] = (A, B),
+        strategy: AllocationStrategy | None = None,
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.now = 0.0
-        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, LeastShard())
+        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, strategy or LeastShard())
         self.writes: list[ev.Persist] = []
         self.notes: list[str] = []
         self.stopped = ""
@@ -553,6 +555,44 @@ def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -
     said += desk.written()
     said += desk.wait(60)
     assert "BeginHandOff" not in {name for _, name in kinds(said)}
+
+
+def directed(places: dict[str, NodeId]) -> Directions:
+    return Directions({shard: node.address for shard, node in places.items()})
+
+
+def test_B69_a_shard_is_placed_and_moved_by_word() -> None:
+    desk = Desk(strategy=External())
+    desk.tell(directed({"1": B, "2": A}))
+    desk.register(A, B)
+    assert desk.home("1").node == B
+    home = desk.home("2")
+    assert home.node == A
+    assert desk.wait(60) == [], "without a word nothing moves, however uneven it is"
+    begun = desk.tell(directed({"2": B}))
+    assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (home,))]
+    assert desk.coordinator.takes_places
+
+
+def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
+    desk = Desk(strategy=External())
+    desk.tell(directed({"1": C}))
+    desk.register(A, B)
+    home = desk.home("1")
+    assert home.node in (A, B)
+    desk.tell(ev.Members((A, B, C)))
+    desk.register(C)
+    begun = [m for to, m in desk.wait(COALESCE) if to == C]
+    assert begun == [msg.BeginHandOff(1, (home,))]
+
+
+def test_B69_other_strategies_take_no_places() -> None:
+    desk = ready()
+    before = desk.home("1")
+    other = B if before.node == A else A
+    assert desk.tell(directed({"1": other})) == []
+    assert desk.wait(60) == []
+    assert not desk.coordinator.takes_places
 
 
 def test_a_plan_is_worked_off_within_the_bound() -> None:
