@@ -232,6 +232,17 @@ class ShardingSettings:
         0, "shards on the move at a time, for the other strategies", off=True
     )
     rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    use_lease: str = text(
+        "off",
+        "what runs only while its node holds a lease in the state store; all nodes alike",
+        choices=("off", "shards", "singleton", "both"),
+    )
+    lease_ttl: float = seconds(
+        20.0, "after which others get the lease of a node that is gone or does not renew it"
+    )
+    lease_retry_interval: float = seconds(
+        2.0, "between two requests for a lease that is not to be had"
+    )
     max_moves_in_flight: int = count(100, "shards on the move at a time")
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Entity type to those of the settings above that differ for it."""

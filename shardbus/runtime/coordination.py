@@ -71,7 +71,8 @@ class Office(Protocol):
 
 
 class Coordination:
-    """See the module. `make` builds a fresh machine; `patience` is how long the store may take."""
+    """See the module. `make` builds a fresh machine; `patience` is how long the store may take;
+    `look` stops this if it may not rule any more, and is called before anything is handled."""
 
     def __init__(
         self,
@@ -83,9 +84,10 @@ class Coordination:
         *,
         patience: float,
         remember: bool = False,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self.entity_type = entity_type
-        self._remember, self._patience = remember, patience
+        self._remember, self._patience, self._look = remember, patience, look
         self.coordinator: Coordinator | None = None
         self.directions = Directions()
         self._make, self._store, self._office = make, store, office
@@ -157,11 +159,13 @@ class Coordination:
 
     def handle(self, event: events.CoordinatorEvent) -> None:
         """Give the machine an event and do what it says."""
+        self._look()
         if self.coordinator is not None:
             now = asyncio.get_running_loop().time()
             self._perform(self.coordinator, self.coordinator.handle(event, now))
 
     def _tick(self) -> None:
+        self._look()
         if self.coordinator is not None:
             now = asyncio.get_running_loop().time()
             self._perform(self.coordinator, self.coordinator.tick(now))

@@ -20,6 +20,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any, cast, get_args
 
+from shardbus.agreement import check_leases
 from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
@@ -134,6 +135,7 @@ class Node:
                 f" {kind.interface.shards}",
                 hint="declare it in the class, for clients compute shards too",
             )
+        check_leases(name, chosen, self.settings.store)
         hosts = not chosen.role or chosen.role in self.settings.node.roles
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
         strategy = kind.strategy or strategy_of(chosen)
@@ -373,6 +375,8 @@ class Node:
             succession.close()
         for kind in self.kinds.values():
             kind.close()
+        ends = [succession.end() for succession in self.successions.values()]
+        await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self.loop.run_in_executor(None, self._thread.stop, 2.0)
         self.endpoint.close()

@@ -8,7 +8,11 @@
 The region turns to the next oldest as soon as membership shows it, though the leaving one may still
 rule: the next one keeps what it is asked until its turn has come.
 
-Source: B.97, S0.18, S0.33, S2.62; docs/architecture.md.
+With `use_lease`, the coordinator begins once this node holds the lease of the type's singleton, and
+is over once it is given back. If the lease is lost, the coordinator stops at once; that counts as
+an end by itself, and it begins again when the lease is to be had.
+
+Source: B.97, B.99, T.G4, S0.18, S0.33, S2.62; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Protocol, assert_never
+from urllib.parse import quote
 
 from shardbus.ids import NodeId
 from shardbus.membership import handover
@@ -25,6 +30,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.runtime.coordination import Coordination
 from shardbus.runtime.directing import Directing
 from shardbus.runtime.kind import Kind
+from shardbus.runtime.leasing import Leasing
 from shardbus.runtime.starting import Keeper
 from shardbus.sharding import events
 from shardbus.sharding.coordinator import Coordinator
@@ -39,6 +45,7 @@ HOSTING = (*WORKING, Status.LEAVING)
 REGISTERING = (*HOSTING, Status.EXITING)
 """Members in these statuses have regions that register; a new coordinator waits for each."""
 
+LEASED = ("singleton", "both")
 
 START_MS = 30_000
 
@@ -72,6 +79,14 @@ class Succession:
     ) -> None:
         self.singleton = Singleton(kind.name, node.me, kind.settings.role, removal_margin)
         settings = kind.settings
+        self._lease = f"singleton/{quote(kind.name, safe='')}"
+        self._leasing: Leasing | None = None
+        if settings.use_lease in LEASED:
+            self._leasing = Leasing(node.store, str(node.me), settings, self)
+        self._epoch: int | None = None
+        """Of a coordinator that waits for the lease."""
+        self._ended = False
+        """It has, and the lease is on its way back."""
         self.coordination = Coordination(
             kind.name,
             make,
@@ -80,6 +95,7 @@ class Succession:
             Directing(kind.name, node.keeping),
             patience=settings.updating_state_timeout,
             remember=settings.remember,
+            look=self._leasing.look if self._leasing is not None else lambda: None,
         )
         self._kind, self._node = kind, node
         self._clockwork = Clockwork(self.singleton.deadline, self._tick)
@@ -140,7 +156,11 @@ class Succession:
 
     def over(self, entity_type: str) -> None:
         """The coordinator here has ended."""
-        self._handle(handover.Over())
+        if self._leasing is None:
+            self._handle(handover.Over())
+        else:
+            self._ended = True
+            self._leasing.drop(self._lease)
 
     def wake(self, entity_type: str, shards: list[str]) -> list[str]:
         """These shards shall have homes, though no message is there for them. Returns those that
@@ -157,6 +177,35 @@ class Succession:
     def note(self, entity_type: str, note: events.Note) -> None:
         """What a machine noted."""
         self._node.note(entity_type, note)
+
+    # ---- the lease of the singleton
+
+    def on_held(self, name: str) -> None:
+        """The coordinator may begin."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            self.coordination.begin(epoch)
+
+    def on_lost(self, name: str, left: float) -> None:
+        """It may not go on."""
+        self.coordination.stop()
+        self.over(self._kind.name)
+
+    def on_free(self, name: str) -> None:
+        """Another one may begin."""
+        ended, self._ended = self._ended, False
+        if ended:
+            self._handle(handover.Over())
+
+    def on_note(self, note: events.Note) -> None:
+        """What became of the lease."""
+        self.note(self._kind.name, note)
+
+    async def end(self) -> None:
+        """Nothing is coordinated here any more."""
+        if self._leasing is not None:
+            self._ended, self._epoch = False, None
+            await self._leasing.end()
 
     # ---- the machine
 
@@ -177,13 +226,27 @@ class Succession:
                 case handover.Prepare():
                     self.coordination.prepare()
                 case handover.Begin(epoch=epoch):
-                    self.coordination.begin(epoch)
+                    self._begin(epoch)
                 case handover.Retire():
+                    self._epoch = None
                     self.coordination.retire()
                 case handover.Halt():
-                    self.coordination.stop()
+                    self._halt()
                 case handover.Turned(after=after, why=why):
                     self.note(name, events.Note("succession", f"{after}: {why}"))
                 case _:
                     assert_never(effect)
         self._clockwork.arm()
+
+    def _begin(self, epoch: int) -> None:
+        if self._leasing is None:
+            self.coordination.begin(epoch)
+        else:
+            self._epoch = epoch
+            self._leasing.want(self._lease)
+
+    def _halt(self) -> None:
+        self.coordination.stop()
+        self._epoch = None
+        if self._leasing is not None:
+            self._leasing.drop(self._lease)
