@@ -19,7 +19,6 @@ from shardbus.settings import Settings
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 
 NO_EFFECT: Mapping[str, str] = {
-    "sharding.updating_state_timeout": "no effect yet: `store.timeout` bounds a write",
     "sharding.shards": "refused when it differs from the class, which clients compute with",
     "security.keys": "not built yet: a node with it refuses to start",
     "security.allowed": "not built yet: a node with it refuses to start",

@@ -1,7 +1,7 @@
 """What must hold between settings, each of which is good by itself.
 
-`check` asks that of every tree of settings, wherever its values came from; `check_exposure` only
-before a node listens.
+`check` asks that of every tree of settings, wherever its values came from; `check_leases` of each
+entity type, and `check_exposure`, only before a node listens.
 
 Source: B.1, B.32, S1.25.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 from ipaddress import ip_address
 
 from shardbus.errors import ConfigError
-from shardbus.settings import Settings
+from shardbus.settings import Settings, ShardingSettings, StoreSettings
 
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
@@ -61,6 +61,19 @@ def check(settings: Settings) -> None:
     if http.write and not http.token:
         raise ConfigError(
             "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"
+        )
+
+
+def check_leases(name: str, sharding: ShardingSettings, store: StoreSettings) -> None:
+    """The same for one entity type, with what its class declares.
+
+    Raises:
+        ConfigError: naming both settings.
+    """
+    if sharding.use_lease != "off" and sharding.lease_ttl <= 4 * store.timeout:
+        raise ConfigError(
+            f"sharding.lease_ttl of {name!r} ({sharding.lease_ttl:g} s) must be more than four "
+            f"times store.timeout ({store.timeout:g} s), or a lease runs out while it is renewed"
         )
 
 

@@ -15,6 +15,7 @@ from shardbus.cluster import Cluster, Running
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
+from shardbus.placement import ExternalAllocation
 from shardbus.runtime.entity_type import (
     Directive,
     EntityType,
@@ -24,6 +25,7 @@ from shardbus.runtime.entity_type import (
 )
 from shardbus.runtime.observers import Callback
 from shardbus.settings import ShardingSettings
+from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.addressing import Region, layout_of, shard_function
 from shardbus.transport.refs import ASK_TIMEOUT_MS, NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
@@ -74,7 +76,7 @@ class ShardBus:
         *,
         messages: Iterable[type] = (),
         supervision: Supervision | None = None,
-        allocation: object | None = None,
+        allocation: AllocationStrategy | str | None = None,
         extract_entity_id: Extractor | None = None,
         extract_shard_id: Callable[[str], str] | None = None,
         **declared: object,
@@ -86,7 +88,8 @@ class ShardBus:
             default.
             messages: classes that `receive` takes.
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
-            allocation: an allocation strategy; least shards by default.
+            allocation: an allocation strategy, or the name of one as in the settings; least shards
+            by default.
             extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
             (entity id, what the entity receives), which unwraps an envelope; None for a message
             that it does not know [S2.12].
@@ -100,8 +103,13 @@ class ShardBus:
 
         def decorate(cls: C) -> C:
             kind = name or cls.__name__.lower()
+            if kind.startswith("$"):
+                raise ConfigError(f"{kind!r}: names that begin with $ are shardbus's own")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
+            strategy = None if isinstance(allocation, str) else _strategy(cls, allocation)
+            if isinstance(allocation, str):
+                declared["allocation"] = allocation
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
             interface.extract_entity_id = extract_entity_id
@@ -117,7 +125,7 @@ class ShardBus:
                 state_class=state_class,
                 read_state=read_state,
                 supervision=_supervision(supervision),
-                strategy=allocation,
+                strategy=strategy,
                 behaviours=_behaviours(cls),
             )
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
@@ -162,6 +170,14 @@ class ShardBus:
             raise LocalProtocolError(f"the node runs: {known.name!r} cannot become a proxy now")
         self.types[known.name] = replace(known, proxy=True)
         return self.region(known.name)
+
+    def external_allocation(self, name: str) -> ExternalAllocation:
+        """Where shards of a type with strategy `external` shall live [B.69].
+
+        Raises:
+            LocalProtocolError: no node runs here.
+        """
+        return ExternalAllocation(self._running().steering, name)
 
     @property
     def cluster(self) -> Cluster:
@@ -277,6 +293,17 @@ def _state(cls: type) -> tuple[type | None, Decode | None]:
     except TypeError as e:
         raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
     return wanted, decoder(wanted)
+
+
+def _strategy(cls: type, given: AllocationStrategy | None) -> AllocationStrategy | None:
+    if given is not None:
+        for name in ("allocate", "rebalance"):
+            if isinstance(given, type) or not callable(getattr(given, name, None)):
+                raise ConfigError(
+                    f"{cls.__name__}: allocation is {given!r}, which cannot {name}"[:300],
+                    hint="give an object with both methods, or a strategy's name",
+                )
+    return given
 
 
 def _annotations(cls: type) -> set[str]:

@@ -45,6 +45,7 @@ from shardbus.membership.view import (
     UnreachableMember,
 )
 from shardbus.runtime.observers import Observers, Subscription
+from shardbus.runtime.steering import Steering
 from shardbus.transport.addressing import Owner
 
 __all__ = [
@@ -86,6 +87,8 @@ class Running(Protocol):
 
     @property
     def kinds(self) -> Mapping[str, Owner]: ...
+    @property
+    def steering(self) -> Steering: ...
     def ref(self, kind: object, entity_id: str) -> object: ...
     def write_meta(self, name: str, data: bytes) -> None: ...
 

@@ -67,7 +67,9 @@ class NodeSettings:
     proxies: tuple[str, ...] = names(
         "entity types of which this node hosts nothing and to which it only sends; * is all types"
     )
-    version: str = text("0.0.0", "version of the application, shown to operators")
+    version: str = text(
+        "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +214,9 @@ class ShardingSettings:
     waiting_for_state_timeout: float = seconds(
         2.0, "regions may report to a new coordinator; 2.4.20 says 5 s"
     )
-    updating_state_timeout: float = seconds(5.0, "for the store to confirm a change of the table")
+    updating_state_timeout: float = seconds(
+        5.0, "for the store to confirm a change of the table; then it is tried again"
+    )
     shard_region_query_timeout: float = seconds(
         3.0, "for regions to answer a question about their shards"
     )
@@ -220,7 +224,7 @@ class ShardingSettings:
     allocation: str = text(
         "least-shards",
         "strategy of types whose class names none",
-        choices=("least-shards", "threshold", "consistent-hashing"),
+        choices=("least-shards", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")
     rebalance_threshold: int = count(
@@ -231,6 +235,17 @@ class ShardingSettings:
         0, "shards on the move at a time, for the other strategies", off=True
     )
     rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    use_lease: str = text(
+        "off",
+        "what runs only while its node holds a lease in the state store; all nodes alike",
+        choices=("off", "shards", "singleton", "both"),
+    )
+    lease_ttl: float = seconds(
+        20.0, "after which others get the lease of a node that is gone or does not renew it"
+    )
+    lease_retry_interval: float = seconds(
+        2.0, "between two requests for a lease that is not to be had"
+    )
     max_moves_in_flight: int = count(100, "shards on the move at a time")
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Entity type to those of the settings above that differ for it."""

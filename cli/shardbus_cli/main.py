@@ -47,6 +47,8 @@ READING: tuple[Callable[..., None], ...] = (
     service.drain,
     balance.plan,
     balance.rebalance,
+    balance.place,
+    balance.stop,
 )
 for read in READING:
     app.command()(read)

@@ -1,43 +1,28 @@
 """What a node says for itself over HTTP: `http.api.NodeApi`, answered from the node's own picture
-and by questions to the nodes that know.
+and by questions to the nodes that know. What it says of one entity type stands in `type_pages`.
 
-Source: docs/reference/http.md; S2.82, S2.83; B.61, B.142, B.143.
+Source: docs/reference/http.md; B.142, B.143.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shardbus.errors import ConfigError, Refused, RequestError, UnknownEntityType
+from shardbus.errors import ConfigError, Refused
 from shardbus.http.api import Check, Checks, Json
-from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.metrics import render
 from shardbus.runtime.news import fact, picture
+from shardbus.runtime.type_pages import TypePages
 
-if TYPE_CHECKING:
-    from shardbus.runtime.kind import Kind
-    from shardbus.runtime.node import Node
-
-ENTITIES_MAX = 1000
 STALLED_S = 10.0
-_STATES = {
-    "begin": "handing_off",
-    "stopping": "handing_off",
-    "handing_off": "handing_off",
-    "starting": "starting",
-    "unallocated": "unallocated",
-}
 
 
-class Admin:
+class Admin(TypePages):
     """See the module."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
 
     @property
     def cluster_name(self) -> str:
@@ -115,123 +100,7 @@ class Admin:
             )
         return {"types": rows}
 
-    # ---- one type
-
-    def _kind(self, name: str) -> Kind:
-        kind = self._node.kinds.get(name)
-        if kind is None:
-            raise UnknownEntityType(f"there is no entity type {name!r}")
-        return kind
-
-    async def _table(self, name: str) -> dict[str, Any]:
-        """The coordinator's table, or what this node knows of it."""
-        kind = self._kind(name)
-        if kind.coordinator is not None:
-            try:
-                table = await self._node.questions.ask(kind.coordinator, "table", name)
-                if table is not None:
-                    return dict(table)
-            except RequestError:
-                pass
-        region = kind.router.region
-        known = [region.home_of(shard) for shard in kind.router.routes]
-        rows = [[h.shard, str(h.node), h.fence, "running"] for h in known if h is not None]
-        return {"epoch": region.epoch, "shards": rows}
-
-    async def shards(self, type: str) -> Json:
-        """Where the shards of a type live, and how many entities each has in memory."""
-        kind = self._kind(type)
-        table = await self._table(type)
-        stats = await self._node.questions.ask_all("stats")
-        answered = {str(node) for node in stats}
-        live = {
-            (str(node), shard): count
-            for node, types in stats.items()
-            for shard, count in types.get(type, {}).items()
-        }
-        rows = [
-            {
-                "shard": shard,
-                "node": node,
-                "state": _STATES.get(state, "running"),
-                "fence": fence,
-                "entities": live.get((node, shard), 0) if node in answered else None,
-            }
-            for shard, node, fence, state in table["shards"]
-        ]
-        rows.sort(key=lambda row: (len(row["shard"]), row["shard"]))
-        return {
-            "type": type,
-            "coordinator": str(kind.coordinator) if kind.coordinator else None,
-            "epoch": table["epoch"],
-            "shards": rows,
-        }
-
-    async def where(self, type: str, id: str) -> Json:
-        """Where one entity lives, or would."""
-        kind = self._kind(type)
-        shard = kind.router.route_of(id).shard
-        home = kind.router.region.home_of(shard)
-        running = False
-        state = "unallocated"
-        if home is not None:
-            state = "running"
-            try:
-                running = await self._node.questions.ask(home.node, "running", type, shard, id)
-            except RequestError:
-                state = "unknown"
-        return {
-            "type": type,
-            "id": id,
-            "shard": shard,
-            "node": str(home.node) if home is not None else None,
-            "state": state,
-            "running": running,
-        }
-
-    async def entities(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
-        """A page of the entities in memory, by id."""
-        self._kind(type)
-        limit = min(limit, ENTITIES_MAX)
-        pages = await self._node.questions.ask_all(
-            "entities", type, shard or "", prefix, cursor or "", limit + 1
-        )
-        rows = [
-            {"id": i, "shard": s, "node": str(node)}
-            for node, page in pages.items()
-            for i, s in page
-        ]
-        rows.sort(key=lambda row: (row["id"], row["node"]))
-        more = len(rows) > limit
-        rows = rows[:limit]
-        return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
-
-    async def explain(self, type: str, id: str) -> Json:
-        """Where an entity is, why, and what its messages wait for."""
-        kind = self._kind(type)
-        answer = await self.where(type, id)
-        region = kind.router.region
-        shard = str(answer["shard"])
-        home = region.home_of(shard)
-        route = kind.router.routes.get(shard)
-        messages, size = region.buffered
-        if home is None:
-            why = "no home is known here; the coordinator is asked while messages wait"
-        elif route is not None and route.out is None:
-            why = "messages wait here: the shard is on the move"
-        else:
-            why = "the home is known, messages go there directly"
-        answer |= {
-            "layout": kind.kind.interface.layout,
-            "fence": home.fence if home is not None else None,
-            "coordinator": str(kind.coordinator) if kind.coordinator else None,
-            "epoch": region.epoch,
-            "why": why,
-            "buffered": {"messages": messages, "bytes": size},
-        }
-        return answer
+    # ---- decisions and news
 
     async def downing(self) -> Json:
         """How this node decides after a split, and what it last decided."""
@@ -320,34 +189,6 @@ class Admin:
         self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
         return {"node": str(target), "down": True, "removed": force}
 
-    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
-        """What would move with so many nodes more and without these."""
-        gone = [str(self._member(node)) for node in remove]
-        found = await self._ask_coordinator(type, "plan", add, gone)
-        return {
-            "type": type,
-            "add": add,
-            "remove": gone,
-            "moves": [{"shard": s, "from": a, "to": b} for s, a, b in found["moves"]],
-            "nodes": [{"node": n, "before": b, "after": a} for n, b, a in found["nodes"]],
-            "rounds": found["rounds"],
-            "settled": found["settled"],
-        }
-
-    async def rebalance(self, type: str) -> Json:
-        """Look at the balance of a type now."""
-        await self._ask_coordinator(type, "rebalance")
-        return {"type": type, "rebalancing": True}
-
-    async def _ask_coordinator(self, type: str, question: str, *args: object) -> Any:
-        coordinator = self._kind(type).coordinator
-        answer = None
-        if coordinator is not None:
-            answer = await self._node.questions.ask(coordinator, question, type, *args)
-        if not answer:
-            raise Refused(f"the coordinator of {type!r} is not known yet", hint="try again")
-        return answer
-
     async def serve(self, node: str, service: str) -> Json:
         """Cordon, uncordon or drain a member. The last that is open stays so: shards without a home
         would wait for nobody."""
@@ -373,13 +214,3 @@ class Admin:
             raise Refused(f"this node is {self._status()}: ask one that is up")
         self._node.cluster.post(cluster.PrepareForShutdown())
         return {"cluster": self._node.cluster_name, "stopping": True}
-
-    def _member(self, text: str, *, itself: bool = False) -> NodeId:
-        view = self._node.view
-        if itself and view is not None and view.status is not None:
-            return self._node.me
-        members = [m.node for m in view.members] if view is not None else []
-        for node in members:
-            if text in (str(node), str(node.address)):
-                return node
-        raise ConfigError(f"no member is called {text!r}", hint="`shardbus nodes` lists them")

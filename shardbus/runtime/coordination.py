@@ -10,7 +10,11 @@ One per entity type on every node; a machine runs in it while `runtime/successio
 
 Regions may turn to this node before it knows that it is next. What they ask is kept for a moment.
 
-Source: S0.18, S0.32, S0.33, S2.60, S2.61; B.97; C.35; docs/architecture.md.
+What people tell the coordinator (`directions`) is read with the claim and written before it counts.
+
+A store that says nothing for `updating_state_timeout` has failed, whatever it promises of itself.
+
+Source: S0.18, S0.32, S0.33, S2.60, S2.61, S2.76; B.97; C.35; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -18,19 +22,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from shardbus.errors import ConfigError, RequestError, StaleEpoch, StoreError
+from shardbus.errors import (
+    ConfigError,
+    Refused,
+    RequestError,
+    StaleEpoch,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.ids import NodeId
+from shardbus.runtime.directing import Directing
 from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.directions import Directions
 from shardbus.sharding.table import EPOCH_SHIFT
+from shardbus.sharding.tenure import Reign
 from shardbus.store.protocol import StateStore
 from shardbus.transport.clockwork import Clockwork
 
 log = logging.getLogger("shardbus.coordinator")
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 
@@ -55,7 +72,8 @@ class Office(Protocol):
 
 
 class Coordination:
-    """See the module. `make` builds a fresh machine."""
+    """See the module. `make` builds a fresh machine; `patience` is how long the store may take;
+    `look` stops this if it may not rule any more, and is called before anything is handled."""
 
     def __init__(
         self,
@@ -63,19 +81,26 @@ class Coordination:
         make: Callable[[], Coordinator],
         store: StateStore,
         office: Office,
+        directing: Directing,
         *,
+        patience: float,
         remember: bool = False,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
         self.entity_type = entity_type
-        self._remember = remember
+        self._remember, self._patience, self._look = remember, patience, look
         self.coordinator: Coordinator | None = None
+        self.directions = Directions()
         self._make, self._store, self._office = make, store, office
+        self._directing, self._telling = directing, asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._members: events.Members | None = None
         self._epoch_floor = 0
         self._retiring = False
         self._early: deque[tuple[float, events.Received]] = deque(maxlen=EARLY_MAX)
         self._clockwork: Clockwork | None = None
+        self._stops: list[tuple[set[str], asyncio.Event]] = []
+        """Shards that somebody waits for to stop."""
 
     def update(self, members: events.Members, epoch: int) -> None:
         """The picture of the cluster changed: over whom to rule, and the highest epoch known."""
@@ -118,6 +143,8 @@ class Coordination:
         if self._clockwork is not None:
             self._clockwork.stop()
         self.coordinator = None
+        for _, over in self._stops:
+            over.set()
 
     def _make_one(self) -> None:
         self.stop()
@@ -147,11 +174,13 @@ class Coordination:
 
     def handle(self, event: events.CoordinatorEvent) -> None:
         """Give the machine an event and do what it says."""
+        self._look()
         if self.coordinator is not None:
             now = asyncio.get_running_loop().time()
             self._perform(self.coordinator, self.coordinator.handle(event, now))
 
     def _tick(self) -> None:
+        self._look()
         if self.coordinator is not None:
             now = asyncio.get_running_loop().time()
             self._perform(self.coordinator, self.coordinator.tick(now))
@@ -167,6 +196,11 @@ class Coordination:
                     self._spawn(self._load(machine))
                 case events.ClaimEpoch(epoch=epoch, layout=layout):
                     self._spawn(self._claim(machine, epoch, layout))
+                case events.ShardsStopped(shards=shards):
+                    for waited, over in self._stops:
+                        waited.difference_update(shards)
+                        if not waited:
+                            over.set()
                 case events.Stop(reason=reason):
                     level = logging.INFO if self._retiring else logging.WARNING
                     log.log(level, "coordinator of %r is over: %s", self.entity_type, reason)
@@ -188,7 +222,7 @@ class Coordination:
 
     async def _load(self, machine: Coordinator) -> None:
         try:
-            table = await self._store.load_table(self.entity_type)
+            table = await self._in_time(self._store.load_table(self.entity_type))
         except StoreError as e:
             self._tell(machine, events.StoreFailed(str(e)))
         else:
@@ -196,8 +230,9 @@ class Coordination:
 
     async def _claim(self, machine: Coordinator, epoch: int, layout: str) -> None:
         try:
-            table = await self._store.claim_epoch(self.entity_type, epoch, layout)
-        except StaleEpoch as e:
+            table = await self._in_time(self._store.claim_epoch(self.entity_type, epoch, layout))
+            told = await self._in_time(self._directing.load(epoch))
+        except (StaleEpoch, StaleFence) as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._tell(machine, events.EpochRefused(e.stored))
         except (StoreError, ConfigError) as e:
@@ -206,9 +241,55 @@ class Coordination:
         else:
             self._epoch_floor = max(self._epoch_floor, epoch)
             self._office.epoch_claimed(self.entity_type, epoch)
+            self.directions = told
+            self._tell(machine, told)
             self._tell(machine, events.EpochClaimed(table))
             if self._remember:
                 await self._wake(machine)
+
+    async def direct(self, change: Callable[[Directions], Directions]) -> Directions:
+        """Tell the coordinator here something new; returns what counts now, which is stored.
+
+        Raises:
+            Refused: none rules here. StoreUnavailable: the old or the new directions count.
+        """
+        async with self._telling:
+            machine = self._ruling()
+            told = change(self.directions)
+            try:
+                await self._in_time(self._directing.save(machine.epoch, told))
+            except StaleFence:
+                raise Refused(f"the coordinator of {self.entity_type!r} has moved") from None
+            self.directions = told
+            self._tell(machine, told)
+            return told
+
+    async def stop_shards(self, shards: Collection[str], patience: float) -> list[str]:
+        """Stop these, and return those that have not within so many seconds; they still will.
+
+        Raises:
+            Refused: no coordinator rules here, or it went meanwhile.
+        """
+        machine = self._ruling()
+        waiting = (set(shards), asyncio.Event())
+        self._stops.append(waiting)
+        try:
+            self.handle(events.StopShards(tuple(shards)))
+            async with asyncio.timeout(patience):
+                await waiting[1].wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._stops.remove(waiting)
+        if self._ruling() is not machine:
+            raise Refused(f"the coordinator of {self.entity_type!r} has moved")
+        return [shard for shard in shards if shard in waiting[0]]
+
+    def _ruling(self) -> Coordinator:
+        machine = self.coordinator
+        if machine is None or machine.reign is not Reign.RULING:
+            raise Refused(f"the coordinator of {self.entity_type!r} has moved", hint="try again")
+        return machine
 
     async def _wake(self, machine: Coordinator) -> None:
         """Shards with remembered entities run though nobody sends to them: ask for their homes, as
@@ -238,8 +319,9 @@ class Coordination:
             await store.remove_remembered(name, shard, ids, fence)
 
     async def _persist(self, machine: Coordinator, write: events.Persist) -> None:
+        name, store = self.entity_type, self._store
         try:
-            await self._store.write_homes(self.entity_type, write.epoch, write.homes, write.op_id)
+            await self._in_time(store.write_homes(name, write.epoch, write.homes, write.op_id))
         except StaleEpoch as e:
             self._epoch_floor = max(self._epoch_floor, e.stored)
             self._tell(machine, events.PersistFailed(write.op_id, True))
@@ -248,3 +330,16 @@ class Coordination:
             self._tell(machine, events.PersistFailed(write.op_id, False))
         else:
             self._tell(machine, events.Persisted(write.op_id))
+
+    async def _in_time(self, answer: Awaitable[T]) -> T:
+        """What the store answers.
+
+        Raises:
+            StoreUnavailable: nothing, for too long. It may have done what it was asked to.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                return await answer
+        except TimeoutError:
+            text = f"the store gave no answer within {self._patience:g} s"
+            raise StoreUnavailable(text) from None

@@ -17,6 +17,7 @@ from typing import Any
 
 from shardbus.errors import ConfigError
 from shardbus.settings import NodeSettings, closest
+from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.wire.schema import Decode, Interface
 
 BEHAVIOUR = "current behaviour"
@@ -74,8 +75,8 @@ class EntityType:
     state_class: type | None = None
     read_state: Decode | None = None
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
-    strategy: object | None = None
-    """An allocation strategy; None: least shards."""
+    strategy: AllocationStrategy | None = None
+    """None: the one that the settings name."""
     behaviours: frozenset[Callable[..., Any]] = frozenset()
     """Methods that may stand in for `receive`, itself among them; none if the class has no other
     than that."""

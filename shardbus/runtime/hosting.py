@@ -135,11 +135,14 @@ class Host:
             cell.shard.cells[cell.entity_id] = cell
             del self.active[cell.entity_id]
 
-    def stop_shards(self, shards: list[str], reason: StopReason) -> None:
-        """Stop every entity of these shards after the messages that are in its mailbox."""
-        hosted = [
-            self.shards[s] for s in shards if s in self.shards and not self.shards[s].stopping
-        ]
+    def stop_shards(
+        self, shards: list[str], reason: StopReason, patience: float | None = None
+    ) -> None:
+        """Stop every entity of these shards, by default after the messages that are in its mailbox;
+        after a failure, at once. Who has not stopped within `patience` seconds is cut off."""
+        known = [self.shards[shard] for shard in shards if shard in self.shards]
+        unknown = [shard for shard in shards if shard not in self.shards]
+        hosted = [h for h in known if not h.stopping]
         self._take_out([h for h in hosted if h.open])
         for h in hosted:
             h.arrivals, h.stopping = False, True
@@ -148,13 +151,15 @@ class Host:
             for cell in self.memory.abandon(h) if self.memory is not None else ():
                 self.execution.settle(cell)
             self._maybe_down(h)
-        left = [h for h in hosted if self.shards.get(h.shard) is h]
-        if left:
+        left = [h for h in known if self.shards.get(h.shard) is h]
+        if patience is None:
             patience = max(1.0, self.settings.handoff_timeout - 5.0)
+        if left and patience > 0:
             self.loop.call_later(patience, self._cut_off, left)
-        for shard in shards:
-            if shard not in self.shards and shard not in {h.shard for h in hosted}:
-                self._on_down(shard)
+        elif left:
+            self._cut_off(left)
+        for shard in unknown:
+            self._on_down(shard)
 
     def _cut_off(self, shards: list[HostedShard]) -> None:
         for hosted in shards:

@@ -24,8 +24,9 @@ from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
 from shardbus.runtime.starting import Keeper
+from shardbus.runtime.tenancy import Tenancy
 from shardbus.settings import ShardingSettings
-from shardbus.sharding import events
+from shardbus.sharding import events, messages
 from shardbus.sharding.region import Region
 from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
@@ -94,11 +95,13 @@ class Kind:
             loop,
             keeper,
             ref,
-            self._on_down,
+            lambda shard: self.tenancy.stopped(shard),
             node.store,
             lambda entity_id: self.router.shard_of(entity_id),
             self._start_elsewhere,
         )
+        self.tenancy = Tenancy(self, self.host, node.store, node.me, settings)
+        self._look = self.tenancy.look
         interface = kind.interface
         region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
         self.router = Router(interface, region, self, loop, node.endpoint.clock)
@@ -118,6 +121,8 @@ class Kind:
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         """Messages to which nobody waits for an answer."""
+        if self._look is not None:
+            self._look()
         invoker = self.kind.invokers.get(run.method)
         if invoker is None:
             self.host.counts.drop("unhandled", len(run.ids))
@@ -135,6 +140,8 @@ class Kind:
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Messages whose senders wait."""
+        if self._look is not None:
+            self._look()
         invoker = self.kind.invokers.get(run.method)
         if invoker is None:
             self.host.counts.drop("unhandled", len(run.ids))
@@ -161,6 +168,8 @@ class Kind:
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """A message that another node, or our own router, sends on."""
+        if self._look is not None:
+            self._look()
         invoker = self.kind.invokers.get(message.method)
         if invoker is None:
             self.host.counts.drop("unhandled")
@@ -246,8 +255,7 @@ class Kind:
             case events.SetArrivals(shard=shard, local=local, via=via):
                 self.host.set_arrivals(shard, local, via)
             case events.StartShard(shard=shard, fence=fence):
-                self.host.start_shard(shard, fence)
-                self._loop.call_soon(self.router.handle, events.ShardReady(shard))
+                self.tenancy.start(shard, fence)
             case events.StopShard(shard=shard):
                 if not self._stopping:
                     self._loop.call_soon(self._stop_shards)
@@ -267,11 +275,26 @@ class Kind:
     async def _start_elsewhere(self, entity_id: str) -> None:
         await start_entity(self.router, entity_id, START_MS)
 
-    def _on_down(self, shard: str) -> None:
+    def ready(self, shard: str) -> None:
+        """The shard has started."""
+        self._loop.call_soon(self.router.handle, events.ShardReady(shard))
+
+    def down(self, shard: str) -> None:
+        """Nothing of the shard runs here any more."""
         if self._stopped_here is None:
             self.router.handle(events.ShardDown(shard))
         elif not self.host.shards and not self._stopped_here.done():
             self._stopped_here.set_result(None)
+
+    def rehouse(self, shard: str) -> None:
+        """The shard had to stop, and shall run somewhere."""
+        if self._stopped_here is None:
+            asked = messages.GetShardHome((shard,))
+            self.router.handle(events.Received(self._node.me, asked))
+
+    def note(self, note: events.Note) -> None:
+        """What became of the type's leases."""
+        self._node.note(self.name, note)
 
     def dropped(self, reason: str, count: int) -> None:
         """The router could not send messages."""

@@ -27,13 +27,20 @@ NOTEWORTHY = frozenset(
         "refused",
         "persist_failed",
         "succession",
+        "lease_refused",
+        "lease_kept",
     }
 )
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 
+ALARMING = frozenset({"lease_lost", "too_few_shards", "too_many_shards", "strategy_failed"})
+"""Those that they should act on."""
+
 
 def level_of(note: Note) -> int:
     """How loud a machine's note is."""
+    if note.kind in ALARMING:
+        return logging.WARNING
     return logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
 
 

@@ -19,6 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, get_args
 
+from shardbus.agreement import check_leases
 from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
@@ -34,6 +35,7 @@ from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.steering import Steering
 from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
@@ -85,6 +87,7 @@ class Node:
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
         self.switchboard = Switchboard(self)
+        self.steering = Steering(self)
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
         self._pulse: asyncio.TimerHandle | None = None
@@ -138,9 +141,10 @@ class Node:
                 f" {kind.interface.shards}",
                 hint="declare it in the class, for clients compute shards too",
             )
+        check_leases(name, chosen, self.settings.store)
         hosts = kind.hosted_by(chosen.role, self.settings.node)
         self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
-        strategy: Any = kind.strategy or strategy_of(chosen)
+        strategy = kind.strategy or strategy_of(chosen)
 
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
@@ -381,6 +385,8 @@ class Node:
             succession.close()
         for kind in self.kinds.values():
             kind.close()
+        ends = [succession.end() for succession in self.successions.values()]
+        await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self._thread.close()
         self.endpoint.close()

@@ -2,19 +2,27 @@
 
 A question is an ask of the reserved type `$node`; its method is the question, its payload the
 arguments, its answer plain data. The coordinator knows where shards are, each node knows what runs
-in its own.
+in its own. What a coordinator is told to do is asked in the same way, and answered once it is
+decided; a refusal is an answer, too.
 
-Source: S2.82-S2.84; B.54, B.61.
+Source: S2.82-S2.84; B.54, B.61, B.63, B.69, B.77.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from shardbus.errors import RequestError, Unhandled, UnknownEntityType
-from shardbus.ids import NodeId
+from shardbus.errors import (
+    BufferFull,
+    Refused,
+    RequestError,
+    ShardBusError,
+    Unhandled,
+    UnknownEntityType,
+)
+from shardbus.ids import Address, NodeId
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.events import Rebalance
 from shardbus.sharding.tenure import Reign
@@ -27,6 +35,26 @@ if TYPE_CHECKING:
     from shardbus.runtime.node import Node
 
 UNREACHABLE_S = 0.5
+
+WORK_MAX = 1000
+"""Questions that are being answered at a time, of those that take a while."""
+
+
+STOP_PART = 0.5
+"""The part of an asker's patience that stopping shards may take; then it hears how far it is."""
+
+
+def _pace(coordinator: Coordinator) -> dict[str, Any]:
+    """How fast the coordinator moves shards, and what holds it."""
+    balance = coordinator.balance
+    moving, most = balance.moves_in_flight
+    held = balance.held()
+    return {"paused": balance.paused, "held": held, "moving": moving, "moves_at_a_time": most}
+
+
+def _refusal(error: ShardBusError) -> dict[str, Any]:
+    """A refusal as an answer."""
+    return {"refused": [type(error).__name__, error.message, error.hint]}
 
 
 class Questions:
@@ -44,7 +72,12 @@ class Questions:
             "running": self.running,
             "entities": self.entities,
             "leave": self.leave,
+            "places": self.places,
+            "place": self.place,
+            "slow": self.slow,
+            "stop": self.stop,
         }
+        self._work: set[asyncio.Task[None]] = set()
         self._keys = {name: (self.TYPE, name) for name in self._answers}
         self.on_leave: Callable[[], None] | None = None
 
@@ -55,7 +88,8 @@ class Questions:
             RequestError: no answer in time, or the node is gone.
         """
         if node == self._node.me:
-            return self._answers[question](*args)
+            answer = self._answers[question](*args)
+            return await answer if isinstance(answer, Coroutine) else answer
         future: asyncio.Future[Any] = self._node.loop.create_future()
         session = self._node.endpoint.session_to(node.address, node)
         timeout = round(1000 * self._patience(node))
@@ -89,9 +123,31 @@ class Questions:
             try:
                 if answer is None:
                     raise Unhandled(f"nobody knows {run.method!r} here")
-                session.reply(corr, encode_value(answer(*decode_value(payload))))
+                value = answer(*decode_value(payload))
+                if not isinstance(value, Coroutine):
+                    session.reply(corr, encode_value(value))
+                elif len(self._work) < WORK_MAX:
+                    self._answer_later(session, corr, value)
+                else:
+                    value.close()
+                    raise BufferFull(f"{WORK_MAX} questions are being answered")
             except (RequestError, TypeError) as e:
                 session.fail(corr, e)
+
+    def _answer_later(self, session: Session, corr: int, value: Coroutine[Any, Any, Any]) -> None:
+        async def work() -> None:
+            try:
+                answer = encode_value(await value)
+            except (RequestError, TypeError) as e:
+                if session.lost is None:
+                    session.fail(corr, e)
+            else:
+                if session.lost is None:
+                    session.reply(corr, answer)
+
+        task = self._node.loop.create_task(work())
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
 
     def _kind(self, name: str) -> Kind:
         kind = self._node.kinds.get(name)
@@ -125,7 +181,7 @@ class Questions:
             [home.shard, str(home.node), home.fence, coordinator.state_of(home.shard)]
             for home in homes.values()
         ]
-        return {"epoch": coordinator.epoch, "shards": shards}
+        return {"epoch": coordinator.epoch, "shards": shards, **_pace(coordinator)}
 
     def plan(self, name: str, add: int, remove: list[str]) -> dict[str, Any] | None:
         """What would move with so many nodes more and without these; None if the coordinator is not
@@ -140,14 +196,66 @@ class Questions:
             "nodes": [[str(n), seen.before.get(n, 0), seen.after.get(n, 0)] for n in nodes],
             "rounds": seen.rounds,
             "settled": seen.settled,
+            **_pace(coordinator),
         }
 
-    def rebalance(self, name: str) -> bool:
-        """Look at the balance now; whether the coordinator is here."""
-        if self._coordinator(name) is None:
-            return False
+    def rebalance(self, name: str) -> dict[str, Any] | None:
+        """Look at the balance now; None if the coordinator is not here."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
         self._node.successions[name].coordination.handle(Rebalance())
-        return True
+        return _pace(coordinator)
+
+    async def slow(self, name: str, paused: bool | None, moves: int | None) -> Any:
+        """Pause rebalancing or resume it, and bound the moves at a time. Answered once it is
+        stored."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        try:
+            coordination = self._node.successions[name].coordination
+            await coordination.direct(lambda told: told.slowed(paused, moves))
+        except ShardBusError as e:
+            return _refusal(e)
+        return _pace(coordinator)
+
+    async def stop(self, name: str, shards: list[str]) -> Any:
+        """Stop these shards; which have stopped, and which are still to."""
+        if self._coordinator(name) is None:
+            return None
+        patience = STOP_PART * self._node.settings.sharding.shard_region_query_timeout
+        try:
+            coordination = self._node.successions[name].coordination
+            left = await coordination.stop_shards(shards, patience)
+        except ShardBusError as e:
+            return _refusal(e)
+        return {"stopped": [s for s in shards if s not in left], "stopping": left}
+
+    def places(self, name: str) -> dict[str, Any] | None:
+        """Where somebody said that shards of the type shall live."""
+        if self._coordinator(name) is None:
+            return None
+        told = self._node.successions[name].coordination.directions
+        return {"places": {shard: str(place) for shard, place in told.places.items()}}
+
+    async def place(self, name: str, changes: dict[str, str]) -> dict[str, Any] | None:
+        """These shards shall live there; empty takes a place away. Answered once it is stored."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        try:
+            if not coordinator.balance.takes_places:
+                raise Refused(
+                    f"{name!r} has a strategy of its own, which would move the shard back",
+                    hint="set sharding.allocation = external for types that are placed by hand",
+                )
+            places = {s: Address.parse(text) if text else None for s, text in changes.items()}
+            coordination = self._node.successions[name].coordination
+            await coordination.direct(lambda told: told.placed(places))
+        except ShardBusError as e:
+            return _refusal(e)
+        return self.places(name)
 
     def running(self, name: str, shard: str, entity_id: str) -> bool:
         """Whether the entity is in memory here."""

@@ -8,7 +8,11 @@
 The region turns to the next oldest as soon as membership shows it, though the leaving one may still
 rule: the next one keeps what it is asked until its turn has come.
 
-Source: B.97, S0.18, S0.33, S2.62; docs/architecture.md.
+With `use_lease`, the coordinator begins once this node holds the lease of the type's singleton, and
+is over once it is given back. If the lease is lost, the coordinator stops at once; that counts as
+an end by itself, and it begins again when the lease is to be had.
+
+Source: B.97, B.99, T.G4, S0.18, S0.33, S2.62; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Protocol, assert_never
+from urllib.parse import quote
 
 from shardbus.ids import NodeId
 from shardbus.membership import handover
@@ -23,7 +28,10 @@ from shardbus.membership.member import WORKING, Service, Status
 from shardbus.membership.singleton import Singleton
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.coordination import Coordination
+from shardbus.runtime.directing import Directing
 from shardbus.runtime.kind import Kind
+from shardbus.runtime.leasing import Leasing
+from shardbus.runtime.starting import Keeper
 from shardbus.sharding import events
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.messages import GetShardHome
@@ -37,6 +45,7 @@ HOSTING = (*WORKING, Status.LEAVING)
 REGISTERING = (*HOSTING, Status.EXITING)
 """Members in these statuses have regions that register; a new coordinator waits for each."""
 
+LEASED = ("singleton", "both")
 
 START_MS = 30_000
 
@@ -46,6 +55,9 @@ class Surroundings(Protocol):
 
     me: NodeId
     store: StateStore
+
+    @property
+    def keeping(self) -> Keeper: ...
 
     def send(self, to: NodeId, entity_type: str, message: object) -> None: ...
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
@@ -66,8 +78,25 @@ class Succession:
         self, kind: Kind, make: Callable[[], Coordinator], node: Surroundings, removal_margin: float
     ) -> None:
         self.singleton = Singleton(kind.name, node.me, kind.settings.role, removal_margin)
-        remember = kind.settings.remember
-        self.coordination = Coordination(kind.name, make, node.store, self, remember=remember)
+        settings = kind.settings
+        self._lease = f"singleton/{quote(kind.name, safe='')}"
+        self._leasing: Leasing | None = None
+        if settings.use_lease in LEASED:
+            self._leasing = Leasing(node.store, str(node.me), settings, self)
+        self._epoch: int | None = None
+        """Of a coordinator that waits for the lease."""
+        self._ended = False
+        """It has, and the lease is on its way back."""
+        self.coordination = Coordination(
+            kind.name,
+            make,
+            node.store,
+            self,
+            Directing(kind.name, node.keeping),
+            patience=settings.updating_state_timeout,
+            remember=settings.remember,
+            look=self._leasing.look if self._leasing is not None else lambda: None,
+        )
         self._kind, self._node = kind, node
         self._clockwork = Clockwork(self.singleton.deadline, self._tick)
 
@@ -85,7 +114,9 @@ class Succession:
             unfit += silent
         emptying = tuple(node for node in closed if closed[node] is Service.DRAINING)
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
-        members = events.Members(live, unfit, bool(view.unreachable) or arriving, emptying)
+        unsettled = bool(view.unreachable) or arriving
+        versions = {m.node: m.version for m in view.members if m.has_role(kind.settings.role)}
+        members = events.Members(live, unfit, unsettled, emptying, versions)
         if view.stopping:
             self.coordination.freeze()
         else:
@@ -130,7 +161,11 @@ class Succession:
 
     def over(self, entity_type: str) -> None:
         """The coordinator here has ended."""
-        self._handle(handover.Over())
+        if self._leasing is None:
+            self._handle(handover.Over())
+        else:
+            self._ended = True
+            self._leasing.drop(self._lease)
 
     def wake(self, entity_type: str, shards: list[str]) -> list[str]:
         """These shards shall have homes, though no message is there for them. Returns those that
@@ -147,6 +182,35 @@ class Succession:
     def note(self, entity_type: str, note: events.Note) -> None:
         """What a machine noted."""
         self._node.note(entity_type, note)
+
+    # ---- the lease of the singleton
+
+    def on_held(self, name: str) -> None:
+        """The coordinator may begin."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            self.coordination.begin(epoch)
+
+    def on_lost(self, name: str, left: float) -> None:
+        """It may not go on."""
+        self.coordination.stop()
+        self.over(self._kind.name)
+
+    def on_free(self, name: str) -> None:
+        """Another one may begin."""
+        ended, self._ended = self._ended, False
+        if ended:
+            self._handle(handover.Over())
+
+    def on_note(self, note: events.Note) -> None:
+        """What became of the lease."""
+        self.note(self._kind.name, note)
+
+    async def end(self) -> None:
+        """Nothing is coordinated here any more."""
+        if self._leasing is not None:
+            self._ended, self._epoch = False, None
+            await self._leasing.end()
 
     # ---- the machine
 
@@ -167,13 +231,27 @@ class Succession:
                 case handover.Prepare():
                     self.coordination.prepare()
                 case handover.Begin(epoch=epoch):
-                    self.coordination.begin(epoch)
+                    self._begin(epoch)
                 case handover.Retire():
+                    self._epoch = None
                     self.coordination.retire()
                 case handover.Halt():
-                    self.coordination.stop()
+                    self._halt()
                 case handover.Turned(after=after, why=why):
                     self.note(name, events.Note("succession", f"{after}: {why}"))
                 case _:
                     assert_never(effect)
         self._clockwork.arm()
+
+    def _begin(self, epoch: int) -> None:
+        if self._leasing is None:
+            self.coordination.begin(epoch)
+        else:
+            self._epoch = epoch
+            self._leasing.want(self._lease)
+
+    def _halt(self) -> None:
+        self.coordination.stop()
+        self._epoch = None
+        if self._leasing is not None:
+            self._leasing.drop(self._lease)

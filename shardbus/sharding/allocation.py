@@ -6,9 +6,10 @@ Two questions, both asked for everything at once:
 - `rebalance`: which shards should move, from where, to where? `in_flight` are the moves under way;
   they count as done, so that a plan made during a rebalance continues it instead of fighting it.
 
-The coordinator leaves out of `candidates` every region that leaves, drains or is cordoned, so no
-shard is moved twice in a row. A shard on a region that is no candidate is not the strategy's to
-move. Ties go to the first in address order, which every node computes alike.
+The coordinator leaves out of `candidates` every region that leaves, drains or is cordoned, and for
+`allocate` those of an older version of the application, so no shard is moved twice in a row. It
+asks for no `rebalance` while versions differ. A shard on a region that is no candidate is not the
+strategy's to move. Ties go to the first in address order, which every node computes alike.
 
 - **LeastShard** gives each region floor(n/k) or ceil(n/k) shards, in one plan and with the fewest
   moves that do it: the regions that have most keep the extra ones. Limits cut the plan to its most
@@ -17,20 +18,22 @@ move. Ties go to the first in address order, which every node computes alike.
   the difference between most and least is *above* the threshold.
 - **ConsistentHashing** needs no count: a ring of virtual nodes hashed by address, so a node that
   restarts gets its shards back, and a node that joins or leaves moves only what it takes or held.
+- **External** puts a shard where somebody outside said. While no candidate is there, or nobody said
+  anything, it goes to the region with the fewest, and stays there until that changes.
 
-Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64; B.64-B.67; C.9, C.11.
+Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64; B.64-B.67, B.69; C.9, C.11; T.SU1-T.SU5.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from heapq import heapify, heapreplace
 from typing import NamedTuple, Protocol
 
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding.table import ShardTable
 
@@ -241,6 +244,50 @@ class ConsistentHashing:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class External:
+    """Somebody outside says where shards live.
+
+    Args:
+        max_moves: shards moved in one plan, 0 for no limit.
+        places: shard to the address of the node where it shall be; the coordinator keeps them.
+    """
+
+    max_moves: int = 0
+    places: Mapping[str, Address] = field(default_factory=dict)
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        """Each shard to its place; those whose place is not there to the regions with the
+        fewest."""
+        at: dict[Address | None, NodeId] = {node.address: node for node in candidates}
+        homes = {s: at[place] for s in shards if (place := self.places.get(s)) in at}
+        counts = {node: len(table.shards_at(node)) for node in candidates}
+        for node in homes.values():
+            counts[node] += 1
+        return homes | fill(counts, [shard for shard in shards if shard not in homes])
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        """Every shard that has a place, and a candidate there, and is elsewhere."""
+        at: dict[Address | None, NodeId] = {node.address: node for node in candidates}
+        moves = [
+            Move(shard, node, at[place])
+            for node in sorted(candidates)
+            for shard in table.shards_at(node)
+            if shard not in in_flight
+            and (place := self.places.get(shard)) in at
+            and place != node.address
+        ]
+        return moves[: max(0, self.max_moves - len(in_flight))] if self.max_moves else moves
+
+
 def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
     """The strategy that the settings of a type name, with its limits."""
     match settings.allocation:
@@ -250,6 +297,8 @@ def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
             )
         case "consistent-hashing":
             return ConsistentHashing(max_moves=settings.rebalance_absolute_limit)
+        case "external":
+            return External(settings.rebalance_absolute_limit)
         case _:
             return LeastShard(settings.rebalance_absolute_limit, settings.rebalance_relative_limit)
 

@@ -18,11 +18,12 @@ Not here: the messages between regions and coordinators (`messages`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
+from shardbus.sharding.directions import Directions
 from shardbus.store.protocol import StoredTable
 
 Message = (
@@ -38,7 +39,6 @@ class Envelope(Protocol):
     @property
     def size(self) -> int:
         """Bytes it counts for in a buffer."""
-        ...
 
 
 # Into both.
@@ -138,13 +138,15 @@ class Members:
 
     A node that was there and is not any more is terminated. `unfit` are those among them that take
     no new shards: leaving, cordoned. `emptying` are those among the unfit that shall host nothing.
-    `unsettled`: somebody is unreachable or joining, so this is no time to rebalance.
+    `unsettled`: somebody is unreachable or joining, so this is no time to rebalance. `versions` are
+    those of the application on the nodes that may host.
     """
 
     live: tuple[NodeId, ...]
     unfit: tuple[NodeId, ...] = ()
     unsettled: bool = False
     emptying: tuple[NodeId, ...] = ()
+    versions: Mapping[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +172,15 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class StopShards:
-    """An operator asks to stop these shards; they start again when somebody sends to them."""
+    """An operator asks to stop these shards; they start again when somebody sends to them. Answer:
+    ShardsStopped, for some at a time."""
 
     shards: tuple[str, ...]
 
 
 CoordinatorEvent = (
     Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | Members
-    | Received | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards
+    | Received | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards | Directions
 )  # fmt: skip
 
 # Out of the coordinator.
@@ -213,7 +216,14 @@ class Stop:
     reason: str
 
 
-CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | Note
+@dataclass(frozen=True, slots=True)
+class ShardsStopped:
+    """Of the shards that StopShards named, these run nowhere now."""
+
+    shards: tuple[str, ...]
+
+
+CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | ShardsStopped | Note
 
 # Into a region.
 
@@ -269,8 +279,8 @@ Returned = tuple[tuple[str, Envelope], ...]
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """That process has ended, or will never be heard again. `returned`: what was to go there and
-    never left, by shard, in order; it is older than anything that waits."""
+    """That process has ended, or will never be heard again. What was to go there and never left is
+    `returned`, in order; it is older than anything that waits."""
 
     node: NodeId
     returned: Returned = ()
@@ -285,8 +295,7 @@ class NodeBack:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """That node has left in good order: it passes on what it has been sent, and ends soon. NodeGone
-    follows."""
+    """That node has left in good order: it passes on what it was sent. NodeGone follows."""
 
     node: NodeId
 

@@ -17,7 +17,7 @@ Source: S0.32; C.35; N.1; docs/architecture.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shardbus.ids import NodeId
@@ -61,6 +61,14 @@ class Wish:
 
 
 NO_WISH = Wish()
+
+Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
+"""Who may be given shards, if these are to be avoided."""
+
+
+def nobody(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """There is no time yet to give shards away."""
+    return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +114,13 @@ class Ledger:
         if changing or (self.writing is not None and shard in self.writing.homes):
             return None
         return self.table.homes.get(shard)
+
+    def is_nowhere(self, shard: str) -> bool:
+        """The shard has no home, and none is about to be written or wanted."""
+        coming = self.writing is not None and self.writing.homes.get(shard) is not None
+        known = shard in self.adopted or shard in self.wanted
+        left = shard in self.freed or shard not in self.table.homes
+        return left and not known and not coming
 
     def homes(self) -> list[Home]:
         """Every settled home."""
@@ -179,16 +194,16 @@ class Ledger:
                     self.want(shard)
         return orphans
 
-    def plan(self, strategy: AllocationStrategy, candidates: Sequence[NodeId]) -> Writing | None:
-        """One write of everything that is to change; no candidates, no new homes."""
+    def plan(self, strategy: AllocationStrategy, hosts: Hosts) -> Writing | None:
+        """One write of everything that is to change; `hosts` says who may be given shards, and
+        without any there are no new homes."""
         if self.writing is not None:
             return None
         homes: dict[str, Home | None] = dict.fromkeys(self.freed)
         homes.update(
             {s: home for s, home in self.adopted.items() if home.node in self.table.regions}
         )
-        if candidates:
-            homes.update(self._allocations(strategy, candidates))
+        homes.update(self._allocations(strategy, hosts))
         if not homes:
             return None
         self._ops += 1
@@ -223,34 +238,28 @@ class Ledger:
         for shard, home in self.freed.items():
             assert self.table.homes.get(shard, home) == home, shard
 
-    def _allocations(
-        self, strategy: AllocationStrategy, candidates: Sequence[NodeId]
-    ) -> dict[str, Home]:
+    def _allocations(self, strategy: AllocationStrategy, hosts: Hosts) -> dict[str, Home]:
         shards = [shard for shard in self.wanted if self._homeless(shard)]
-        if not shards:
+        if not shards or not hosts(()):
             return {}
         chosen: dict[str, NodeId] = {}
-        table = self._without(shards)
-        fit = dict.fromkeys(candidates)
-        plain: list[str] = []
+        able: dict[tuple[NodeId, ...], tuple[NodeId, ...]] = {}
+        groups: dict[tuple[NodeId, ...], list[str]] = {}
         for shard in shards:
             wish = self.wanted[shard]
-            allowed = [node for node in candidates if node not in wish.avoid] or candidates
-            target = wish.target
-            if target is not None and target in fit and target in allowed:
-                chosen[shard] = target
-            elif len(allowed) < len(candidates):
-                chosen.update(strategy.allocate(table, {}, [shard], allowed))
+            if wish.avoid not in able:
+                able[wish.avoid] = hosts(wish.avoid)
+            if wish.target is not None and wish.target in able[wish.avoid]:
+                chosen[shard] = wish.target
             else:
-                plain.append(shard)
+                groups.setdefault(able[wish.avoid], []).append(shard)
+        table = self._without(shards)
+        for nodes, group in groups.items():
+            homes = (Home(shard, node, table.next_fence) for shard, node in chosen.items())
+            so_far = table.updated_all(ShardHomeAllocated(home) for home in homes)
+            chosen.update(strategy.allocate(so_far, {}, group, nodes))
         first = self._next_fence()
         self._fence = first + len(shards) - 1
-        if chosen:
-            table = table.updated_all(
-                ShardHomeAllocated(Home(shard, node, table.next_fence))
-                for shard, node in chosen.items()
-            )
-        chosen.update(strategy.allocate(table, {}, plain, candidates) if plain else {})
         return {shard: Home(shard, chosen[shard], first + i) for i, shard in enumerate(shards)}
 
     def _homeless(self, shard: str) -> bool:

@@ -2,8 +2,9 @@
 
 A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
 per target allows, so that a shard's messages do not wait while all others are packed, too. A new
-plan replaces what has not begun. A region that is drained keeps to the bound as well, but not for
-longer than `SLOW` seconds: entities that take their time must not add up to more than its patience.
+plan replaces what has not begun, and so does a time at which nothing may be rebalanced. A region
+that is drained keeps to the bound as well, but not for longer than `SLOW` seconds: entities that
+take their time must not add up to more than its patience.
 
 A region that is late with its acknowledgement cannot take the shard, so the next plan would only
 try again. It rests: plans leave it alone for a while, longer each time, until it is in time again.
@@ -43,8 +44,8 @@ class Moves:
     """
 
     __slots__ = (
-        "_begin_timeout", "_bound", "_outbox", "_planned", "_rest", "_resting", "_stop_timeout",
-        "_timers", "handoffs", "notes",
+        "_begin_timeout", "_outbox", "_planned", "_rest", "_resting", "_stop_timeout", "_timers",
+        "bound", "handoffs", "notes",
     )  # fmt: skip
 
     def __init__(self, outbox: Outbox, settings: ShardingSettings) -> None:
@@ -53,7 +54,8 @@ class Moves:
         self._planned: list[Move] = []
         self._timers: Timers[str] = Timers()
         self._outbox = outbox
-        self._bound = settings.max_moves_in_flight
+        self.bound = settings.max_moves_in_flight
+        """Moves of a plan that may be under way, per source and per target."""
         self._begin_timeout = settings.begin_handoff_timeout
         self._stop_timeout = settings.handoff_timeout
         self._rest = settings.rebalance_interval
@@ -84,6 +86,10 @@ class Moves:
         if planned := len(self._planned):
             self.notes.append(Note("rebalance", f"{planned} moves", planned))
 
+    def drop_plan(self) -> None:
+        """Forget what has not begun."""
+        self._planned = []
+
     def in_flight(self) -> dict[str, Move]:
         """The handoffs that have a target, as the strategies see them."""
         return {
@@ -108,7 +114,7 @@ class Moves:
         for move in self._planned:
             if move.target not in fit or move.shard in self.handoffs:
                 continue
-            if max(leaving.get(move.source, 0), coming.get(move.target, 0)) >= self._bound:
+            if max(leaving.get(move.source, 0), coming.get(move.target, 0)) >= self.bound:
                 later.append(move)
                 continue
             _count(leaving, move.source)
@@ -125,7 +131,7 @@ class Moves:
         begun = [self.handoffs[shard].begun for shard in shards if shard in self.handoffs]
         if begun and now - min(begun) >= SLOW:
             return staying
-        return staying[: max(0, self._bound - (len(shards) - len(staying)))]
+        return staying[: max(0, self.bound - (len(shards) - len(staying)))]
 
     # One move.
 

@@ -1,24 +1,32 @@
 """Who is there for a coordinator: live members, registered regions and proxies, who may take
 shards.
 
-Three sources are kept apart. Membership says who lives, whom nothing new should be given, and
-whether the picture is unsettled. Registration says which of them run a region of this type. The
-region itself says that it wants to be drained. A *candidate* is live, a registered region, not
-unfit and not draining.
+Three sources are kept apart. Membership says who lives, whom nothing new should be given, which
+version of the application each runs, and whether the picture is unsettled. Registration says which
+of them run a region of this type. The region itself says that it wants to be drained. A *candidate*
+is live, a registered region, not unfit and not draining.
+
+While nodes of several versions host, a rollout is under way: the old ones will go soon. Shards that
+need a home get it among the candidates of the highest version, and nothing is rebalanced, so that
+no shard is moved to where it cannot stay. A node of which nobody knows yet whether it hosts counts
+as one that does.
 
 A coordinator that takes over decides nothing before everybody alive has registered, or a grace is
 over: short if the store remembers, long if it lost the table, for then what regions report is all
 that is left, and a shard given away could be running elsewhere. Nor does the first
 coordinator before `min_members` regions are there, so that not all shards land on the first one.
 
-Source: S2.5, S2.34-S2.36; B.64, B.65; C.3, C.9.
+Source: S2.5, S2.34-S2.36; B.19, B.64, B.65; C.3, C.9; T.S20.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shardbus.ids import NodeId
 from shardbus.sharding.events import Members
 from shardbus.sharding.messages import Register
+from shardbus.sharding.versions import Order, order_of
 
 LOSS_PATIENCE = 15.0
 """How many times longer the grace is when the store has lost the table."""
@@ -26,13 +34,16 @@ LOSS_PATIENCE = 15.0
 EARLY_MAX = 1000
 """Registrations kept for nodes that membership does not show yet."""
 
+UNKNOWN = order_of("")
+"""The place of a node whose version nobody says."""
+
 
 class Registry:
     """The people of one coordinator."""
 
     __slots__ = (
-        "_early", "_enough", "_live", "_min_members", "_unfit", "draining", "emptying",
-        "grace_until", "known", "registered", "unsettled",
+        "_arriving", "_early", "_enough", "_live", "_min_members", "_orders", "_unfit", "_versions",
+        "draining", "emptying", "grace_until", "known", "registered",
     )  # fmt: skip
 
     def __init__(self, min_members: int) -> None:
@@ -43,10 +54,12 @@ class Registry:
         self.draining: dict[NodeId, None] = {}
         self.emptying: tuple[NodeId, ...] = ()
         """Who shall host nothing, and stays."""
-        self.unsettled = False
         self.grace_until = 0.0
+        self._arriving = False
         self._live: dict[NodeId, None] = {}
         self._unfit: dict[NodeId, None] = {}
+        self._versions: dict[NodeId, str] = {}
+        self._orders: dict[NodeId, Order] = {}
         self._early: dict[NodeId, Register] = {}
         self._min_members = min_members
         self._enough = False
@@ -60,8 +73,10 @@ class Registry:
         self.known = True
         self._live = dict.fromkeys(members.live)
         self._unfit = dict.fromkeys(members.unfit)
+        self._versions = {n: members.versions[n] for n in self._live if n in members.versions}
+        self._orders = {node: order_of(version) for node, version in self._versions.items()}
         self.emptying = members.emptying
-        self.unsettled = members.unsettled
+        self._arriving = members.unsettled
         for gathered in (self.registered, self.draining):
             for node in [node for node in gathered if node not in self._live]:
                 del gathered[node]
@@ -91,25 +106,53 @@ class Registry:
         self._enough = True
 
     def candidates(self) -> list[NodeId]:
-        """Who may take shards, in address order."""
+        """Who may have shards, in address order."""
         return sorted(
             node
             for node, proxy in self.registered.items()
             if not proxy and node not in self._unfit and node not in self.draining
         )
 
+    def hosts(self, avoid: Collection[NodeId] = ()) -> tuple[NodeId, ...]:
+        """Who may be given a shard that needs a home: of the candidates, in address order, those of
+        the highest version. Who is to be avoided is given it only if nobody else can be."""
+        able = self.candidates()
+        able = [node for node in able if node not in avoid] or able
+        highest = max((self._order(node) for node in able), default=UNKNOWN)
+        return tuple(node for node in able if self._order(node) == highest)
+
     def to_empty(self) -> tuple[NodeId, ...]:
         """Whose shards shall move away; nobody's while there is nowhere to go."""
         return self.emptying if self.emptying and self.candidates() else ()
+
+    def expects(self, now: float) -> bool:
+        """Whether somebody alive has still to say what it hosts, and is waited for."""
+        missing = any(node not in self.registered for node in self._live)
+        return not self.known or (now < self.grace_until and missing)
 
     def why_not(self, now: float) -> str:
         """Why no shard can get a home now; empty if one can."""
         if not self.known:
             return "membership is not known yet"
-        if now < self.grace_until and any(node not in self.registered for node in self._live):
+        if self.expects(now):
             return "regions are registering with a new coordinator"
         regions = sum(not proxy for proxy in self.registered.values())
         self._enough = self._enough or regions >= self._min_members
         if not self._enough:
             return f"{regions} of {self._min_members} regions have registered"
         return "" if self.candidates() else "no region may take shards"
+
+    def unsettled(self) -> str:
+        """Why this is no time to rebalance, though shards get homes; empty if it is one."""
+        if self._arriving:
+            return "a member is unreachable or joining"
+        hosting = {
+            order: node for node, order in self._orders.items() if not self.registered.get(node)
+        }
+        if len(hosting) < 2:
+            return ""
+        shown = ", ".join(self._versions[hosting[order]] for order in sorted(hosting))
+        return f"a rollout is under way: there are versions {shown}"
+
+    def _order(self, node: NodeId) -> Order:
+        return self._orders.get(node, UNKNOWN)

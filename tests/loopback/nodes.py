@@ -17,7 +17,13 @@ from shardbus.membership.member import Status
 from shardbus.runtime import departure
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
-from shardbus.settings import ClusterSettings, HttpSettings, NodeSettings, Settings
+from shardbus.settings import (
+    ClusterSettings,
+    HttpSettings,
+    NodeSettings,
+    Settings,
+    StoreSettings,
+)
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.ports import free_port
 from tests.waiting import until
@@ -33,6 +39,7 @@ class Nodes:
         self.all: list[Node] = []
         self.own: dict[str, Any] = {}
         """Settings of section `node` for those that start from now on."""
+        self.store = StoreSettings()
         self._cluster = cluster
         self._clients: list[AsyncClient] = []
 
@@ -56,7 +63,7 @@ class Nodes:
         seeds = tuple(str(node.me.address) for node in self.all[:1])
         own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
         own = replace(own, **self.own)
-        settings = Settings(node=own, cluster=self._cluster)
+        settings = Settings(node=own, cluster=self._cluster, store=self.store)
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, MemoryStore(self.data))
         await node.start()

@@ -3,6 +3,7 @@
 A file is a series of commands, each a line that begins with `$`, and below each what it led to.
 Lines that begin with `#` are for the reader.
 
+    $ version 1.1.0           nodes that start from now on run that version of the application
     $ node n1 n2              nodes start and form the cluster
     $ client c1               a client connects to the oldest node
     $ tell n1 s3 4            a sender at n1 sends four messages to an entity of shard s3
@@ -127,6 +128,8 @@ class Stage(Net):
                     node = NodeId("n", len(self.processes) + 1, len(self.processes) + 1)
                     self.names[node] = name
                     self.add_node().name = name
+            case ["version", version]:
+                self.version = version
             case ["client", name]:
                 node = NodeId("c", len(self.processes) + 1, len(self.processes) + 1)
                 self.names[node] = name

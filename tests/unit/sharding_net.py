@@ -113,6 +113,9 @@ class Net:
         self.settings, self.layout, self.shards = settings, f"crc32/{shards}", shards
         self.store = Store(self)
         self.processes: dict[NodeId, Process] = {}
+        self.version = "1.0.0"
+        """Of nodes that start from now on."""
+        self.versions: dict[NodeId, str] = {}
         self.members: dict[NodeId, None] = {}
         self.notes: dict[str, int] = {}
         self.sent: list[Letter] = []
@@ -181,6 +184,7 @@ class Net:
         process = Process(self, NodeId("n", number, number), f"n{number}", True)
         self.processes[process.me] = process
         self.members[process.me] = None
+        self.versions[process.me] = self.version
         self._tell_members()
         return process
 
@@ -268,7 +272,7 @@ class Net:
             process.into_region(ev.CoordinatorAt(oldest))
 
     def _picture(self) -> ev.Members:
-        return ev.Members(tuple(self.members))
+        return ev.Members(tuple(self.members), versions=self.versions)
 
     def _crown(self, process: Process) -> None:
         process.coordinator = Coordinator("t", process.me, self.layout, self.settings, LeastShard())
@@ -317,6 +321,11 @@ class Net:
         assert fence > self._fences.get(shard, 0), f"fence {fence} of shard {shard} does not grow"
         self._fences[shard] = fence
 
+    def on_shards_stopped(self, shards: tuple[str, ...]) -> None:
+        for shard in shards:
+            hosts = [p.name for p in self.live() if shard in p.shards]
+            assert not hosts, f"shard {shard} is said to have stopped and is at {hosts}"
+
     # What must hold.
 
     def check(self) -> None:
@@ -339,10 +348,12 @@ class Net:
         for process in self.processes.values():
             if process.alive:
                 assert process.region.buffered == (0, 0), f"{process.name} still buffers"
+        assert "strategy_failed" not in self.notes
         rulers = [p for p in live if p.rules()]
         assert len(rulers) == 1, f"{len(rulers)} coordinators"
         ruler = rulers[0].coordinator
         assert ruler is not None
+        assert not ruler.stopping, f"{ruler.stopping} were asked to stop and have not"
         table = {shard: (home.node, home.fence) for shard, home in ruler.table.homes.items()}
         hosted = {s: (p.me, shard.fence) for p in live for s, shard in p.shards.items()}
         assert table == hosted, "the table is not what regions host"

@@ -296,6 +296,37 @@ async def test_TSU6_an_entity_that_does_not_stop_is_cut_off() -> None:
     assert b.host.entities == 0
 
 
+async def test_B59_a_shard_that_has_lost_its_lease_ends_its_current_messages_and_no_more() -> None:
+    b = bench(log := Log())
+    await b.ask("idle", "hit", 0)
+    running, waiting = b.ask("e", "slow", 1), b.ask("e", "hit", 2)
+    await turns()
+    b.host.stop_shards([Bench.SHARD], StopReason.FAILURE, 60.0)
+    log.gate.set()
+    assert await running == 1
+    with pytest.raises(Unhandled, match="stopped"):
+        await waiting
+    await b.stopped()
+    assert log.rows == [0, ("idle", StopReason.FAILURE), 1, ("e", StopReason.FAILURE)]
+
+
+@pytest.mark.parametrize("handing_off", [True, False])
+async def test_B59_one_that_has_no_time_left_is_cut_off_at_once(handing_off: bool) -> None:
+    b = bench(log := Log())
+    b.ask("e", "slow", 1)
+    waiting = b.ask("e", "hit", 2)
+    await turns()
+    if handing_off:
+        b.stop()
+    b.host.stop_shards([Bench.SHARD], StopReason.FAILURE, 0.0)
+    assert b.down == [Bench.SHARD]
+    with pytest.raises(Unhandled, match="stopped"):
+        await waiting
+    log.gate.set()
+    await turns(20)
+    assert log.rows == []
+
+
 async def test_an_entity_that_cannot_start_does_not_keep_its_shard() -> None:
     class Broken(Entity):
         handled: list[int]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbus.agreement import check_exposure
+from shardbus.agreement import check_exposure, check_leases
 from shardbus.errors import ConfigError
 from shardbus.loading import (
     from_assignments,
@@ -25,6 +25,8 @@ from shardbus.settings import (
     NodeSettings,
     SecuritySettings,
     Settings,
+    ShardingSettings,
+    StoreSettings,
 )
 
 DECLARED = dict(options())
@@ -358,6 +360,20 @@ def test_listening_outside_the_loopback_must_be_permitted(host):
 def test_keys_that_protect_nothing_are_refused(security):
     with pytest.raises(ConfigError, match="no effect"):
         check_exposure(Settings(security=SecuritySettings(insecure=True, **security)))
+
+
+@pytest.mark.parametrize(("ttl", "timeout", "good"), [(20, 2, True), (8.1, 2, True), (8, 2, False)])
+def test_B100_a_lease_is_longer_than_its_renewals_may_take(ttl, timeout, good):
+    store, leased = (
+        StoreSettings(timeout=timeout),
+        ShardingSettings(use_lease="both", lease_ttl=ttl),
+    )
+    check_leases("counter", ShardingSettings(lease_ttl=ttl), store)
+    if good:
+        check_leases("counter", leased, store)
+    else:
+        with pytest.raises(ConfigError, match=r"'counter' \(8 s\).*store.timeout \(2 s\)"):
+            check_leases("counter", leased, store)
 
 
 def test_secrets_are_in_no_representation_and_no_error():

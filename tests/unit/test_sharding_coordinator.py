@@ -11,8 +11,10 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.allocation import LeastShard
+from shardbus.sharding.advice import Advice
+from shardbus.sharding.allocation import AllocationStrategy, External, LeastShard
 from shardbus.sharding.coordinator import COALESCE, Coordinator
+from shardbus.sharding.directions import Directions
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import SLOW
 from shardbus.sharding.outbox import CHUNK, Kind, Outbox
@@ -32,13 +34,15 @@ class Desk:
         settings: ShardingSettings | None = None,
         stored: StoredTable | None = None,
         live: tuple[NodeId, ...] = (A, B),
+        strategy: AllocationStrategy | None = None,
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.now = 0.0
-        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, LeastShard())
+        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, strategy or LeastShard())
         self.writes: list[ev.Persist] = []
         self.notes: list[str] = []
         self.stopped = ""
+        self.said_stopped: list[str] = []
         self.tell(ev.Start())
         self.tell(ev.TableLoaded(stored))
         table = stored or StoredTable(0, LAYOUT, {})
@@ -77,6 +81,8 @@ class Desk:
                     self.writes.append(effect)
                 case ev.Stop(reason):
                     self.stopped = reason
+                case ev.ShardsStopped(shards):
+                    self.said_stopped += shards
                 case ev.Note(kind):
                     self.notes.append(kind)
                 case _:
@@ -310,6 +316,13 @@ def ack(desk: Desk, node: NodeId, home: Home) -> list[tuple[NodeId, ev.Message]]
     return desk.tell(ev.Received(node, msg.BeginHandOffAck(node, (home,))))
 
 
+def started(desk: Desk, node: NodeId) -> list[tuple[NodeId, ev.Message]]:
+    """The node confirms all that it was given."""
+    table = desk.coordinator.table
+    homes = tuple(table.homes[shard] for shard in table.shards_at(node))
+    return desk.tell(ev.Received(node, msg.ShardStarted(homes)))
+
+
 def test_a_move_goes_through_its_phases() -> None:
     desk = Desk(live=(A,))
     home = move(desk)
@@ -462,6 +475,154 @@ def test_an_unfit_node_gets_nothing_new() -> None:
     assert {node for node, _ in filter(None, desk.writes[-1].homes.values())} == {B}
 
 
+@pytest.mark.parametrize(
+    ("versions", "takes"),
+    [
+        (("1.0.0", "1.0.0", "1.0.0"), (A, B, C)),
+        (("1.0", "v1.0.0", "1.0.0+7"), (A, B, C)),
+        (("1.9.0", "1.10.0", "1.10.0"), (B, C)),
+        (("1.10.0-rc.1", "1.10.0-rc.2", "1.10.0"), (C,)),
+        (("", "0.0.1", ""), (B,)),
+    ],
+)
+def test_B64_new_shards_go_to_the_highest_version(
+    versions: tuple[str, ...], takes: tuple[NodeId, ...]
+) -> None:
+    desk = Desk()
+    desk.tell(ev.Members((A, B, C), versions=dict(zip((A, B, C), versions, strict=True))))
+    desk.register(A, B, C)
+    desk.ask(CLIENT, *"123456")
+    homes = [home[0] for home in desk.writes[-1].homes.values() if home is not None]
+    assert {node: homes.count(node) for node in takes} == dict.fromkeys(takes, 6 // len(takes))
+
+
+def test_B64_who_takes_nothing_new_has_no_version_that_counts() -> None:
+    desk = ready()
+    desk.tell(ev.Members((A, B), unfit=(B,), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.ask(CLIENT, "1", "2")
+    assert {home and home[0] for home in desk.writes[-1].homes.values()} == {A}
+
+
+def test_B64_an_old_node_is_better_than_one_that_does_not_start_the_shard() -> None:
+    desk = ready()
+    desk.tell(ev.Members((A, B), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.ask(A, "1")
+    desk.written()
+    home = desk.coordinator.table.homes["1"]
+    assert home.node == B
+    desk.wait(3 * ShardingSettings().shard_start_timeout)
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(B, msg.ShardStopped(B, (home,))))
+    assert desk.writes[-1].homes == {"1": (A, FENCE + 1)}
+
+
+def test_B64_shards_that_drain_go_to_the_highest_version() -> None:
+    desk = ready()
+    homes = tuple(home for home in map(desk.home, "123456") if home.node == B)
+    desk.tell(ev.Members((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    desk.register(C)
+    desk.tell(ev.Received(B, msg.GracefulShutdownRequest(B)))
+    for node in (A, B, C):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, homes)))
+    desk.tell(ev.Received(B, msg.ShardStopped(B, homes)))
+    assert [home and home[0] for home in desk.writes[-1].homes.values()] == [C, C, C]
+
+
+def test_drained_shards_that_avoid_a_late_region_are_spread_over_the_others() -> None:
+    desk = ready()
+    homes = tuple(home for home in map(desk.home, map(str, range(8))) if home.node == B)
+    late, other = NodeId("late", 1, 1), NodeId("other", 1, 1)
+    desk.tell(ev.Members((A, B, late, other), unfit=(A,)))
+    desk.register(late, other, C)
+    desk.tell(ev.Members((A, B, C, late, other), unfit=(A,)))
+    desk.tell(ev.Received(B, msg.GracefulShutdownRequest(B)))
+    for node in (A, B, C, other):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, homes)))
+    desk.wait(ShardingSettings().begin_handoff_timeout)
+    desk.tell(ev.Received(B, msg.ShardStopped(B, homes)))
+    given = [home[0] for home in desk.writes[-1].homes.values() if home is not None]
+    assert sorted(given) == [C, C, other, other]
+
+
+def test_B65_nothing_is_rebalanced_while_versions_differ() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.register(B)
+    assert desk.wait(60) == []
+    desk.tell(ev.Members((A, B), versions={A: "1.1.0", B: "1.1.0"}))
+    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+
+
+def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    desk.register(B)
+    assert desk.wait(60) == [], "C may be about to host"
+    desk.register(C, proxy=True)
+    assert "BeginHandOff" in {name for _, name in kinds(desk.wait(COALESCE))}
+
+
+def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=1), live=(A,))
+    desk.register(A)
+    for shard in "123456":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B)))
+    desk.register(B)
+    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    desk.tell(ev.Members((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    for node in (A, B):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, begun.homes)))
+    said = desk.tell(ev.Received(A, msg.ShardStopped(A, begun.homes)))
+    said += desk.written() + started(desk, B) + desk.wait(60)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}
+
+
+def directed(places: dict[str, NodeId]) -> Directions:
+    return Directions({shard: node.address for shard, node in places.items()})
+
+
+def test_B69_a_shard_is_placed_and_moved_by_word() -> None:
+    desk = Desk(strategy=External())
+    desk.tell(directed({"1": B, "2": A}))
+    desk.register(A, B)
+    assert desk.home("1").node == B
+    home = desk.home("2")
+    assert home.node == A
+    assert desk.wait(60) == [], "without a word nothing moves, however uneven it is"
+    begun = desk.tell(directed({"2": B}))
+    assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (home,))]
+    assert desk.coordinator.balance.takes_places
+
+
+def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
+    desk = Desk(strategy=External())
+    desk.tell(directed({"1": C}))
+    desk.register(A, B)
+    home = desk.home("1")
+    assert home.node in (A, B)
+    desk.tell(ev.Members((A, B, C)))
+    desk.register(C)
+    begun = [m for to, m in desk.wait(COALESCE) if to == C]
+    assert begun == [msg.BeginHandOff(1, (home,))]
+
+
+def test_B69_other_strategies_take_no_places() -> None:
+    desk = ready()
+    before = desk.home("1")
+    other = B if before.node == A else A
+    assert desk.tell(directed({"1": other})) == []
+    assert desk.wait(60) == []
+    assert not desk.coordinator.balance.takes_places
+
+
 def test_a_plan_is_worked_off_within_the_bound() -> None:
     desk = Desk(ShardingSettings(max_moves_in_flight=2), live=(A,))
     desk.register(A)
@@ -492,6 +653,169 @@ def test_TSU16_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
     assert ack(desk, B, home) == [(home.node, msg.HandOff(1, (home,)))]
     desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
     assert desk.writes[-1].homes == {"1": None}
+
+
+def test_TSU16_shards_asked_to_stop_are_answered_when_they_have() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1", "unknown")))
+    assert desk.said_stopped == ["unknown"]
+    ack(desk, A, home)
+    ack(desk, B, home)
+    assert desk.said_stopped == ["unknown"]
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["unknown", "1"]
+    assert desk.coordinator.stopping == ()
+    desk.written()
+    assert "1" not in desk.coordinator.table.homes
+
+
+def test_TSU16_what_is_sent_while_a_shard_stops_starts_it_again() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1",)), ev.Received(A, msg.GetShardHome(("1",))))
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["1"]
+    [again] = [home for home in desk.writes[-1].homes.values() if home is not None]
+    assert again[1] > home.fence
+
+
+def test_TSU16_a_shard_on_the_move_stops_and_goes_nowhere() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    assert desk.tell(ev.StopShards(("2",))) == []
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.said_stopped == ["2"]
+    assert desk.writes[-1].homes == {"2": None}
+
+
+def test_TSU16_a_shard_that_is_being_started_stops_after_that() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.tell(ev.StopShards(("1",)))
+    assert desk.said_stopped == []
+    said = desk.written()
+    home = desk.coordinator.table.homes["1"]
+    assert (home.node, msg.HostShard(1, (home,))) in said
+    assert (home.node, msg.BeginHandOff(1, (home,))) in said
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["1"]
+
+
+def test_TSU16_one_that_stops_by_itself_or_dies_has_stopped() -> None:
+    desk = ready()
+    homes = {home.node: home for home in map(desk.home, "12")}
+    desk.tell(ev.StopShards(("1", "2")))
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (homes[A],))))
+    assert desk.said_stopped == [homes[A].shard]
+    desk.tell(ev.Members((A,)))
+    assert desk.said_stopped == [homes[A].shard, homes[B].shard]
+
+
+def six_at_a(settings: ShardingSettings | None = None) -> Desk:
+    """Six shards at A, and B has just joined."""
+    desk = Desk(settings, live=(A,))
+    desk.register(A)
+    for shard in "123456":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B)))
+    desk.register(B)
+    return desk
+
+
+def test_B77_nothing_moves_for_balance_while_somebody_has_paused_it() -> None:
+    desk = six_at_a()
+    desk.tell(Directions(paused=True))
+    assert desk.coordinator.balance.held() == "somebody has paused it"
+    assert desk.wait(60) == []
+    assert desk.tell(ev.Rebalance()) == []
+    desk.tell(ev.Received(A, msg.GracefulShutdownRequest(A)))
+    assert len(desk.coordinator.plan(0, (A,)).moved) == 6
+    begun = [m for _, m in desk.wait(1.0) if isinstance(m, msg.BeginHandOff)]
+    assert desk.coordinator.balance.moves_in_flight[0] == 6, "what drains is no matter of balance"
+    assert begun == []
+
+
+def test_B77_what_was_paused_goes_on() -> None:
+    desk = six_at_a()
+    desk.tell(Directions(paused=True))
+    desk.wait(60)
+    begun = [m for to, m in desk.tell(Directions()) if to == A]
+    assert [type(message) for message in begun] == [msg.BeginHandOff]
+    assert desk.coordinator.balance.moves_in_flight == (3, 100)
+
+
+def test_B77_a_pause_drops_what_has_not_begun() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
+    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    desk.tell(Directions(paused=True))
+    for node in (A, B):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, begun.homes)))
+    said = desk.tell(ev.Received(A, msg.ShardStopped(A, begun.homes)))
+    said += desk.written() + started(desk, B) + desk.wait(60)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}
+    assert len(desk.coordinator.table.shards_at(B)) == 1, "what had begun is done"
+
+
+@pytest.mark.parametrize(("told", "begun"), [(0, 1), (2, 2), (100, 3)])
+def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> None:
+    desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
+    desk.tell(Directions(moves=7, paused=True))
+    desk.tell(Directions(moves=told))
+    desk.wait(COALESCE)
+    assert desk.coordinator.balance.moves_in_flight == (begun, told or 1)
+
+
+def crowd(count: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId("n", port, port) for port in range(1, count + 1))
+
+
+def advice(desk: Desk) -> list[str]:
+    return [note for note in desk.notes if note.startswith("too_")]
+
+
+@pytest.mark.parametrize(
+    ("shards", "nodes", "said"),
+    [
+        (2, 2, []),
+        (2, 3, ["too_few_shards"]),
+        (2000, 2, []),
+        (2001, 2, ["too_many_shards"]),
+        (2001, 3, []),
+    ],
+)
+def test_S218_S219_a_number_of_shards_that_does_not_suit_the_nodes_is_told_once(
+    shards: int, nodes: int, said: list[str]
+) -> None:
+    desk = Desk(ShardingSettings(shards=shards), live=crowd(nodes))
+    desk.register(*crowd(nodes))
+    desk.wait(15)
+    assert advice(desk) == [], "a cluster that is starting gets more nodes"
+    desk.wait(600)
+    assert advice(desk) == said
+
+
+def test_S218_S219_it_is_told_again_after_it_was_otherwise() -> None:
+    desk = Desk(ShardingSettings(shards=2), live=crowd(3))
+    for nodes in (3, 2, 3, 4):
+        desk.tell(ev.Members(crowd(nodes)))
+        desk.register(*crowd(nodes))
+        desk.wait(60)
+    assert advice(desk) == ["too_few_shards"] * 2
+
+
+def test_S218_S219_a_shard_function_of_the_users_own_gives_as_many_as_it_likes() -> None:
+    some = Advice(0)
+    assert [note for now in range(100) for note in some.look(200, 20, float(now))] == []
+    found = [note for now in range(100) for note in some.look(2, 2001, float(now))]
+    assert [note.kind for note in found] == ["too_many_shards"]
+    assert "2001 shards for 2 nodes" in found[0].detail
 
 
 def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:

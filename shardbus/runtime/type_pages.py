@@ -1,0 +1,206 @@
+"""What a node says of one entity type over HTTP, and what it does to it: from its own picture, and
+by questions to the coordinator and to those who host.
+
+Source: docs/reference/http.md; S2.82, S2.83; B.61, B.69.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from shardbus.errors import ConfigError, RequestError
+from shardbus.http.api import Json
+from shardbus.ids import Address, NodeId
+from shardbus.runtime.steering import address_of
+
+if TYPE_CHECKING:
+    from shardbus.runtime.node import Node
+
+ENTITIES_MAX = 1000
+PACE = ("paused", "held", "moving", "moves_at_a_time")
+_STATES = {
+    "begin": "handing_off",
+    "stopping": "handing_off",
+    "handing_off": "handing_off",
+    "starting": "starting",
+    "unallocated": "unallocated",
+}
+
+
+def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
+    """Sorts numbers as numbers."""
+    return len(row["shard"]), row["shard"]
+
+
+class TypePages:
+    """See the module."""
+
+    def __init__(self, node: Node) -> None:
+        self._node, self._steering = node, node.steering
+
+    async def _table(self, name: str) -> dict[str, Any]:
+        """The coordinator's table, or what this node knows of it."""
+        kind = self._steering.kind(name)
+        if kind.coordinator is not None:
+            try:
+                table = await self._node.questions.ask(kind.coordinator, "table", name)
+                if table is not None:
+                    return dict(table)
+            except RequestError:
+                pass
+        region = kind.router.region
+        known = [region.home_of(shard) for shard in kind.router.routes]
+        rows = [[h.shard, str(h.node), h.fence, "running"] for h in known if h is not None]
+        return {"epoch": region.epoch, "shards": rows}
+
+    async def shards(self, type: str) -> Json:
+        """Where the shards of a type live, and how many entities each has in memory."""
+        kind = self._steering.kind(type)
+        table = await self._table(type)
+        stats = await self._node.questions.ask_all("stats")
+        answered = {str(node) for node in stats}
+        live = {
+            (str(node), shard): count
+            for node, types in stats.items()
+            for shard, count in types.get(type, {}).items()
+        }
+        rows = [
+            {
+                "shard": shard,
+                "node": node,
+                "state": _STATES.get(state, "running"),
+                "fence": fence,
+                "entities": live.get((node, shard), 0) if node in answered else None,
+            }
+            for shard, node, fence, state in table["shards"]
+        ]
+        rows.sort(key=_by_shard)
+        return {
+            "type": type,
+            "coordinator": str(kind.coordinator) if kind.coordinator else None,
+            "epoch": table["epoch"],
+            **{name: table.get(name) for name in PACE},
+            "shards": rows,
+        }
+
+    async def where(self, type: str, id: str) -> Json:
+        """Where one entity lives, or would."""
+        kind = self._steering.kind(type)
+        shard = kind.router.route_of(id).shard
+        home = kind.router.region.home_of(shard)
+        running = False
+        state = "unallocated"
+        if home is not None:
+            state = "running"
+            try:
+                running = await self._node.questions.ask(home.node, "running", type, shard, id)
+            except RequestError:
+                state = "unknown"
+        return {
+            "type": type,
+            "id": id,
+            "shard": shard,
+            "node": str(home.node) if home is not None else None,
+            "state": state,
+            "running": running,
+        }
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        """A page of the entities in memory, by id."""
+        self._steering.kind(type)
+        limit = min(limit, ENTITIES_MAX)
+        pages = await self._node.questions.ask_all(
+            "entities", type, shard or "", prefix, cursor or "", limit + 1
+        )
+        rows = [
+            {"id": i, "shard": s, "node": str(node)}
+            for node, page in pages.items()
+            for i, s in page
+        ]
+        rows.sort(key=lambda row: (row["id"], row["node"]))
+        more = len(rows) > limit
+        rows = rows[:limit]
+        return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
+
+    async def explain(self, type: str, id: str) -> Json:
+        """Where an entity is, why, and what its messages wait for."""
+        kind = self._steering.kind(type)
+        answer = await self.where(type, id)
+        region = kind.router.region
+        shard = str(answer["shard"])
+        home = region.home_of(shard)
+        route = kind.router.routes.get(shard)
+        messages, size = region.buffered
+        if home is None:
+            why = "no home is known here; the coordinator is asked while messages wait"
+        elif route is not None and route.out is None:
+            why = "messages wait here: the shard is on the move"
+        else:
+            why = "the home is known, messages go there directly"
+        answer |= {
+            "layout": kind.kind.interface.layout,
+            "fence": home.fence if home is not None else None,
+            "coordinator": str(kind.coordinator) if kind.coordinator else None,
+            "epoch": region.epoch,
+            "why": why,
+            "buffered": {"messages": messages, "bytes": size},
+        }
+        return answer
+
+    # ---- what is done to it
+
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        """What would move with so many nodes more and without these."""
+        gone = [str(self._member(node)) for node in remove]
+        found = await self._steering.ask(type, "plan", add, gone)
+        return {
+            "type": type,
+            "add": add,
+            "remove": gone,
+            "moves": [{"shard": s, "from": a, "to": b} for s, a, b in found["moves"]],
+            "nodes": [{"node": n, "before": b, "after": a} for n, b, a in found["nodes"]],
+            "rounds": found["rounds"],
+            "settled": found["settled"],
+            **{name: found[name] for name in PACE},
+        }
+
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        """Look at the balance of a type now, or say when and how fast."""
+        pace = await self._steering.rebalance(type, paused=pause, moves=moves)
+        return {"type": type, "rebalancing": not pace["held"], **pace}
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        """Stop shards until somebody sends to them."""
+        return {"type": type, **await self._steering.stop(type, shards)}
+
+    async def places(self, type: str) -> Json:
+        """Where somebody said that shards shall live, and where they do."""
+        return await self._places(type, await self._steering.places(type))
+
+    async def place(self, type: str, places: Mapping[str, str]) -> Json:
+        """Say so."""
+        wanted = {shard: address_of(text) if text else None for shard, text in places.items()}
+        return await self._places(type, await self._steering.place(type, wanted))
+
+    async def _places(self, type: str, places: Mapping[str, Address]) -> Json:
+        table = await self._table(type)
+        homes = {row[0]: row[1] for row in table["shards"]}
+        rows = [
+            {"shard": shard, "place": str(place), "node": homes.get(shard)}
+            for shard, place in places.items()
+        ]
+        rows.sort(key=_by_shard)
+        return {"type": type, "places": rows}
+
+    def _member(self, text: str, *, itself: bool = False) -> NodeId:
+        view = self._node.view
+        if itself and view is not None and view.status is not None:
+            return self._node.me
+        members = [m.node for m in view.members] if view is not None else []
+        for node in members:
+            if text in (str(node), str(node.address)):
+                return node
+        raise ConfigError(f"no member is called {text!r}", hint="`shardbus nodes` lists them")

@@ -1,0 +1,42 @@
+"""Which of two versions of the application is the newer.
+
+A version is numbers with dots, and perhaps what comes before that release:
+
+    1.9 < 1.10.0-alpha < 1.10.0-alpha.2 < 1.10.0-rc2 < 1.10.0-rc10 < 1.10 = v1.10.0 = 1.10.0+b7 < 2
+
+Missing numbers are zeros, a `v` in front does not count, nor what follows a plus. Of what comes
+before a release, numbers compare as numbers and stand before words, words compare by their letters,
+and who has more to say comes later. A text without a number in front counts as one before version
+0, so that every text has its place.
+
+Source: B.19, B.64; semantic versioning, clause 11.
+"""
+
+from __future__ import annotations
+
+import re
+
+LENGTH_MAX = 200
+"""Characters of a version that count."""
+
+DIGITS = "0123456789"
+
+_PARTS = re.compile(r"(?:v(?=[0-9]))?([0-9.]*)([^+]*)")
+_WORDS = re.compile(r"[0-9]+|[^0-9.\-_ ]+")
+
+Order = tuple[tuple[int, ...], bool, tuple[tuple[bool, int, str], ...]]
+"""Compares as the versions do."""
+
+
+def order_of(version: str) -> Order:
+    """Where the version stands among all others; equal versions stand in one place."""
+    found = _PARTS.match(version.strip().lower()[:LENGTH_MAX])
+    assert found is not None  # every part of it may be empty
+    numbers = [int(number or 0) for number in found[1].rstrip(".").split(".")]
+    while numbers and not numbers[-1]:
+        numbers.pop()
+    before = tuple(
+        (False, int(word), "") if word[0] in DIGITS else (True, 0, word)
+        for word in _WORDS.findall(found[2])
+    )
+    return tuple(numbers), not before, before

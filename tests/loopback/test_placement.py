@@ -1,0 +1,272 @@
+"""Where shards go, on real nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.errors import ConfigError, Refused
+from shardbus.ids import NodeId, shard_of
+from shardbus.runtime.admin import Admin
+from shardbus.runtime.entity_type import StopReason
+from shardbus.runtime.node import Node
+from shardbus.sharding.allocation import Move
+from shardbus.sharding.table import ShardTable
+from tests.loopback.nodes import Nodes, hosts
+from tests.ports import free_port
+from tests.waiting import until
+
+SHARDS = 12
+
+
+def application(**declared: object) -> ShardBus:
+    bus = ShardBus("shop")
+
+    @bus.entity("counter", shards=SHARDS, **declared)
+    class Counter(Entity):
+        def __init__(self) -> None:
+            self.value = 0
+
+        @handler
+        def add(self, amount: int) -> int:
+            self.value += amount
+            return self.value
+
+    return bus
+
+
+def entity(shard: int) -> str:
+    """An entity of that shard."""
+    return next(i for i in map(str, range(10_000)) if shard_of(i, SHARDS) == str(shard))
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def touch(nodes: Nodes, shards: range) -> None:
+    """Ask an entity of each of these."""
+    client = await nodes.client()
+    for shard in shards:
+        await client.ask("counter", entity(shard), "add", 1)
+
+
+async def test_TS20_new_shards_go_to_the_node_with_the_highest_version(nodes: Nodes) -> None:
+    bus = application()
+    nodes.own["version"] = "1.9.0"
+    old = [await nodes.start(bus) for _ in range(2)]
+    await touch(nodes, range(4))
+    nodes.own["version"] = "1.10.0"
+    new = await nodes.start(bus)
+    await nodes.agree(3)
+    await touch(nodes, range(4, SHARDS))
+    assert hosts([new], "counter").keys() == {str(shard) for shard in range(4, SHARDS)}
+    await nodes.leave(old[1])
+    await touch(nodes, range(SHARDS))
+    found = hosts([old[0], new], "counter")
+    assert len(found) == SHARDS
+    assert sum(where == [old[0]] for where in found.values()) == 2, "nothing came back to it"
+
+
+def home(nodes: Nodes, shard: int) -> Node | None:
+    """Where the shard runs, if it runs in one place."""
+    found = hosts(nodes.all, "counter").get(str(shard), [])
+    return found[0] if len(found) == 1 else None
+
+
+async def at(nodes: Nodes, shard: int, node: Node) -> None:
+    await until(lambda: home(nodes, shard) is node, f"shard {shard} at {node.me}")
+
+
+async def test_TS18_a_shard_lives_where_somebody_said(nodes: Nodes) -> None:
+    bus = application(allocation="external")
+    first, second = await nodes.cluster(bus, 2)
+    later = f"127.0.0.1:{free_port()}"
+    bus.attach(first)
+    places = bus.external_allocation("counter")
+    await places.set_all({"1": second.me, "2": second.me.address, "3": later})
+    await touch(nodes, range(4))
+    assert home(nodes, 1) is home(nodes, 2) is second
+    assert home(nodes, 3) in (first, second), "nobody is there yet, and nobody waits"
+    await places.set("1", str(first.me))
+    await at(nodes, 1, first)
+    nodes.own["port"] = int(later.rpartition(":")[2])
+    third = await nodes.start(bus)
+    await at(nodes, 3, third)
+    await places.unset("3")
+    assert await places.places() == {"1": first.me.address, "2": second.me.address}
+
+
+async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) -> None:
+    bus = application(allocation="external")
+    trio = await nodes.cluster(bus, 3)
+    await Admin(trio[1]).place("counter", {"5": str(trio[2].me), "6": "127.0.0.1:1"})
+    await nodes.leave(trio[0])
+    told = await until(lambda: listed(trio[1]), "the next coordinator")
+    assert told == {"5": str(trio[2].me.address), "6": "127.0.0.1:1"}
+    await touch(nodes, range(SHARDS))
+    assert home(nodes, 5) is trio[2]
+    ports = [node.me.port for node in trio[1:]]
+    for node in trio[1:]:
+        await node.close()
+    nodes.all.clear()
+    for port in ports:
+        nodes.own["port"] = port
+        await nodes.start(bus)
+    await touch(nodes, range(SHARDS))
+    await at(nodes, 5, nodes.all[1])
+
+
+async def listed(node: Node) -> dict[str, str] | None:
+    """The places that a node tells of; None while there is no coordinator."""
+    try:
+        rows = (await Admin(node).places("counter"))["places"]
+    except Refused:
+        return None
+    return {row["shard"]: row["place"] for row in rows}  # type: ignore[attr-defined]
+
+
+async def test_S319_a_shard_is_not_placed_where_its_strategy_would_not_leave_it(
+    nodes: Nodes,
+) -> None:
+    first, second = await nodes.cluster(application(), 2)
+    for node in (first, second):
+        with pytest.raises(Refused, match="move the shard back"):
+            await Admin(node).place("counter", {"1": str(second.me)})
+        with pytest.raises(ConfigError, match="no shard '12'"):
+            await Admin(node).place("counter", {"12": str(second.me)})
+    assert await listed(second) == {}
+
+
+async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
+    nodes: Nodes,
+) -> None:
+    first, second = await nodes.cluster(application(), 2)
+    await touch(nodes, range(SHARDS))
+    assert len(hosts(nodes.all, "counter")) == SHARDS
+    answer = await Admin(second).stop("counter", ("3", "4", "4", "5"))
+    assert (answer["stopped"], answer["stopping"]) == (["3", "4", "5"], [])
+    assert hosts(nodes.all, "counter").keys().isdisjoint({"3", "4", "5"})
+    client = await nodes.client()
+    assert await client.ask("counter", entity(3), "add", 1) == 1, "a new incarnation"
+    assert await client.ask("counter", entity(2), "add", 1) == 2
+    assert (await Admin(first).stop("counter", ("4",)))["stopped"] == ["4"], "it had not started"
+    with pytest.raises(ConfigError, match="no shard 'x'"):
+        await Admin(first).stop("counter", ("x",))
+
+
+async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: Nodes) -> None:
+    bus, gate = ShardBus("shop"), asyncio.Event()
+
+    @bus.entity("counter", shards=SHARDS)
+    class Slow(Entity):
+        async def on_stop(self, reason: StopReason) -> None:
+            await gate.wait()
+
+        @handler
+        def add(self, amount: int) -> int:
+            return amount
+
+    node = await nodes.start(bus, shard_region_query_timeout=0.1)
+    await touch(nodes, range(2))
+    answer = await Admin(node).stop("counter", ("1", "7"))
+    assert (answer["stopped"], answer["stopping"]) == (["7"], ["1"])
+    gate.set()
+    await until(lambda: stopped(node, "1"), "its end")
+
+
+async def stopped(node: Node, shard: str) -> bool:
+    answer = await Admin(node).stop("counter", (shard,))
+    return answer["stopped"] == [shard]
+
+
+async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes: Nodes) -> None:
+    bus = application()
+    first = await nodes.start(bus)
+    await touch(nodes, range(SHARDS))
+    paused = await Admin(first).rebalance("counter", True, 5)
+    assert (paused["paused"], paused["rebalancing"], paused["moves_at_a_time"]) == (True, False, 5)
+    second, third = [await nodes.start(bus) for _ in range(2)]
+    await nodes.agree(3)
+    for page in (await Admin(third).shards("counter"), await Admin(third).plan("counter", 0, ())):
+        assert (page["paused"], page["held"]) == (True, "somebody has paused it")
+    await Admin(third).rebalance("counter", None, None)
+    assert len(first.kinds["counter"].host.shards) == SHARDS
+    await nodes.leave(first)
+    kinds = [node.kinds["counter"] for node in (second, third)]
+    await until(lambda: pace(third), "the next coordinator")
+    assert await pace(third) == {"paused": True, "moves_at_a_time": 5}
+    client = await nodes.client()
+    assert await client.ask("counter", entity(3), "add", 1) == 1, "it was drained, and has a home"
+    await Admin(third).rebalance("counter", False, 0)
+    assert await pace(third) == {"paused": False, "moves_at_a_time": 100}
+    await touch(nodes, range(SHARDS))
+    await until(lambda: [len(kind.host.shards) for kind in kinds] == [6, 6], "the balance")
+
+
+async def pace(node: Node) -> dict[str, object]:
+    """How fast the coordinator moves shards; nothing while there is none."""
+    found = await Admin(node).shards("counter")
+    wanted = {name: found[name] for name in ("paused", "moves_at_a_time")}
+    return wanted if found["paused"] is not None else {}
+
+
+class Chosen:
+    """A strategy of the user's own: shards live at the node that is chosen at the moment, and of
+    those that live elsewhere the ones that are named move there."""
+
+    def __init__(self) -> None:
+        self.node: NodeId | None = None
+        self.movable: tuple[str, ...] = ()
+
+    def allocate(
+        self, table: Any, loads: Any, shards: Sequence[str], candidates: Collection[NodeId]
+    ) -> dict[str, NodeId]:
+        if self.node not in candidates:
+            raise LookupError("the chosen one may not host")
+        return dict.fromkeys(shards, self.node)
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        homes = table.homes
+        return [
+            Move(shard, homes[shard].node, self.node)
+            for shard in self.movable
+            if self.node in candidates and shard in homes and homes[shard].node != self.node
+        ]
+
+
+async def test_TS14_a_strategy_of_the_users_own_places_and_moves_shards(nodes: Nodes) -> None:
+    own = Chosen()
+    bus = application(allocation=own)
+    first, second = await nodes.cluster(bus, 2)
+    own.node = second.me
+    await touch(nodes, range(6))
+    assert all(home(nodes, shard) is second for shard in range(6))
+    own.node = first.me
+    await touch(nodes, range(6, SHARDS))
+    assert all(home(nodes, shard) is first for shard in range(6, SHARDS))
+    own.movable = ("1", "3", "7")
+    await Admin(second).rebalance("counter", None, None)
+    await at(nodes, 1, first)
+    await at(nodes, 3, first)
+    assert [home(nodes, shard) for shard in (0, 2, 4, 5, 7)] == [second] * 4 + [first]
+    plan = await Admin(second).plan("counter", 0, ())
+    assert plan["moves"] == []
+
+
+async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: Nodes) -> None:
+    bus = application(allocation=Chosen())
+    first, second = await nodes.cluster(bus, 2)
+    await touch(nodes, range(SHARDS))
+    found = hosts(nodes.all, "counter")
+    assert sorted(found) == sorted(str(shard) for shard in range(SHARDS))
+    assert {str(n.me) for where in found.values() for n in where} == {str(first.me), str(second.me)}
+    assert first.notes[("counter", "strategy_failed")] == 1
