@@ -2,7 +2,8 @@
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
 #   make test | lint | types | bench
-#   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2]   membership under seeded faults
+#   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
+#                                   membership, or whole nodes, under seeded faults
 
 PYTHONS := python3 python3.13 python3.12 python3.11 python3.14
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
@@ -12,6 +13,7 @@ STORE :=
 FIRST := 0
 SEEDS := 1000
 JOBS := 2
+WHAT :=
 
 .PHONY: demo test simulate lint types bench clean
 
@@ -22,7 +24,7 @@ test: .venv/all.stamp
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
 
 simulate: .venv/all.stamp
-	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS)
+	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)
 
 lint: .venv/all.stamp
 	$(BIN)/ruff check .

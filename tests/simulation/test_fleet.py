@@ -1,0 +1,287 @@
+"""Whole nodes in the simulator: nothing breaks, a seed is one history, and its parts do what they
+say.
+
+A failing seed prints the command that replays it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from random import Random
+from typing import Any
+
+import pytest
+from test_seeds import run_cli
+
+from shardbus.errors import StaleEpoch, StoreUnavailable
+from shardbus.ids import Address
+from shardbus.settings import ClusterSettings
+from shardbus.simulation.checks import Violation
+from shardbus.simulation.fleet import Fleet
+from shardbus.simulation.fleet_run import FleetRun, simulate_fleet
+from shardbus.simulation.load import Load, draw_load
+from shardbus.simulation.loop import VirtualLoop
+from shardbus.simulation.network import Network, partition
+from shardbus.simulation.options import Options
+from shardbus.simulation.stores import SimStore, StoreServer
+from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.traffic import KEPT, PLAIN, REMEMBERED, Stage
+from shardbus.simulation.wires import HEARTBEAT_S, Exchange, SimWiring
+from shardbus.simulation.witness import Witness
+from shardbus.transport.wiring import Fate
+
+SEEDS, BLOCK, SECONDS = 30, 10, 12.0
+
+
+@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+def test_nothing_breaks(block: int) -> None:
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        outcome = simulate_fleet(draw_load(seed, seconds=SECONDS))
+        assert outcome.broken is None, outcome.report()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+def test_nothing_breaks_for_thousands_of_seeds() -> None:
+    for seed in range(10_000, 12_000):
+        outcome = simulate_fleet(draw_load(seed))
+        assert outcome.broken is None, outcome.report()
+
+
+def test_a_calm_run_loses_nothing_and_does_what_it_is_for() -> None:
+    run = FleetRun(Load(Options(seed=1, nodes=3, seconds=10.0), clients=1))
+    outcome = run.run()
+    assert outcome.broken is None, outcome.report()
+    witness = run.witness
+    assert witness.sent == witness.handled > 100
+    assert {kind for kind, _ in witness.acknowledged} == {REMEMBERED}
+    assert {kind for kind, _ in witness.saved} == {KEPT}
+    assert outcome.survivors == 0  # in the end the whole cluster stops
+
+
+def test_a_seed_is_the_same_in_every_process_under_every_hash_seed() -> None:
+    arguments = ("--sharding", "--seed", "3", "--seeds", "2", "--seconds", "5", "--json")
+    first, second = run_cli("0", *arguments), run_cli("4242", *arguments)
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    rows = [json.loads(line) for line in first.stdout.splitlines()]
+    assert all(row["replay"].endswith("--sharding") for row in rows)
+
+
+def test_seeds_bring_different_loads() -> None:
+    drawn = [draw_load(seed) for seed in range(200)]
+    assert len(set(drawn)) == 200
+    assert {load.store for load in drawn} == {
+        "sound", "slow", "failing", "away", "forgetful", "rolled back",
+    }  # fmt: skip
+    for name in ("cuts", "stops", "services", "rebalances", "hurried", "clients"):
+        assert {bool(getattr(load, name)) for load in drawn} == {True, False}
+    assert drawn[5].sharding().allocation == drawn[5].allocation
+
+
+# -- the witness ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def witness() -> Witness:
+    stage = Stage(1, 4)
+    load = Load(Options(seed=1, nodes=1))
+    return Witness(Fleet("x", ClusterSettings(), load.sharding(), stage.bus.types))
+
+
+class Cell:
+    """An activation, as a witness sees one."""
+
+    entity_type, entity_id, shard_id = PLAIN, "e1", "1"
+
+    def __init__(self, fence: int = 1) -> None:
+        self.node, self.fence = "n1:7355#0000000000000001", fence
+
+
+@pytest.mark.parametrize(("again", "why"), [(1, "1 after 2"), (2, "had been handled")])
+def test_a_letter_that_comes_twice_or_late_is_a_violation(
+    witness: Witness, again: int, why: str
+) -> None:
+    cell: Any = Cell()
+    by: Any = None
+    for _ in range(3):
+        witness.send("s", by, PLAIN, "e1", asked=False)
+    witness.took(cell, "s", 2)
+    with pytest.raises(Violation, match=why) as raised:
+        witness.took(cell, "s", again)
+    assert raised.value.rule == "I2"
+    assert witness.violation is raised.value
+
+
+# -- the loop ------------------------------------------------------------------------------------
+
+
+def virtual(timeline: Timeline, **more: Any) -> VirtualLoop:
+    return VirtualLoop(timeline, lambda context: None, **more)  # type: ignore[abstract]
+
+
+def test_coroutines_run_in_virtual_time() -> None:
+    timeline, seen = Timeline(10.0), []
+    loop = virtual(timeline)
+
+    async def work() -> None:
+        await asyncio.sleep(2.0)
+        seen.append(("slept", round(loop.time(), 3)))
+        try:
+            async with asyncio.timeout(1.0):
+                await loop.create_future()
+        except TimeoutError:
+            seen.append(("late", round(loop.time(), 3)))
+        done, _ = await asyncio.wait({asyncio.ensure_future(asyncio.sleep(5.0, "x"))})
+        seen.append((done.pop().result(), round(loop.time(), 3)))
+
+    loop.create_task(work())
+    timeline.run(60.0)
+    assert [name for name, _ in seen] == ["slept", "late", "x"]
+    assert [at for _, at in seen] == pytest.approx([12.0, 13.0, 18.0], abs=0.01)
+
+
+def test_a_paused_loop_does_later_what_was_due_and_a_killed_one_never() -> None:
+    timeline, seen = Timeline(0.0), []
+    loop, dead = virtual(timeline), virtual(timeline)
+    for one in (loop, dead):
+        one.call_later(1.0, lambda one=one: seen.append(one))
+    loop.paused_until = 5.0
+    dead.kill()
+    timeline.run(4.0)
+    assert seen == []
+    loop.resume()
+    timeline.run(0.5)
+    assert seen == [loop]
+
+
+def test_a_fast_clock_rings_early_for_the_world_and_never_before_its_own_time() -> None:
+    timeline, rang = Timeline(100.0), []
+    loop = virtual(timeline, rate=2.0)
+    when = loop.time() + 10.0
+    loop.call_at(when, lambda: rang.append((timeline.now, loop.time())))
+    timeline.run(20.0)
+    (world, own) = rang[0]
+    assert world == pytest.approx(105.0, abs=0.01)
+    assert own >= when
+
+
+# -- the wires -----------------------------------------------------------------------------------
+
+
+class Line:
+    """A door at n1 and a connection of n2."""
+
+    def __init__(self) -> None:
+        self.timeline = Timeline(0.0)
+        self.network = Network(Random(1))
+        self.exchange = Exchange(self.timeline, self.network, Random(2), lambda name: False)
+        self.came: list[list[bytes]] = []
+        self.back: list[list[bytes]] = []
+        self.ups = self.downs = 0
+        here, there = virtual(self.timeline), virtual(self.timeline)
+        self.door = SimWiring(self.exchange, "n1", here).listen("n1", 7355, "x", self.came.append)
+        self.connection = SimWiring(self.exchange, "n2", there).connect(
+            Address("n1", 7355), self.back.append, self._up, self._down
+        )
+
+    def _up(self) -> None:
+        self.ups += 1
+
+    def _down(self) -> None:
+        self.downs += 1
+
+
+def test_frames_come_in_order_both_ways_and_what_waits_for_a_connection_too() -> None:
+    line = Line()
+    line.connection.send(b"h", b"0")
+    line.timeline.run(1.0)
+    for body in (b"1", b"2", b"3"):
+        line.connection.send(b"h", body)
+    line.timeline.run(1.0)
+    assert [parts[2] for parts in line.came] == [b"0", b"1", b"2", b"3"]
+    who = line.came[0][0]
+    assert line.door.send(who, b"h", b"answer") is Fate.TAKEN
+    assert line.door.send(b"nobody", b"h", b"x") is Fate.NO_WAY
+    line.timeline.run(1.0)
+    assert line.back == [[b"h", b"answer"]]
+    assert (line.ups, line.downs) == (1, 0)
+
+
+def test_a_wall_holds_frames_and_then_breaks_the_connection() -> None:
+    line = Line()
+    line.timeline.run(1.0)
+    wall = partition(["n1"], ["n2"])
+    line.network.walls.append(wall)
+    line.exchange.changed()
+    line.connection.send(b"h", b"held")
+    line.timeline.run(HEARTBEAT_S / 2)
+    assert line.came == []
+    line.network.walls.clear()
+    line.exchange.changed()
+    line.timeline.run(0.1)
+    assert [parts[2] for parts in line.came] == [b"held"]
+    line.network.walls.append(wall)
+    line.exchange.changed()
+    line.connection.send(b"h", b"lost")
+    line.timeline.run(HEARTBEAT_S + 1.0)
+    assert line.downs >= 1
+    line.network.walls.clear()
+    line.timeline.run(2.0)
+    assert (line.ups, [parts[2] for parts in line.came]) == (2, [b"held"])
+
+
+def test_a_cut_loses_what_is_under_way_and_the_end_that_connects_comes_back() -> None:
+    line = Line()
+    line.timeline.run(1.0)
+    line.connection.send(b"h", b"lost")
+    line.exchange.cut()
+    line.timeline.run(2.0)
+    line.connection.send(b"h", b"kept")
+    line.timeline.run(1.0)
+    assert [parts[2] for parts in line.came] == [b"kept"]
+    assert (line.ups, line.downs) == (2, 1)
+
+
+# -- the store -----------------------------------------------------------------------------------
+
+
+def asked(server: StoreServer, timeline: Timeline, *works: Any) -> list[Any]:
+    """What one process hears from the store, one call after the other."""
+    loop = virtual(timeline)
+    store = SimStore(server, loop)
+    heard: list[Any] = []
+
+    async def ask() -> None:
+        await store.start()
+        for work in works:
+            try:
+                heard.append(await work(store))
+            except (StoreUnavailable, StaleEpoch) as error:
+                heard.append(type(error))
+
+    loop.create_task(ask())
+    timeline.run(30.0)
+    return heard
+
+
+def test_a_store_that_fails_may_have_done_its_work_and_one_rolled_back_has_lied() -> None:
+    timeline = Timeline(0.0)
+    server = StoreServer(timeline, Random(3))
+    server.failing = 1.0
+    claims = [lambda s, n=n: s.claim_epoch("a", n, "crc32/4") for n in range(1, 9)]
+    assert set(asked(server, timeline, *claims)) == {StoreUnavailable}
+    assert server.data.tables["a"].epoch in range(1, 9)
+    server.calm()
+    done = server.data.tables["a"].epoch
+    server.keep()
+    assert asked(server, timeline, lambda s: s.claim_epoch("a", 20, "crc32/4"))[0].epoch == 20
+    assert not server.lied
+    server.roll_back()
+    assert (server.lied, server.data.tables["a"].epoch) == (True, done)
+    server.up = False
+    assert asked(server, timeline, lambda s: s.load_table("a")) == [StoreUnavailable]
+    server.up = True
+    server.forget()
+    assert asked(server, timeline, lambda s: s.load_table("a")) == [None]
