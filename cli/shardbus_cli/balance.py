@@ -1,12 +1,14 @@
-"""`plan`, `rebalance` and `place`: what would move, letting it move, and saying where to."""
+"""`plan`, `rebalance`, `place` and `stop`: what would move, and saying when, where, and to stop."""
 
 from __future__ import annotations
 
+import time
 from typing import Annotated, Any
 
 import typer
 
 from shardbus_cli import output
+from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
 
@@ -27,19 +29,63 @@ def plan(
 def rebalance(
     entity_type: EntityType,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
+    pause: Annotated[
+        bool | None, typer.Option("--pause/--resume", help="Move nothing for balance, or go on.")
+    ] = None,
+    moves: Annotated[
+        int | None,
+        typer.Option(min=0, help="Shards on the move at a time; 0: as the settings say."),
+    ] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Look at the balance of a type now instead of at its next interval."""
+    """Look at the balance of a type now instead of at its next interval; or say whether and how
+    fast shards may move for it."""
     if dry_run:
+        if pause is not None or moves is not None:
+            raise Failure("--dry-run changes nothing", "leave out one of them", code=Code.USAGE)
         _plan(node, entity_type, as_json)
         return
     asked = NodeHttp(node)
-    text = asked.post("v1", "rebalance", entity_type)
+    told = None if pause is None else str(pause).lower()
+    text = asked.post("v1", "rebalance", entity_type, pause=told, moves=moves)
     if as_json:
         output.data(text)
     else:
         output.facts(asked.parse(text))
+
+
+def stop(
+    entity_type: EntityType,
+    shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Ids of the shards.")],
+    timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to wait until they have stopped.")
+    ] = 60.0,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Stop shards of a type; each starts again when somebody sends to it. Exit code 7 if one has
+    not stopped in time."""
+    asked = NodeHttp(node)
+    deadline = time.monotonic() + timeout
+    stopped: list[str] = []
+    stopping = shards
+    while stopping:
+        answer = asked.parse(asked.post("v1", "stop", entity_type, shard=stopping))
+        stopped += answer["stopped"]
+        stopping = answer["stopping"]
+        if time.monotonic() >= deadline:
+            break
+        if stopping:
+            left = len(stopping)
+            output.note(f"{left} {'shard is' if left == 1 else 'shards are'} still stopping")
+    found = {"type": entity_type, "stopped": stopped, "stopping": stopping}
+    if as_json:
+        output.data(output.as_json(found))
+    else:
+        output.facts(found)
+    if stopping:
+        raise typer.Exit(Code.DRAIN_DEADLINE)
 
 
 def place(
@@ -77,6 +123,13 @@ def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
     output.note(f"{shards} would move, in {'one plan' if plans == 1 else f'{plans} plans'}")
     if not answer["settled"]:
         output.note("the strategy does not come to rest")
+    note_held(answer)
+
+
+def note_held(answer: dict[str, Any]) -> None:
+    """Say why shards stay where they are."""
+    if held := answer.get("held"):
+        output.note(f"nothing moves for balance: {held}")
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:

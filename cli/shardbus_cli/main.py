@@ -48,6 +48,7 @@ READING: tuple[Callable[..., None], ...] = (
     balance.plan,
     balance.rebalance,
     balance.place,
+    balance.stop,
 )
 for read in READING:
     app.command()(read)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from shardbus_cli import output
+from shardbus_cli.balance import note_held
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
@@ -106,6 +107,7 @@ def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = 
     """List the shards of a type and where they live."""
     if answer := _page(node, as_json, "v1", "shards", entity_type):
         output.table(("shard", "node", "state", "fence", "entities"), answer.get("shards", ()))
+        note_held(answer)
 
 
 def entities(

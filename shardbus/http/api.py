@@ -35,7 +35,7 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `serve`, `rebalance`, `place`, `join` and `shut_down`.
+    `leave`, `down`, `serve`, `rebalance`, `stop`, `place`, `join` and `shut_down`.
     """
 
     @property
@@ -120,11 +120,21 @@ class NodeApi(Protocol):
         """
         ...
 
-    async def rebalance(self, type: str) -> Json:
-        """Look at the balance of a type now.
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        """Look at the balance of a type now; or pause that or go on, or bound the moves at a time
+        (0: as the settings say).
 
         Raises:
             Refused: the coordinator does not answer.
+        """
+        ...
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        """Stop these shards until somebody sends to them. Those that take longer than an answer may
+        are said to be stopping.
+
+        Raises:
+            ConfigError: no such shard. Refused: the coordinator does not answer.
         """
         ...
 

@@ -15,7 +15,8 @@
     POST /v1/nodes/{node}/down               ?force=true: remove it on the spot
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
-    POST /v1/rebalance/{type}                look at the balance now
+    POST /v1/rebalance/{type}                look at the balance now; ?pause=true &moves=N
+    POST /v1/stop/{type}                     ?shard=S ...: until somebody sends to them
     GET  /v1/places/{type}                   where shards shall live, for strategy `external`
     POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
@@ -51,6 +52,7 @@ from shardbus.settings import HttpSettings
 ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
 ADD_MAX = 1000
+MOVES_MAX = 1_000_000
 STREAMS_MAX = 20
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
@@ -75,6 +77,7 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/plan/{rest:path}", pages.plan),
             Route("/v1/rebalance/{rest:path}", pages.rebalance, methods=["POST"]),
+            Route("/v1/stop/{rest:path}", pages.stop, methods=["POST"]),
             Route("/v1/places/{rest:path}", pages.places),
             Route("/v1/places/{rest:path}", pages.place, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
@@ -164,7 +167,17 @@ class _Pages:
 
     async def rebalance(self, request: Request) -> Response:
         check_write(request, self.settings)
-        return await _answer(self.node.rebalance(_type(request)))
+        query = request.query_params
+        pause = _flag(query["pause"], "pause") if "pause" in query else None
+        moves = _number(query["moves"], "moves", 0, MOVES_MAX) if "moves" in query else None
+        return await _answer(self.node.rebalance(_type(request), pause, moves))
+
+    async def stop(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        shards = tuple(check_id("shard", s) for s in request.query_params.getlist("shard"))
+        if not shards:
+            raise ConfigError("no shard is named", hint="add ?shard=S for each")
+        return await _answer(self.node.stop(_type(request), shards))
 
     async def places(self, request: Request) -> Response:
         return await _answer(self.node.places(_type(request)))
@@ -206,10 +219,8 @@ class _Pages:
         if action in SERVICES:
             return await _answer(self.node.serve(node, SERVICES[action]))
         if action == "down":
-            force = request.query_params.get("force", "false")
-            if force not in ("true", "false"):
-                raise ConfigError(f"force {force[:40]!r} is not true or false")
-            return await _answer(self.node.down(node, force=force == "true"))
+            force = _flag(request.query_params.get("force", "false"), "force")
+            return await _answer(self.node.down(node, force=force))
         return await _answer(self.node.leave(None if node == "self" else node))
 
     async def join(self, request: Request) -> Response:
@@ -252,6 +263,12 @@ def _number(text: str, name: str, low: int, high: int | None) -> int:
             return value
     most = PAGE_MAX if high is None else high
     raise ConfigError(f"{name} {text[:40]!r} is no such number", hint=f"use {low} to {most}")
+
+
+def _flag(text: str, name: str) -> bool:
+    if text not in ("true", "false"):
+        raise ConfigError(f"{name} {text[:40]!r} is not true or false")
+    return text == "true"
 
 
 async def _answer(pending: Awaitable[Json]) -> Response:

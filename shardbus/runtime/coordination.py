@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from shardbus.errors import (
@@ -98,6 +98,8 @@ class Coordination:
         self._retiring = False
         self._early: deque[tuple[float, events.Received]] = deque(maxlen=EARLY_MAX)
         self._clockwork: Clockwork | None = None
+        self._stops: list[tuple[set[str], asyncio.Event]] = []
+        """Shards that somebody waits for to stop."""
 
     def update(self, members: events.Members, epoch: int) -> None:
         """The picture of the cluster changed: over whom to rule, and the highest epoch known."""
@@ -130,6 +132,8 @@ class Coordination:
         if self._clockwork is not None:
             self._clockwork.stop()
         self.coordinator = None
+        for _, over in self._stops:
+            over.set()
 
     def _make_one(self) -> None:
         self.stop()
@@ -181,6 +185,11 @@ class Coordination:
                     self._spawn(self._load(machine))
                 case events.ClaimEpoch(epoch=epoch, layout=layout):
                     self._spawn(self._claim(machine, epoch, layout))
+                case events.ShardsStopped(shards=shards):
+                    for waited, over in self._stops:
+                        waited.difference_update(shards)
+                        if not waited:
+                            over.set()
                 case events.Stop(reason=reason):
                     level = logging.INFO if self._retiring else logging.WARNING
                     log.log(level, "coordinator of %r is over: %s", self.entity_type, reason)
@@ -234,9 +243,7 @@ class Coordination:
             Refused: none rules here. StoreUnavailable: the old or the new directions count.
         """
         async with self._telling:
-            machine = self.coordinator
-            if machine is None or machine.reign is not Reign.RULING:
-                raise Refused(f"the coordinator of {self.entity_type!r} has moved")
+            machine = self._ruling()
             told = change(self.directions)
             try:
                 await self._in_time(self._directing.save(machine.epoch, told))
@@ -245,6 +252,33 @@ class Coordination:
             self.directions = told
             self._tell(machine, told)
             return told
+
+    async def stop_shards(self, shards: Collection[str], patience: float) -> list[str]:
+        """Stop these, and return those that have not within so many seconds; they still will.
+
+        Raises:
+            Refused: no coordinator rules here, or it went meanwhile.
+        """
+        machine = self._ruling()
+        waiting = (set(shards), asyncio.Event())
+        self._stops.append(waiting)
+        try:
+            self.handle(events.StopShards(tuple(shards)))
+            async with asyncio.timeout(patience):
+                await waiting[1].wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._stops.remove(waiting)
+        if self._ruling() is not machine:
+            raise Refused(f"the coordinator of {self.entity_type!r} has moved")
+        return [shard for shard in shards if shard in waiting[0]]
+
+    def _ruling(self) -> Coordinator:
+        machine = self.coordinator
+        if machine is None or machine.reign is not Reign.RULING:
+            raise Refused(f"the coordinator of {self.entity_type!r} has moved", hint="try again")
+        return machine
 
     async def _wake(self, machine: Coordinator) -> None:
         """Shards with remembered entities run though nobody sends to them: ask for their homes, as

@@ -4,7 +4,7 @@ They are kept as the state of an entity of a reserved type, under the coordinato
 of a fence: reading them raises it, and a coordinator that was replaced is refused. So every store
 that can keep an entity can keep them.
 
-Source: B.69, C.35; docs/architecture.md.
+Source: B.69, B.77, C.35; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ RESERVED = "$directions"
 
 class _Stored(msgspec.Struct, omit_defaults=True):
     places: dict[str, str] = {}
+    paused: bool = False
+    moves: int = 0
 
 
 class Directing:
@@ -45,7 +47,8 @@ class Directing:
             return Directions()
         try:
             found = msgspec.msgpack.decode(data, type=_Stored)
-            return Directions({shard: Address.parse(at) for shard, at in found.places.items()})
+            places = {shard: Address.parse(at) for shard, at in found.places.items()}
+            return Directions(places, found.paused, max(0, found.moves))
         except (msgspec.DecodeError, ConfigError) as e:
             log.error("the directions for %r cannot be read, and count as none: %s", self._name, e)
             return Directions()
@@ -53,5 +56,6 @@ class Directing:
     async def save(self, epoch: int, told: Directions) -> None:
         """Keep them. Raises as `load`; after StoreUnavailable either the old or the new ones are
         kept."""
-        stored = _Stored({shard: str(place) for shard, place in told.places.items()})
+        places = {shard: str(place) for shard, place in told.places.items()}
+        stored = _Stored(places, told.paused, told.moves)
         await self._keeper.save(RESERVED, self._name, epoch, msgspec.msgpack.encode(stored))

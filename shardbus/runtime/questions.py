@@ -5,7 +5,7 @@ arguments, its answer plain data. The coordinator knows where shards are, each n
 in its own. What a coordinator is told to do is asked in the same way, and answered once it is
 decided; a refusal is an answer, too.
 
-Source: S2.82-S2.84; B.54, B.61, B.69.
+Source: S2.82-S2.84; B.54, B.61, B.63, B.69, B.77.
 """
 
 from __future__ import annotations
@@ -40,6 +40,23 @@ WORK_MAX = 1000
 """Questions that are being answered at a time, of those that take a while."""
 
 
+STOP_PART = 0.5
+"""The part of an asker's patience that stopping shards may take; then it hears how far it is."""
+
+
+def _pace(coordinator: Coordinator) -> dict[str, Any]:
+    """How fast the coordinator moves shards, and what holds it."""
+    balance = coordinator.balance
+    moving, most = balance.moves_in_flight
+    held = balance.held()
+    return {"paused": balance.paused, "held": held, "moving": moving, "moves_at_a_time": most}
+
+
+def _refusal(error: ShardBusError) -> dict[str, Any]:
+    """A refusal as an answer."""
+    return {"refused": [type(error).__name__, error.message, error.hint]}
+
+
 class Questions:
     """Asks other nodes, and answers theirs."""
 
@@ -57,6 +74,8 @@ class Questions:
             "leave": self.leave,
             "places": self.places,
             "place": self.place,
+            "slow": self.slow,
+            "stop": self.stop,
         }
         self._work: set[asyncio.Task[None]] = set()
         self._keys = {name: (self.TYPE, name) for name in self._answers}
@@ -162,7 +181,7 @@ class Questions:
             [home.shard, str(home.node), home.fence, coordinator.state_of(home.shard)]
             for home in homes.values()
         ]
-        return {"epoch": coordinator.epoch, "shards": shards}
+        return {"epoch": coordinator.epoch, "shards": shards, **_pace(coordinator)}
 
     def plan(self, name: str, add: int, remove: list[str]) -> dict[str, Any] | None:
         """What would move with so many nodes more and without these; None if the coordinator is not
@@ -177,14 +196,41 @@ class Questions:
             "nodes": [[str(n), seen.before.get(n, 0), seen.after.get(n, 0)] for n in nodes],
             "rounds": seen.rounds,
             "settled": seen.settled,
+            **_pace(coordinator),
         }
 
-    def rebalance(self, name: str) -> bool:
-        """Look at the balance now; whether the coordinator is here."""
-        if self._coordinator(name) is None:
-            return False
+    def rebalance(self, name: str) -> dict[str, Any] | None:
+        """Look at the balance now; None if the coordinator is not here."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
         self._node.successions[name].coordination.handle(Rebalance())
-        return True
+        return _pace(coordinator)
+
+    async def slow(self, name: str, paused: bool | None, moves: int | None) -> Any:
+        """Pause rebalancing or resume it, and bound the moves at a time. Answered once it is
+        stored."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        try:
+            coordination = self._node.successions[name].coordination
+            await coordination.direct(lambda told: told.slowed(paused, moves))
+        except ShardBusError as e:
+            return _refusal(e)
+        return _pace(coordinator)
+
+    async def stop(self, name: str, shards: list[str]) -> Any:
+        """Stop these shards; which have stopped, and which are still to."""
+        if self._coordinator(name) is None:
+            return None
+        patience = STOP_PART * self._node.settings.sharding.shard_region_query_timeout
+        try:
+            coordination = self._node.successions[name].coordination
+            left = await coordination.stop_shards(shards, patience)
+        except ShardBusError as e:
+            return _refusal(e)
+        return {"stopped": [s for s in shards if s not in left], "stopping": left}
 
     def places(self, name: str) -> dict[str, Any] | None:
         """Where somebody said that shards of the type shall live."""
@@ -199,7 +245,7 @@ class Questions:
         if coordinator is None:
             return None
         try:
-            if not coordinator.takes_places:
+            if not coordinator.balance.takes_places:
                 raise Refused(
                     f"{name!r} has a strategy of its own, which would move the shard back",
                     hint="set sharding.allocation = external for types that are placed by hand",
@@ -208,7 +254,7 @@ class Questions:
             coordination = self._node.successions[name].coordination
             await coordination.direct(lambda told: told.placed(places))
         except ShardBusError as e:
-            return {"refused": [type(e).__name__, e.message, e.hint]}
+            return _refusal(e)
         return self.places(name)
 
     def running(self, name: str, shard: str, entity_id: str) -> bool:

@@ -8,7 +8,7 @@ Source: B.63, B.69, B.77, N.10, S3.19; docs/reference/http.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shardbus.errors import (
@@ -28,6 +28,9 @@ REFUSALS: Mapping[str, type[ShardBusError]] = {
     error.__name__: error for error in (ConfigError, Refused, StoreUnavailable)
 }
 
+
+SHARDS_MAX = 10_000
+"""Shards that one command may name."""
 
 Place = NodeId | Address | str
 """A node, or the address of one that may not be there yet, also as text."""
@@ -78,9 +81,26 @@ class Steering:
             raise REFUSALS.get(error, Refused)(message, hint=hint)
         return answer
 
-    async def rebalance(self, name: str) -> None:
-        """Look at the balance of a type now."""
-        await self.ask(name, "rebalance")
+    async def rebalance(
+        self, name: str, *, paused: bool | None = None, moves: int | None = None
+    ) -> dict[str, Any]:
+        """Look at the balance of a type now; or pause that, or resume it, or bound the moves at a
+        time (0: as the settings say). What was told is stored when this returns. Returns how fast
+        it goes now: `paused`, `held` (why nothing moves for balance), `moving` and
+        `moves_at_a_time`."""
+        if paused is None and moves is None:
+            return dict(await self.ask(name, "rebalance"))
+        return dict(await self.ask(name, "slow", paused, moves))
+
+    async def stop(self, name: str, shards: Sequence[str]) -> dict[str, Any]:
+        """Stop these shards where they are, until somebody sends to them. Returns those that have
+        `stopped`, and those that are `stopping` and had not by the time of the answer.
+
+        Raises:
+            ConfigError: the type has no such shard, or there are too many.
+        """
+        self._check_shards(name, shards)
+        return dict(await self.ask(name, "stop", list(dict.fromkeys(shards))))
 
     async def places(self, name: str) -> dict[str, Address]:
         """Where somebody said that shards shall live."""
@@ -95,9 +115,15 @@ class Steering:
             ConfigError: the type has no such shard. Refused: its strategy is not `external`.
             StoreUnavailable: the old or the new places count.
         """
-        for shard in changes:
-            if not self.kind(name).router.has_shard(shard):
-                raise ConfigError(f"{name!r} has no shard {shard!r}")
+        self._check_shards(name, changes)
         told = {shard: str(place) if place else "" for shard, place in changes.items()}
         found = await self.ask(name, "place", told)
         return {shard: Address.parse(place) for shard, place in found["places"].items()}
+
+    def _check_shards(self, name: str, shards: Collection[str]) -> None:
+        has_shard = self.kind(name).router.has_shard
+        for shard in shards:
+            if not has_shard(shard):
+                raise ConfigError(f"{name!r} has no shard {shard!r}")
+        if len(shards) > SHARDS_MAX:
+            raise ConfigError(f"{len(shards)} shards at once: at most {SHARDS_MAX}")

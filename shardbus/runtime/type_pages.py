@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardbus.runtime.node import Node
 
 ENTITIES_MAX = 1000
+PACE = ("paused", "held", "moving", "moves_at_a_time")
 _STATES = {
     "begin": "handing_off",
     "stopping": "handing_off",
@@ -78,6 +79,7 @@ class TypePages:
             "type": type,
             "coordinator": str(kind.coordinator) if kind.coordinator else None,
             "epoch": table["epoch"],
+            **{name: table.get(name) for name in PACE},
             "shards": rows,
         }
 
@@ -161,12 +163,17 @@ class TypePages:
             "nodes": [{"node": n, "before": b, "after": a} for n, b, a in found["nodes"]],
             "rounds": found["rounds"],
             "settled": found["settled"],
+            **{name: found[name] for name in PACE},
         }
 
-    async def rebalance(self, type: str) -> Json:
-        """Look at the balance of a type now."""
-        await self._steering.rebalance(type)
-        return {"type": type, "rebalancing": True}
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        """Look at the balance of a type now, or say when and how fast."""
+        pace = await self._steering.rebalance(type, paused=pause, moves=moves)
+        return {"type": type, "rebalancing": not pace["held"], **pace}
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        """Stop shards until somebody sends to them."""
+        return {"type": type, **await self._steering.stop(type, shards)}
 
     async def places(self, type: str) -> Json:
         """Where somebody said that shards shall live, and where they do."""

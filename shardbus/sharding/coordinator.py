@@ -17,8 +17,9 @@ A shard never leaves a live owner that has not said ShardStopped, however long t
 shards of a dead node are wanted at once, not when somebody asks.
 
 Not here: how an epoch is claimed (`tenure`), who is there (`registry`), how they register
-(`reception`), what is to be written (`ledger`), where shards should go (`allocation`, `moves`), the
-phases of a move (`handoff`), what regions do (`region`).
+(`reception`), what is to be written (`ledger`), where shards should go (`allocation`), when they
+move for balance (`balance`, `moves`), the phases of a move (`handoff`), which were asked to stop
+(`stops`), what regions do (`region`).
 
 Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70;
 B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
@@ -26,13 +27,12 @@ B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.allocation import AllocationStrategy, External
+from shardbus.sharding.allocation import AllocationStrategy
+from shardbus.sharding.balance import COALESCE, Balance
 from shardbus.sharding.desk import Desk
 from shardbus.sharding.directions import Directions
 from shardbus.sharding.forecast import Forecast, forecast
@@ -44,14 +44,12 @@ from shardbus.sharding.outbox import Kind, Outbox
 from shardbus.sharding.reception import Reception
 from shardbus.sharding.registry import LOSS_PATIENCE, Registry
 from shardbus.sharding.starts import TRIES, Starts
+from shardbus.sharding.stops import Stops
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.tenure import Reign, Tenure, backoff
 from shardbus.sharding.timers import Timers
 
-COALESCE = 0.2
-"""Seconds in which changes of membership gather before the balance is looked at."""
-
-GRACE, BALANCE, WRITE = "grace", "balance", "write"
+GRACE, WRITE = "grace", "write"
 
 
 class Coordinator:
@@ -67,13 +65,15 @@ class Coordinator:
     ) -> None:
         self.entity_type = entity_type
         self._settings = settings
-        self._strategy = strategy
         self._layout = layout
         self._tenure = Tenure(layout, settings.coordinator_failure_backoff)
         self._registry = Registry(settings.min_members)
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
         self._moves = Moves(self._outbox, settings)
+        self.balance = Balance(settings, strategy, self._registry, self._ledger, self._moves)
+        """Whether and how fast shards move, for people."""
+        self._stops = Stops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()
         self._desk = Desk(self._outbox)
         self._starts = Starts(self._outbox, settings.shard_start_timeout)
@@ -105,13 +105,13 @@ class Coordinator:
         return self._ledger.table
 
     @property
-    def takes_places(self) -> bool:
-        """Whether somebody outside says where shards shall live."""
-        return isinstance(self._strategy, External)
+    def stopping(self) -> tuple[str, ...]:
+        """The shards that somebody asked to stop, and that have not."""
+        return self._stops.asked
 
     def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
         """What would move with so many nodes more and without these."""
-        return forecast(self._strategy, self.table, self._registry.candidates(), add, remove)
+        return forecast(self.balance.strategy, self.table, self._registry.candidates(), add, remove)
 
     def state_of(self, shard: str) -> str:
         """`starting`, `running`, `handing_off` or `unallocated`, for people."""
@@ -144,10 +144,10 @@ class Coordinator:
             case ev.Rebalance():
                 self._look_soon(now)
             case Directions():
-                self._direct(event, now)
+                self.balance.direct(event)
+                self._look_soon(now)
             case ev.StopShards(shards):
-                for shard in shards:
-                    self._begin(shard, Purpose.STOP, None, now)
+                self._stops.ask(shards)
             case _:
                 self._effects += self._tenure.handle(event, now)
         return self._take_effects()
@@ -158,7 +158,8 @@ class Coordinator:
             return None
         dues = [self._turn_at, self._tenure.deadline()]
         if self.reign is Reign.RULING:
-            dues += [part.deadline() for part in (self._timers, self._moves, self._starts)]
+            parts = (self._timers, self._moves, self._starts, self.balance)
+            dues += [part.deadline() for part in parts]
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.CoordinatorEffect]:
@@ -172,6 +173,11 @@ class Coordinator:
         self._keep_time(now)
         if self._reception.take(self.epoch, now):
             self._look_soon(now + COALESCE)
+        self._stops.pursue(
+            self._settled,
+            lambda shard: self._begin(shard, Purpose.STOP, None, now),
+            sure=not self._registry.expects(now),
+        )
         for shard in self._desk.shards():
             if self._settled(shard) is None:
                 self._ledger.want(shard)
@@ -180,9 +186,7 @@ class Coordinator:
                 self._begin(shard, Purpose.DRAIN, None, now)
         for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
             self._drained(node)
-        if self._registry.unsettled():
-            self._moves.drop_plan()
-        for move in self._moves.ready(self._registry.candidates()):
+        for move in self.balance.ready():
             self._begin(move.shard, Purpose.REBALANCE, move.target, now)
         self._plan(now)
         self._answer(now)
@@ -229,10 +233,9 @@ class Coordinator:
 
     def _keep_time(self, now: float) -> None:
         for timer in self._timers.due(now):
-            if timer == BALANCE:
-                self._rebalance(now)
-            elif timer == WRITE and self._ledger.writing is not None:
+            if timer == WRITE and self._ledger.writing is not None:
                 self._persist(self._ledger.writing)
+        self.balance.tick(now)
         for home, tries in self._starts.tick(now):
             self._on_silence(home, tries, now)
         self._moves.tick(now)
@@ -248,6 +251,7 @@ class Coordinator:
                 self._ledger.want(home.shard)
             self._starts.started(home.shard)
             self._ledger.free(home)
+            self._stops.freed(home.shard)
             self._note("shard_freed", home.shard)
 
     def _bury(self, now: float) -> None:
@@ -271,7 +275,7 @@ class Coordinator:
         patience = LOSS_PATIENCE if self._tenure.forgotten else 1.0
         self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
         self._timers.set(GRACE, self._registry.grace_until)
-        self._timers.set(BALANCE, now + self._settings.rebalance_interval)
+        self.balance.first_look(now)
         self._bury(now)
 
     def _wind_up(self) -> None:
@@ -283,7 +287,7 @@ class Coordinator:
 
     def _plan(self, now: float) -> None:
         hosts = nobody if self._registry.why_not(now) else self._registry.hosts
-        writing = self._ledger.plan(self._strategy, hosts)
+        writing = self._ledger.plan(self.balance.strategy, hosts)
         if writing is not None:
             self._persist(writing)
 
@@ -324,6 +328,8 @@ class Coordinator:
         """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it."""
         home = handoff.home
         self._ledger.free(home)
+        if self._stops.freed(home.shard):
+            return
         drained = handoff.purpose is Purpose.DRAIN
         if handoff.purpose is Purpose.REBALANCE or (drained and self._registry.candidates()):
             source = (home.node,) if drained else ()
@@ -336,23 +342,9 @@ class Coordinator:
         self._outbox.region_stopped(node)
         self._note("region_drained", str(node))
 
-    def _direct(self, told: Directions, now: float) -> None:
-        if isinstance(self._strategy, External):
-            self._strategy = replace(self._strategy, places=told.places)
-        self._look_soon(now)
-
     def _look_soon(self, at: float) -> None:
         if self.reign is Reign.RULING:
-            self._timers.set(BALANCE, at)
-
-    def _rebalance(self, now: float) -> None:
-        self._timers.set(BALANCE, now + self._settings.rebalance_interval)
-        if self._registry.unsettled() or self._registry.why_not(now):
-            return
-        if self._ledger.writing is not None or self._ledger.wanted:
-            self._timers.set(BALANCE, now + COALESCE)
-            return
-        self._moves.plan(self._strategy, self.table, self._registry.candidates())
+            self.balance.look(at)
 
     def _settled(self, shard: str) -> Home | None:
         return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
@@ -384,4 +376,6 @@ class Coordinator:
     def _take_effects(self) -> list[ev.CoordinatorEffect]:
         effects = [*self._reception.notes, *self._moves.notes, *self._effects]
         self._reception.notes, self._moves.notes, self._effects = [], [], []
+        if stopped := self._stops.take():
+            effects.append(ev.ShardsStopped(stopped))
         return effects

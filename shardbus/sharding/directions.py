@@ -1,6 +1,8 @@
 """What people have told the coordinator of one entity type, and it shall not forget.
 
     places    shard -> the address of the node on which it shall live, for strategy `external`
+    paused    nothing is moved for balance
+    moves     so many at a time instead of `max_moves_in_flight`; 0 is the setting
 
 It is one small value, kept in the store under the coordinator's epoch: whoever takes over reads it
 before it decides anything, and one that was replaced cannot write it any more. The machine is given
@@ -9,7 +11,7 @@ all of it, each time.
 Places are addresses, not incarnations: a node that restarts at its address is meant again. Nobody
 need be there yet.
 
-Source: B.69; T.S18, T.SU5; Pekko's external allocation, the idea.
+Source: B.69, B.77; N.10; T.S18, T.SU5; Pekko's external allocation, the idea.
 """
 
 from __future__ import annotations
@@ -29,6 +31,16 @@ class Directions:
     """From now on it shall be so."""
 
     places: Mapping[str, Address] = field(default_factory=dict)
+    paused: bool = False
+    moves: int = 0
+
+    def slowed(self, paused: bool | None, moves: int | None) -> Directions:
+        """With rebalancing paused or not, and so many moves at a time; None changes nothing."""
+        return replace(
+            self,
+            paused=self.paused if paused is None else paused,
+            moves=self.moves if moves is None else moves,
+        )
 
     def placed(self, changes: Mapping[str, Address | None]) -> Directions:
         """With these places; None takes a shard's away.

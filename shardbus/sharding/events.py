@@ -173,7 +173,8 @@ class Rebalance:
 
 @dataclass(frozen=True, slots=True)
 class StopShards:
-    """An operator asks to stop these shards; they start again when somebody sends to them."""
+    """An operator asks to stop these shards; they start again when somebody sends to them. Answer:
+    ShardsStopped, for some at a time."""
 
     shards: tuple[str, ...]
 
@@ -216,7 +217,14 @@ class Stop:
     reason: str
 
 
-CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | Note
+@dataclass(frozen=True, slots=True)
+class ShardsStopped:
+    """Of the shards that StopShards named, these run nowhere now."""
+
+    shards: tuple[str, ...]
+
+
+CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | ShardsStopped | Note
 
 # Into a region.
 

@@ -115,6 +115,13 @@ class Ledger:
             return None
         return self.table.homes.get(shard)
 
+    def is_nowhere(self, shard: str) -> bool:
+        """The shard has no home, and none is about to be written or wanted."""
+        coming = self.writing is not None and self.writing.homes.get(shard) is not None
+        known = shard in self.adopted or shard in self.wanted
+        left = shard in self.freed or shard not in self.table.homes
+        return left and not known and not coming
+
     def homes(self) -> list[Home]:
         """Every settled home."""
         return [home for shard in self.table.homes if (home := self.home_of(shard)) is not None]

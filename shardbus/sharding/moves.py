@@ -33,7 +33,7 @@ class Moves:
     """
 
     __slots__ = (
-        "_begin_timeout", "_bound", "_outbox", "_planned", "_stop_timeout", "_timers", "handoffs",
+        "_begin_timeout", "_outbox", "_planned", "_stop_timeout", "_timers", "bound", "handoffs",
         "notes",
     )  # fmt: skip
 
@@ -43,7 +43,8 @@ class Moves:
         self._planned: list[Move] = []
         self._timers: Timers[str] = Timers()
         self._outbox = outbox
-        self._bound = settings.max_moves_in_flight
+        self.bound = settings.max_moves_in_flight
+        """Moves of a plan that may be under way, per source and per target."""
         self._begin_timeout = settings.begin_handoff_timeout
         self._stop_timeout = settings.handoff_timeout
 
@@ -94,7 +95,7 @@ class Moves:
         for move in self._planned:
             if move.target not in fit or move.shard in self.handoffs:
                 continue
-            if max(leaving.get(move.source, 0), coming.get(move.target, 0)) >= self._bound:
+            if max(leaving.get(move.source, 0), coming.get(move.target, 0)) >= self.bound:
                 later.append(move)
                 continue
             _count(leaving, move.source)

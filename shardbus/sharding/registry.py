@@ -125,11 +125,16 @@ class Registry:
         """Whose shards shall move away; nobody's while there is nowhere to go."""
         return self.emptying if self.emptying and self.candidates() else ()
 
+    def expects(self, now: float) -> bool:
+        """Whether somebody alive has still to say what it hosts, and is waited for."""
+        missing = any(node not in self.registered for node in self._live)
+        return not self.known or (now < self.grace_until and missing)
+
     def why_not(self, now: float) -> str:
         """Why no shard can get a home now; empty if one can."""
         if not self.known:
             return "membership is not known yet"
-        if now < self.grace_until and any(node not in self.registered for node in self._live):
+        if self.expects(now):
             return "regions are registering with a new coordinator"
         regions = sum(not proxy for proxy in self.registered.values())
         self._enough = self._enough or regions >= self._min_members

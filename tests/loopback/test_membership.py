@@ -324,7 +324,7 @@ async def test_C22_a_plan_comes_true_and_changes_nothing_before(nodes: Nodes) ->
     assert len(first.kinds["counter"].host.shards) == 6
     second = await nodes.start(bus)
     host = second.kinds["counter"].host
-    await admin.rebalance("counter")
+    await admin.rebalance("counter", None, None)
     await until(lambda: len(host.shards) == 3, "half of the shards")
     away = await Admin(second).plan("counter", 0, (str(first.me.address),))
     assert [row["after"] for row in away["nodes"] if row["node"] == str(second.me)] == [6]  # type: ignore[attr-defined]

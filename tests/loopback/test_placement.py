@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,6 +11,7 @@ from shardbus import Entity, ShardBus, handler
 from shardbus.errors import ConfigError, Refused
 from shardbus.ids import shard_of
 from shardbus.runtime.admin import Admin
+from shardbus.runtime.entity_type import StopReason
 from shardbus.runtime.node import Node
 from tests.loopback.nodes import Nodes, hosts
 from tests.ports import free_port
@@ -137,3 +139,76 @@ async def test_S319_a_shard_is_not_placed_where_its_strategy_would_not_leave_it(
         with pytest.raises(ConfigError, match="no shard '12'"):
             await Admin(node).place("counter", {"12": str(second.me)})
     assert await listed(second) == {}
+
+
+async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
+    nodes: Nodes,
+) -> None:
+    first, second = await nodes.cluster(application(), 2)
+    await touch(nodes, range(SHARDS))
+    assert len(hosts(nodes.all, "counter")) == SHARDS
+    answer = await Admin(second).stop("counter", ("3", "4", "4", "5"))
+    assert (answer["stopped"], answer["stopping"]) == (["3", "4", "5"], [])
+    assert hosts(nodes.all, "counter").keys().isdisjoint({"3", "4", "5"})
+    client = await nodes.client()
+    assert await client.ask("counter", entity(3), "add", 1) == 1, "a new incarnation"
+    assert await client.ask("counter", entity(2), "add", 1) == 2
+    assert (await Admin(first).stop("counter", ("4",)))["stopped"] == ["4"], "it had not started"
+    with pytest.raises(ConfigError, match="no shard 'x'"):
+        await Admin(first).stop("counter", ("x",))
+
+
+async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: Nodes) -> None:
+    bus, gate = ShardBus("shop"), asyncio.Event()
+
+    @bus.entity("counter", shards=SHARDS)
+    class Slow(Entity):
+        async def on_stop(self, reason: StopReason) -> None:
+            await gate.wait()
+
+        @handler
+        def add(self, amount: int) -> int:
+            return amount
+
+    node = await nodes.start(bus, shard_region_query_timeout=0.1)
+    await touch(nodes, range(2))
+    answer = await Admin(node).stop("counter", ("1", "7"))
+    assert (answer["stopped"], answer["stopping"]) == (["7"], ["1"])
+    gate.set()
+    await until(lambda: stopped(node, "1"), "its end")
+
+
+async def stopped(node: Node, shard: str) -> bool:
+    answer = await Admin(node).stop("counter", (shard,))
+    return answer["stopped"] == [shard]
+
+
+async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes: Nodes) -> None:
+    bus = application()
+    first = await nodes.start(bus)
+    await touch(nodes, range(SHARDS))
+    paused = await Admin(first).rebalance("counter", True, 5)
+    assert (paused["paused"], paused["rebalancing"], paused["moves_at_a_time"]) == (True, False, 5)
+    second, third = [await nodes.start(bus) for _ in range(2)]
+    await nodes.agree(3)
+    for page in (await Admin(third).shards("counter"), await Admin(third).plan("counter", 0, ())):
+        assert (page["paused"], page["held"]) == (True, "somebody has paused it")
+    await Admin(third).rebalance("counter", None, None)
+    assert len(first.kinds["counter"].host.shards) == SHARDS
+    await nodes.leave(first)
+    kinds = [node.kinds["counter"] for node in (second, third)]
+    await until(lambda: pace(third), "the next coordinator")
+    assert await pace(third) == {"paused": True, "moves_at_a_time": 5}
+    client = await nodes.client()
+    assert await client.ask("counter", entity(3), "add", 1) == 1, "it was drained, and has a home"
+    await Admin(third).rebalance("counter", False, 0)
+    assert await pace(third) == {"paused": False, "moves_at_a_time": 100}
+    await touch(nodes, range(SHARDS))
+    await until(lambda: [len(kind.host.shards) for kind in kinds] == [6, 6], "the balance")
+
+
+async def pace(node: Node) -> dict[str, object]:
+    """How fast the coordinator moves shards; nothing while there is none."""
+    found = await Admin(node).shards("counter")
+    wanted = {name: found[name] for name in ("paused", "moves_at_a_time")}
+    return wanted if found["paused"] is not None else {}

@@ -321,6 +321,11 @@ class Net:
         assert fence > self._fences.get(shard, 0), f"fence {fence} of shard {shard} does not grow"
         self._fences[shard] = fence
 
+    def on_shards_stopped(self, shards: tuple[str, ...]) -> None:
+        for shard in shards:
+            hosts = [p.name for p in self.live() if shard in p.shards]
+            assert not hosts, f"shard {shard} is said to have stopped and is at {hosts}"
+
     # What must hold.
 
     def check(self) -> None:
@@ -347,6 +352,7 @@ class Net:
         assert len(rulers) == 1, f"{len(rulers)} coordinators"
         ruler = rulers[0].coordinator
         assert ruler is not None
+        assert not ruler.stopping, f"{ruler.stopping} were asked to stop and have not"
         table = {shard: (home.node, home.fence) for shard, home in ruler.table.homes.items()}
         hosted = {s: (p.me, shard.fence) for p in live for s, shard in p.shards.items()}
         assert table == hosted, "the table is not what regions host"

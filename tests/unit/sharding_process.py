@@ -190,6 +190,8 @@ class Process:
             case ev.Stop():
                 self.coordinator = None
                 net.on_coordinator_stop(self)
+            case ev.ShardsStopped(shards):
+                net.on_shards_stopped(shards)
             case ev.LoadTable() | ev.ClaimEpoch() | ev.Persist():
                 net.store.do(self, effect)
 

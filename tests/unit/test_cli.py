@@ -133,7 +133,8 @@ class FakeNode:
             {"node": "new-1:1#0", "before": 0, "after": 2},
         ]
         moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
-        return {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
+        found = {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
+        return found | {"held": "somebody has paused it" if add else ""}
 
     async def places(self, type: str) -> Json:
         return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}
@@ -142,9 +143,14 @@ class FakeNode:
         self.acts.append(("place", type, dict(places)))
         return await self.places(type)
 
-    async def rebalance(self, type: str) -> Json:
-        self.acts.append(("rebalance", type))
-        return {"rebalancing": True}
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        self.acts.append(("rebalance", type, pause, moves))
+        return {"rebalancing": not pause, "paused": pause, "moves_at_a_time": moves}
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        self.acts.append(("stop", type, *shards))
+        left = shards if self.stuck else shards[1:]
+        return {"type": type, "stopped": shards[: len(shards) - len(left)], "stopping": left}
 
     async def serve(self, node: str, service: str) -> Json:
         self.acts.append((service, node))
@@ -332,6 +338,7 @@ def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch)
     rows = [line.split() for line in shell.out.splitlines()]
     assert rows == [["NODE", "BEFORE", "AFTER"], [ME, "4", "2"], ["new-1", "0", "2"]]
     assert "2 shards would move, in one plan" in shell.err
+    assert "nothing moves for balance: somebody has paused it" in shell.err
     assert shell("plan", "counter", "--add", "9") == Code.OK
     assert "does not come to rest" in shell.err
     assert shell("rebalance", "counter", "--dry-run", "--json") == Code.OK
@@ -341,6 +348,31 @@ def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch)
     assert shell("rebalance", "counter") == Code.OK
     assert [act[0] for act in node.acts] == ["plan", "plan", "plan", "rebalance"]
     assert node.acts[0] == ("plan", "counter", 1, "a:1")
+
+
+def test_B77_rebalancing_is_paused_resumed_and_slowed(shell, url, node, monkeypatch):
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("rebalance", "counter", "--pause", "--json") == Code.OK
+    assert json.loads(shell.out)["paused"] is True
+    assert shell("rebalance", "counter", "--resume", "--moves", "5") == Code.OK
+    assert ["moves_at_a_time", "5"] in [line.split() for line in shell.out.splitlines()]
+    assert shell("rebalance", "counter", "--moves", "-1") == Code.USAGE
+    assert shell("rebalance", "counter", "--pause", "--dry-run") == Code.USAGE
+    told = [(True, None), (False, 5)]
+    assert node.acts == [("rebalance", "counter", *one) for one in told]
+
+
+def test_B63_shards_are_stopped_and_waited_for(shell, url, node, monkeypatch):
+    assert shell("stop", "counter", "3") == Code.REFUSED
+    assert shell("stop", "counter") == Code.USAGE
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("stop", "counter", "3", "4", "--json") == Code.OK
+    assert json.loads(shell.out) == {"type": "counter", "stopped": ["3", "4"], "stopping": []}
+    assert "1 shard is still stopping" in shell.err
+    assert node.acts == [("stop", "counter", "3", "4"), ("stop", "counter", "4")]
+    node.stuck = True
+    assert shell("stop", "counter", "3", "4", "--timeout", "0") == Code.DRAIN_DEADLINE
+    assert ["stopping", "3,", "4"] in [line.split() for line in shell.out.splitlines()]
 
 
 def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):

@@ -87,8 +87,11 @@ class FakeNode:
     async def place(self, type: str, places: Mapping[str, str]) -> Json:
         return await self.answer("place", type, dict(places))
 
-    async def rebalance(self, type: str) -> Json:
-        return await self.answer("rebalance", type)
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        return await self.answer("rebalance", type, pause, moves)
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        return await self.answer("stop", type, list(shards))
 
     async def serve(self, node: str, service: str) -> Json:
         return await self.answer("serve", node, service)
@@ -306,7 +309,30 @@ async def test_plans_are_read_and_rebalances_are_writes(node):
             assert (await client.get(f"/v1/plan/x?{bad}")).status_code == 400
         assert (await client.post("/v1/rebalance/x")).status_code == 403
         assert (await client.post("/v1/rebalance/x", headers=BEARER)).status_code == 200
-    assert node.asked == [("plan", "x", 2, ["a:1", "b:2"]), ("rebalance", "x")]
+    assert node.asked == [("plan", "x", 2, ["a:1", "b:2"]), ("rebalance", "x", None, None)]
+
+
+async def test_B77_rebalancing_is_paused_and_slowed_by_writes(node):
+    async with client_of(node, WRITE) as client:
+        for query in ("pause=true", "pause=false&moves=5", "moves=0"):
+            assert (await client.post(f"/v1/rebalance/x?{query}")).status_code == 403
+            answer = await client.post(f"/v1/rebalance/x?{query}", headers=BEARER)
+            assert answer.status_code == 200
+        for bad in ("pause=1", "moves=-1", "moves=x", "moves=1000001"):
+            answer = await client.post(f"/v1/rebalance/x?{bad}", headers=BEARER)
+            assert answer.status_code == 400
+    told = [(True, None), (False, 5), (None, 0)]
+    assert node.asked == [("rebalance", "x", *one) for one in told]
+
+
+async def test_B63_shards_are_stopped_by_writes(node):
+    async with client_of(node, WRITE) as client:
+        assert (await client.post("/v1/stop/x?shard=3")).status_code == 403
+        path = "/v1/stop/x?shard=3&shard=a%2Fb"
+        assert (await client.post(path, headers=BEARER)).status_code == 200
+        for bad in ("", "?shard=", "?shard=%00"):
+            assert (await client.post(f"/v1/stop/x{bad}", headers=BEARER)).status_code == 400
+    assert node.asked == [("stop", "x", ["3", "a/b"])]
 
 
 async def test_B69_places_are_read_and_told_by_writes(node):

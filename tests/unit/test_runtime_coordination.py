@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation import External
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.directions import PLACES_MAX, Directions
+from shardbus.sharding.messages import Home
 from shardbus.sharding.tenure import Reign
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.store.protocol import Save, StoredTable
@@ -248,3 +250,70 @@ def test_B69_places_are_bounded() -> None:
         Directions().placed(places)
     places.popitem()
     assert len(Directions().placed(places).placed({"0": None}).places) == PLACES_MAX - 1
+
+
+async def test_B77_a_pause_is_stored_like_a_place(world: World) -> None:
+    await world.rule()
+    await world.place(s1=THERE)
+    await world.it.direct(lambda told: told.slowed(True, 3))
+    await world.it.direct(lambda told: told.slowed(None, None))
+    other = await successor(world)
+    assert other.it.directions == Directions({"s1": THERE}, True, 3)
+    assert other.it.coordinator is not None
+    assert (other.it.coordinator.balance.paused, other.it.coordinator.balance.moves_in_flight) == (
+        True,
+        (0, 3),
+    )
+    other.it.stop()
+
+
+# -- stops -----------------------------------------------------------------------------------------
+
+
+async def shard_at_home(world: World) -> Home:
+    """Shard 1 runs at the coordinator's own node."""
+    await world.rule()
+    world.it.received(A, msg.GetShardHome(("1",)))
+    hosted = await until(lambda: said(world, msg.HostShard), "a home")
+    home: Home = hosted.homes[0]
+    world.it.received(A, msg.ShardStarted((home,)))
+    return home
+
+
+def said(world: World, kind: type) -> Any:
+    """The last message of that kind."""
+    return next((m for m in reversed(world.office.sent) if isinstance(m, kind)), None)
+
+
+async def test_TSU16_whoever_stops_shards_hears_when_they_have_stopped(world: World) -> None:
+    home = await shard_at_home(world)
+    both = [
+        asyncio.ensure_future(world.it.stop_shards(shards, 20.0)) for shards in (("1",), ("1", "2"))
+    ]
+    await until(lambda: said(world, msg.BeginHandOff), "the beginning")
+    world.it.received(A, msg.BeginHandOffAck(A, (home,)))
+    assert not any(one.done() for one in both)
+    world.it.received(A, msg.ShardStopped(A, (home,)))
+    assert await asyncio.gather(*both) == [[], []]
+
+
+async def test_TSU16_what_takes_longer_is_told_and_goes_on(world: World) -> None:
+    home = await shard_at_home(world)
+    assert await world.it.stop_shards(("2", "1"), 0.01) == ["1"]
+    assert world.it.coordinator is not None
+    assert world.it.coordinator.stopping == ("1",)
+    again = asyncio.ensure_future(world.it.stop_shards(("1",), 20.0))
+    world.it.received(A, msg.BeginHandOffAck(A, (home,)))
+    world.it.received(A, msg.ShardStopped(A, (home,)))
+    assert await again == []
+
+
+async def test_TSU16_a_coordinator_that_goes_answers_nobody(world: World) -> None:
+    await shard_at_home(world)
+    waits = asyncio.ensure_future(world.it.stop_shards(("1",), 20.0))
+    await until(lambda: said(world, msg.BeginHandOff), "the beginning")
+    world.it.stop()
+    with pytest.raises(Refused, match="has moved"):
+        await waits
+    with pytest.raises(Refused, match="has moved"):
+        await world.it.stop_shards(("1",), 20.0)

@@ -40,6 +40,7 @@ class Desk:
         self.writes: list[ev.Persist] = []
         self.notes: list[str] = []
         self.stopped = ""
+        self.said_stopped: list[str] = []
         self.tell(ev.Start())
         self.tell(ev.TableLoaded(stored))
         table = stored or StoredTable(0, LAYOUT, {})
@@ -78,6 +79,8 @@ class Desk:
                     self.writes.append(effect)
                 case ev.Stop(reason):
                     self.stopped = reason
+                case ev.ShardsStopped(shards):
+                    self.said_stopped += shards
                 case ev.Note(kind):
                     self.notes.append(kind)
                 case _:
@@ -309,6 +312,13 @@ def move(desk: Desk) -> Home:
 
 def ack(desk: Desk, node: NodeId, home: Home) -> list[tuple[NodeId, ev.Message]]:
     return desk.tell(ev.Received(node, msg.BeginHandOffAck(node, (home,))))
+
+
+def started(desk: Desk, node: NodeId) -> list[tuple[NodeId, ev.Message]]:
+    """The node confirms all that it was given."""
+    table = desk.coordinator.table
+    homes = tuple(table.homes[shard] for shard in table.shards_at(node))
+    return desk.tell(ev.Received(node, msg.ShardStarted(homes)))
 
 
 def test_a_move_goes_through_its_phases() -> None:
@@ -552,8 +562,7 @@ def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -
     for node in (A, B):
         desk.tell(ev.Received(node, msg.BeginHandOffAck(node, begun.homes)))
     said = desk.tell(ev.Received(A, msg.ShardStopped(A, begun.homes)))
-    said += desk.written()
-    said += desk.wait(60)
+    said += desk.written() + started(desk, B) + desk.wait(60)
     assert "BeginHandOff" not in {name for _, name in kinds(said)}
 
 
@@ -571,7 +580,7 @@ def test_B69_a_shard_is_placed_and_moved_by_word() -> None:
     assert desk.wait(60) == [], "without a word nothing moves, however uneven it is"
     begun = desk.tell(directed({"2": B}))
     assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (home,))]
-    assert desk.coordinator.takes_places
+    assert desk.coordinator.balance.takes_places
 
 
 def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
@@ -592,7 +601,7 @@ def test_B69_other_strategies_take_no_places() -> None:
     other = B if before.node == A else A
     assert desk.tell(directed({"1": other})) == []
     assert desk.wait(60) == []
-    assert not desk.coordinator.takes_places
+    assert not desk.coordinator.balance.takes_places
 
 
 def test_a_plan_is_worked_off_within_the_bound() -> None:
@@ -625,6 +634,123 @@ def test_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
     assert ack(desk, B, home) == [(home.node, msg.HandOff(1, (home,)))]
     desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
     assert desk.writes[-1].homes == {"1": None}
+
+
+def test_TSU16_shards_asked_to_stop_are_answered_when_they_have() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1", "unknown")))
+    assert desk.said_stopped == ["unknown"]
+    ack(desk, A, home)
+    ack(desk, B, home)
+    assert desk.said_stopped == ["unknown"]
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["unknown", "1"]
+    assert desk.coordinator.stopping == ()
+    desk.written()
+    assert "1" not in desk.coordinator.table.homes
+
+
+def test_TSU16_what_is_sent_while_a_shard_stops_starts_it_again() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1",)), ev.Received(A, msg.GetShardHome(("1",))))
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["1"]
+    [again] = [home for home in desk.writes[-1].homes.values() if home is not None]
+    assert again[1] > home.fence
+
+
+def test_TSU16_a_shard_on_the_move_stops_and_goes_nowhere() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    assert desk.tell(ev.StopShards(("2",))) == []
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
+    assert desk.said_stopped == ["2"]
+    assert desk.writes[-1].homes == {"2": None}
+
+
+def test_TSU16_a_shard_that_is_being_started_stops_after_that() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.tell(ev.StopShards(("1",)))
+    assert desk.said_stopped == []
+    said = desk.written()
+    home = desk.coordinator.table.homes["1"]
+    assert (home.node, msg.HostShard(1, (home,))) in said
+    assert (home.node, msg.BeginHandOff(1, (home,))) in said
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.Received(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["1"]
+
+
+def test_TSU16_one_that_stops_by_itself_or_dies_has_stopped() -> None:
+    desk = ready()
+    homes = {home.node: home for home in map(desk.home, "12")}
+    desk.tell(ev.StopShards(("1", "2")))
+    desk.tell(ev.Received(A, msg.ShardStopped(A, (homes[A],))))
+    assert desk.said_stopped == [homes[A].shard]
+    desk.tell(ev.Members((A,)))
+    assert desk.said_stopped == [homes[A].shard, homes[B].shard]
+
+
+def six_at_a(settings: ShardingSettings | None = None) -> Desk:
+    """Six shards at A, and B has just joined."""
+    desk = Desk(settings, live=(A,))
+    desk.register(A)
+    for shard in "123456":
+        desk.home(shard)
+    desk.tell(ev.Members((A, B)))
+    desk.register(B)
+    return desk
+
+
+def test_B77_nothing_moves_for_balance_while_somebody_has_paused_it() -> None:
+    desk = six_at_a()
+    desk.tell(Directions(paused=True))
+    assert desk.coordinator.balance.held() == "somebody has paused it"
+    assert desk.wait(60) == []
+    assert desk.tell(ev.Rebalance()) == []
+    desk.tell(ev.Received(A, msg.GracefulShutdownRequest(A)))
+    assert len(desk.coordinator.plan(0, (A,)).moved) == 6
+    begun = [m for _, m in desk.wait(1.0) if isinstance(m, msg.BeginHandOff)]
+    assert desk.coordinator.balance.moves_in_flight[0] == 6, "what drains is no matter of balance"
+    assert begun == []
+
+
+def test_B77_what_was_paused_goes_on() -> None:
+    desk = six_at_a()
+    desk.tell(Directions(paused=True))
+    desk.wait(60)
+    begun = [m for to, m in desk.tell(Directions()) if to == A]
+    assert [type(message) for message in begun] == [msg.BeginHandOff]
+    assert desk.coordinator.balance.moves_in_flight == (3, 100)
+
+
+def test_B77_a_pause_drops_what_has_not_begun() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
+    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    desk.tell(Directions(paused=True))
+    for node in (A, B):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, begun.homes)))
+    said = desk.tell(ev.Received(A, msg.ShardStopped(A, begun.homes)))
+    said += desk.written() + started(desk, B) + desk.wait(60)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}
+    assert len(desk.coordinator.table.shards_at(B)) == 1, "what had begun is done"
+
+
+@pytest.mark.parametrize(("told", "begun"), [(0, 1), (2, 2), (100, 3)])
+def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> None:
+    desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
+    desk.tell(Directions(moves=7, paused=True))
+    desk.tell(Directions(moves=told))
+    desk.wait(COALESCE)
+    assert desk.coordinator.balance.moves_in_flight == (begun, told or 1)
 
 
 def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:

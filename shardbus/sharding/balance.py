@@ -1,0 +1,99 @@
+"""When the balance of shards is looked at, and whether anything may be moved for it.
+
+It is looked at each `rebalance_interval`, soon after somebody came or went, and when somebody asks.
+A look makes a plan, unless something holds it: the picture is unsettled, a rollout is under way, a
+new coordinator does not know its regions yet, or somebody has paused it. What of an earlier plan
+has not begun is dropped then. While shards wait for homes, it is looked at again a moment later.
+
+What drains, and what needs a home, is none of this: it goes on.
+
+Source: B.65, B.66, B.69, B.77; C.9, C.11, C.31; N.10; T.S20.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardbus.settings import ShardingSettings
+from shardbus.sharding.allocation import AllocationStrategy, External, Move
+from shardbus.sharding.directions import Directions
+from shardbus.sharding.ledger import Ledger
+from shardbus.sharding.moves import Moves
+from shardbus.sharding.registry import Registry
+
+COALESCE = 0.2
+"""Seconds in which changes of membership gather before the balance is looked at."""
+
+
+class Balance:
+    """The strategy of one coordinator, and when it is asked for a plan."""
+
+    __slots__ = (
+        "_due", "_interval", "_ledger", "_moves", "_moves_max", "_registry", "paused", "strategy",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        settings: ShardingSettings,
+        strategy: AllocationStrategy,
+        registry: Registry,
+        ledger: Ledger,
+        moves: Moves,
+    ) -> None:
+        self.strategy = strategy
+        self.paused = False
+        self._interval = settings.rebalance_interval
+        self._moves_max = settings.max_moves_in_flight
+        self._registry, self._ledger, self._moves = registry, ledger, moves
+        self._due: float | None = None
+
+    @property
+    def takes_places(self) -> bool:
+        """Whether somebody outside says where shards shall live."""
+        return isinstance(self.strategy, External)
+
+    @property
+    def moves_in_flight(self) -> tuple[int, int]:
+        """How many shards are on the move, and how many may be, per source and target."""
+        return len(self._moves.handoffs), self._moves.bound
+
+    def deadline(self) -> float | None:
+        """When it is looked at next."""
+        return self._due
+
+    def direct(self, told: Directions) -> None:
+        """From now on it shall be so."""
+        self.paused = told.paused
+        self._moves.bound = told.moves or self._moves_max
+        if isinstance(self.strategy, External):
+            self.strategy = replace(self.strategy, places=told.places)
+
+    def look(self, at: float) -> None:
+        """Look then, whenever it would have been otherwise."""
+        self._due = at
+
+    def first_look(self, now: float) -> None:
+        """Begin."""
+        self._due = now + self._interval
+
+    def tick(self, now: float) -> None:
+        """Look, if it is time."""
+        if self._due is None or now < self._due:
+            return
+        self._due = now + self._interval
+        if self.held() or self._registry.why_not(now):
+            return
+        if self._ledger.writing is not None or self._ledger.wanted:
+            self._due = now + COALESCE
+            return
+        self._moves.plan(self.strategy, self._ledger.table, self._registry.candidates())
+
+    def ready(self) -> list[Move]:
+        """The moves of the plan that may begin now."""
+        if self.held():
+            self._moves.drop_plan()
+        return self._moves.ready(self._registry.candidates())
+
+    def held(self) -> str:
+        """Why nothing is moved for balance; empty if something may be."""
+        return "somebody has paused it" if self.paused else self._registry.unsettled()
