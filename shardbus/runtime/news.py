@@ -34,7 +34,7 @@ NOTEWORTHY = frozenset(
 )
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 
-ALARMING = frozenset({"lease_lost"})
+ALARMING = frozenset({"lease_lost", "too_few_shards", "too_many_shards"})
 """Those that they should act on."""
 
 

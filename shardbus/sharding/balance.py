@@ -7,7 +7,9 @@ has not begun is dropped then. While shards wait for homes, it is looked at agai
 
 What drains, and what needs a home, is none of this: it goes on.
 
-Source: B.65, B.66, B.69, B.77; C.9, C.11, C.31; N.10; T.S20.
+At each look it is also seen whether there are enough shards, and not too many (`advice`).
+
+Source: S2.18, S2.19; B.65, B.66, B.69, B.77; C.9, C.11, C.31; N.10; T.S20.
 """
 
 from __future__ import annotations
@@ -15,11 +17,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from shardbus.settings import ShardingSettings
+from shardbus.sharding.advice import Advice
 from shardbus.sharding.allocation import AllocationStrategy, External, Move
 from shardbus.sharding.directions import Directions
 from shardbus.sharding.ledger import Ledger
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.registry import Registry
+
+PLAIN = "crc32/"
+"""How the layout of a type begins that brings no shard function of its own."""
 
 COALESCE = 0.2
 """Seconds in which changes of membership gather before the balance is looked at."""
@@ -29,12 +35,14 @@ class Balance:
     """The strategy of one coordinator, and when it is asked for a plan."""
 
     __slots__ = (
-        "_due", "_interval", "_ledger", "_moves", "_moves_max", "_registry", "paused", "strategy",
+        "_advice", "_due", "_interval", "_ledger", "_moves", "_moves_max", "_registry", "paused",
+        "strategy",
     )  # fmt: skip
 
     def __init__(
         self,
         settings: ShardingSettings,
+        layout: str,
         strategy: AllocationStrategy,
         registry: Registry,
         ledger: Ledger,
@@ -46,6 +54,7 @@ class Balance:
         self._moves_max = settings.max_moves_in_flight
         self._registry, self._ledger, self._moves = registry, ledger, moves
         self._due: float | None = None
+        self._advice = Advice(settings.shards if layout.startswith(PLAIN) else 0)
 
     @property
     def takes_places(self) -> bool:
@@ -81,12 +90,16 @@ class Balance:
         if self._due is None or now < self._due:
             return
         self._due = now + self._interval
-        if self.held() or self._registry.why_not(now):
+        if self._registry.unsettled() or self._registry.why_not(now):
+            return
+        table = self._ledger.table
+        self._moves.notes += self._advice.look(len(table.regions), len(table.homes), now)
+        if self.paused:
             return
         if self._ledger.writing is not None or self._ledger.wanted:
             self._due = now + COALESCE
             return
-        self._moves.plan(self.strategy, self._ledger.table, self._registry.candidates())
+        self._moves.plan(self.strategy, table, self._registry.candidates())
 
     def ready(self) -> list[Move]:
         """The moves of the plan that may begin now."""

@@ -71,7 +71,9 @@ class Coordinator:
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
         self._moves = Moves(self._outbox, settings)
-        self.balance = Balance(settings, strategy, self._registry, self._ledger, self._moves)
+        self.balance = Balance(
+            settings, layout, strategy, self._registry, self._ledger, self._moves
+        )
         """Whether and how fast shards move, for people."""
         self._stops = Stops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()

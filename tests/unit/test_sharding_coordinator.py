@@ -11,6 +11,7 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.advice import Advice
 from shardbus.sharding.allocation import AllocationStrategy, External, LeastShard
 from shardbus.sharding.coordinator import COALESCE, Coordinator
 from shardbus.sharding.directions import Directions
@@ -751,6 +752,52 @@ def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> No
     desk.tell(Directions(moves=told))
     desk.wait(COALESCE)
     assert desk.coordinator.balance.moves_in_flight == (begun, told or 1)
+
+
+def crowd(count: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId("n", port, port) for port in range(1, count + 1))
+
+
+def advice(desk: Desk) -> list[str]:
+    return [note for note in desk.notes if note.startswith("too_")]
+
+
+@pytest.mark.parametrize(
+    ("shards", "nodes", "said"),
+    [
+        (2, 2, []),
+        (2, 3, ["too_few_shards"]),
+        (2000, 2, []),
+        (2001, 2, ["too_many_shards"]),
+        (2001, 3, []),
+    ],
+)
+def test_S218_S219_a_number_of_shards_that_does_not_suit_the_nodes_is_told_once(
+    shards: int, nodes: int, said: list[str]
+) -> None:
+    desk = Desk(ShardingSettings(shards=shards), live=crowd(nodes))
+    desk.register(*crowd(nodes))
+    desk.wait(15)
+    assert advice(desk) == [], "a cluster that is starting gets more nodes"
+    desk.wait(600)
+    assert advice(desk) == said
+
+
+def test_S218_S219_it_is_told_again_after_it_was_otherwise() -> None:
+    desk = Desk(ShardingSettings(shards=2), live=crowd(3))
+    for nodes in (3, 2, 3, 4):
+        desk.tell(ev.Members(crowd(nodes)))
+        desk.register(*crowd(nodes))
+        desk.wait(60)
+    assert advice(desk) == ["too_few_shards"] * 2
+
+
+def test_S218_S219_a_shard_function_of_the_users_own_gives_as_many_as_it_likes() -> None:
+    some = Advice(0)
+    assert [note for now in range(100) for note in some.look(200, 20, float(now))] == []
+    found = [note for now in range(100) for note in some.look(2, 2001, float(now))]
+    assert [note.kind for note in found] == ["too_many_shards"]
+    assert "2001 shards for 2 nodes" in found[0].detail
 
 
 def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:
