@@ -28,13 +28,12 @@ NOTEWORTHY = frozenset(
         "persist_failed",
         "succession",
         "lease_refused",
-        "lease_lost",
         "lease_kept",
     }
 )
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 
-ALARMING = frozenset({"lease_lost", "too_few_shards", "too_many_shards"})
+ALARMING = frozenset({"lease_lost", "too_few_shards", "too_many_shards", "strategy_failed"})
 """Those that they should act on."""
 
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from shardbus.settings import ShardingSettings
 from shardbus.sharding.advice import Advice
 from shardbus.sharding.allocation import AllocationStrategy, External, Move
+from shardbus.sharding.checked import Checked
 from shardbus.sharding.directions import Directions
 from shardbus.sharding.ledger import Ledger
 from shardbus.sharding.moves import Moves
@@ -48,7 +49,7 @@ class Balance:
         ledger: Ledger,
         moves: Moves,
     ) -> None:
-        self.strategy = strategy
+        self.strategy = Checked(strategy, lambda note: moves.notes.append(note))
         self.paused = False
         self._interval = settings.rebalance_interval
         self._moves_max = settings.max_moves_in_flight
@@ -59,7 +60,7 @@ class Balance:
     @property
     def takes_places(self) -> bool:
         """Whether somebody outside says where shards shall live."""
-        return isinstance(self.strategy, External)
+        return isinstance(self.strategy.strategy, External)
 
     @property
     def moves_in_flight(self) -> tuple[int, int]:
@@ -74,8 +75,9 @@ class Balance:
         """From now on it shall be so."""
         self.paused = told.paused
         self._moves.bound = told.moves or self._moves_max
-        if isinstance(self.strategy, External):
-            self.strategy = replace(self.strategy, places=told.places)
+        asked = self.strategy.strategy
+        if isinstance(asked, External):
+            self.strategy.strategy = replace(asked, places=told.places)
 
     def look(self, at: float) -> None:
         """Look then, whenever it would have been otherwise."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.errors import ConfigError, Refused
-from shardbus.ids import shard_of
+from shardbus.ids import NodeId, shard_of
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.entity_type import StopReason
 from shardbus.runtime.node import Node
+from shardbus.sharding.allocation import Move
+from shardbus.sharding.table import ShardTable
 from tests.loopback.nodes import Nodes, hosts
 from tests.ports import free_port
 from tests.waiting import until
@@ -212,3 +215,58 @@ async def pace(node: Node) -> dict[str, object]:
     found = await Admin(node).shards("counter")
     wanted = {name: found[name] for name in ("paused", "moves_at_a_time")}
     return wanted if found["paused"] is not None else {}
+
+
+class Chosen:
+    """A strategy of the user's own: shards live at the node that is chosen at the moment, and of
+    those that live elsewhere the ones that are named move there."""
+
+    def __init__(self) -> None:
+        self.node: NodeId | None = None
+        self.movable: tuple[str, ...] = ()
+
+    def allocate(
+        self, table: Any, loads: Any, shards: Sequence[str], candidates: Collection[NodeId]
+    ) -> dict[str, NodeId]:
+        if self.node not in candidates:
+            raise LookupError("the chosen one may not host")
+        return dict.fromkeys(shards, self.node)
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        homes = table.homes
+        return [
+            Move(shard, homes[shard].node, self.node)
+            for shard in self.movable
+            if self.node in candidates and shard in homes and homes[shard].node != self.node
+        ]
+
+
+async def test_TS14_a_strategy_of_the_users_own_places_and_moves_shards(nodes: Nodes) -> None:
+    own = Chosen()
+    bus = application(allocation=own)
+    first, second = await nodes.cluster(bus, 2)
+    own.node = second.me
+    await touch(nodes, range(6))
+    assert all(home(nodes, shard) is second for shard in range(6))
+    own.node = first.me
+    await touch(nodes, range(6, SHARDS))
+    assert all(home(nodes, shard) is first for shard in range(6, SHARDS))
+    own.movable = ("1", "3", "7")
+    await Admin(second).rebalance("counter", None, None)
+    await at(nodes, 1, first)
+    await at(nodes, 3, first)
+    assert [home(nodes, shard) for shard in (0, 2, 4, 5, 7)] == [second] * 4 + [first]
+    plan = await Admin(second).plan("counter", 0, ())
+    assert plan["moves"] == []
+
+
+async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: Nodes) -> None:
+    bus = application(allocation=Chosen())
+    first, second = await nodes.cluster(bus, 2)
+    await touch(nodes, range(SHARDS))
+    found = hosts(nodes.all, "counter")
+    assert sorted(found) == sorted(str(shard) for shard in range(SHARDS))
+    assert {str(n.me) for where in found.values() for n in where} == {str(first.me), str(second.me)}
+    assert first.notes[("counter", "strategy_failed")] == 1

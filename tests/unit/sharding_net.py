@@ -348,6 +348,7 @@ class Net:
         for process in self.processes.values():
             if process.alive:
                 assert process.region.buffered == (0, 0), f"{process.name} still buffers"
+        assert "strategy_failed" not in self.notes
         rulers = [p for p in live if p.rules()]
         assert len(rulers) == 1, f"{len(rulers)} coordinators"
         ruler = rulers[0].coordinator

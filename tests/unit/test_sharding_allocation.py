@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,8 @@ from shardbus.sharding.allocation import (
     Move,
     strategy_of,
 )
+from shardbus.sharding.checked import Checked
+from shardbus.sharding.events import Note
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
     RegionRegistered,
@@ -97,8 +101,15 @@ def test_moves_under_way_count_as_done_and_against_the_limit() -> None:
 @pytest.mark.parametrize(
     ("counts", "threshold", "most", "expected"),
     [
+        ([1, 2, 0], 1, 3, 1),
         ([2, 0, 0], 1, 3, 1),
+        ([1, 1, 0], 1, 3, 0),
         ([1, 0, 0], 1, 3, 0),
+        ([4, 4, 2], 1, 3, 1),
+        ([4, 4, 2], 2, 3, 0),
+        ([4, 4, 1], 2, 3, 1),
+        ([5, 5, 0], 2, 3, 2),
+        ([50, 50, 0], 2, 10, 10),
         ([2, 0, 0], 2, 3, 0),
         ([3, 0, 0], 2, 3, 1),
         ([10, 0, 0], 1, 3, 3),
@@ -112,7 +123,9 @@ def test_the_threshold_is_strict(
 ) -> None:
     plan = LeastShardThreshold(threshold, most).rebalance(table(counts), nodes(3), {})
     assert len(plan) == expected
-    assert {(move.source, move.target) for move in plan} <= {(nodes(3)[0], nodes(3)[1])}
+    fullest, emptiest = counts.index(max(counts)), counts.index(min(counts))
+    way = nodes(3)[fullest], nodes(3)[emptiest]
+    assert {(move.source, move.target) for move in plan} <= {way}
 
 
 def test_the_threshold_strategy_leaves_room_for_moves_under_way() -> None:
@@ -290,3 +303,151 @@ def test_TSU5_one_plan_brings_every_shard_to_its_place(
             at_home and wanted.port not in range(1, 1 + len(there))
         )
     assert strategy.rebalance(after, there, {}) == []
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=1, max_size=8),
+    threshold=st.integers(1, 10),
+    most=st.integers(1, 10),
+)
+@settings(max_examples=60)
+def test_TSU2_the_threshold_strategy_comes_to_rest_within_its_threshold(
+    counts: list[int], threshold: int, most: int
+) -> None:
+    strategy = LeastShardThreshold(threshold, most)
+    now, rounds = table(counts), 0
+    while plan := strategy.rebalance(now, nodes(len(counts)), {}):
+        assert len(plan) <= most
+        now, rounds = moved(now, plan), rounds + 1
+        assert rounds <= sum(counts), "each plan brings two regions nearer to each other"
+    assert max(counts_of(now)) - min(counts_of(now)) <= threshold
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_TSU3_any_number_of_regions_and_shards_comes_to_balance_in_bounded_rounds(
+    seed: int,
+) -> None:
+    dice = Random(seed)
+    regions, shards = dice.randint(5, 100), dice.randint(5, 1000)
+    counts = [0] * regions
+    for _ in range(shards):
+        counts[min(dice.randrange(regions), dice.randrange(regions))] += 1
+    absolute, relative = dice.choice([(0, 1.0), (dice.randint(1, 50), 1.0), (0, 0.1), (20, 0.05)])
+    strategy, now, rounds = LeastShard(absolute, relative), table(counts), 0
+    at_a_time = max(1, min(int(relative * shards), absolute or shards))
+    while plan := strategy.rebalance(now, nodes(regions), {}):
+        assert len(plan) <= at_a_time
+        now, rounds = moved(now, plan), rounds + 1
+        assert rounds <= shards // at_a_time + 1
+    assert max(counts_of(now)) - min(counts_of(now)) <= 1
+
+
+def test_TSU4_a_node_that_leaves_a_ring_moves_only_what_it_held() -> None:
+    shards = [str(i) for i in range(500)]
+    ring, five = ConsistentHashing(), nodes(5)
+    before = ring.allocate(table([0] * 5), {}, shards, five)
+    after = ring.allocate(table([0] * 5), {}, shards, five[:2] + five[3:])
+    changed = [shard for shard in shards if before[shard] != after[shard]]
+    assert changed == [shard for shard in shards if before[shard] == five[2]]
+    assert len({after[shard] for shard in changed}) > 1, "and spreads it"
+
+
+def test_TSU4_a_ring_counts_what_is_under_way_against_its_limit() -> None:
+    start, three = table([40, 0, 0]), nodes(3)
+    ring = ConsistentHashing(max_moves=5)
+    first = ring.rebalance(start, three, {})
+    under_way = {move.shard: move for move in first[:3]}
+    rest = ring.rebalance(start, three, under_way)
+    assert len(first) == 5
+    assert len(rest) == 2
+    assert not under_way.keys() & {move.shard for move in rest}
+    assert ring.rebalance(start, three, {move.shard: move for move in first}) == []
+
+
+# -- strategies that are wrong -------------------------------------------------------------------
+
+
+class Wrong:
+    """Answers whatever a test wants it to, or raises it."""
+
+    def __init__(self, homes: Any = None, moves: Any = ()) -> None:
+        self.homes, self.moves = homes, moves
+
+    def allocate(self, *args: Any) -> Any:
+        if isinstance(self.homes, Exception):
+            raise self.homes
+        return self.homes
+
+    def rebalance(self, *args: Any) -> Any:
+        if isinstance(self.moves, Exception):
+            raise self.moves
+        return self.moves
+
+
+def checked(strategy: Wrong) -> tuple[Checked, list[str]]:
+    told: list[str] = []
+    return Checked(strategy, lambda note: told.append(note.detail)), told
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ({"x": "B", "y": "B", "z": "A"}, []),
+        ({"x": "B", "y": "B"}, ["allocate gave no candidate for shard 'z'"]),
+        ({"x": "B", "y": "B", "z": "C"}, ["allocate gave no candidate for shard 'z'"]),
+        (ValueError("no"), ["allocate raised ValueError: no"]),
+        (None, ["allocate raised AttributeError: 'NoneType' object has no attribute 'get'"]),
+        ({"x": []}, ["allocate raised TypeError"]),
+    ],
+)
+def test_TS14_a_shard_without_a_usable_answer_goes_where_fewest_are(
+    answer: Any, said: list[str]
+) -> None:
+    a, b, c = nodes(3)
+    named = {"A": a, "B": b, "C": c}
+    wrong = answer
+    if isinstance(answer, dict):
+        wrong = {s: named[n] if isinstance(n, str) else n for s, n in answer.items()}
+    strategy, told = checked(Wrong(wrong))
+    homes = strategy.allocate(table([0, 0, 0]), {}, ["x", "y", "z"], [a, b])
+    assert homes.keys() == {"x", "y", "z"}
+    assert set(homes.values()) <= {a, b}
+    if isinstance(answer, dict) and len(answer) > 1:
+        assert homes == {"x": b, "y": b, "z": a}
+    assert [text[: len(wanted)] for text, wanted in zip(told, said, strict=True)] == said
+    strategy.allocate(table([0, 0, 0]), {}, ["x", "y", "z"], [a, b])
+    assert len(told) == len(said), "said once"
+
+
+def test_TS14_moves_that_cannot_be_made_are_left_out() -> None:
+    a, b, c = nodes(3)
+    good = Move("0", a, b)
+    under_way = {"1": Move("1", a, b)}
+    wrong = [
+        good,
+        Move("0", a, c),
+        Move("1", a, b),
+        Move("2", b, c),
+        Move("2", a, a),
+        Move("2", a, NodeId("x", 1, 1)),
+        Move("unknown", a, b),
+    ]
+    strategy, told = checked(Wrong(moves=wrong))
+    assert strategy.rebalance(table([3, 0, 0]), [a, b, c], under_way) == [good]
+    assert told
+    for broken in (RuntimeError("no"), None, [1], [("0", a)], 7):
+        strategy, told = checked(Wrong(moves=broken))
+        assert strategy.rebalance(table([3, 0, 0]), [a, b, c], {}) == []
+        assert len(told) == 1
+
+
+@given(counts=st.lists(st.integers(0, 8), min_size=1, max_size=6))
+@settings(max_examples=40)
+def test_what_comes_with_shardbus_gives_no_cause_for_complaint(counts: list[int]) -> None:
+    start, there = table(counts), nodes(len(counts))
+    for plain in STRATEGIES:
+        told: list[Note] = []
+        strategy = Checked(plain, told.append)
+        assert strategy.rebalance(start, there, {}) == plain.rebalance(start, there, {})
+        assert strategy.allocate(start, {}, ["x"], there) == plain.allocate(start, {}, ["x"], there)
+        assert told == []
