@@ -42,8 +42,8 @@ class Registry:
     """The people of one coordinator."""
 
     __slots__ = (
-        "_arriving", "_early", "_enough", "_live", "_min_members", "_orders", "_unfit", "_versions",
-        "draining", "emptying", "grace_until", "known", "registered",
+        "_arriving", "_early", "_enough", "_live", "_min_members", "_mixed", "_orders", "_unfit",
+        "_versions", "draining", "emptying", "grace_until", "known", "registered",
     )  # fmt: skip
 
     def __init__(self, min_members: int) -> None:
@@ -60,6 +60,7 @@ class Registry:
         self._unfit: dict[NodeId, None] = {}
         self._versions: dict[NodeId, str] = {}
         self._orders: dict[NodeId, Order] = {}
+        self._mixed = False
         self._early: dict[NodeId, Register] = {}
         self._min_members = min_members
         self._enough = False
@@ -75,6 +76,7 @@ class Registry:
         self._unfit = dict.fromkeys(members.unfit)
         self._versions = {n: members.versions[n] for n in self._live if n in members.versions}
         self._orders = {node: order_of(version) for node, version in self._versions.items()}
+        self._mixed = len(set(self._orders.values())) > 1
         self.emptying = members.emptying
         self._arriving = members.unsettled
         for gathered in (self.registered, self.draining):
@@ -118,6 +120,8 @@ class Registry:
         the highest version. Who is to be avoided is given it only if nobody else can be."""
         able = self.candidates()
         able = [node for node in able if node not in avoid] or able
+        if not self._mixed:
+            return tuple(able)
         highest = max((self._order(node) for node in able), default=UNKNOWN)
         return tuple(node for node in able if self._order(node) == highest)
 
@@ -146,6 +150,8 @@ class Registry:
         """Why this is no time to rebalance, though shards get homes; empty if it is one."""
         if self._arriving:
             return "a member is unreachable or joining"
+        if not self._mixed:
+            return ""
         hosting = {
             order: node for node, order in self._orders.items() if not self.registered.get(node)
         }

@@ -14,6 +14,7 @@ Source: docs/simulation.md.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
@@ -25,6 +26,7 @@ T = TypeVar("T")
 
 TURN_S = 0.00002
 ROUNDING_S = 1e-9
+CREATED = inspect.CORO_CREATED
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -50,6 +52,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._ready.clear()
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
+            begun = task.get_coro()
+            if inspect.iscoroutine(begun) and inspect.getcoroutinestate(begun) == CREATED:
+                begun.close()
 
     def resume(self) -> None:
         """SIGCONT."""

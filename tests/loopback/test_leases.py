@@ -9,6 +9,8 @@ import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.ids import shard_of
+from shardbus.membership.events import Down
+from shardbus.runtime import departure
 from shardbus.runtime.entity_type import StopReason
 from shardbus.runtime.node import Node
 from shardbus.settings import StoreSettings
@@ -227,6 +229,29 @@ async def test_TG4_the_oldest_gives_the_lease_back_when_it_leaves(nodes: Nodes) 
     assert lease.owner == str(second.me)
     assert lease.counter == 2
     assert second.notes.get(("counter", "lease_refused")) is None, "it had not to wait"
+
+
+async def test_TG4_the_lease_goes_on_when_the_oldest_is_downed(nodes: Nodes) -> None:
+    first, second = await nodes.cluster(application(), 2, use_lease="both")
+    await touch(nodes)
+    second.cluster.post(Down(first.me))
+    await until(first.stopped.done, "the downed node's end")
+    await first.close()
+    nodes.all.remove(first)
+    await until(lambda: ready(second), "the next coordinator")
+    assert nodes.data.leases["singleton/counter"].owner == str(second.me)
+    await touch(nodes)
+    assert at_home(nodes)
+
+
+async def test_B100_a_cluster_that_stops_as_a_whole_gives_every_lease_back(nodes: Nodes) -> None:
+    node = await nodes.start(application(), use_lease="both")
+    await touch(nodes)
+    nodes.all.remove(node)
+    await departure.stop_here(node, lambda text: None)
+    assert set(owners(nodes).values()) == {None}
+    await node.close()
+    assert nodes.data.leases["singleton/counter"].owner is None
 
 
 async def test_B100_a_node_that_closes_gives_every_lease_back(nodes: Nodes) -> None:

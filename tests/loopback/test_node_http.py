@@ -108,7 +108,9 @@ async def test_the_shards(nodes: Nodes) -> None:
     pair = await two(nodes)
     for node in pair:
         said = await get(node, "/v1/shards/counter")
-        assert set(said) == {"type", "coordinator", "epoch", "shards"}
+        pace = {"paused": False, "held": "", "moving": 0, "moves_at_a_time": 100}
+        assert set(said) == {"type", "coordinator", "epoch", "shards", *pace}
+        assert {name: said[name] for name in pace} == pace
         assert (said["type"], said["coordinator"]) == ("counter", str(pair[0].me))
         assert [row["shard"] for row in said["shards"]] == [str(i) for i in range(6)]
         for row in said["shards"]:

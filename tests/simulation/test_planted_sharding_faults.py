@@ -278,11 +278,11 @@ PLANTED = (
     Planted(an_entity_starts_before_it_is_remembered, ("I11",), {}),
     Planted(a_handoff_is_forgotten_like_a_passivation, ("I11",), {"stops": 3}),
     Planted(an_unreachable_node_is_taken_for_dead, ("I1", "I2", "I11"), {}),
-    Planted(an_old_coordinator_is_obeyed, ("I1", "I2", "I6", "I11"), {}),
     Planted(a_home_told_while_the_shard_stops_is_kept, ("I11", "I3", "raised"), {"stops": 3}),
 )
 
 RARE = (
+    Planted(an_old_coordinator_is_obeyed, ("I1", "I2", "I6", "I11"), {}),
     Planted(a_lost_flush_counts_as_echoed, ("I2",), {"cuts": 12}),
     Planted(a_load_does_not_raise_the_fence, ("I1",), {}),
     Planted(a_link_to_a_former_process_is_closed_and_nobody_told, ("I11", "I3", "I2"), {}),
