@@ -361,6 +361,7 @@ class AsyncClient(Unaddressed):
             self._contact = None
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
+            session.gone = session.gone or session.tag not in self._members  # the cluster knows
             self._kinds.lost(session, unsent)
             if session.gone:
                 self._leaving.discard(session.tag)

@@ -34,6 +34,9 @@ GONE_MAX = 1000
 SUSPECT_HOPS = 4
 """A message forwarded so often has met a circle: the route it meets is checked."""
 
+FLUSH_PATIENCE = 60.0
+"""After so many seconds a home that echoes no Flush is left all the same."""
+
 PATIENCE = 3.0
 """After a Wait the question is repeated so many times more slowly: the answer will come unasked."""
 
@@ -267,7 +270,9 @@ class Router:
             elif route.way is not Way.FLUSHING:
                 continue
             self._timers.set(shard, now + self._retry)
-            if route.way is Way.FLUSHING and route.home is not None:
+            if route.way is Way.FLUSHING and now - route.flushing_since >= FLUSH_PATIENCE:
+                self._end_flush(route, now)
+            elif route.way is Way.FLUSHING and route.home is not None:
                 self._out.append(ev.Flush(shard, route.home.node, route.flush_id))
         return tuple(shards)
 
@@ -376,7 +381,7 @@ class Router:
         self._close(route)
         route.way, route.home = Way.FLUSHING, home
         self._flushes += 1
-        route.flush_id = self._flushes
+        route.flush_id, route.flushing_since = self._flushes, now
         self._timers.set(route.shard, now + self._retry)
         self._out.append(ev.Flush(route.shard, home.node, route.flush_id))
 

@@ -58,6 +58,7 @@ class Route:
     left: tuple[int, int] | None = None
     """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
     flush_id: int = 0
+    flushing_since: float = 0.0
     owed: Home | None = None
     """The BeginHandOff to acknowledge when the Flush is done."""
     dead: Home | None = None
