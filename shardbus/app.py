@@ -1,7 +1,7 @@
 """`ShardBus`: the application object. It collects entity classes; a node runs them, a client calls
 them.
 
-Source: docs/how-to.md; S2.7, S2.8, S2.57.
+Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from shardbus.runtime.entity_type import (
     Directive,
     EntityType,
     Invoker,
+    addressed,
     in_thread,
     is_coroutine_function,
 )
 from shardbus.runtime.observers import Callback
+from shardbus.runtime.passivation import Passivation
 from shardbus.settings import ShardingSettings
 from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
@@ -72,9 +74,11 @@ class ShardBus:
         messages: Iterable[type] = (),
         supervision: Supervision | None = None,
         allocation: object | None = None,
+        passivation: Passivation | None = None,
+        stop_message: object = None,
         extract_entity_id: Callable[[Any], str] | None = None,
         extract_shard_id: Callable[[str], str] | None = None,
-        **declared: object,
+        **own: object,
     ) -> Callable[[C], C]:
         """Declare a class as an entity type.
 
@@ -84,9 +88,13 @@ class ShardBus:
             messages: classes that `receive` takes.
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
             allocation: an allocation strategy; least shards by default.
+            passivation: when entities leave memory; after 120 idle seconds by default.
+            stop_message: what an entity gets when the runtime wants it to stop, which it does when
+                it calls `context.stop()`. A text that names a handler without parameters is for
+                that, everything else for `receive`.
             extract_entity_id: message to entity id, for `bus.region(name).tell(message)`.
             extract_shard_id: entity id to shard id, instead of crc32.
-            declared: any sharding setting by its name.
+            own: any sharding setting by its name.
 
         Raises:
             ConfigError: a declaration that cannot work, with the place of it.
@@ -96,6 +104,7 @@ class ShardBus:
             kind = name or cls.__name__.lower()
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
+            declared = _declared(kind, own, passivation)
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
             invokers = _invokers(cls, interface, [*messages, *self._messages])
@@ -104,7 +113,7 @@ class ShardBus:
                 cls=cls,
                 interface=interface,
                 invokers=invokers,
-                declared=dict(declared),
+                declared=declared,
                 starts=getattr(cls, "on_start", None) is not Entity.on_start,
                 stops=getattr(cls, "on_stop", None) is not Entity.on_stop,
                 state_class=state_class,
@@ -112,6 +121,7 @@ class ShardBus:
                 supervision=_supervision(supervision),
                 strategy=allocation,
                 extract_entity_id=extract_entity_id,
+                stop_message=_stop_message(kind, invokers, stop_message),
             )
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
             return cls
@@ -200,6 +210,27 @@ class Region:
     def ask(self, message: object) -> Any:
         """Ask the entity that the message names."""
         return self._ref(message).ask(message)
+
+
+def _declared(
+    name: str, own: Mapping[str, object], passivation: Passivation | None
+) -> dict[str, object]:
+    said = passivation.settings() if passivation is not None else {}
+    for key in said:
+        if key in own:
+            raise ConfigError(f"{name!r}: passivation says {key} already, say it once")
+    return {**own, **said}
+
+
+def _stop_message(
+    name: str, invokers: Mapping[str, Invoker], message: object
+) -> tuple[Invoker, bytes] | None:
+    if message is None:
+        return None
+    try:
+        return addressed(invokers, message)
+    except ConfigError as e:
+        raise ConfigError(f"{name!r}: stop_message: {e.message}") from None
 
 
 def _interface(

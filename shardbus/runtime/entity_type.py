@@ -3,7 +3,7 @@ itself.
 
 `app.py` builds it from the decorators once; everything here is read-only afterwards.
 
-Source: S2.7, S2.57; STYLE (options declared once).
+Source: S2.7, S2.27, S2.57; STYLE (options declared once).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from shardbus.wire.schema import Decode, Interface
+from shardbus.errors import ConfigError
+from shardbus.transport.refs import NO_ARGUMENTS
+from shardbus.wire.schema import Decode, Interface, encode_value, method_of
 
 
 class StopReason(Enum):
@@ -69,6 +71,9 @@ class EntityType:
     strategy: object | None = None
     """An allocation strategy; None: least shards."""
     extract_entity_id: Callable[[Any], str] | None = None
+    stop_message: tuple[Invoker, bytes] | None = None
+    """What an entity gets when the runtime wants it to stop, ready to be handled; None: it is just
+    stopped."""
 
     @property
     def name(self) -> str:
@@ -78,6 +83,28 @@ class EntityType:
     def plain(self) -> bool:
         """Starting such an entity needs no waiting: no state to load, no `on_start`."""
         return not self.starts and self.state_class is None
+
+
+def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:
+    """A message of an entity's own, ready to be handled: a text that names a handler without
+    parameters is for that handler, everything else for `receive`.
+
+    Raises:
+        ConfigError: no handler takes it.
+    """
+    named = invokers.get(message) if isinstance(message, str) and message else None
+    if named is not None and NO_ARGUMENTS[0] in named.decoders:
+        return named, NO_ARGUMENTS
+    try:
+        payload = encode_value(message)
+        invoker = invokers.get(method_of(message)) or invokers.get("")
+        if invoker is not None and invoker.one is not None:
+            invoker.one(payload)
+            return invoker, payload
+        why = "there is no receive"
+    except Exception as e:
+        why = str(e)
+    raise ConfigError(f"no handler takes {message!r}"[:150] + f": {why}"[:150])
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

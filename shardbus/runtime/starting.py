@@ -36,14 +36,20 @@ class Keeper(Protocol):
 class Counts:
     """What happened to messages and entities, for metrics."""
 
-    __slots__ = ("accepted", "dropped", "failures", "started", "stopped")
+    __slots__ = ("accepted", "cut_off", "dropped", "failures", "started", "stopped")
 
     def __init__(self) -> None:
         self.accepted = 0
+        self.cut_off = 0
         self.failures = 0
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.stopped: dict[str, int] = {}
+
+    @property
+    def all_started(self) -> int:
+        """Entities started, for whatever cause."""
+        return sum(self.started.values())
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Messages that no handler will see."""
@@ -75,6 +81,8 @@ class Starter:
             except Exception as e:  # StaleFence too: the region will learn that the shard has moved
                 self.failed(cell, "failed to start", e)
                 cell.entity = None
+                if cell.parting is not None:  # it was to stop anyway
+                    cell.stopping = cell.parting.reason
 
     def construct(self, cell: Context) -> None:
         cls: Any = self._kind.cls
