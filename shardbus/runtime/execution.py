@@ -128,6 +128,10 @@ class Execution:
                             self._look_again(cell)
                         continue
                     value = e.value
+                except asyncio.CancelledError as e:
+                    if self._raised(cell, invoker, payload, e, session, corr):
+                        self._look_again(cell)
+                    continue
                 if session is not None:
                     self._answer(cell, value, session, corr)
                 if cell.stopping is not None or cell.mailbox:
@@ -220,6 +224,8 @@ class Execution:
             if not (invoker.is_async and isinstance(e, StopIteration)):
                 return self._raised(cell, invoker, payload, e, session, corr)
             value = e.value
+        except asyncio.CancelledError as e:
+            return self._raised(cell, invoker, payload, e, session, corr)
         finally:
             self.cell, self.way, self.payload, self.corr = outer
         if session is not None:
@@ -231,7 +237,7 @@ class Execution:
         cell: Context,
         invoker: Invoker,
         payload: bytes,
-        error: Exception,
+        error: BaseException,
         session: Session | None,
         corr: int,
     ) -> bool:
@@ -293,7 +299,7 @@ class Execution:
             try:
                 self._starter.construct(cell)
                 return
-            except Exception as e:
+            except (Exception, asyncio.CancelledError) as e:
                 self._starter.failed(cell, "failed to start", e)
         self._begin(cell)
 
@@ -305,6 +311,9 @@ class Execution:
             waits_for = self.driver.step(coroutine)
         except StopIteration:
             self.settle_soon(cell)
+        except asyncio.CancelledError as e:
+            if self._failed(cell, e, None, 0):
+                self.settle_soon(cell)
         else:
             self._carry_on(cell, coroutine, waits_for, None, 0)
 

@@ -206,7 +206,6 @@ class Residents:
         if self._policy is not None:
             if self._policy.counts_uses:
                 self._hear(self._policy)
-            self._barren, self._threshold = 0, self.limit
             self._order()
         after = self.settings.passivate_after
         if after <= 0 or self.settings.remember or tick - self._swept < _ticks(after) // 4:

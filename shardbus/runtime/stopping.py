@@ -30,6 +30,7 @@ Source: S0.23, S2.27, S2.40-S2.42; B.50; C.18.
 from __future__ import annotations
 
 import logging
+from asyncio import CancelledError
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -185,7 +186,7 @@ class Ending:
         coroutine = self._on_stop(entity, cell)
         try:
             waits_for = driver.step(coroutine)
-        except StopIteration:
+        except (StopIteration, CancelledError):
             self._gone(cell)
             return
 

@@ -121,13 +121,13 @@ def test_a_scan_beside_the_work_pushes_hardly_anybody_out() -> None:
 
 
 def test_a_smaller_limit_takes_from_the_main_area() -> None:
-    memory = Memory(Composite(10, 0.1, 0.8), 10)
-    memory.use(*"abcdefghij", *"abc" * 3)
+    memory = Memory(policy := Composite(10, 0.1, 0.8), 10)
+    memory.use(*"abcdefghijk", *"abc" * 3)
+    assert memory.gone == ["j"]
     memory.limit = 3
-    memory.policy.resize(3)
+    policy.resize(3)
     memory.use("a")
-    assert len(memory.ids) == 3
-    assert "a" in memory.ids
+    assert memory.ids == {"c", "a", "k"}
 
 
 # The climber
