@@ -24,7 +24,7 @@ from shardbus.runtime.entity_type import (
 )
 from shardbus.runtime.observers import Callback
 from shardbus.runtime.passivation import Passivation
-from shardbus.settings import ShardingSettings
+from shardbus.settings import ShardingSettings, read
 from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
@@ -142,6 +142,19 @@ class ShardBus:
         """Start an entity without a message, from inside a node; returns when it runs. A remembered
         one stays from then on [S4.40]. Raises as an ask."""
         await cast("Any", self._running().ref(kind, entity_id)).start_entity()
+
+    def set_active_entity_limit(self, kind: str | type, limit: int) -> None:
+        """Let at most so many entities of a type be in memory on this node from now on; 0 is no
+        limit. It lasts for the life of this process [B.85].
+
+        Raises:
+            ConfigError: no such limit. UnknownEntityType: no such type. Refused: its entities are
+                remembered, so there is no limit on them. LocalProtocolError: no node runs here.
+        """
+        wanted = read(
+            ShardingSettings, "active_entity_limit", limit, "active_entity_limit", "the call"
+        )
+        self._running().set_active_entity_limit(kind, wanted)
 
     def region(self, name: str) -> Region:
         """The local region of a type, which takes messages by the type's `extract_entity_id`

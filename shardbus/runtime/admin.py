@@ -15,6 +15,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
+from shardbus.runtime.limits import limits
 from shardbus.runtime.metrics import render
 from shardbus.runtime.news import fact, picture
 
@@ -111,6 +112,8 @@ class Admin:
                     "remember": settings.remember,
                     "hosted_here": kind.hosts,
                     "coordinator": str(kind.coordinator) if kind.coordinator else None,
+                    "active_entity_limit": kind.host.residents.limit,
+                    "entities_here": kind.host.entities,
                 }
             )
         return {"types": rows}
@@ -206,6 +209,10 @@ class Admin:
         more = len(rows) > limit
         rows = rows[:limit]
         return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
+
+    async def limits(self, type: str) -> Json:
+        """The limit on entities in memory on every node that hosts the type."""
+        return await limits(self._node, self._kind(type))
 
     async def explain(self, type: str, id: str) -> Json:
         """Where an entity is, why, and what its messages wait for."""
@@ -335,6 +342,15 @@ class Admin:
         """Look at the balance of a type now."""
         await self._ask_coordinator(type, "rebalance")
         return {"type": type, "rebalancing": True}
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        """Another limit on entities in memory, on one node or on all."""
+        on = (
+            None
+            if node is None
+            else self._member("" if node == "self" else node, itself=node == "self")
+        )
+        return await limits(self._node, self._kind(type), limit, on)
 
     async def _ask_coordinator(self, type: str, question: str, *args: object) -> Any:
         coordinator = self._kind(type).coordinator

@@ -10,16 +10,16 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25; C.14, C.17, C.18; B
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shardbus.errors import LocalProtocolError, RequestError, StaleFence, Unhandled
+from shardbus.errors import LocalProtocolError, StaleFence, Unhandled
 from shardbus.runtime.context import OWN, Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
 from shardbus.runtime.recovery import Recovery
+from shardbus.runtime.relocating import Relocation
 from shardbus.runtime.remembering import Memory
 from shardbus.runtime.residents import Residents
 from shardbus.runtime.starting import Keeper
@@ -28,12 +28,6 @@ from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
 from shardbus.transport.session import Session
 from shardbus.wire.schema import encode_value, method_of
-
-log = logging.getLogger("shardbus.entity")
-
-
-MOVES_MAX = 100
-MOVE_AGAIN_S = 2.0
 
 
 class HostedShard:
@@ -94,13 +88,11 @@ class Host:
         self.residents = Residents(settings, loop, self.active, self.counts, self._passivate)
         self.shards: dict[str, HostedShard] = {}
         self._keeper, self._on_down = keeper, on_down
-        self._shard_of, self._start_elsewhere = shard_of, start_elsewhere
-        self._moves: set[asyncio.Task[None]] = set()
-        self._moving = asyncio.Semaphore(MOVES_MAX)
+        self._shard_of = shard_of
         self.recovery = Recovery(settings, loop, self._revive)
         self.memory: Memory | None = None
         if settings.remember:
-            self.memory = Memory(
+            memory = self.memory = Memory(
                 kind.name,
                 store,
                 loop,
@@ -109,6 +101,8 @@ class Host:
                 recover=self.recovery.put,
                 settled=self._maybe_down,
             )
+            forget, again = memory.forget, self._revive
+            self._relocation = Relocation(kind.name, loop, start_elsewhere, forget, again)
 
     # ---- shards
 
@@ -234,7 +228,7 @@ class Host:
         if self.find(entity_id, hosted.shard) is not None:
             return None
         if self._shard_of(entity_id) != hosted.shard:
-            self._move(hosted, entity_id)
+            self._relocation.move(hosted, entity_id)
             return None
         return self.activate(hosted, entity_id, "remembered")
 
@@ -298,31 +292,11 @@ class Host:
             backoff = self.settings.entity_restart_backoff
             self.loop.call_later(backoff, self._revive, hosted, cell.entity_id)
 
-    def _move(self, hosted: HostedShard, entity_id: str) -> None:
-        """The entity belongs to another shard since the shard function changed: start it there,
-        then forget it here."""
-
-        async def move() -> None:
-            async with self._moving:
-                try:
-                    await self._start_elsewhere(entity_id)
-                except RequestError as e:
-                    log.warning("%s %r does not start elsewhere: %s", self.name, entity_id, e)
-                    self.loop.call_later(MOVE_AGAIN_S, self._revive, hosted, entity_id)
-                else:
-                    if self.memory is not None:
-                        self.memory.forget(hosted, entity_id)
-
-        task = self.loop.create_task(move())
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
-
     def close(self) -> None:
         """The process ends."""
-        for task in self._moves:
-            task.cancel()
         if self.memory is not None:
             self.memory.stop()
+            self._relocation.stop()
         self.recovery.stop()
         self.execution.close()
         self.residents.stop()

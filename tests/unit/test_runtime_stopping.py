@@ -443,6 +443,7 @@ async def test_C18_an_on_stop_that_does_not_return_is_cut_off_at_a_passivation_t
     b = bench(log := Log(), Hangs, passivate_after=10)
     await b.ask("e", "hit", 1)
     b.pass_ticks(300)
+    await turns()
     waiting = b.ask("e", "hit", 2)
     b.pass_ticks(PATIENCE - 20)
     assert not waiting.done()
