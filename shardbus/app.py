@@ -228,6 +228,8 @@ class Region:
 def _declared(
     name: str, own: Mapping[str, object], passivation: Passivation | None
 ) -> dict[str, object]:
+    if passivation is not None and not isinstance(passivation, Passivation):
+        raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
     said = passivation.settings() if passivation is not None else {}
     for key in said:
         if key in own:

@@ -180,7 +180,8 @@ class Execution:
         """The entity is done with something: go on with its mailbox, stop it, or let it be idle."""
         cell.busy = True
         for _ in range(SETTLE_MAX):
-            mailbox, parting = cell.mailbox, cell.parting
+            mailbox, extras = cell.mailbox, cell.extras
+            parting = None if extras is None else extras.parting
             if cell.stopping is not None and ends_now(cell):
                 self._finish(cell)
                 return

@@ -7,10 +7,11 @@ looked at, and who was not used for `passivate_after` goes.
 many as there are too many. The policy (`replacement`, `admission`) names them, and is asked in this
 way, because a message tells nobody but its own entity that it came:
 
-    policy names a victim ──> it is busy or on the move     ──> spared, the next one is named
-                          ──> it was used since we last knew ──> the policy hears of it, and names
-                                                                 again
-                          ──> else                           ──> it goes
+    policy names a victim ──> busy, or has messages, or its shard moves  ──> spared
+                          ──> used since we last knew                   ──> the policy hears of it
+                          ──> else                                      ──> it goes
+
+    and names the next.
 
 So a type without a limit pays nothing, and one with a limit pays per start, not per message. A
 policy that counts uses hears of them besides, from a look at a few thousand entities a second: a
@@ -183,7 +184,7 @@ class Residents:
                 break
             cell = self._active.get(entity_id)
             self._barren += 1
-            if cell is None or cell.busy:
+            if cell is None or not _at_rest(cell):
                 policy.spared(entity_id)
             elif cell.used > known[entity_id] and self._barren <= len(known):
                 known[entity_id] = cell.used
@@ -201,7 +202,7 @@ class Residents:
         """Look who was used, and who was idle for too long. Called about once a second."""
         for cell in list(self._own_timeouts):
             timeout = cell.extras.idle_timeout if cell.extras is not None else None
-            if timeout and not cell.busy and tick - cell.used >= _ticks(timeout):
+            if timeout and _at_rest(cell) and tick - cell.used >= _ticks(timeout):
                 self._passivate(cell)
         if self._policy is not None:
             if self._policy.counts_uses:
@@ -212,7 +213,7 @@ class Residents:
             return
         self._swept = tick
         idle_since = tick - _ticks(after)
-        idle = [c for c in self._active.values() if c.used <= idle_since and not c.busy]
+        idle = [c for c in self._active.values() if c.used <= idle_since and _at_rest(c)]
         for cell in idle:
             if cell not in self._own_timeouts:
                 self._passivate(cell)
@@ -232,6 +233,11 @@ class Residents:
             before, now = self._measured, (self._counts.accepted, self._counts.all_started)
             self._measured = now
             policy.measure(now[0] - before[0], now[1] - before[1])
+
+
+def _at_rest(cell: Context) -> bool:
+    """It handles nothing, and no message waits for it, not in its stash either."""
+    return not cell.busy and not (cell.extras is not None and cell.extras.stash)
 
 
 def _ticks(seconds: float) -> int:

@@ -59,6 +59,16 @@ class Page(Entity):
         return self.hit(n)
 
     @handler
+    def aside(self, n: int = 0) -> int:
+        if not self.log.gate.is_set():
+            self.context.stash()
+        return self.hit(n)
+
+    @handler
+    def unstash(self) -> None:
+        self.context.unstash_all()
+
+    @handler
     def timeout(self, seconds: float) -> None:
         self.context.set_idle_timeout(seconds)
 
@@ -173,6 +183,25 @@ async def test_where_all_are_busy_the_limit_waits_and_nobody_runs_in_circles(str
     b.pass_ticks(20)
     await turns(5)
     assert b.host.entities == 4
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_one_that_has_messages_aside_is_at_work(strategy: str) -> None:
+    b = bench(
+        log := Log(), active_entity_limit=2, passivation_strategy=strategy, passivate_after=10
+    )
+    asks = [b.ask(f"e{n}", "aside", n) for n in range(10)]
+    b.pass_ticks(300)
+    b.pass_ticks(300)
+    await turns(10)
+    assert log.stopped == []
+    assert b.host.residents._pass is None
+    log.gate.set()
+    b.tell_many("unstash", *((f"e{n}", ()) for n in range(10)))
+    assert await asyncio.gather(*asks) == list(range(10))
+    b.pass_ticks(20)
+    await turns(5)
+    assert b.host.entities == 2
 
 
 async def test_one_that_has_just_become_idle_is_found_without_a_sweep() -> None:
@@ -437,6 +466,7 @@ def test_a_policy_stands_for_settings(policy: Passivation, wanted: dict[str, obj
     [
         ({"passivation": Passivation.lru(9), "active_entity_limit": 8}, "say it once"),
         ({"passivation": Passivation.idle(9), "passivate_after": 8}, "say it once"),
+        ({"passivation": "lru"}, "must be a Passivation"),
         ({"passivation": Passivation.lru(-1)}, "active_entity_limit"),
         ({"passivation": Passivation.slru(9, protected=2)}, "passivation_protected"),
         ({"passivation": Passivation.lru(9), "remember": True}, "both remember"),
