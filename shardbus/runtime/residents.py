@@ -21,7 +21,7 @@ use then means «at least one message since the last look».
 more: 32 for each. So the limit is exceeded by the starts of one turn, and, when all entities have
 been used since they were last looked at, by at most a thirty-second of it for some turns. After a
 full round that found nobody, being used saves nobody any more; after another, all are busy, and the
-next pass waits for the next look or for a sixteenth more. Who is busy is never passivated, and who
+next pass waits for the next sweep or for a sixteenth more. Who is busy is never passivated, and who
 is still stopping counts no more: both come on top.
 
 Source: S2.38, S4.25; B.79-B.81, B.85, B.86, B.88, B.89; C.18.
