@@ -47,6 +47,7 @@ READING: tuple[Callable[..., None], ...] = (
     service.drain,
     balance.plan,
     balance.rebalance,
+    balance.limit,
 )
 for read in READING:
     app.command()(read)

@@ -35,7 +35,7 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `serve`, `rebalance`, `join` and `shut_down`.
+    `leave`, `down`, `serve`, `rebalance`, `set_limit`, `join` and `shut_down`.
     """
 
     @property
@@ -69,6 +69,10 @@ class NodeApi(Protocol):
         Raises:
             ConfigError: the cursor is none of ours.
         """
+        ...
+
+    async def limits(self, type: str) -> Json:
+        """The limit on entities in memory on every node that hosts the type."""
         ...
 
     async def explain(self, type: str, id: str) -> Json:
@@ -125,6 +129,15 @@ class NodeApi(Protocol):
 
         Raises:
             Refused: the coordinator does not answer.
+        """
+        ...
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        """Another limit on entities in memory, 0 for none, on one node or on all.
+
+        Raises:
+            ConfigError: no member has that name. Refused: the type's entities are remembered, or
+                that node does not host it.
         """
         ...
 

@@ -5,6 +5,7 @@
     GET  /v1/cluster /v1/nodes /v1/types
     GET  /v1/shards/{type}
     GET  /v1/plan/{type}                     ?add=N&remove=NODE ...: what would move
+    GET  /v1/limit/{type}                    the limit on entities in memory, by node
     GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
     GET  /v1/where/{type}/{id}
     GET  /v1/explain/{type}/{id}
@@ -16,6 +17,7 @@
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
     POST /v1/rebalance/{type}                look at the balance now
+    POST /v1/limit/{type}                    ?limit=N, 0 for none; on all nodes, or on ?node=NODE
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
     POST /v1/cluster/shutdown                every node ends where it is
 
@@ -49,6 +51,7 @@ from shardbus.settings import HttpSettings
 ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
 ADD_MAX = 1000
+LIMIT_MAX = 999_999_999
 STREAMS_MAX = 20
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
@@ -73,6 +76,8 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/plan/{rest:path}", pages.plan),
             Route("/v1/rebalance/{rest:path}", pages.rebalance, methods=["POST"]),
+            Route("/v1/limit/{rest:path}", pages.limits),
+            Route("/v1/limit/{rest:path}", pages.set_limit, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
             Route("/v1/where/{rest:path}", pages.where),
             Route("/v1/explain/{rest:path}", pages.explain),
@@ -161,6 +166,15 @@ class _Pages:
     async def rebalance(self, request: Request) -> Response:
         check_write(request, self.settings)
         return await _answer(self.node.rebalance(_type(request)))
+
+    async def limits(self, request: Request) -> Response:
+        return await _answer(self.node.limits(_type(request)))
+
+    async def set_limit(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        query = request.query_params
+        limit = _number(query.get("limit", ""), "limit", 0, LIMIT_MAX)
+        return await _answer(self.node.set_limit(_type(request), limit, query.get("node")))
 
     async def where(self, request: Request) -> Response:
         return await _answer(self.node.where(*_type_and_id(request)))

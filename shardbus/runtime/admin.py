@@ -15,6 +15,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
+from shardbus.runtime.limits import limits
 from shardbus.runtime.metrics import render
 from shardbus.runtime.news import fact, picture
 
@@ -111,6 +112,8 @@ class Admin:
                     "remember": settings.remember,
                     "hosted_here": kind.hosts,
                     "coordinator": str(kind.coordinator) if kind.coordinator else None,
+                    "active_entity_limit": kind.host.residents.limit,
+                    "entities_here": kind.host.entities,
                 }
             )
         return {"types": rows}
@@ -207,6 +210,10 @@ class Admin:
         more = len(rows) > limit
         rows = rows[:limit]
         return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
+
+    async def limits(self, type: str) -> Json:
+        """The limit on entities in memory on every node that hosts the type."""
+        return await limits(self._node, self._kind(type))
 
     async def explain(self, type: str, id: str) -> Json:
         """Where an entity is, why, and what its messages wait for."""
@@ -339,6 +346,11 @@ class Admin:
         await self._ask_coordinator(type, "rebalance")
         return {"type": type, "rebalancing": True}
 
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        """Another limit on entities in memory, on one node or on all."""
+        on = None if node is None else self._member(node, itself=True)
+        return await limits(self._node, self._kind(type), limit, on)
+
     async def _ask_coordinator(self, type: str, question: str, *args: object) -> Any:
         coordinator = self._kind(type).coordinator
         answer = None
@@ -351,7 +363,7 @@ class Admin:
     async def serve(self, node: str, service: str) -> Json:
         """Cordon, uncordon or drain a member. The last that is open stays so: shards without a home
         would wait for nobody."""
-        target = self._member("" if node == "self" else node, itself=node == "self")
+        target = self._member(node, itself=True)
         others = [m for m in self._node.observers.view.members if m.node != target]
         if service != Service.OPEN.value and not any(
             m.status is Status.UP and m.service is Service.OPEN for m in others
@@ -376,7 +388,7 @@ class Admin:
 
     def _member(self, text: str, *, itself: bool = False) -> NodeId:
         view = self._node.view
-        if itself and view is not None and view.status is not None:
+        if itself and text == "self" and view is not None and view.status is not None:
             return self._node.me
         members = [m.node for m in view.members] if view is not None else []
         for node in members:

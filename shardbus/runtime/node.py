@@ -321,11 +321,22 @@ class Node:
         Raises:
             UnknownEntityType: no such type here.
         """
+        return Ref(self._kind(kind).router, entity_id, ASK_TIMEOUT_MS)
+
+    def set_active_entity_limit(self, kind: Any, limit: int) -> None:
+        """Another limit on the type's entities in memory here; 0 is none.
+
+        Raises:
+            UnknownEntityType: no such type here. Refused: its entities are remembered.
+        """
+        self._kind(kind).host.set_active_entity_limit(limit)
+
+    def _kind(self, kind: Any) -> Kind:
         interface = getattr(kind, "__shardbus_interface__", None)
         name = interface.name if isinstance(interface, Interface) else kind
         if name not in self.kinds:
             raise UnknownEntityType(f"there is no entity type {name!r}")
-        return Ref(self.kinds[name].router, entity_id, ASK_TIMEOUT_MS)
+        return self.kinds[name]
 
     # ---- links that end
 

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from shardbus.errors import RequestError, Unhandled, UnknownEntityType
+from shardbus.errors import Refused, RequestError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.events import Rebalance
@@ -44,6 +44,7 @@ class Questions:
             "running": self.running,
             "entities": self.entities,
             "leave": self.leave,
+            "limit": self.limit,
         }
         self._keys = {name: (self.TYPE, name) for name in self._answers}
         self.on_leave: Callable[[], None] | None = None
@@ -161,6 +162,21 @@ class Questions:
         shards = [shard] if shard else list(host.shards)
         found = [(i, s) for s in shards for i in host.ids(s) if i.startswith(prefix) and i > after]
         return [list(row) for row in sorted(found)[:limit]]
+
+    def limit(self, name: str, wanted: int | None) -> list[int] | None:
+        """The limit on entities in memory here, how many there are, and how many went because of
+        it; `wanted` is the limit from now on. None if this node does not host the type, or does not
+        take a limit."""
+        kind = self._kind(name)
+        if not kind.hosts:
+            return None
+        if wanted is not None:
+            try:
+                kind.host.set_active_entity_limit(wanted)
+            except Refused:
+                return None
+        residents = kind.host.residents
+        return [residents.limit, kind.host.entities, residents.evicted]
 
     def leave(self) -> bool:
         """This node shall leave, as at a SIGTERM."""

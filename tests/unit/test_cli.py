@@ -144,6 +144,15 @@ class FakeNode:
         self.acts.append(("rebalance", type))
         return {"rebalancing": True}
 
+    async def limits(self, type: str) -> Json:
+        rows = [{"node": ME, "limit": 500, "entities": 7, "evicted": 3}]
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"type": type, "strategy": "lru", "nodes": rows, "silent": silent}
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        self.acts.append(("limit", type, limit, node))
+        return await self.limits(type)
+
     async def serve(self, node: str, service: str) -> Json:
         self.acts.append((service, node))
         self.left = 2 if service == "draining" else self.left
@@ -218,6 +227,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("shards", "counter"),
         ("entities", "counter", "--prefix", "p"),
         ("where", "counter", "a/b c"),
+        ("limit", "counter"),
         ("explain", "counter", "x"),
         ("explain", "downing"),
         ("health",),
@@ -339,6 +349,24 @@ def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch)
     assert shell("rebalance", "counter") == Code.OK
     assert [act[0] for act in node.acts] == ["plan", "plan", "plan", "rebalance"]
     assert node.acts[0] == ("plan", "counter", 1, "a:1")
+
+
+def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
+    assert shell("limit", "counter") == Code.OK
+    rows = [line.split() for line in shell.out.splitlines()]
+    assert rows == [["NODE", "LIMIT", "ENTITIES", "EVICTED"], [ME, "500", "7", "3"]]
+    assert shell("limit", "counter", "500") == Code.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("limit", "counter", "500", "--json") == Code.OK
+    assert json.loads(shell.out)["nodes"][0]["limit"] == 500
+    assert shell("limit", "counter", "off", "--on", ME) == Code.OK
+    for bad in ("-1", "many", "1.5", "99999999999"):
+        assert shell("limit", "counter", "--", bad) != Code.OK
+    assert node.acts == [("limit", "counter", 500, None), ("limit", "counter", 0, ME)]
+    node.stuck = True
+    assert shell("limit", "counter", "9", "--json") == Code.UNREACHABLE
+    assert json.loads(shell.out)["silent"] == ["10.0.0.9:1#1"]
+    assert "no answer from 10.0.0.9:1#1" in shell.err
 
 
 def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):
