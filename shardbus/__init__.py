@@ -30,6 +30,7 @@ from shardbus.errors import (
 )
 from shardbus.runtime.context import Context
 from shardbus.runtime.entity_type import Directive, StopReason
+from shardbus.runtime.passivation import Passivation
 from shardbus.sharding.allocation import ConsistentHashing, LeastShard, LeastShardThreshold
 from shardbus.transport.addressing import Envelope, Region, StartEntity
 
@@ -51,6 +52,7 @@ __all__ = [
     "MailboxFull",
     "MessageTooLarge",
     "NodeLost",
+    "Passivation",
     "ProtocolError",
     "ReentrancyError",
     "Refused",

@@ -1,7 +1,7 @@
 """`ShardBus`: the application object. It collects entity classes; a node runs them, a client calls
 them.
 
-Source: docs/how-to.md; S2.7, S2.8, S2.57.
+Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from shardbus.runtime.entity_type import (
     Directive,
     EntityType,
     Invoker,
+    addressed,
     in_thread,
     is_coroutine_function,
 )
 from shardbus.runtime.observers import Callback
-from shardbus.settings import ShardingSettings
+from shardbus.runtime.passivation import Passivation
+from shardbus.settings import ShardingSettings, read
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.addressing import Region, layout_of, shard_function
 from shardbus.transport.refs import ASK_TIMEOUT_MS, NO_ARGUMENTS, RESERVED, START
@@ -77,9 +79,11 @@ class ShardBus:
         messages: Iterable[type] = (),
         supervision: Supervision | None = None,
         allocation: AllocationStrategy | str | None = None,
+        passivation: Passivation | None = None,
+        stop_message: object = None,
         extract_entity_id: Extractor | None = None,
         extract_shard_id: Callable[[str], str] | None = None,
-        **declared: object,
+        **own: object,
     ) -> Callable[[C], C]:
         """Declare a class as an entity type.
 
@@ -90,12 +94,16 @@ class ShardBus:
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
             allocation: an allocation strategy, or the name of one as in the settings; least shards
             by default.
+            passivation: when entities leave memory; after 120 idle seconds by default.
+            stop_message: what an entity gets when the runtime wants it to stop, which it does when
+            it calls `context.stop()`. A text that names a handler without parameters is for that,
+            everything else for `receive`.
             extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
             (entity id, what the entity receives), which unwraps an envelope; None for a message
             that it does not know [S2.12].
             extract_shard_id: entity id to shard id, instead of crc32. Every node and client needs
             the same function.
-            declared: any sharding setting by its name.
+            own: any sharding setting by its name.
 
         Raises:
             ConfigError: a declaration that cannot work, with the place of it.
@@ -108,25 +116,22 @@ class ShardBus:
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
             strategy = None if isinstance(allocation, str) else _strategy(cls, allocation)
-            if isinstance(allocation, str):
-                declared["allocation"] = allocation
+            named = {"allocation": allocation} if isinstance(allocation, str) else {}
+            declared = _declared(kind, {**own, **named}, passivation)
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
             interface.extract_entity_id = extract_entity_id
             invokers = _invokers(cls, interface, [*messages, *self._messages])
-            state_class, read_state = _state(cls)
             self.types[kind] = EntityType(
                 cls=cls,
                 interface=interface,
                 invokers=invokers,
-                declared=dict(declared),
-                starts=getattr(cls, "on_start", None) is not Entity.on_start,
-                stops=getattr(cls, "on_stop", None) is not Entity.on_stop,
-                state_class=state_class,
-                read_state=read_state,
+                declared=declared,
+                **_shape(cls),
                 supervision=_supervision(supervision),
                 strategy=strategy,
                 behaviours=_behaviours(cls),
+                stop_message=_stop_message(kind, invokers, stop_message),
             )
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
             return cls
@@ -147,6 +152,19 @@ class ShardBus:
         """Start an entity without a message, from inside a node; returns when it runs. A remembered
         one stays from then on [S4.40]. Raises as an ask."""
         await cast("Any", self._running().ref(kind, entity_id)).start_entity()
+
+    def set_active_entity_limit(self, kind: str | type, limit: int) -> None:
+        """Let at most so many entities of a type be in memory on this node from now on; 0 is no
+        limit. It lasts for the life of this process [B.85].
+
+        Raises:
+            ConfigError: no such limit. UnknownEntityType: no such type. Refused: its entities are
+                remembered, so there is no limit on them. LocalProtocolError: no node runs here.
+        """
+        wanted = read(
+            ShardingSettings, "active_entity_limit", limit, "active_entity_limit", "the call"
+        )
+        self._running().set_active_entity_limit(kind, wanted)
 
     def region(self, kind: str | type) -> Region:
         """The local region of a type: it finds the entity by the message, with the type's
@@ -226,6 +244,29 @@ class ShardBus:
         return self._node
 
 
+def _declared(
+    name: str, own: Mapping[str, object], passivation: Passivation | None
+) -> dict[str, object]:
+    if passivation is not None and not isinstance(passivation, Passivation):
+        raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
+    said = passivation.settings() if passivation is not None else {}
+    for key in said:
+        if key in own:
+            raise ConfigError(f"{name!r}: passivation says {key} already, say it once")
+    return {**own, **said}
+
+
+def _stop_message(
+    name: str, invokers: Mapping[str, Invoker], message: object
+) -> tuple[Invoker, bytes] | None:
+    if message is None:
+        return None
+    try:
+        return addressed(invokers, message)
+    except ConfigError as e:
+        raise ConfigError(f"{name!r}: stop_message: {e.message}") from None
+
+
 def _interface(
     cls: type, name: str, shards: int, shard_of: Callable[[str], str] | None
 ) -> Interface:
@@ -281,6 +322,17 @@ def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str,
 def _behaviours(cls: type) -> frozenset[Callable[..., Any]]:
     found = behaviours_of(cls)
     return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
+
+
+def _shape(cls: type) -> dict[str, Any]:
+    """What of an entity's life the class brings itself."""
+    state_class, read_state = _state(cls)
+    return {
+        "starts": getattr(cls, "on_start", None) is not Entity.on_start,
+        "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
+        "state_class": state_class,
+        "read_state": read_state,
+    }
 
 
 def _state(cls: type) -> tuple[type | None, Decode | None]:

@@ -9,7 +9,7 @@ range and meaning, and a value is good by itself (`options.parse`) and together 
 Not here: what a kind of value may look like (`options`); files, environment and command line
 (`loading`); what a setting does.
 
-Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32.
+Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32, B.79-B.86.
 """
 
 from __future__ import annotations
@@ -180,6 +180,20 @@ class ShardingSettings:
     passivate_after: float = seconds(
         120.0, "an idle entity is stopped; remembered ones are not", off=True
     )
+    active_entity_limit: int = count(
+        0, "entities in memory per node; over it some are passivated", off=True
+    )
+    passivation_strategy: str = text(
+        "lru",
+        "who goes over the limit",
+        choices=("lru", "slru", "mru", "lfu", "composite"),
+    )
+    passivation_protected: float = number(
+        0.8, "strategies slru and composite: part of the places for entities that were used again"
+    )
+    passivation_window: float = number(
+        0.01, "strategy composite: part of the places for newcomers, at first"
+    )
     mailbox: int = count(10_000, "messages that may wait for one entity")
     buffer_size: int = count(
         100_000, "messages that may wait for shards without a home, per type and node"
@@ -256,14 +270,25 @@ class ShardingSettings:
         A part never outlasts its whole: begin_handoff_timeout is at most handoff_timeout, and
         entity_restart_backoff_min at most entity_restart_backoff.
 
+        Remembered entities are to stay, so a limit meant for every type is none for theirs.
+
         Raises:
-            ConfigError: an unknown name or a value out of range in `declared`.
+            ConfigError: an unknown name or a value out of range in `declared`, or a limit that is
+                meant for this type although its entities are remembered.
         """
         place = f"the declaration of {name!r}"
         own = {
             key: read(ShardingSettings, key, value, key, place) for key, value in declared.items()
         }
-        chosen = replace(self, **{**own, **self.types.get(name, {}), "types": {}})
+        said: dict[str, Any] = {**own, **self.types.get(name, {})}
+        chosen = replace(self, **{**said, "types": {}})
+        if chosen.remember and chosen.active_entity_limit:
+            if "active_entity_limit" in said:
+                raise ConfigError(
+                    f"{name!r} has both remember and active_entity_limit",
+                    hint="a passivated entity is forgotten: choose one of them",
+                )
+            chosen = replace(chosen, active_entity_limit=0)
         return replace(
             chosen,
             begin_handoff_timeout=min(chosen.begin_handoff_timeout, chosen.handoff_timeout),

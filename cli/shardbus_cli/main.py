@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shardbus_cli import ask, balance, config, data, node, service, simulate, view
+from shardbus_cli import ask, balance, config, data, limits, node, service, simulate, view
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
@@ -49,6 +49,7 @@ READING: tuple[Callable[..., None], ...] = (
     balance.rebalance,
     balance.place,
     balance.stop,
+    limits.limit,
 )
 for read in READING:
     app.command()(read)

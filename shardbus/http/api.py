@@ -35,7 +35,8 @@ class NodeApi(Protocol):
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
-    `leave`, `down`, `serve`, `rebalance`, `stop`, `place`, `join` and `shut_down`.
+    `leave`, `down`, `serve`, `rebalance`, `stop`, `place`, `set_limit`, `join`
+    and `shut_down`.
     """
 
     @property
@@ -126,6 +127,19 @@ class NodeApi(Protocol):
 
         Raises:
             Refused: the coordinator does not answer.
+        """
+        ...
+
+    async def limits(self, type: str) -> Json:
+        """The limit on entities in memory on every node that hosts the type."""
+        ...
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        """Another limit on entities in memory, 0 for none, on one node or on all.
+
+        Raises:
+            ConfigError: no member has that name. Refused: the type's entities are remembered, or
+                that node does not host it.
         """
         ...
 

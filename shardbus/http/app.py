@@ -16,7 +16,9 @@
     POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
     POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
     POST /v1/rebalance/{type}                look at the balance now; ?pause=true &moves=N
+    POST /v1/limit/{type}                    ?limit=N, 0 for none; on all nodes, or on ?node=NODE
     POST /v1/stop/{type}                     ?shard=S ...: until somebody sends to them
+    GET  /v1/limit/{type}                    the limit on entities in memory, by node
     GET  /v1/places/{type}                   where shards shall live, for strategy `external`
     POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
@@ -53,6 +55,7 @@ ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000
 ADD_MAX = 1000
 MOVES_MAX = 1_000_000
+LIMIT_MAX = 999_999_999
 STREAMS_MAX = 20
 SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 
@@ -78,6 +81,8 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/plan/{rest:path}", pages.plan),
             Route("/v1/rebalance/{rest:path}", pages.rebalance, methods=["POST"]),
             Route("/v1/stop/{rest:path}", pages.stop, methods=["POST"]),
+            Route("/v1/limit/{rest:path}", pages.limits),
+            Route("/v1/limit/{rest:path}", pages.set_limit, methods=["POST"]),
             Route("/v1/places/{rest:path}", pages.places),
             Route("/v1/places/{rest:path}", pages.place, methods=["POST"]),
             Route("/v1/entities/{rest:path}", pages.entities),
@@ -171,6 +176,15 @@ class _Pages:
         pause = _flag(query["pause"], "pause") if "pause" in query else None
         moves = _number(query["moves"], "moves", 0, MOVES_MAX) if "moves" in query else None
         return await _answer(self.node.rebalance(_type(request), pause, moves))
+
+    async def limits(self, request: Request) -> Response:
+        return await _answer(self.node.limits(_type(request)))
+
+    async def set_limit(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        query = request.query_params
+        limit = _number(query.get("limit", ""), "limit", 0, LIMIT_MAX)
+        return await _answer(self.node.set_limit(_type(request), limit, query.get("node")))
 
     async def stop(self, request: Request) -> Response:
         check_write(request, self.settings)

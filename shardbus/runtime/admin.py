@@ -96,6 +96,8 @@ class Admin(TypePages):
                     "remember": settings.remember,
                     "hosted_here": kind.hosts,
                     "coordinator": str(kind.coordinator) if kind.coordinator else None,
+                    "active_entity_limit": kind.host.residents.limit,
+                    "entities_here": kind.host.entities,
                 }
             )
         return {"types": rows}
@@ -192,7 +194,7 @@ class Admin(TypePages):
     async def serve(self, node: str, service: str) -> Json:
         """Cordon, uncordon or drain a member. The last that is open stays so: shards without a home
         would wait for nobody."""
-        target = self._member("" if node == "self" else node, itself=node == "self")
+        target = self._member(node, itself=True)
         others = [m for m in self._node.observers.view.members if m.node != target]
         if service != Service.OPEN.value and not any(
             m.status is Status.UP and m.service is Service.OPEN for m in others

@@ -27,15 +27,12 @@ from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import EntityFailed, LocalProtocolError, MailboxFull
-from shardbus.runtime.context import Context, Message
+from shardbus.runtime.context import OUTCOME, Context, Message
 from shardbus.runtime.entity_type import EntityType, Invoker
 from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
     from shardbus.runtime.execution import Execution
-
-OUTCOME = "$outcome"
-"""Names no handler: a message with what came of an entity's work."""
 
 NEVER = 2**62
 Asker = tuple[Session | None, int]
@@ -128,10 +125,12 @@ class Aside:
     def _arrive(self, cell: Context, message: Message) -> None:
         if not cell.busy:
             self._execution.receive(cell, message)
-        elif cell.mailbox is None:
-            cell.mailbox = deque((message,))
-        else:
-            cell.mailbox.append(message)
+            return
+        if cell.mailbox is None:
+            cell.mailbox = deque()
+        cell.mailbox.append(message)
+        if cell.parting is not None and cell.parting.rests:
+            self._execution.settle(cell)
 
     # ---- the end
 

@@ -1,6 +1,6 @@
 """`self.context`: what the runtime keeps for one running entity, and what the entity may ask of it.
 
-Source: docs/how-to.md; B.49, S2.38-S2.42, S4.17.
+Source: docs/how-to.md; B.49, S2.38-S2.42, S4.17; B.50.
 """
 
 from __future__ import annotations
@@ -16,9 +16,17 @@ from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
     from shardbus.runtime.hosting import Host, HostedShard
+    from shardbus.runtime.stopping import Parting
 
 
 E = TypeVar("E")
+
+
+OWN = -1
+"""Stands for the correlation id in what an entity has from its own timers or from the runtime."""
+
+OUTCOME = "$outcome"
+"""Names no handler: a message with what came of an entity's work."""
 
 
 class Message(NamedTuple):
@@ -30,6 +38,12 @@ class Message(NamedTuple):
     session: Session | None
     corr: int
     deadline: int
+
+    @property
+    def own(self) -> bool:
+        """It ends with its incarnation: of a timer, of work, a stop message. All others start the
+        next one."""
+        return self.corr == OWN or self.invoker.name == OUTCOME
 
 
 AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
@@ -108,6 +122,11 @@ class Context:
         return None if message is None or message[2] is None else message[2].name
 
     @property
+    def parting(self) -> Parting | None:
+        """For the runtime: how far it is on its way out, if a stop message was sent to it."""
+        return None if self.extras is None else self.extras.parting
+
+    @property
     def handling(self) -> Current | None:
         """For the runtime: the message being handled."""
         now = self._host.execution
@@ -127,14 +146,26 @@ class Context:
         """For `Entity.save`: write these bytes as the entity's state."""
         await self._host.save(self, data)
 
-    def passivate(self) -> None:
+    def passivate(self, stop_message: object = None) -> None:
         """Stop this entity after what it is doing; messages that wait for it start a new
-        incarnation."""
-        self._host.request_stop(self, passivate=True)
+        incarnation.
+
+        With a `stop_message` it first handles what has come until now, then that message, and stops
+        when it calls `stop`; what comes meanwhile waits for the new incarnation, except from its
+        own timers and work.
+
+        Raises:
+            ConfigError: no handler takes the stop message. Nothing has changed.
+        """
+        if stop_message is None:
+            self._host.ending.leave(self, StopReason.PASSIVATION)
+        else:
+            self._host.ending.passivate(self, stop_message)
 
     def stop(self) -> None:
-        """The same, and it counts as stopped by itself."""
-        self._host.request_stop(self, passivate=False)
+        """Stop this entity after what it is doing. Where a stop message asked for it, that says
+        what it counts as; else it counts as stopped by itself."""
+        self._host.ending.leave(self, StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
         """Send `message` to this entity's `receive` in `delay` seconds, unless it has stopped by
@@ -198,7 +229,7 @@ class Context:
     def set_idle_timeout(self, seconds: float) -> None:
         """Passivate this entity after so many idle seconds instead of its type's; 0 is never."""
         self.more().idle_timeout = seconds
-        self._host.own_idle_timeout(self)
+        self._host.residents.own_idle_timeout(self)
 
     @property
     def idle(self) -> bool:
@@ -210,7 +241,10 @@ class Context:
         """For the runtime: one that is to stop has nothing left to do before."""
         if self.entity is None or self.stopping in AFTER_CURRENT:
             return True
-        return not self.mailbox and not self._host.aside.works(self)
+        parting, left = self.parting, bool(self.mailbox)
+        if parting is not None and parting.holds:
+            left = parting.first_own(self.mailbox) is not None
+        return not left and not self._host.aside.works(self)
 
     def end_incarnation(self) -> None:
         """For the runtime: what this object began is over. Its stash is not."""
@@ -225,9 +259,10 @@ class Context:
 
 
 class Extras:
-    """What only some entities need: timers, a stash, an idle timeout of their own."""
+    """What only some entities need: timers, a stash, an idle timeout of their own, a stop
+    message."""
 
-    __slots__ = ("idle_timeout", "stash", "stashed", "timers")
+    __slots__ = ("idle_timeout", "parting", "stash", "stashed", "timers")
 
     def __init__(self) -> None:
         self.timers: list[asyncio.TimerHandle] = []
@@ -235,6 +270,7 @@ class Extras:
         self.stashed = False
         """The message being handled was put aside: it has no answer yet."""
         self.idle_timeout: float | None = None
+        self.parting: Parting | None = None
 
     def put_aside(self) -> bool:
         """Whether the message just handled was stashed; asked once."""

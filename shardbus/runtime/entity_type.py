@@ -3,7 +3,7 @@ itself.
 
 `app.py` builds it from the decorators once; everything here is read-only afterwards.
 
-Source: S2.7, S2.37, S2.57; STYLE (options declared once).
+Source: S2.7, S2.27, S2.37, S2.57; STYLE (options declared once).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from shardbus.errors import ConfigError
 from shardbus.settings import NodeSettings, closest
 from shardbus.sharding.allocation import AllocationStrategy
-from shardbus.wire.schema import Decode, Interface
+from shardbus.transport.refs import NO_ARGUMENTS
+from shardbus.wire.schema import Decode, Interface, encode_value, method_of
 
 BEHAVIOUR = "current behaviour"
 """Key, in an entity's own attributes, of the method that it became; absent: `receive`."""
@@ -82,6 +83,9 @@ class EntityType:
     than that."""
     proxy: bool = False
     """This process hosts nothing of it."""
+    stop_message: tuple[Invoker, bytes] | None = None
+    """What an entity gets when the runtime wants it to stop, ready to be handled; None: it is just
+    stopped."""
 
     @property
     def name(self) -> str:
@@ -109,6 +113,28 @@ def check_proxies(names: Iterable[str], types: Collection[str]) -> None:
             near = closest(name, types)
             hint = f"did you mean {near}?" if near else f"* or one of {', '.join(sorted(types))}"
             raise ConfigError(f"node.proxies: there is no entity type {name!r}", hint=hint)
+
+
+def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:
+    """A message of an entity's own, ready to be handled: a text that names a handler without
+    parameters is for that handler, everything else for `receive`.
+
+    Raises:
+        ConfigError: no handler takes it.
+    """
+    named = invokers.get(message) if isinstance(message, str) and message else None
+    if named is not None and NO_ARGUMENTS[0] in named.decoders:
+        return named, NO_ARGUMENTS
+    try:
+        payload = encode_value(message)
+        invoker = invokers.get(method_of(message)) or invokers.get("")
+        if invoker is not None and invoker.one is not None:
+            invoker.one(payload)
+            return invoker, payload
+        why = "there is no receive"
+    except Exception as e:
+        why = str(e)
+    raise ConfigError(f"no handler takes {message!r}"[:150] + f": {why}"[:150])
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

@@ -30,7 +30,7 @@ from shardbus.errors import (
     StoreError,
     Unhandled,
 )
-from shardbus.runtime.context import AFTER_CURRENT, Context, Message
+from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.runtime.starting import Keeper, Starter
 from shardbus.runtime.turn import Driver
@@ -49,7 +49,7 @@ does not belong here, takes the message and returns None."""
 
 
 class Execution:
-    """See the module. `gone(cell)` is called once an entity has stopped."""
+    """See the module."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Execution:
         settings: ShardingSettings,
         loop: asyncio.AbstractEventLoop,
         keeper: Keeper,
-        gone: Callable[[Context], None],
+        finish: Callable[[Context], None],
     ) -> None:
         self.kind, self.settings, self.loop = kind, settings, loop
         self._starter = Starter(kind, settings, keeper)
@@ -68,10 +68,11 @@ class Execution:
         self.payload = b""
         self.corr = 0
         self.tick = 0
-        self._gone = gone
-        self._driver = Driver(loop)
+        self.driver = Driver(loop)
+        self.tasks: dict[Context, asyncio.Task[Any]] = {}
+        """What carries on a handler, a start or an end that waits."""
+        self._finish = finish
         self._mailbox_max = settings.mailbox
-        self._tasks: dict[Context, asyncio.Task[Any]] = {}
 
     def advance(self, tick: int) -> None:
         """Coarse time, in ticks of 50 ms, goes on."""
@@ -97,7 +98,7 @@ class Execution:
         function, is_async = invoker.function, invoker.is_async
         one, decoders = invoker.one, invoker.decoders
         single = invoker.single
-        tick, driver, outer = self.tick, self._driver, self._now()
+        tick, driver, outer = self.tick, self.driver, self._now()
         self.way = (invoker, session)
         driver.enter()
         try:
@@ -126,6 +127,10 @@ class Execution:
                             self._look_again(cell)
                         continue
                     value = e.value
+                except asyncio.CancelledError as e:
+                    if self._raised(cell, invoker, payload, e, session, corr):
+                        self._look_again(cell)
+                    continue
                 if session is not None:
                     self._answer(cell, value, session, corr)
                 if cell.stopping is not None or cell.mailbox:
@@ -174,14 +179,19 @@ class Execution:
         """The entity is done with something: go on with its mailbox, stop it, or let it be idle."""
         cell.busy = True
         for _ in range(SETTLE_MAX):
-            mailbox = cell.mailbox
+            mailbox, extras = cell.mailbox, cell.extras
+            parting = None if extras is None else extras.parting
             if cell.stopping is not None and cell.ends_now:
                 self._finish(cell)
+                return
+            if parting is not None and parting.rests_before(mailbox):
                 return
             if not mailbox:
                 cell.busy, cell.mailbox = False, None
                 return
             message = mailbox.popleft()
+            if parting is not None and message is parting.message:
+                parting.told = True
             if message.session is not None and message.deadline <= self.tick:
                 self.counts.drop("expired")
             elif not self._run(cell, message):
@@ -208,12 +218,14 @@ class Execution:
             else:
                 value = invoker.function(cell.entity, *invoker.decoders[payload[0]](payload))
             if invoker.is_async:
-                self._carry_on(cell, value, self._driver.step(value), session, corr)
+                self._carry_on(cell, value, self.driver.step(value), session, corr)
                 return False
         except Exception as e:
             if not (invoker.is_async and isinstance(e, StopIteration)):
                 return self._raised(cell, invoker, payload, e, session, corr)
             value = e.value
+        except asyncio.CancelledError as e:
+            return self._raised(cell, invoker, payload, e, session, corr)
         finally:
             self.cell, self.way, self.payload, self.corr = outer
         if session is not None:
@@ -225,7 +237,7 @@ class Execution:
         cell: Context,
         invoker: Invoker,
         payload: bytes,
-        error: Exception,
+        error: BaseException,
         session: Session | None,
         corr: int,
     ) -> bool:
@@ -260,9 +272,9 @@ class Execution:
         cell.busy, cell.current = True, cell.handling
 
         def done(task: asyncio.Task[Any]) -> None:
-            if self._tasks.get(cell) is not task:
+            if self.tasks.get(cell) is not task:
                 return  # cut off
-            del self._tasks[cell]
+            del self.tasks[cell]
             if task.cancelled():
                 error: BaseException | None = EntityFailed("CancelledError", "was cancelled")
             else:
@@ -275,8 +287,8 @@ class Execution:
                 self._answer(cell, task.result(), session, corr)
             self.settle(cell)
 
-        task = self._driver.take_over(coroutine, waits_for)
-        self._tasks[cell] = task
+        task = self.driver.take_over(coroutine, waits_for)
+        self.tasks[cell] = task
         task.add_done_callback(done)
 
     # ---- start and restart
@@ -287,7 +299,7 @@ class Execution:
             try:
                 self._starter.construct(cell)
                 return
-            except Exception as e:
+            except (Exception, asyncio.CancelledError) as e:
                 self._starter.failed(cell, "failed to start", e)
         self._begin(cell)
 
@@ -296,9 +308,12 @@ class Execution:
         cell.busy = True
         coroutine = self._starter.start(cell)
         try:
-            waits_for = self._driver.step(coroutine)
+            waits_for = self.driver.step(coroutine)
         except StopIteration:
             self.settle_soon(cell)
+        except asyncio.CancelledError as e:
+            if self._failed(cell, e, None, 0):
+                self.settle_soon(cell)
         else:
             self._carry_on(cell, coroutine, waits_for, None, 0)
 
@@ -327,8 +342,11 @@ class Execution:
         self._starter.failed(cell, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
-        if directive is Directive.STOP or cell.stopping is not None:
-            cell.stopping = cell.stopping or StopReason.FAILURE
+        parting = cell.parting
+        ends = cell.stopping is not None or (parting is not None and parting.told)
+        if ends or directive is Directive.STOP:
+            reason = StopReason.FAILURE if parting is None else parting.reason
+            cell.stopping = cell.stopping or reason
             return True
         cell.end_incarnation()
         cell.entity = None
@@ -342,52 +360,8 @@ class Execution:
             log.exception("the supervision of %s failed", self.kind.name)
             return Directive.RESTART
 
-    # ---- the end
-
-    def stop(self, cell: Context, reason: StopReason) -> None:
-        """Stop it: for a hand-off after its mailbox, otherwise after its current message."""
-        if cell.stopping is None or reason not in AFTER_CURRENT:
-            cell.stopping = reason
-        if not cell.busy and self.cell is not cell:
-            self.settle(cell)
-
-    def cut_off(self, cell: Context) -> None:
-        """It did not stop in time."""
-        task = self._tasks.pop(cell, None)
-        if task is not None:
-            task.cancel()
-        self._gone(cell)
-
     def close(self) -> None:
         """The process ends: nothing that waits goes on."""
-        tasks, self._tasks = self._tasks, {}
+        tasks, self.tasks = self.tasks, {}
         for task in tasks.values():
             task.cancel()
-
-    def _finish(self, cell: Context) -> None:
-        entity, cell.entity = cell.entity, None
-        cell.end_incarnation()
-        if entity is None or not self.kind.stops:
-            self._gone(cell)
-            return
-        coroutine = self._on_stop(entity, cell)
-        try:
-            waits_for = self._driver.step(coroutine)
-        except StopIteration:
-            self._gone(cell)
-            return
-
-        def done(task: asyncio.Task[Any]) -> None:
-            if self._tasks.pop(cell, None) is task:
-                self._gone(cell)
-
-        task = self._driver.take_over(coroutine, waits_for)
-        self._tasks[cell] = task
-        task.add_done_callback(done)
-
-    async def _on_stop(self, entity: Any, cell: Context) -> None:
-        try:
-            await entity.on_stop(cell.stopping)
-        except Exception:
-            self.counts.failures += 1
-            log.exception("on_stop of %s %r failed", self.kind.name, cell.entity_id)

@@ -4,36 +4,31 @@
 look-up. The entities of a shard that is on the move are kept in the shard itself, where only the
 slow path looks, and the slow path asks the region machine first.
 
-Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25; C.14, C.17, C.18; B.50, B.79, B.89.
+Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25; C.14, C.17, C.18; B.50.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from shardbus.errors import RequestError, StaleFence, Unhandled
+from shardbus.errors import StaleFence, Unhandled
 from shardbus.runtime.aside import Aside
-from shardbus.runtime.context import Context, Message
+from shardbus.runtime.context import OWN, Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
 from shardbus.runtime.recovery import Recovery
+from shardbus.runtime.relocating import Relocation
 from shardbus.runtime.remembering import Memory
+from shardbus.runtime.residents import Residents
 from shardbus.runtime.starting import Keeper
+from shardbus.runtime.stopping import Ending
 from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
-from shardbus.transport.asks import Clock
 from shardbus.transport.session import Session
 from shardbus.wire.schema import encode_value, method_of
-
-log = logging.getLogger("shardbus.entity")
-
-
-MOVES_MAX = 100
-MOVE_AGAIN_S = 2.0
 
 
 class HostedShard:
@@ -49,7 +44,8 @@ class HostedShard:
         self.cells: dict[str, Context] = {}
         """Its entities, while they are not in `active`."""
         self.live = 0
-        self.stopping = False
+        self.stopping: StopReason | None = None
+        """Why it stops, once it does."""
 
     @property
     def open(self) -> bool:
@@ -60,7 +56,7 @@ class HostedShard:
         """Whether a message that came by this session (`local`: from this node itself) is for
         us."""
         if local:
-            return not self.stopping
+            return self.stopping is None
         return self.arrivals and (self.via is None or self.via == session.tag)
 
 
@@ -83,19 +79,22 @@ class Host:
     ) -> None:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.name, self.ref = kind.name, ref
-        self.execution = Execution(kind, settings, loop, keeper, self._gone)
+        self.patience = max(1.0, settings.handoff_timeout - 5.0)
+        """Seconds for an entity to stop, before it is cut off."""
+        self.ending = Ending(kind, self.patience, self._gone)
+        self.execution = Execution(kind, settings, loop, keeper, self.ending.finish)
+        self.ending.attach(self.execution)
         self.counts = self.execution.counts
         self.aside = Aside(kind, self.execution, settings.mailbox)
         self.active: dict[str, Context] = {}
+        self.residents = Residents(settings, loop, self.active, self.counts, self._passivate)
         self.shards: dict[str, HostedShard] = {}
         self._keeper, self._on_down = keeper, on_down
-        self._shard_of, self._start_elsewhere = shard_of, start_elsewhere
-        self._moves: set[asyncio.Task[None]] = set()
-        self._moving = asyncio.Semaphore(MOVES_MAX)
+        self._shard_of = shard_of
         self.recovery = Recovery(settings, loop, self._revive)
         self.memory: Memory | None = None
         if settings.remember:
-            self.memory = Memory(
+            memory = self.memory = Memory(
                 kind.name,
                 store,
                 loop,
@@ -104,8 +103,8 @@ class Host:
                 recover=self.recovery.put,
                 settled=self._maybe_down,
             )
-        self._own_timeouts: dict[Context, None] = {}
-        self._swept = 0
+            forget, again = memory.forget, self._revive
+            self._relocation = Relocation(kind.name, loop, start_elsewhere, forget, again)
 
     # ---- shards
 
@@ -145,15 +144,15 @@ class Host:
         hosted = [h for h in known if not h.stopping]
         self._take_out([h for h in hosted if h.open])
         for h in hosted:
-            h.arrivals, h.stopping = False, True
+            h.arrivals, h.stopping = False, reason
             for cell in list(h.cells.values()):
-                self.execution.stop(cell, reason)
+                self._end(cell, reason)
             for cell in self.memory.abandon(h) if self.memory is not None else ():
+                cell.stopping = cell.stopping or reason
                 self.execution.settle(cell)
             self._maybe_down(h)
         left = [h for h in known if self.shards.get(h.shard) is h]
-        if patience is None:
-            patience = max(1.0, self.settings.handoff_timeout - 5.0)
+        patience = self.patience if patience is None else patience
         if left and patience > 0:
             self.loop.call_later(patience, self._cut_off, left)
         elif left:
@@ -165,8 +164,8 @@ class Host:
         for hosted in shards:
             if self.shards.get(hosted.shard) is hosted:
                 for cell in list(hosted.cells.values()):
-                    log.error("%s %r did not stop in time: cut off", self.name, cell.entity_id)
-                    self.execution.cut_off(cell)
+                    cell.gone = True  # no new incarnation
+                    self.ending.cut_off(cell)
                 if self.memory is not None:
                     self.memory.close(hosted)
                 self._maybe_down(hosted)
@@ -202,6 +201,8 @@ class Host:
         (self.active if hosted.open else hosted.cells)[entity_id] = cell
         hosted.live += 1
         cell.used = self.execution.tick
+        if self.residents.limited:
+            self.residents.started(cell)
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
         if self.memory is None or self.memory.knows(hosted, entity_id):
@@ -224,7 +225,7 @@ class Host:
         reason, cell.stopping, cell.busy = cell.stopping, None, False
         self._begin(cell)
         if reason is not None:
-            self.execution.stop(cell, reason)
+            self.ending.stop(cell, reason)
 
     def _revive(self, hosted: HostedShard, entity_id: str) -> Context | None:
         """Start a remembered entity, if it does not run and its shard is still here."""
@@ -234,9 +235,16 @@ class Host:
         if self.find(entity_id, hosted.shard) is not None:
             return None
         if self._shard_of(entity_id) != hosted.shard:
-            self._move(hosted, entity_id)
+            self._relocation.move(hosted, entity_id)
             return None
         return self.activate(hosted, entity_id, "remembered")
+
+    def _end(self, cell: Context, reason: StopReason) -> None:
+        self.residents.forget(cell)
+        self.ending.end(cell, reason)
+
+    def _passivate(self, cell: Context) -> None:
+        self._end(cell, StopReason.PASSIVATION)
 
     def _gone(self, cell: Context) -> None:
         """It has stopped. What still waits for it starts a new incarnation."""
@@ -250,15 +258,19 @@ class Host:
         hosted.live -= 1
         reason = cell.stopping.value if cell.stopping is not None else StopReason.FAILURE.value
         self.counts.stopped[reason] = self.counts.stopped.get(reason, 0) + 1
-        self._own_timeouts.pop(cell, None)
         cell.end_incarnation()
+        self.residents.forget(cell)
+        self.ending.ended(cell)
         waiting = list(cell.mailbox or ())
         cell.busy, cell.mailbox, cell.entity = True, None, None
         if cell.extras is not None:
             waiting = cell.extras.stash + waiting
-        refuses, cell.gone = hosted.stopping or cell.gone, True
+        waiting = [m for m in waiting if not m.own]
+        refuses, cell.gone = cell.gone or not self._may_return(cell), True
         if waiting and not refuses:
-            self.activate(hosted, cell.entity_id, "restart", deque(waiting))
+            again = self.activate(hosted, cell.entity_id, "restart", deque(waiting))
+            if hosted.stopping is not None:
+                self._end(again, hosted.stopping)
         elif self.memory is not None and not hosted.stopping:
             self._stopped_alone(self.memory, hosted, cell)
         if waiting and refuses:
@@ -267,6 +279,16 @@ class Host:
                 if m.session is not None:
                     m.session.fail(m.corr, Unhandled(f"{self.name} {cell.entity_id!r} stopped"))
         self._maybe_down(hosted)
+
+    def _may_return(self, cell: Context) -> bool:
+        """Whether what waits for an entity that has stopped starts a new incarnation. In a shard
+        that stops only if it went of its own accord, for then its messages were to wait."""
+        hosted = cell.shard
+        if hosted.stopping is None:
+            return True
+        listed = self.memory is None or self.memory.knows(hosted, cell.entity_id)
+        alone = cell.stopping in (StopReason.PASSIVATION, StopReason.STOPPED)
+        return listed and (alone or (cell.parting is not None and cell.parting.holds))
 
     def _stopped_alone(self, memory: Memory, hosted: HostedShard, cell: Context) -> None:
         """A remembered entity stopped and its shard did not: it is forgotten if it wanted to be,
@@ -277,42 +299,17 @@ class Host:
             backoff = self.settings.entity_restart_backoff
             self.loop.call_later(backoff, self._revive, hosted, cell.entity_id)
 
-    def _move(self, hosted: HostedShard, entity_id: str) -> None:
-        """The entity belongs to another shard since the shard function changed: start it there,
-        then forget it here."""
-
-        async def move() -> None:
-            async with self._moving:
-                try:
-                    await self._start_elsewhere(entity_id)
-                except RequestError as e:
-                    log.warning("%s %r does not start elsewhere: %s", self.name, entity_id, e)
-                    self.loop.call_later(MOVE_AGAIN_S, self._revive, hosted, entity_id)
-                else:
-                    if self.memory is not None:
-                        self.memory.forget(hosted, entity_id)
-
-        task = self.loop.create_task(move())
-        self._moves.add(task)
-        task.add_done_callback(self._moves.discard)
-
     def close(self) -> None:
         """The process ends."""
-        for task in self._moves:
-            task.cancel()
         if self.memory is not None:
             self.memory.stop()
+            self._relocation.stop()
         self.recovery.stop()
         self.aside.close()
         self.execution.close()
+        self.residents.stop()
 
     # ---- what contexts ask for
-
-    def request_stop(self, cell: Context, *, passivate: bool) -> None:
-        """The entity wants to stop, after what it is doing."""
-        if cell.stopping is None:
-            reason = StopReason.PASSIVATION if passivate else StopReason.STOPPED
-            self.execution.stop(cell, reason)
 
     def tell_self(self, cell: Context, message: object) -> None:
         """A timer's message to its own entity."""
@@ -322,9 +319,7 @@ class Host:
         if invoker is None:
             self.counts.drop("unhandled")
         else:
-            self.execution.receive(
-                cell, Message(invoker, encode_value(message), None, 0, 0), counts=False
-            )
+            self.ending.tell(cell, Message(invoker, encode_value(message), None, OWN, 0))
 
     async def save(self, cell: Context, data: bytes | None) -> None:
         """Write the entity's state under its fence."""
@@ -334,27 +329,22 @@ class Host:
             cell.stopping = cell.stopping or StopReason.FAILURE
             raise
 
-    # ---- idle entities
-
-    def own_idle_timeout(self, cell: Context) -> None:
-        """The entity chose its own idle timeout."""
-        self._own_timeouts[cell] = None
+    # ---- time, and what is shown
 
     def sweep(self, tick: int) -> None:
-        """Passivate who has been idle for too long. Called about once a second."""
-        for cell in list(self._own_timeouts):
-            timeout = cell.extras.idle_timeout if cell.extras is not None else None
-            if timeout and cell.idle and tick - cell.used >= _ticks(timeout):
-                self.execution.stop(cell, StopReason.PASSIVATION)
-        limit = self.settings.passivate_after
-        if limit <= 0 or self.settings.remember or tick - self._swept < _ticks(limit) // 4:
-            return
-        self._swept = tick
-        idle_since = tick - _ticks(limit)
-        idle = [c for c in self.active.values() if c.used <= idle_since and c.idle]
-        for cell in idle:
-            if cell not in self._own_timeouts:
-                self.execution.stop(cell, StopReason.PASSIVATION)
+        """Cut off who does not stop, passivate who shall not stay. Called about once a second."""
+        self.ending.sweep(tick)
+        self.residents.sweep(tick)
+
+    def set_active_entity_limit(self, limit: int) -> None:
+        """Another limit on the entities in memory here, from now on; 0 for none.
+
+        Raises:
+            Refused: entities of this type are remembered.
+        """
+        here = [h for h in self.shards.values() if not h.stopping]
+        closed = [cell for h in here for cell in h.cells.values()]
+        self.residents.resize(limit, [*self.active.values(), *closed])
 
     @property
     def entities(self) -> int:
@@ -367,7 +357,3 @@ class Host:
         if hosted is None:
             return []
         return list(hosted.cells) + [i for i, c in self.active.items() if c.shard is hosted]
-
-
-def _ticks(seconds: float) -> int:
-    return int(seconds * 1000) // Clock.TICK_MS

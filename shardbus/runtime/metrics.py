@@ -62,12 +62,18 @@ class _Collector:
         started = _counter("entities_started", "Entities started", "cause")
         stopped = _counter("entities_stopped", "Entities stopped", "reason")
         failures = _counter("entity_failures", "Handlers, starts and stops that raised")
+        evicted = _counter("entities_evicted", "Entities passivated because there were too many")
+        cut_off = _counter("entities_cut_off", "Entities that did not stop in time")
         entities = _gauge("entities", "Entities in memory")
+        limit = _gauge("active_entity_limit", "Entities that may be in memory, 0 for any number")
         shards = _gauge("shards", "Shards hosted here")
         for name, kind in self._node.kinds.items():
             counts = kind.host.counts
             failures.add_metric([name], counts.failures)
+            evicted.add_metric([name], kind.host.residents.evicted)
+            cut_off.add_metric([name], counts.cut_off)
             entities.add_metric([name], kind.host.entities)
+            limit.add_metric([name], kind.host.residents.limit)
             shards.add_metric([name], len(kind.host.shards))
             for cause, count in sorted(counts.started.items()):
                 started.add_metric([name, cause], count)
@@ -80,7 +86,8 @@ class _Collector:
                 handoffs.add_metric([name, what.removeprefix("handoff_")], count)
             else:
                 notes.add_metric([name, what], count)
-        return [started, stopped, failures, entities, shards, handoffs, notes]
+        ends = [started, stopped, failures, evicted, cut_off]
+        return [*ends, entities, limit, shards, handoffs, notes]
 
     def _cluster(self) -> Iterable[Metric]:
         node = self._node

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, get_args
 
 from shardbus.agreement import check_leases
-from shardbus.errors import ConfigError, NodeLost, ShardBusError, UnknownEntityType
+from shardbus.errors import ConfigError, ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
@@ -31,6 +31,7 @@ from shardbus.runtime.downing import Decisions, fingerprint
 from shardbus.runtime.entity_type import EntityType, check_proxies
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
+from shardbus.runtime.losses import Losses
 from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
 from shardbus.runtime.quarantine import Quarantine
@@ -43,11 +44,10 @@ from shardbus.sharding import events
 from shardbus.sharding.allocation import strategy_of
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.store.protocol import StateStore
-from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.session import Loopback
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 from shardbus.wire.schema import Interface
@@ -55,7 +55,6 @@ from shardbus.wire.schema import Interface
 log = logging.getLogger("shardbus.node")
 
 ALIVE_EVERY_S = 0.2
-DEPART_S = 30.0
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
 
 
@@ -87,6 +86,7 @@ class Node:
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
         self.switchboard = Switchboard(self)
+        self.losses = Losses(self)
         self.steering = Steering(self)
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
@@ -120,7 +120,7 @@ class Node:
             uid,
             self.switchboard,
             node=self.me,
-            on_lost=self._on_lost,
+            on_lost=self.losses.session_lost,
             on_client=self.switchboard.on_client,
             on_membership=self._on_membership,
             wiring=self.outside.wiring,
@@ -230,9 +230,9 @@ class Node:
         self.observers.on_view(view)
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive
-        for node, member in before.items():
+        for node in before:
             if node not in alive and node != self.me:
-                self._node_gone(member)
+                self.losses.member_gone(node, died=self._died(node))
         for succession in self.successions.values():
             succession.look(view)
         ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
@@ -240,22 +240,10 @@ class Node:
             self.cluster_stops.set_result(None)
         self.switchboard.tell_clients()
 
-    def _node_gone(self, member: Member) -> None:
-        """A member is removed. One that left may still pass on what it was sent before, and says
-        goodbye when it has done so; one that died says nothing any more."""
-        node = member.node
-        error = NodeLost(f"{node} is gone")
+    def _died(self, node: NodeId) -> bool:
+        """Whether a member that is removed was lost; otherwise it left."""
         seen = self.view.member(node) if self.view is not None else None
-        if node in self._suspects or (seen is not None and seen.status is Status.DOWN):
-            self.endpoint.drop(node, error)  # first: what comes back is older than what waits
-            self.switchboard.tell_clients(died=(node,))
-        elif self.endpoint.watch(node):
-            for kind in self.kinds.values():
-                kind.router.handle(events.NodeLeft(node))
-            self.loop.call_later(DEPART_S, self.endpoint.drop, node, error)
-            return
-        for kind in self.kinds.values():
-            kind.router.handle(events.NodeGone(node))
+        return node in self._suspects or (seen is not None and seen.status is Status.DOWN)
 
     @property
     def lag(self) -> float:
@@ -325,32 +313,22 @@ class Node:
         Raises:
             UnknownEntityType: no such type here.
         """
+        return Ref(self._kind(kind).router, entity_id, ASK_TIMEOUT_MS)
+
+    def set_active_entity_limit(self, kind: Any, limit: int) -> None:
+        """Another limit on the type's entities in memory here; 0 is none.
+
+        Raises:
+            UnknownEntityType: no such type here. Refused: its entities are remembered.
+        """
+        self._kind(kind).host.set_active_entity_limit(limit)
+
+    def _kind(self, kind: Any) -> Kind:
         interface = getattr(kind, "__shardbus_interface__", None)
         name = interface.name if isinstance(interface, Interface) else kind
         if name not in self.kinds:
             raise UnknownEntityType(f"there is no entity type {name!r}")
-        return Ref(self.kinds[name].router, entity_id, ASK_TIMEOUT_MS)
-
-    # ---- links that end
-
-    def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
-        if self.switchboard.clients.get(session.tag) is session:
-            del self.switchboard.clients[session.tag]
-            for kind in self.kinds.values():
-                kind.router.handle(events.NodeGone(session.tag))
-            return
-        by_kind: dict[str, list[Unsent]] = {name: [] for name in self.kinds}
-        for message in unsent:
-            if message.key[0] in by_kind:
-                by_kind[message.key[0]].append(message)
-        for name, kind in self.kinds.items():
-            if lost := session.unconfirmed.get(name):
-                kind.host.counts.drop("unconfirmed", lost)
-            if self.is_member(session.tag):
-                kind.router.reconnect(session)
-                kind.router.resend(by_kind[name])
-            elif isinstance(session.tag, NodeId):
-                kind.router.gone(session.tag, by_kind[name])
+        return self.kinds[name]
 
     # ---- time
 

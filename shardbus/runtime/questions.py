@@ -76,6 +76,7 @@ class Questions:
             "place": self.place,
             "slow": self.slow,
             "stop": self.stop,
+            "limit": self.limit,
         }
         self._work: set[asyncio.Task[None]] = set()
         self._keys = {name: (self.TYPE, name) for name in self._answers}
@@ -269,6 +270,21 @@ class Questions:
         shards = [shard] if shard else list(host.shards)
         found = [(i, s) for s in shards for i in host.ids(s) if i.startswith(prefix) and i > after]
         return [list(row) for row in sorted(found)[:limit]]
+
+    def limit(self, name: str, wanted: int | None) -> list[int] | None:
+        """The limit on entities in memory here, how many there are, and how many went because of
+        it; `wanted` is the limit from now on. None if this node does not host the type, or does not
+        take a limit."""
+        kind = self._kind(name)
+        if not kind.hosts:
+            return None
+        if wanted is not None:
+            try:
+                kind.host.set_active_entity_limit(wanted)
+            except Refused:
+                return None
+        residents = kind.host.residents
+        return [residents.limit, kind.host.entities, residents.evicted]
 
     def leave(self) -> bool:
         """This node shall leave, as at a SIGTERM."""

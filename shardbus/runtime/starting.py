@@ -2,8 +2,9 @@
 
 A start that fails is tried again for as long as the entity is wanted, the first time at once, then
 with a doubling backoff; messages wait meanwhile. At a hand-off it is wanted for as long as messages
-wait, since they come before those that the next home will get. That a newer activation has loaded
-the state is such a failure too: the entity lives elsewhere, and this shard will be told to stop.
+wait, since they come before those that the next home will get; but one that a stop message waits
+for, which it could not answer, ends. That a newer activation has loaded the state is such a failure
+too: the entity lives elsewhere, and this shard will be told to stop, or has been: then it ends.
 
 Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
 """
@@ -37,14 +38,20 @@ class Keeper(Protocol):
 class Counts:
     """What happened to messages and entities, for metrics."""
 
-    __slots__ = ("accepted", "dropped", "failures", "started", "stopped")
+    __slots__ = ("accepted", "cut_off", "dropped", "failures", "started", "stopped")
 
     def __init__(self) -> None:
         self.accepted = 0
+        self.cut_off = 0
         self.failures = 0
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.stopped: dict[str, int] = {}
+
+    @property
+    def all_started(self) -> int:
+        """Entities started, for whatever cause."""
+        return sum(self.started.values())
 
     def drop(self, reason: str, count: int = 1) -> None:
         """Messages that no handler will see."""
@@ -83,6 +90,9 @@ class Starter:
             except Exception as e:  # StaleFence too: the region will learn that the shard has moved
                 self.failed(cell, "failed to start", e)
                 cell.entity = None
+                if cell.parting is not None:
+                    cell.stopping = cell.parting.reason
+                    return
                 if isinstance(e, StaleFence) and cell.stopping is not None:
                     return
 

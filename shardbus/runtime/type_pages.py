@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shardbus.errors import ConfigError, RequestError
 from shardbus.http.api import Json
 from shardbus.ids import Address, NodeId
+from shardbus.runtime.limits import limits
 from shardbus.runtime.steering import address_of
 
 if TYPE_CHECKING:
@@ -194,6 +195,15 @@ class TypePages:
         ]
         rows.sort(key=_by_shard)
         return {"type": type, "places": rows}
+
+    async def limits(self, type: str) -> Json:
+        """The limit on entities in memory on every node that hosts the type."""
+        return await limits(self._node, self._steering.kind(type))
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        """Another limit on entities in memory, on one node or on all."""
+        on = None if node is None else self._member(node, itself=node == "self")
+        return await limits(self._node, self._steering.kind(type), limit, on)
 
     def _member(self, text: str, *, itself: bool = False) -> NodeId:
         view = self._node.view

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shardbus import Entity, ShardBus, handler
+from shardbus import ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
+from shardbus.ids import NodeId
+from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
@@ -102,6 +104,65 @@ async def test_the_types(nodes: Nodes) -> None:
     [row] = (await get(pair[1], "/v1/types"))["types"]
     assert (row["type"], row["shards"], row["layout"]) == ("counter", 6, "crc32/6")
     assert row["coordinator"] == str(pair[0].me)
+    assert row["active_entity_limit"] == 0
+    assert row["entities_here"] == pair[1].kinds["counter"].host.entities
+
+
+async def test_B85_a_limit_is_set_on_one_node_on_all_and_from_inside(nodes: Nodes) -> None:
+    pair = await two(nodes)
+    hosts = [node.kinds["counter"].host for node in pair]
+    before = [host.entities for host in hosts]
+    assert min(before) > 4
+    admin = Admin(pair[0])
+    said = await admin.set_limit("counter", 4, str(pair[1].me.address))
+    assert [row["node"] for row in said["nodes"]] == [str(pair[1].me)]  # type: ignore[attr-defined]
+    await until(lambda: hosts[1].entities == 4, "few entities on one")
+    assert hosts[0].entities == before[0]
+    await admin.set_limit("counter", 3, None)
+    await until(lambda: [host.entities for host in hosts] == [3, 3], "few on both")
+    answers = [await pair[0].ref("counter", i).add(5) for i in IDS]
+    assert answers == [5] * len(IDS)
+    await until(lambda: [host.entities for host in hosts] == [3, 3], "few on both, again")
+    said = await get(pair[1], "/v1/limit/counter")
+    rows = {row["node"]: row for row in said.pop("nodes")}
+    assert said == {"type": "counter", "strategy": "lru", "silent": []}
+    for node, host in zip(pair, hosts, strict=True):
+        row = {"node": str(node.me), "limit": 3, "entities": 3, "evicted": host.residents.evicted}
+        assert rows[str(node.me)] == row
+    pair[0].set_active_entity_limit("counter", 0)
+    assert [host.residents.limit for host in hosts] == [0, 3]
+
+
+async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(nodes: Nodes) -> None:
+    bus = application()
+    bus.entity("meter", remember=True)(type("Meter", (Entity,), {}))
+    bus.entity("gpu", role="gpu")(type("Gpu", (Entity,), {}))
+    bus.attach(node := await nodes.start(bus))
+    admin = Admin(node)
+    with pytest.raises(Refused, match="remembered"):
+        await admin.set_limit("meter", 5, None)
+    with pytest.raises(Refused, match="remembered"):
+        bus.set_active_entity_limit("meter", 5)
+    with pytest.raises(Refused, match="hosts no 'gpu'"):
+        await admin.set_limit("gpu", 5, "self")
+    assert (await admin.limits("gpu"))["nodes"] == []
+    with pytest.raises(UnknownEntityType):
+        await admin.limits("nothing")
+    with pytest.raises(UnknownEntityType):
+        bus.set_active_entity_limit("nothing", 5)
+    with pytest.raises(ConfigError, match="no member"):
+        await admin.set_limit("counter", 5, "10.0.0.1:1")
+    with pytest.raises(ConfigError, match="active_entity_limit"):
+        bus.set_active_entity_limit("counter", -1)
+    bus.set_active_entity_limit("counter", 7)
+    assert node.kinds["counter"].host.residents.limit == 7
+
+    async def nobody(*asked: object) -> dict[NodeId, object]:
+        return {}
+
+    node.questions.ask_all = nobody  # type: ignore[method-assign]
+    said = await admin.set_limit("counter", 5, None)
+    assert (said["nodes"], said["silent"]) == ([], [str(node.me)])
 
 
 async def test_the_shards(nodes: Nodes) -> None:
@@ -208,12 +269,15 @@ SERIES = {
         "entities_started",
         "entities_stopped",
         "entity_failures",
+        "entities_evicted",
+        "entities_cut_off",
         "handoffs",
         "store_errors",
     ],
     "gauge": [
         "loop_lag_seconds",
         "entities",
+        "active_entity_limit",
         "shards",
         "buffered_messages",
         "members",

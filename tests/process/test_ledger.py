@@ -9,6 +9,7 @@ join, leave and die.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter, defaultdict
 from itertools import pairwise
 from pathlib import Path
@@ -120,6 +121,40 @@ class Load:
             producer.closing = True
         async with asyncio.timeout(30):
             await asyncio.gather(*self.work)
+
+
+async def test_B85_a_limit_set_by_command_under_load_loses_and_reorders_nothing(
+    lab: Processes,
+) -> None:
+    """Two nodes keep few of the pages that everybody uses all the time, and one of them leaves."""
+    nodes = await lab.cluster(2, settings=("http.write=true", "http.token=sesame"))
+    async with lab.client() as a, lab.client() as b:
+        load = Load(a, b)
+        await load.rounds(5)
+        url = f"http://127.0.0.1:{nodes[0].http_port}"
+        words = ("limit", "page", "10", "--json", "--node", url)
+        command = lab.run(*words, SHARDBUS_NODE_TOKEN="sesame")
+        assert await command.ended() == 0
+        answer = json.loads(command.out.read_text())
+        limits = {row["node"].split("#")[0]: row["limit"] for row in answer["nodes"]}
+        assert limits == {node.address: 10 for node in nodes}
+        await load.rounds(20)
+        assert await nodes[1].terminate() == 0
+        await load.rounds(10)
+        await load.end()
+        tells, asks = load.producers
+        assert a.lost_messages == 0
+
+    async def settled() -> bool:
+        [row] = (await nodes[0].page("/v1/limit/page"))["nodes"]
+        return bool(row["entities"] == 10 and row["evicted"] > PAGES)
+
+    await until(settled, "ten pages in memory")
+    ledger = Ledger(lab.folder)
+    assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
+    assert ledger.total(TELL) == tells.rounds * PAGES
+    assert ledger.total(ASK) == asks.rounds * PAGES
+    assert set(asks.outcomes.values()) == {"ok"}
 
 
 async def test_joining_and_leaving_lose_and_reorder_nothing(lab: Processes, redis_url: str) -> None:

@@ -157,6 +157,15 @@ class FakeNode:
         left = shards if self.stuck else shards[1:]
         return {"type": type, "stopped": shards[: len(shards) - len(left)], "stopping": left}
 
+    async def limits(self, type: str) -> Json:
+        rows = [{"node": ME, "limit": 500, "entities": 7, "evicted": 3}]
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"type": type, "strategy": "lru", "nodes": rows, "silent": silent}
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        self.acts.append(("limit", type, limit, node))
+        return await self.limits(type)
+
     async def serve(self, node: str, service: str) -> Json:
         self.acts.append((service, node))
         self.left = 2 if service == "draining" else self.left
@@ -231,6 +240,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("shards", "counter"),
         ("entities", "counter", "--prefix", "p"),
         ("where", "counter", "a/b c"),
+        ("limit", "counter"),
         ("explain", "counter", "x"),
         ("explain", "downing"),
         ("health",),
@@ -392,6 +402,24 @@ def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):
     assert node.acts == [("place", "counter", {"7": "10.0.0.3:1", "a=b": "c:1", "8": ""})]
     assert shell("place", "counter", "7") == Code.FAILED
     assert "SHARD=HOST:PORT" in shell.err
+
+
+def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
+    assert shell("limit", "counter") == Code.OK
+    rows = [line.split() for line in shell.out.splitlines()]
+    assert rows == [["NODE", "LIMIT", "ENTITIES", "EVICTED"], [ME, "500", "7", "3"]]
+    assert shell("limit", "counter", "500") == Code.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("limit", "counter", "500", "--json") == Code.OK
+    assert json.loads(shell.out)["nodes"][0]["limit"] == 500
+    assert shell("limit", "counter", "off", "--on", ME) == Code.OK
+    for bad in ("-1", "many", "1.5", "99999999999"):
+        assert shell("limit", "counter", "--", bad) != Code.OK
+    assert node.acts == [("limit", "counter", 500, None), ("limit", "counter", 0, ME)]
+    node.stuck = True
+    assert shell("limit", "counter", "9", "--json") == Code.UNREACHABLE
+    assert json.loads(shell.out)["silent"] == ["10.0.0.9:1#1"]
+    assert "no answer from 10.0.0.9:1#1" in shell.err
 
 
 def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):

@@ -93,6 +93,12 @@ class FakeNode:
     async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
         return await self.answer("stop", type, list(shards))
 
+    async def limits(self, type: str) -> Json:
+        return await self.answer("limits", type)
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        return await self.answer("set_limit", type, limit, node)
+
     async def serve(self, node: str, service: str) -> Json:
         return await self.answer("serve", node, service)
 
@@ -300,6 +306,20 @@ async def test_a_write_with_the_token_reaches_the_node(node):
         assert bad.status_code == 400
     downs = [("down", ME, False), ("down", ME, True)]
     assert node.asked == [("leave", None), ("leave", ME), *downs]
+
+
+async def test_B85_limits_are_read_by_all_and_written_by_few(node):
+    async with client_of(node, WRITE) as client:
+        assert (await client.get("/v1/limit/x")).status_code == 200
+        assert (await client.post("/v1/limit/x?limit=5")).status_code == 403
+        for bad in ("", "limit=", "limit=-1", "limit=x", "limit=1000000000"):
+            refused = await client.post(f"/v1/limit/x?{bad}", headers=BEARER)
+            assert refused.status_code == 400
+        for good in ("limit=5", "limit=0&node=a:1"):
+            answer = await client.post(f"/v1/limit/x?{good}", headers=BEARER)
+            assert answer.status_code == 200
+    wanted = [("limits", "x"), ("set_limit", "x", 5, None), ("set_limit", "x", 0, "a:1")]
+    assert node.asked == wanted
 
 
 async def test_plans_are_read_and_rebalances_are_writes(node):

@@ -262,19 +262,23 @@ async def test_the_reason_of_a_shutdown_is_told() -> None:
     assert log.rows[-1] == ("e", StopReason.SHUTDOWN)
 
 
-async def test_a_handoff_waits_for_a_passivation_that_has_begun() -> None:
+@pytest.mark.parametrize("method", ["passivate", "stop_later"])
+async def test_a_handoff_waits_for_a_passivation_that_has_begun(method: str) -> None:
+    """What waits for the next incarnation is handled by it, here, before the shard is given
+    away."""
     b = bench(log := Log())
     log.end_gate.clear()
-    await b.ask("e", "passivate", 1)
-    waiting = b.ask("e", "hit", 2)
+    await b.ask("e", method, 1)
+    waiting = [b.ask("e", "hit", n) for n in (2, 3)]
     b.stop()
     await turns()
     assert b.down == []
     log.end_gate.set()
-    with pytest.raises(Unhandled, match="stopped"):
-        await waiting
+    assert await asyncio.gather(*waiting) == [2, 3]
     await b.stopped()
-    assert b.dropped == {"stopped": 1}
+    own = StopReason.PASSIVATION if method == "passivate" else StopReason.STOPPED
+    assert log.rows == [1, ("e", own), 2, 3, ("e", StopReason.HANDOFF)]
+    assert b.dropped == {}
 
 
 async def test_TSU6_an_entity_that_does_not_stop_is_cut_off() -> None:
@@ -370,7 +374,8 @@ def session(tag: object) -> Any:
 )
 def test_who_is_let_in(arrivals: bool, via: str | None, stopping: bool, lets_in: set[str]) -> None:
     hosted = HostedShard("0", 1)
-    hosted.arrivals, hosted.via, hosted.stopping = arrivals, via, stopping
+    hosted.arrivals, hosted.via = arrivals, via
+    hosted.stopping = StopReason.HANDOFF if stopping else None
     answers = {tag: hosted.lets_in(session(tag), False) for tag in "ab"}
     answers["local"] = hosted.lets_in(session("self"), True)
     assert {who for who, let in answers.items() if let} == lets_in

@@ -1,0 +1,39 @@
+"""`limit`: how many entities of a type a node may keep in memory."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
+
+
+def limit(
+    entity_type: EntityType,
+    most: Annotated[
+        str | None, typer.Argument(metavar="[N|off]", help="The limit from now on; none to show.")
+    ] = None,
+    on: Annotated[
+        str | None, typer.Option(metavar="NODE", help="Only on this node; `self` is the asked one.")
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Show or set how many entities of a type may be in memory on a node. A node that starts again
+    begins with its settings; exit code 4 if one did not answer."""
+    asked = NodeHttp(node)
+    if most is None:
+        text = asked.get("v1", "limit", entity_type)
+    else:
+        text = asked.post("v1", "limit", entity_type, limit="0" if most == "off" else most, node=on)
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        output.table(("node", "limit", "entities", "evicted"), answer["nodes"])
+    if silent := answer["silent"]:
+        raise Failure("no answer from " + ", ".join(silent), code=Code.UNREACHABLE)

@@ -1,0 +1,83 @@
+"""Stop messages where nodes are real: shards that move, and nodes that leave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar
+
+import pytest
+
+from shardbus import Entity, ShardBus, StopReason, handler
+from shardbus.membership import events
+from shardbus.membership.member import Service
+from tests.loopback.nodes import Nodes
+from tests.waiting import until
+
+IDS = [f"page-{i}" for i in range(30)]
+
+
+def application() -> tuple[ShardBus, Any]:
+    bus = ShardBus("shop")
+
+    @bus.entity("page", shards=6, stop_message="stop")
+    class Page(Entity):
+        """Stops one message after it was told to."""
+
+        told: ClassVar[dict[str, list[Any]]] = {}
+
+        def __init__(self) -> None:
+            self.mine = self.told.setdefault(self.context.entity_id, [])
+
+        async def on_stop(self, reason: StopReason) -> None:
+            self.mine.append(reason)
+
+        @handler
+        def add(self, amount: int) -> int:
+            return amount
+
+        def receive(self, message: str) -> None:
+            self.mine.append(message)
+            if message == "stop":
+                self.context.schedule_once(0.0, "last")
+            elif message == "last":
+                self.context.stop()
+
+    return bus, Page
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def test_T_SU21_whoever_moves_is_told_and_has_the_time_it_needs(nodes: Nodes) -> None:
+    bus, page = application()
+    pair = await nodes.cluster(bus, 2)
+    for i in IDS:
+        await pair[0].ref("page", i).add(1)
+    host = pair[1].kinds["page"].host
+    moving = [i for shard in host.shards for i in host.ids(shard)]
+    assert moving
+    pair[0].cluster.post(events.SetService(pair[1].me, Service.DRAINING))
+    await until(lambda: not host.shards, "an empty node")
+    assert {i: told for i, told in page.told.items() if told} == {
+        i: ["stop", "last", StopReason.HANDOFF] for i in moving
+    }
+    assert [await pair[0].ref("page", i).add(n) for n, i in enumerate(IDS)] == list(range(len(IDS)))
+
+
+async def test_T_SU21_whoever_leaves_with_its_node_is_told_too(nodes: Nodes) -> None:
+    bus, page = application()
+    pair = await nodes.cluster(bus, 2)
+    for i in IDS:
+        await pair[0].ref("page", i).add(1)
+    host = pair[1].kinds["page"].host
+    moving = {i for shard in host.shards for i in host.ids(shard)}
+    assert moving
+    await nodes.leave(pair[1])
+    assert {i: told for i, told in page.told.items() if told} == {
+        i: ["stop", "last", StopReason.SHUTDOWN] for i in moving
+    }
+    assert host.counts.cut_off == 0
+    assert await pair[0].ref("page", IDS[0]).add(7) == 7
