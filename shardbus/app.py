@@ -115,9 +115,9 @@ class ShardBus:
                 raise ConfigError(f"{kind!r}: names that begin with $ are shardbus's own")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
-            strategy = None if isinstance(allocation, str) else _strategy(cls, allocation)
-            named = {"allocation": allocation} if isinstance(allocation, str) else {}
-            declared = _declared(kind, {**own, **named}, passivation)
+            if isinstance(allocation, str):
+                own["allocation"] = allocation
+            declared = _declared(kind, own, passivation)
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
             interface.extract_entity_id = extract_entity_id
@@ -129,7 +129,7 @@ class ShardBus:
                 declared=declared,
                 **_shape(cls),
                 supervision=_supervision(supervision),
-                strategy=strategy,
+                strategy=None if isinstance(allocation, str) else _strategy(cls, allocation),
                 behaviours=_behaviours(cls),
                 stop_message=_stop_message(kind, invokers, stop_message),
             )
