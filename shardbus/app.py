@@ -92,8 +92,7 @@ class ShardBus:
             default.
             messages: classes that `receive` takes.
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
-            allocation: an allocation strategy, or the name of one as in the settings; least shards
-            by default.
+            allocation: an allocation strategy, or the name of one; least shards by default.
             passivation: when entities leave memory; after 120 idle seconds by default.
             stop_message: what an entity gets when the runtime wants it to stop, which it does when
             it calls `context.stop()`. A text that names a handler without parameters is for that,
@@ -120,7 +119,6 @@ class ShardBus:
             declared = _declared(kind, own, passivation)
             settings = ShardingSettings().for_type(kind, declared)
             interface = _interface(cls, kind, settings.shards, extract_shard_id)
-            interface.extract_entity_id = extract_entity_id
             invokers = _invokers(cls, interface, [*messages, *self._messages])
             self.types[kind] = EntityType(
                 cls=cls,
@@ -133,6 +131,7 @@ class ShardBus:
                 behaviours=_behaviours(cls),
                 stop_message=_stop_message(kind, invokers, stop_message),
             )
+            interface.extract_entity_id = extract_entity_id
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
             return cls
 
