@@ -39,6 +39,7 @@ class Envelope(Protocol):
     @property
     def size(self) -> int:
         """Bytes it counts for in a buffer."""
+        ...
 
 
 # Into both.
@@ -273,8 +274,7 @@ class ShardDown:
     shard: str
 
 
-Returned = tuple[tuple[str, Envelope], ...]
-"""Shards and what was for them."""
+Returned = tuple[tuple[str, Envelope], ...]  # by shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,14 +288,14 @@ class NodeGone:
 
 @dataclass(frozen=True, slots=True)
 class NodeBack:
-    """That process was taken for dead, and answers: a wall had refused us in its name."""
+    """That process was taken for dead, and answers."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """That node has left in good order: it passes on what it was sent. NodeGone follows."""
+    """That node has left in good order; it passes on what it was sent. NodeGone follows."""
 
     node: NodeId
 
