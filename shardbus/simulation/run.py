@@ -9,8 +9,8 @@ while. In the end the whole cluster stops by one command, and every member ends 
 A store that granted a lease twice leaves two sides that have removed each other: each of them must
 agree within itself.
 
-A run in which every side lost has nobody left to demand anything of. Who wants to join by nodes that
-are all gone, or never joined themselves, waits for ever, and may.
+A run in which every side lost has nobody left to demand anything of. Who wants to join by nodes
+that are all gone, or never joined themselves, waits for ever, and may.
 """
 
 from __future__ import annotations
