@@ -337,6 +337,8 @@ class Node:
         for name, waiting in by_kind.items():
             if name in self.kinds:
                 self.kinds[name].router.resend(waiting)
+            else:
+                self.questions.unsent(waiting, session.lost or NodeLost(f"{session.name} is gone"))
 
     # ---- time
 
