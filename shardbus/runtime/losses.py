@@ -55,6 +55,8 @@ class Losses:
                 kind.router.handle(events.NodeGone(session.tag))
             return
         by_kind: dict[str, list[Unsent]] = {name: [] for name in node.kinds}
+        questions = [message for message in unsent if message.key[0] not in by_kind]
+        node.questions.unsent(questions, session.lost or NodeLost(f"{session.name} is gone"))
         for message in unsent:
             if message.key[0] in by_kind:
                 by_kind[message.key[0]].append(message)

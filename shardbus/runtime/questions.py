@@ -26,6 +26,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.events import Rebalance
 from shardbus.sharding.tenure import Reign
+from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun
 from shardbus.wire.schema import decode_value, encode_value
@@ -116,6 +117,12 @@ class Questions:
             for node, answer in zip(nodes, answers, strict=True)
             if not isinstance(answer, BaseException)
         }
+
+    def unsent(self, questions: list[Unsent], error: RequestError) -> None:
+        """The link ended before it carried these: no answer will come."""
+        for question in questions:
+            if question.waiting is not None:
+                refuse(question.waiting, error)
 
     def asked(self, session: Session, run: AskRun) -> None:
         """Another node asks."""

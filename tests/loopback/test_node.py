@@ -33,6 +33,7 @@ from shardbus.sharding.table import ShardTable
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import decode_value, encode_value
 from tests.loopback.nodes import Nodes, hosts, ready
+from tests.ports import free_port
 from tests.waiting import until
 
 IDS = [f"page-{i}" for i in range(60)]
@@ -441,3 +442,15 @@ async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
     monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.timeout_ms))
     assert [*await first.questions.ask_all("stats")] == [first.me]
     assert asked == [250]
+
+
+async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(
+    nodes: Nodes,
+) -> None:
+    [node] = await nodes.cluster(application()[0], 1, shard_region_query_timeout=600.0)
+    dead = NodeId("127.0.0.1", free_port(), 1)
+    asking = asyncio.ensure_future(node.questions.ask(dead, "stats"))
+    await until(lambda: node.endpoint.session_to(dead.address).outstanding, "the question")
+    node.endpoint.drop(dead, NodeLost("it died"))
+    with pytest.raises(NodeLost, match="it died"):
+        await asyncio.wait_for(asking, 10)
