@@ -10,7 +10,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardbus.runtime.entity_type import Invoker, StopReason
+from shardbus.runtime.turn import Turn
 from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
 
 if TYPE_CHECKING:
     from shardbus.runtime.hosting import Host, HostedShard
@@ -21,16 +23,17 @@ E = TypeVar("E")
 
 class Message(NamedTuple):
     """A message that waits for its entity. `session` None: nobody waits for an answer; then
-    `deadline` is 0."""
+    `deadline` is 0. `chain`: the entities that wait."""
 
     invoker: Invoker
     payload: bytes
     session: Session | None
     corr: int
     deadline: int
+    chain: Chain = ()
 
 
-Current = tuple[Invoker, bytes, Session | None, int]
+Current = tuple[Invoker, bytes, Session | None, int, Chain]
 """A message being handled: as a Message, without its deadline."""
 
 
@@ -44,7 +47,6 @@ class Context:
         "_host",
         "_shard",
         "busy",
-        "current",
         "entity",
         "entity_id",
         "extras",
@@ -53,6 +55,7 @@ class Context:
         "gone",
         "mailbox",
         "stopping",
+        "turn",
         "used",
     )
 
@@ -68,8 +71,8 @@ class Context:
         self.used = 0
         self.failures = 0
         self.failed_at = 0
-        self.current: Current | None = None
-        """What a handler that waits is handling."""
+        self.turn: Turn | None = None
+        """Of a handler, a start or an end that waits."""
         self.extras: Extras | None = None
 
     @property
@@ -107,8 +110,9 @@ class Context:
         """For the runtime: the message being handled."""
         now = self._host.execution
         if now.cell is not self or now.way is None:
-            return self.current
-        return now.way[0], now.payload, now.way[1], now.corr
+            return self.turn.message if self.turn is not None else None
+        invoker, session, chain = now.way
+        return invoker, now.payload, session, now.corr, chain
 
     @overload
     def ref(self, entity_type: type[E], entity_id: str) -> E: ...
