@@ -152,6 +152,9 @@ class ClusterSettings:
     app_stall_timeout: float = seconds(
         30.0, "a node whose handlers block its loop for so long leaves"
     )
+    app_block_warning: float = seconds(
+        1.0, "a handler that blocks the node's loop for so long is named in a warning", off=True
+    )
     quarantine_after: float = seconds(
         60.0, "a reachable node that takes nothing from a link for so long must restart", off=True
     )
@@ -174,6 +177,9 @@ class ShardingSettings:
     remember: bool = flag(False, "entities that were running start again after a move or a crash")
     passivate_after: float = seconds(
         120.0, "an idle entity is stopped; remembered ones are not", off=True
+    )
+    slow_handler_after: float = seconds(
+        20.0, "a handler that waits for so long is named in a warning", off=True
     )
     mailbox: int = count(10_000, "messages that may wait for one entity")
     buffer_size: int = count(

@@ -287,11 +287,14 @@ class Execution:
         """Start an entity. A plain one is idle at once; another is busy until it has started.
         `chain`: the entities that wait for it, besides those whose messages are in its mailbox."""
         if self.kind.plain:
+            outer, self.cell = self.cell, None
             try:
                 self._starter.construct(cell)
                 return
             except Exception as e:
                 self._starter.failed(cell, "failed to start", e)
+            finally:
+                self.cell = outer
         self._begin(cell, chain)
 
     def _begin(self, cell: Context, chain: Chain = ()) -> None:

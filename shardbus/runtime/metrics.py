@@ -62,6 +62,9 @@ class _Collector:
         started = _counter("entities_started", "Entities started", "cause")
         stopped = _counter("entities_stopped", "Entities stopped", "reason")
         failures = _counter("entity_failures", "Handlers, starts and stops that raised")
+        slow = _counter("slow_handlers", "Handlers that waited or blocked for too long", "how")
+        for (name, how), count in sorted(dict(self._node.slow.counts).items()):
+            slow.add_metric([name, how], count)
         entities = _gauge("entities", "Entities in memory")
         shards = _gauge("shards", "Shards hosted here")
         for name, kind in self._node.kinds.items():
@@ -80,7 +83,7 @@ class _Collector:
                 handoffs.add_metric([name, what.removeprefix("handoff_")], count)
             else:
                 notes.add_metric([name, what], count)
-        return [started, stopped, failures, entities, shards, handoffs, notes]
+        return [started, stopped, failures, slow, entities, shards, handoffs, notes]
 
     def _cluster(self) -> Iterable[Metric]:
         node = self._node

@@ -35,6 +35,7 @@ from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.slow import SlowHandlers
 from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
@@ -104,6 +105,7 @@ class Node:
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
         await self.store.start()
+        self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.observers = Observers(self.me)
         self.keeping = Keeping(self.store, uid)
         self.endpoint = Endpoint(
@@ -162,6 +164,7 @@ class Node:
             shared,
             bind_host=settings.host,
             notify=self._notified,
+            stalled=self.slow.stalled,
         )
         self.cluster.start()
         if settings.join == "auto":
@@ -348,6 +351,8 @@ class Node:
             self._swept = tick
             for kind in self.kinds.values():
                 kind.host.sweep(tick)
+                waiting = kind.host.execution.waiting
+                self.slow.look(waiting, kind.settings.slow_handler_after, tick)
             self._quarantine_the_deaf()
         self.loopback.expire()
         if self._thread is not None:

@@ -62,6 +62,10 @@ class Asking:
             self._kept_max = max(KEPT_MIN, 2 * len(self._asks))
         self._asks[target] = answer
 
+    def unanswered(self) -> list[Target]:
+        """Whom it asked, and waits for."""
+        return [target for target, answer in self._asks.items() if not answer.done()]
+
     def closed_by(self, chain: Sequence[Hop]) -> tuple[Target, ...] | None:
         """The cycle that an ask to this entity closes, or None: this run is not on its chain, or
         does not wait for what is."""

@@ -41,6 +41,10 @@ class Turn:
     doing = ""
     chain: tuple[Any, ...] = ()
     asking: Any = None
+    since = 0
+    """The tick at which somebody first saw it wait."""
+    told = False
+    """Its waiting has been told."""
 
     def __init__(self, owner: Any) -> None:
         self.owner = owner
@@ -134,6 +138,13 @@ class Driver:
         self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, turn: Turn
     ) -> Any:
         return await _resume(self._loop, coroutine, waits_for, turn)
+
+
+def coroutine_of(turn: Turn) -> Coroutine[Any, Any, Any] | None:
+    """The coroutine that a turn's task carries on; None once that is done."""
+    carrier: Any = turn.task.get_coro() if turn.task is not None else None
+    frame = carrier.cr_frame if carrier is not None else None
+    return None if frame is None else frame.f_locals.get("coroutine")
 
 
 @types.coroutine

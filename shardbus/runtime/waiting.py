@@ -13,7 +13,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine
 from itertools import count
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from shardbus.errors import ReentrancyError
 from shardbus.runtime.context import Context, Message
@@ -32,7 +32,20 @@ class Now(Protocol):
 
     cell: Context | None
     way: Way | None
+    payload: bytes
     corr: int
+
+
+class Running(NamedTuple):
+    """A handler at work, for people; `mark` tells this run of it from others."""
+
+    entity_type: str
+    entity_id: str
+    method: str
+    mark: object
+
+    def __str__(self) -> str:
+        return f"{self.method} of {self.entity_type} {self.entity_id!r}"
 
 
 class Waiting:
@@ -41,7 +54,7 @@ class Waiting:
     def __init__(self, entity_type: str, loop: asyncio.AbstractEventLoop, now: Now) -> None:
         self.driver = Driver(loop, self)
         self._type, self._loop, self._now = entity_type, loop, now
-        self._turns: dict[int, Turn] = {}
+        self.turns: dict[int, Turn] = {}
         """By the `id` of its task; who waits longest comes first."""
         self._first: tuple[Context, Way, int, Asking] | None = None
         """What the message being handled has asked in its first step."""
@@ -78,13 +91,13 @@ class Waiting:
                 turn.asking = self._asked_first(cell)
                 self._first = None
         task = self.driver.take_over(coroutine, waits_for)
-        cell.turn = self._turns[id(task)] = turn
+        cell.turn = self.turns[id(task)] = turn
         task.add_done_callback(done)
         return turn
 
     def ended(self, turn: Turn) -> bool:
         """The turn's task is done; whether that is news: it was not cut off before."""
-        if self._turns.pop(id(turn.task), None) is None:
+        if self.turns.pop(id(turn.task), None) is None:
             return False
         turn.cell.turn = None
         return True
@@ -93,13 +106,27 @@ class Waiting:
         """It shall not go on."""
         turn, cell.turn = cell.turn, None
         if turn is not None:
-            del self._turns[id(turn.task)]
+            del self.turns[id(turn.task)]
             turn.cancel()
 
     def close(self) -> None:
         """Nothing shall go on."""
-        for turn in list(self._turns.values()):
+        for turn in list(self.turns.values()):
             self.cut_off(turn.cell)
+
+    # ---- for people
+
+    def running(self, turn: Turn) -> Running | None:
+        """The handler under this turn."""
+        cell: Context | None = turn.cell
+        if cell is not None:
+            method = turn.doing if turn.message is None else _named(turn.message[0])
+            return Running(self._type, cell.entity_id, method, turn)
+        cell, way = self._now.cell, self._now.way
+        if cell is None or way is None:
+            return None
+        mark = (cell, way, self._now.payload, self._now.corr)
+        return Running(self._type, cell.entity_id, _named(way[0]), mark)
 
     # ---- what was asked
 
@@ -108,7 +135,7 @@ class Waiting:
         task: Any = asyncio.current_task(self._loop)
         turn = task
         if task.__class__ is not Turn:
-            turn = turn_that_waits(task, self._turns) if task is not None else None
+            turn = turn_that_waits(task, self.turns) if task is not None else None
         asking: Asking | None = turn.owner.asking(turn) if turn is not None else None
         return asking
 
@@ -147,3 +174,8 @@ class Waiting:
             return None
         cycle = cell.turn.asking.closed_by(message.chain)
         return None if cycle is None else ReentrancyError(cycle)
+
+
+def _named(invoker: Invoker) -> str:
+    """The method as people know it."""
+    return invoker.name if invoker.one is None else "receive"
