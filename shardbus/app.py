@@ -22,7 +22,8 @@ from shardbus.runtime.entity_type import (
     is_coroutine_function,
 )
 from shardbus.runtime.observers import Callback
-from shardbus.settings import ShardingSettings
+from shardbus.runtime.phases import PHASES
+from shardbus.settings import ShardingSettings, closest, unknown
 from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
@@ -51,6 +52,7 @@ class ShardBus:
         self._node: Running | None = None
         self._when_up: list[Callback] = []
         self._when_removed: list[Callback] = []
+        self._at_shutdown: list[tuple[str, Callback]] = []
 
     def message(self, cls: C) -> C:
         """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
@@ -166,6 +168,26 @@ class ShardBus:
             self._node.observers.when_removed(callback)
         return callback
 
+    def on_shutdown(self, phase: str) -> Callable[[K], K]:
+        """Call what is decorated, plain or async and without arguments, in a phase of this node's
+        leaving, side by side with others of that phase and for at most `shutdown.<phase>` seconds.
+        Until `before-cluster-shutdown` is over the node is a full member and answers. A node that
+        is declared down, or told twice to stop, goes through no phase [B.141].
+
+        Raises:
+            ConfigError: no such phase.
+        """
+        if phase not in PHASES:
+            raise unknown("phase", phase, closest(phase, PHASES), "bus.on_shutdown")
+
+        def decorate(callback: K) -> K:
+            self._at_shutdown.append((phase, callback))
+            if self._node is not None:
+                self._node.phases.add(phase, callback)
+            return callback
+
+        return decorate
+
     def attach(self, node: Running | None) -> None:
         """For the runtime: a node runs in this process, or does no more."""
         self._node = node
@@ -174,6 +196,8 @@ class ShardBus:
                 node.observers.when_up(callback)
             for callback in self._when_removed:
                 node.observers.when_removed(callback)
+            for phase, callback in self._at_shutdown:
+                node.phases.add(phase, callback)
 
     def _running(self) -> Running:
         if self._node is None:

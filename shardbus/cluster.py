@@ -45,6 +45,7 @@ from shardbus.membership.view import (
     UnreachableMember,
 )
 from shardbus.runtime.observers import Observers, Subscription
+from shardbus.runtime.phases import Phases
 
 __all__ = [
     "Cluster",
@@ -82,6 +83,7 @@ class Running(Protocol):
 
     me: NodeId
     observers: Observers
+    phases: Phases
 
     def ref(self, kind: object, entity_id: str) -> object: ...
     def write_meta(self, name: str, data: bytes) -> None: ...

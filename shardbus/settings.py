@@ -301,6 +301,22 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ShutdownSettings:
+    """How long each phase of leaving may take; what the phases are is in the how-to."""
+
+    before_service_unbind: float = seconds(5.0, "for tasks of the application")
+    service_unbind: float = seconds(5.0, "for tasks of the application")
+    service_requests_done: float = seconds(5.0, "for tasks of the application")
+    service_stop: float = seconds(5.0, "for tasks of the application")
+    before_cluster_shutdown: float = seconds(5.0, "for tasks of the application")
+    cluster_sharding_shutdown_region: float = seconds(
+        0.0, "for handing off; 0 is the longest handoff_timeout of a type and 10 s", off=True
+    )
+    cluster_leave: float = seconds(10.0, "for leaving the cluster and for clients to part")
+    cluster_shutdown: float = seconds(5.0, "for tasks of the application")
+
+
+@dataclass(frozen=True, slots=True)
 class TracingSettings:
     """Trace context."""
 
@@ -317,6 +333,7 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     log: LogSettings = field(default_factory=LogSettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)
 

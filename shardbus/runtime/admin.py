@@ -286,7 +286,8 @@ class Admin:
     def readiness(self) -> Checks:
         """This node is Up and its regions are registered with their coordinators."""
         status = self._node.view.status if self._node.view is not None else None
-        checks = {"membership": Check(status is Status.UP, self._status())}
+        phase = self._node.phases.current
+        checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
         for name, kind in self._node.kinds.items():
             known = kind.coordinator is not None and kind.router.region.registered
             detail = f"coordinator {kind.coordinator}" if known else "not registered yet"

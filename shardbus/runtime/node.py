@@ -33,6 +33,7 @@ from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
 from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
+from shardbus.runtime.phases import Phases
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
 from shardbus.runtime.slow import SlowHandlers
@@ -77,6 +78,7 @@ class Node:
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
         self.decisions = Decisions()
+        self.phases = Phases(settings.shutdown)
         self.quarantine = Quarantine(settings.cluster.quarantine_after)
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()

@@ -108,7 +108,7 @@ class SlowHandlers:
             held.told = True
             stack = walk_stack(sys._current_frames().get(self._thread))
             text = f"{running} blocks the loop since {seconds - held.since:.1f} s, at "
-            self._tell(running.entity_type, BLOCKED, text + " < ".join(_places(stack)))
+            self._tell(running.entity_type, BLOCKED, text + " < ".join(places(stack)))
 
     def _running(self) -> Running | None:
         """The handler in which the application's loop is now."""
@@ -140,10 +140,10 @@ def suspended(turn: Turn) -> list[str]:
         if frame is not None:
             frames.append((frame, frame.f_lineno))
         inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
-    return _places(reversed(frames))
+    return places(reversed(frames))
 
 
-def _places(stack: Iterable[tuple[FrameType, int]]) -> list[str]:
+def places(stack: Iterable[tuple[FrameType, int]]) -> list[str]:
     """Frames in words, as far as they are the application's or a library's."""
     codes = [(frame.f_code, line) for frame, line in stack]
     places = [

@@ -62,6 +62,44 @@ async def test_a_second_signal_stops_at_once(lab: Processes) -> None:
     assert "Traceback" not in said
 
 
+BRIEF = (
+    *(f"shutdown.{phase}=300ms" for phase in ("before_service_unbind", "service_unbind")),
+    *(f"shutdown.{phase}=300ms" for phase in ("service_requests_done", "service_stop")),
+    *(f"shutdown.{phase}=300ms" for phase in ("before_cluster_shutdown", "cluster_shutdown")),
+    *(f"shutdown.{phase}=1s" for phase in ("cluster_sharding_shutdown_region", "cluster_leave")),
+)
+
+
+async def test_B141_tasks_of_the_phases_run_and_neither_late_nor_failing_ones_stop_it(
+    lab: Processes,
+) -> None:
+    await lab.start()
+    node = await lab.start(
+        settings=("shutdown.before_cluster_shutdown=300ms",), APP_SHUTDOWN="tasks"
+    )
+    assert await node.terminate() == 0
+    assert node.out.read_text().splitlines()[1:] == ["last words: 99", "the end"]
+    lines = [line for line in node.err.read_text().splitlines() if line.startswith("shardbus: ")]
+    assert [line.removeprefix("shardbus: ").partition(" at_")[0] for line in lines] == [
+        "before-cluster-shutdown:",
+        "before-cluster-shutdown: not done after 0.3 s, going on:",
+        lines[2].removeprefix("shardbus: "),
+        "leaving the cluster",
+        "cluster-shutdown:",
+        "left the cluster",
+    ]
+    assert lines[1].endswith(".late")
+    assert lines[2].startswith("shardbus: handing off ")
+
+
+async def test_C8_a_task_that_blocks_does_not_keep_the_process(lab: Processes) -> None:
+    node = await lab.start(settings=BRIEF, APP_SHUTDOWN="block")
+    assert await node.terminate(60) == 7
+    said = node.err.read_text().splitlines()[-1]
+    assert said.startswith("shardbus: error: service-stop does not end, at ")
+    assert "in blocks" in said
+
+
 async def test_a_node_that_waits_for_others_can_be_stopped(lab: Processes) -> None:
     node = lab.begin(settings=("cluster.min_members=2",))
     await until(lambda: node.get("/livez"), "HTTP")
