@@ -24,6 +24,7 @@ NOTEWORTHY = frozenset(
         "superseded",
         "store_failed",
         "forged",
+        "rows_dropped",
         "refused",
         "persist_failed",
         "succession",
@@ -32,14 +33,21 @@ NOTEWORTHY = frozenset(
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 
 
+ALARMING = frozenset({"rows_dropped"})
+"""Those that somebody should look into."""
+
+
 def level_of(note: Note) -> int:
     """How loud a machine's note is."""
+    if note.kind in ALARMING:
+        return logging.WARNING
     return logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
 
 
 def remark(note: Note) -> str:
     """A machine's note in words."""
-    return f"{note.kind.replace('_', ' ')} {note.detail}".rstrip()
+    count = f" {note.count}:" if note.kind in ALARMING else ""
+    return f"{note.kind.replace('_', ' ')}{count} {note.detail}".rstrip()
 
 
 def picture(now: view.MembershipView) -> Json:
