@@ -15,6 +15,7 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
+from shardbus.runtime.checkup import collect
 from shardbus.runtime.metrics import render
 from shardbus.runtime.news import fact, picture
 
@@ -124,19 +125,19 @@ class Admin:
         return kind
 
     async def _table(self, name: str) -> dict[str, Any]:
-        """The coordinator's table, or what this node knows of it."""
+        """The coordinator's table, or what this node knows of it, which is not `complete`."""
         kind = self._kind(name)
         if kind.coordinator is not None:
             try:
                 table = await self._node.questions.ask(kind.coordinator, "table", name)
                 if table is not None:
-                    return dict(table)
+                    return {**table, "complete": True}
             except RequestError:
                 pass
         region = kind.router.region
         known = [region.home_of(shard) for shard in kind.router.routes]
         rows = [[h.shard, str(h.node), h.fence, "running"] for h in known if h is not None]
-        return {"epoch": region.epoch, "shards": rows}
+        return {"epoch": region.epoch, "shards": rows, "complete": False}
 
     async def shards(self, type: str) -> Json:
         """Where the shards of a type live, and how many entities each has in memory."""
@@ -163,6 +164,7 @@ class Admin:
             "type": type,
             "coordinator": str(kind.coordinator) if kind.coordinator else None,
             "epoch": table["epoch"],
+            "complete": table["complete"],
             "shards": rows,
         }
 
@@ -262,6 +264,10 @@ class Admin:
                 for name, data in self._node.observers.view.meta.items()
             },
         }
+
+    async def checkup(self) -> Json:
+        """What every member and the store say about themselves, for the doctor to compare."""
+        return await collect(self._node)
 
     async def events(self) -> AsyncIterator[Json]:
         """The membership as it is now, then what happens."""

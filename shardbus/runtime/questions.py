@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import RequestError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
+from shardbus.runtime.checkup import own
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.events import Rebalance
 from shardbus.sharding.tenure import Reign
@@ -44,6 +45,7 @@ class Questions:
             "running": self.running,
             "entities": self.entities,
             "leave": self.leave,
+            "checkup": lambda: own(node),
         }
         self._keys = {name: (self.TYPE, name) for name in self._answers}
         self.on_leave: Callable[[], None] | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 from collections import Counter
@@ -392,3 +393,35 @@ async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes
             return len(set(found)) == 2
 
         await until(shared, "shards on both", 40)
+
+
+async def doctor(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, dict[str, Any]]:
+    """What the doctor says: its exit code, and its findings by check."""
+    url = f"http://127.0.0.1:{node.http_port}"
+    asked = lab.run("doctor", "--node", url, "--json", *words)
+    code = await asked.ended(60)
+    lab.all.remove(asked)
+    text = asked.out.read_text()
+    found = json.loads(text)["findings"] if text else []
+    return code, {finding["check"]: finding for finding in found}
+
+
+async def test_C12_the_doctor_finds_what_is_wrong_and_nothing_else(lab: Processes) -> None:
+    patient = ("cluster.downing.stable_after=300s",)
+    first = await lab.start(settings=patient)
+    assert await doctor(lab, first, "--store", lab.store) == (0, {})
+    second = await lab.start(settings=(*patient, "sharding.hop_limit=7"))
+    async with lab.client() as client:
+        await asyncio.gather(*(client.ref(Account, i).add(1) for i in IDS))
+    code, found = await doctor(lab, first, "--store", lab.store, "--wait", "1")
+    assert (code, set(found)) == (5, {"settings"})
+    assert "sharding.hop_limit" in found["settings"]["subjects"]
+    second.signal(signal.SIGSTOP)
+    await until(lambda: (first.get("/v1/cluster") or {})["unreachable"], "its silence")
+    code, found = await doctor(lab, first, "--wait", "1")
+    assert code == 5
+    assert "unreachable" in found
+    assert second.address in found["unreachable"]["subjects"][0]
+    second.kill()
+    assert await first.terminate() == 0
+    assert (await doctor(lab, first))[0] == 4
