@@ -136,6 +136,11 @@ def head(p: Picture) -> Any:
     return p.checkup["store"]["tables"]["page"]
 
 
+def forgotten_and_silent(p: Picture) -> None:
+    """What this node knows of the epoch may be old: it proves nothing about the store."""
+    update(p.shards["page"], complete=False, epoch=2)
+
+
 FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     (lambda p: update(p.missing, **{"/v1/checkup": "no"}), [("page", "cluster", "/v1/checkup")]),
     (
@@ -161,6 +166,8 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     (lambda p: update(shard(p, 1), state="unallocated"), [("unallocated", "page", "1")]),
     (lambda p: update(shard(p, 1), state="handing_off"), [("moving", "page", "1")]),
     (lambda p: update(shard(p, 1), state="starting"), [("starting", "page", "1")]),
+    (lambda p: update(shard(p, 1), state="starting", node=C), [("starting", "page", "1")]),
+    (forgotten_and_silent, [("coordinator-silent", "page", "coordinator")]),
     (lambda p: of_type(p, 1)["shards"].pop("1"), [("not-hosted", "page", "1")]),
     (
         lambda p: update(shard(p, 1), node=B[:-1] + "f"),
