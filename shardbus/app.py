@@ -6,46 +6,46 @@ Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 
 from __future__ import annotations
 
-import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from shardbus.cluster import Cluster, Running
-from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
+from shardbus.declaration import (
+    Supervision,
+    all_behaviours,
+    declared_settings,
+    interface_of,
+    invokers_of,
+    shape_of,
+    stop_message_of,
+    strategy_of,
+    supervision_of,
+)
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
+from shardbus.options import closest, read, unknown
 from shardbus.placement import ExternalAllocation
 from shardbus.runtime.entity_type import (
-    Directive,
     EntityType,
-    Invoker,
-    addressed,
-    in_thread,
-    is_coroutine_function,
 )
 from shardbus.runtime.observers import Callback
 from shardbus.runtime.passivation import Passivation
-from shardbus.settings import ShardingSettings, read
+from shardbus.runtime.phases import PHASES
+from shardbus.settings import ShardingSettings
 from shardbus.sharding.allocation import AllocationStrategy
-from shardbus.transport.addressing import Region, layout_of, shard_function
-from shardbus.transport.refs import ASK_TIMEOUT_MS, NO_ARGUMENTS, RESERVED, START
+from shardbus.transport.addressing import Region
+from shardbus.transport.refs import ASK_TIMEOUT_MS
 from shardbus.wire.schema import (
-    ONE_ARGUMENT,
-    Decode,
     Extractor,
     Interface,
     check_type,
-    decoder,
     is_message_class,
-    message_decoders,
-    method,
 )
 
 C = TypeVar("C", bound=type)
 E = TypeVar("E")
 K = TypeVar("K", bound=Callable[[], Any])
-Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
 
 
 class ShardBus:
@@ -58,6 +58,7 @@ class ShardBus:
         self._node: Running | None = None
         self._when_up: list[Callback] = []
         self._when_removed: list[Callback] = []
+        self._at_shutdown: list[tuple[str, Callback]] = []
 
     def message(self, cls: C) -> C:
         """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
@@ -114,24 +115,22 @@ class ShardBus:
                 raise ConfigError(f"{kind!r}: names that begin with $ are shardbus's own")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
-            if isinstance(allocation, str):
-                own["allocation"] = allocation
-            declared = _declared(kind, own, passivation)
+            declared = declared_settings(kind, own, allocation, passivation)
             settings = ShardingSettings().for_type(kind, declared)
-            interface = _interface(cls, kind, settings.shards, extract_shard_id)
-            invokers = _invokers(cls, interface, [*messages, *self._messages])
+            interface = interface_of(cls, kind, settings.shards, extract_shard_id)
+            interface.extract_entity_id = extract_entity_id
+            invokers = invokers_of(cls, interface, [*messages, *self._messages])
             self.types[kind] = EntityType(
                 cls=cls,
                 interface=interface,
                 invokers=invokers,
                 declared=declared,
-                **_shape(cls),
-                supervision=_supervision(supervision),
-                strategy=None if isinstance(allocation, str) else _strategy(cls, allocation),
-                behaviours=_behaviours(cls),
-                stop_message=_stop_message(kind, invokers, stop_message),
+                **shape_of(cls),
+                supervision=supervision_of(supervision),
+                strategy=strategy_of(cls, allocation),
+                behaviours=all_behaviours(cls),
+                stop_message=stop_message_of(kind, invokers, stop_message),
             )
-            interface.extract_entity_id = extract_entity_id
             cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
             return cls
 
@@ -221,6 +220,26 @@ class ShardBus:
             self._node.observers.when_removed(callback)
         return callback
 
+    def on_shutdown(self, phase: str) -> Callable[[K], K]:
+        """Call what is decorated, plain or async and without arguments, in a phase of this node's
+        leaving, side by side with others of that phase and for at most `shutdown.<phase>` seconds.
+        Until `before-cluster-shutdown` is over the node is a full member and answers. A node that
+        is declared down, or told twice to stop, goes through no phase [B.141].
+
+        Raises:
+            ConfigError: no such phase.
+        """
+        if phase not in PHASES:
+            raise unknown("phase", phase, closest(phase, PHASES), "bus.on_shutdown")
+
+        def decorate(callback: K) -> K:
+            self._at_shutdown.append((phase, callback))
+            if self._node is not None:
+                self._node.phases.add(phase, callback)
+            return callback
+
+        return decorate
+
     def attach(self, node: Running | None) -> None:
         """For the runtime: a node runs in this process, or does no more."""
         self._node = node
@@ -229,6 +248,8 @@ class ShardBus:
                 node.observers.when_up(callback)
             for callback in self._when_removed:
                 node.observers.when_removed(callback)
+            for phase, callback in self._at_shutdown:
+                node.phases.add(phase, callback)
 
     def _type(self, kind: str | type) -> EntityType:
         interface = getattr(kind, "__shardbus_interface__", None)
@@ -241,140 +262,3 @@ class ShardBus:
         if self._node is None:
             raise LocalProtocolError(f"no node of {self.name!r} runs in this process; use a client")
         return self._node
-
-
-def _declared(
-    name: str, own: Mapping[str, object], passivation: Passivation | None
-) -> dict[str, object]:
-    if passivation is not None and not isinstance(passivation, Passivation):
-        raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
-    said = passivation.settings() if passivation is not None else {}
-    for key in said:
-        if key in own:
-            raise ConfigError(f"{name!r}: passivation says {key} already, say it once")
-    return {**own, **said}
-
-
-def _stop_message(
-    name: str, invokers: Mapping[str, Invoker], message: object
-) -> tuple[Invoker, bytes] | None:
-    if message is None:
-        return None
-    try:
-        return addressed(invokers, message)
-    except ConfigError as e:
-        raise ConfigError(f"{name!r}: stop_message: {e.message}") from None
-
-
-def _interface(
-    cls: type, name: str, shards: int, shard_of: Callable[[str], str] | None
-) -> Interface:
-    check_id("an entity type", name)
-    if not issubclass(cls, Entity):
-        raise ConfigError(f"{cls.__name__} must be a subclass of shardbus.Entity")
-    methods = {}
-    for attribute, value in _handlers(cls).items():
-        if attribute in RESERVED or attribute.startswith("_"):
-            raise ConfigError(f"{cls.__name__}: a handler cannot be called {attribute!r}")
-        methods[attribute] = method(attribute, value.function)
-    layout = f"crc32/{shards}"
-    if shard_of is not None:
-        checked = shard_function(name, shard_of)
-        layout, shard_of = layout_of(checked, shard_of, shards), checked
-    receive = getattr(cls, "receive", None)
-    messages = message_decoders(receive, ())
-    return Interface(name, shards, layout, methods, messages, shard_of)
-
-
-def _handlers(cls: type) -> dict[str, Handler[Any, Any]]:
-    found: dict[str, Handler[Any, Any]] = {}
-    for base in reversed(cls.__mro__):
-        found |= {k: v for k, v in vars(base).items() if isinstance(v, Handler)}
-    return found
-
-
-def _invokers(cls: type, interface: Interface, classes: list[type]) -> dict[str, Invoker]:
-    invokers: dict[str, Invoker] = {}
-    for name, value in _handlers(cls).items():
-        function = in_thread(value.function) if value.thread else value.function
-        waits = is_coroutine_function(function)
-        decoders = interface.methods[name].decoders
-        single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
-        invokers[name] = Invoker(name, function, waits, decoders, single=single)
-    invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
-    receive, behaviours = getattr(cls, "receive", None), behaviours_of(cls)
-    if receive is not None:
-        interface.messages = message_decoders(receive, classes, behaviours)
-        if behaviours:
-            receive = current_behaviour(receive, behaviours)
-        for name, decode in interface.messages.items():
-            waits = is_coroutine_function(receive)
-            invokers[name] = Invoker(name, receive, waits, {}, decode)
-    elif behaviours:
-        raise ConfigError(
-            f"{cls.__name__} has behaviours and no receive",
-            hint=f"say with which it begins, as in receive = {behaviours[0].__name__}",
-        )
-    return invokers
-
-
-def _behaviours(cls: type) -> frozenset[Callable[..., Any]]:
-    found = behaviours_of(cls)
-    return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
-
-
-def _shape(cls: type) -> dict[str, Any]:
-    """What of an entity's life the class brings itself."""
-    state_class, read_state = _state(cls)
-    return {
-        "starts": getattr(cls, "on_start", None) is not Entity.on_start,
-        "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
-        "state_class": state_class,
-        "read_state": read_state,
-    }
-
-
-def _state(cls: type) -> tuple[type | None, Decode | None]:
-    wanted = typing.get_type_hints(cls).get("state") if "state" in _annotations(cls) else None
-    if wanted is None:
-        return None, None
-    check_type(f"{cls.__name__}.state", wanted)
-    try:
-        wanted()
-    except TypeError as e:
-        raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
-    return wanted, decoder(wanted)
-
-
-def _strategy(cls: type, given: AllocationStrategy | None) -> AllocationStrategy | None:
-    if given is not None:
-        for name in ("allocate", "rebalance"):
-            if isinstance(given, type) or not callable(getattr(given, name, None)):
-                raise ConfigError(
-                    f"{cls.__name__}: allocation is {given!r}, which cannot {name}"[:300],
-                    hint="give an object with both methods, or a strategy's name",
-                )
-    return given
-
-
-def _annotations(cls: type) -> set[str]:
-    return {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
-
-
-def _supervision(given: Supervision | None) -> Callable[[Exception], Directive]:
-    if given is None:
-        return lambda error: Directive.RESTART
-    if callable(given):
-        return given
-    try:
-        table = {cls: Directive(what) for cls, what in given.items()}
-    except ValueError as e:
-        raise ConfigError(f"supervision: {e}", hint="use resume, restart or stop") from None
-
-    def decide(error: Exception) -> Directive:
-        for cls in type(error).__mro__:
-            if cls in table:
-                return table[cls]
-        return Directive.RESTART
-
-    return decide

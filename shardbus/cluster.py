@@ -45,6 +45,7 @@ from shardbus.membership.view import (
     UnreachableMember,
 )
 from shardbus.runtime.observers import Observers, Subscription
+from shardbus.runtime.phases import Phases
 from shardbus.runtime.steering import Steering
 from shardbus.transport.addressing import Owner
 
@@ -84,6 +85,7 @@ class Running(Protocol):
 
     me: NodeId
     observers: Observers
+    phases: Phases
 
     @property
     def kinds(self) -> Mapping[str, Owner]: ...

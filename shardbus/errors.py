@@ -10,7 +10,7 @@ ShardBusError
 │   ├── StaleEpoch           a newer coordinator wrote
 │   └── StaleFence           a newer activation loaded or wrote
 ├── Refused                the cluster does not take this node or client
-├── ReentrancyError        an entity waits for itself
+├── ReentrancyError        an entity waits for itself; `.cycle`
 └── RequestError           a tell or an ask failed; `.definite`: the handler surely did not run
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
         │             MessageTooLarge
@@ -19,6 +19,7 @@ ShardBusError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -93,7 +94,15 @@ class Refused(ShardBusError):
 
 
 class ReentrancyError(ShardBusError):
-    """An entity asked an entity that waits, directly or through others, for its answer."""
+    """An entity asked an entity that waits, directly or through others, for its answer. The ask
+    that would have closed the circle was not handled.
+
+    `cycle` names the entities as (type, id), each asking the next; the last is the first again."""
+
+    def __init__(self, cycle: Sequence[tuple[str, str]]) -> None:
+        self.cycle = tuple(cycle)
+        path = " -> ".join(f"{type} {id!r}" for type, id in self.cycle)
+        super().__init__(f"a cycle of asks: {path}", hint="tell instead of ask in one place")
 
 
 class RequestError(ShardBusError):

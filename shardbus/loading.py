@@ -22,8 +22,8 @@ from typing import Any, TypeVar, cast
 from shardbus.agreement import check
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id
-from shardbus.options import Option, option_of
-from shardbus.settings import Settings, ShardingSettings, closest, read, unknown
+from shardbus.options import Option, closest, option_of, read, unknown
+from shardbus.settings import Settings, ShardingSettings
 
 Layer = tuple[str, Mapping[str, object]]
 """Where it comes from, and nested sections of settings."""

@@ -16,14 +16,15 @@ drift from another.
     counts    {a = 1}, "a=1,b=2"                              dict of str to int
 
 Where zero turns a thing off, "off" may be written for it. `parse` raises `ConfigError` whose first
-words are what is wrong with the value; the caller knows key and origin and puts them in front.
+words are what is wrong with the value; `read` is told key and origin and puts them in front.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import Field, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
 from enum import Enum
 from math import isfinite
 from typing import Any
@@ -48,7 +49,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The declaration of one setting. `low` and `high` are included; `off` allows zero as well."""
+    """The declaration of one setting. `low` and `high` are included; `off` allows zero as well;
+    `check` refuses a word of a list that is no good."""
 
     kind: Kind
     meaning: str
@@ -58,6 +60,7 @@ class Option:
     off: bool = False
     choices: tuple[str, ...] = ()
     secret: bool = False
+    check: Callable[[str], object] | None = None
 
 
 def seconds(default: float, meaning: str, *, low: float = 0.001, off: bool = False) -> Any:
@@ -90,9 +93,9 @@ def text(default: str, meaning: str, *, choices: tuple[str, ...] = (), secret: b
     return _declare(default, Option(Kind.TEXT, meaning, choices=choices, secret=secret))
 
 
-def names(meaning: str) -> Any:
+def names(meaning: str, check: Callable[[str], object] | None = None) -> Any:
     """A list of words, empty by default."""
-    return _declare((), Option(Kind.NAMES, meaning))
+    return _declare((), Option(Kind.NAMES, meaning, check=check))
 
 
 def counts(meaning: str) -> Any:
@@ -115,6 +118,34 @@ def parse(option: Option, value: object) -> Any:
         ConfigError: another kind of value, or outside the range.
     """
     return _PARSERS[option.kind](option, value)
+
+
+def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
+    """One value of one section, as the setting's type. `key` and `origin` are for the message.
+
+    Raises:
+        ConfigError: the section has no such setting, or the value is no good.
+    """
+    known = {f.name: option for f in fields(section) if (option := option_of(f))}
+    option = known.get(name)
+    if option is None:
+        raise unknown("setting", key, closest(name, known), origin)
+    try:
+        return parse(option, value)
+    except ConfigError as wrong:
+        message = f"{key} = {shown(option, value)} ({origin}): {wrong.message}"
+        raise ConfigError(message, hint=wrong.hint) from None
+
+
+def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
+    """The refusal of a name nobody declared."""
+    hint = f"did you mean {nearest}?" if nearest else "`shardbus config show` lists every setting"
+    return ConfigError(f"unknown {what} {key!r} ({origin})"[:300], hint=hint)
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` was probably meant to be, or nothing."""
+    return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")
 
 
 def shown(option: Option, value: object) -> str:
@@ -231,7 +262,11 @@ def _names(option: Option, value: object) -> tuple[str, ...]:
     listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
         raise ConfigError("not a list of words", hint='write ["a", "b"] or a,b')
-    return tuple(dict.fromkeys(_text(option, name) for name in listed if name))
+    words = tuple(dict.fromkeys(_text(option, name) for name in listed if name))
+    if option.check is not None:
+        for word in words:
+            option.check(word)
+    return words
 
 
 def _counts(option: Option, value: object) -> dict[str, int]:

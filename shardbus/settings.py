@@ -14,9 +14,8 @@ Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32, B.79-B.86.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from shardbus.errors import ConfigError
@@ -27,10 +26,8 @@ from shardbus.options import (
     flag,
     names,
     number,
-    option_of,
-    parse,
+    read,
     seconds,
-    shown,
     size,
     text,
 )
@@ -56,7 +53,8 @@ class NodeSettings:
         "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
     )
     seeds: tuple[str, ...] = names(
-        "HOST:PORT of nodes to join; without any the node forms a cluster of its own"
+        "HOST:PORT of nodes to join; without any the node forms a cluster of its own",
+        Address.parse,
     )
     join: str = text(
         "auto",
@@ -157,6 +155,9 @@ class ClusterSettings:
     app_stall_timeout: float = seconds(
         30.0, "a node whose handlers block its loop for so long leaves"
     )
+    app_block_warning: float = seconds(
+        1.0, "a handler that blocks the node's loop for so long is named in a warning", off=True
+    )
     quarantine_after: float = seconds(
         60.0, "a reachable node that takes nothing from a link for so long must restart", off=True
     )
@@ -193,6 +194,9 @@ class ShardingSettings:
     )
     passivation_window: float = number(
         0.01, "strategy composite: part of the places for newcomers, at first"
+    )
+    slow_handler_after: float = seconds(
+        20.0, "a handler that waits for so long is named in a warning", off=True
     )
     mailbox: int = count(10_000, "messages that may wait for one entity")
     buffer_size: int = count(
@@ -338,6 +342,22 @@ class LogSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ShutdownSettings:
+    """How long each phase of leaving may take; what the phases are is in the how-to."""
+
+    before_service_unbind: float = seconds(5.0, "for tasks of the application")
+    service_unbind: float = seconds(5.0, "for tasks of the application")
+    service_requests_done: float = seconds(5.0, "for tasks of the application")
+    service_stop: float = seconds(5.0, "for tasks of the application")
+    before_cluster_shutdown: float = seconds(5.0, "for tasks of the application")
+    cluster_sharding_shutdown_region: float = seconds(
+        0.0, "for handing off; 0 is the longest handoff_timeout of a type and 10 s", off=True
+    )
+    cluster_leave: float = seconds(10.0, "for leaving the cluster and for clients to part")
+    cluster_shutdown: float = seconds(5.0, "for tasks of the application")
+
+
+@dataclass(frozen=True, slots=True)
 class TracingSettings:
     """Trace context."""
 
@@ -354,37 +374,6 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
     log: LogSettings = field(default_factory=LogSettings)
     tracing: TracingSettings = field(default_factory=TracingSettings)
-
-
-def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
-    """One value of one section, as the setting's type. `key` and `origin` are for the message.
-
-    Raises:
-        ConfigError: the section has no such setting, or the value is no good.
-    """
-    known = {f.name: option for f in fields(section) if (option := option_of(f))}
-    option = known.get(name)
-    if option is None:
-        raise unknown("setting", key, closest(name, known), origin)
-    try:
-        parsed = parse(option, value)
-        if section is NodeSettings and name == "seeds":
-            for seed in parsed:
-                Address.parse(seed)
-    except ConfigError as wrong:
-        message = f"{key} = {shown(option, value)} ({origin}): {wrong.message}"
-        raise ConfigError(message, hint=wrong.hint) from None
-    return parsed
-
-
-def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
-    """The refusal of a name nobody declared."""
-    hint = f"did you mean {nearest}?" if nearest else "`shardbus config show` lists every setting"
-    return ConfigError(f"unknown {what} {key!r} ({origin})"[:300], hint=hint)
-
-
-def closest(name: str, known: Iterable[str]) -> str:
-    """The known name that `name` was probably meant to be, or nothing."""
-    return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")

@@ -5,8 +5,8 @@
     floor 2   wire                         pure codecs
     floor 3   transport store              input and output
     floor 4   runtime client http
-    floor 5   app cluster entity placement and the package itself, and simulation, which runs whole
-              nodes
+    floor 5   app cluster declaration entity placement and the package itself, and simulation, which
+              runs whole nodes
     floor 6   the command line
 
 An import points down or stays within its package. Siblings do not see each other, except where
@@ -43,6 +43,7 @@ FLOORS = {
     "shardbus.http": 4,
     "shardbus.app": 5,
     "shardbus.cluster": 5,
+    "shardbus.declaration": 5,
     "shardbus.entity": 5,
     "shardbus.placement": 5,
     "shardbus.simulation": 5,
@@ -53,7 +54,8 @@ FLOORS = {
 SIBLINGS = {
     ("shardbus.runtime", "shardbus.http"),
     ("shardbus.app", "shardbus.cluster"),
-    ("shardbus.app", "shardbus.entity"),
+    ("shardbus.app", "shardbus.declaration"),
+    ("shardbus.declaration", "shardbus.entity"),
     ("shardbus.app", "shardbus.placement"),
     ("shardbus", "shardbus.app"),
     ("shardbus", "shardbus.entity"),

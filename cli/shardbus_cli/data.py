@@ -122,24 +122,25 @@ def _described(kind: str, table: StoredTable | None) -> dict[str, Any]:
 
 
 async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTable | None]:
-    opened = await _opened(url, cluster)
+    store = await opened(url, cluster)
     try:
-        return {kind: await opened.load_table(kind) for kind in types}
+        return {kind: await store.load_table(kind) for kind in types}
     finally:
-        await opened.close()
+        await store.close()
 
 
 async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
-    opened = await _opened(url, cluster)
+    store = await opened(url, cluster)
     try:
-        return {kind: await opened.remove_table(kind) for kind in types}
+        return {kind: await store.remove_table(kind) for kind in types}
     finally:
-        await opened.close()
+        await store.close()
 
 
-async def _opened(url: str, cluster: str) -> StateStore:
+async def opened(url: str, cluster: str) -> StateStore:
+    """The store of a cluster, started."""
     from shardbus.store.opening import open_store
 
-    opened = open_store(url, cluster=cluster)
-    await opened.start()
-    return opened
+    store = open_store(url, cluster=cluster)
+    await store.start()
+    return store

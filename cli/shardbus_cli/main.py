@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from shardbus_cli import ask, balance, config, data, limits, node, service, simulate, view
+from shardbus_cli import ask, balance, config, data, doctor, limits, node, service, simulate, view
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
@@ -40,6 +40,7 @@ READING: tuple[Callable[..., None], ...] = (
     view.where,
     view.explain,
     view.health,
+    doctor.doctor,
     config.check,
     simulate.simulate,
     service.cordon,

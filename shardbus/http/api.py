@@ -84,6 +84,10 @@ class NodeApi(Protocol):
         """Who has seen which version of the membership, and who stands in the way."""
         ...
 
+    async def checkup(self) -> Json:
+        """What every member and the store say about themselves."""
+        ...
+
     def events(self) -> AsyncIterator[Json]:
         """The membership as it is now, then what happens, until this node's membership ends."""
         ...

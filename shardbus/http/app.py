@@ -10,6 +10,7 @@
     GET  /v1/explain/{type}/{id}
     GET  /v1/downing
     GET  /v1/gossip
+    GET  /v1/checkup                         what `shardbus doctor` compares
     GET  /v1/events                          server-sent events; the first is a picture
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
     POST /v1/nodes/{node}/down               ?force=true: remove it on the spot
@@ -76,6 +77,7 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/types", pages.types),
             Route("/v1/downing", pages.downing),
             Route("/v1/gossip", pages.gossip),
+            Route("/v1/checkup", pages.checkup),
             Route("/v1/events", pages.events),
             Route("/v1/shards/{rest:path}", pages.shards),
             Route("/v1/plan/{rest:path}", pages.plan),
@@ -146,6 +148,9 @@ class _Pages:
 
     async def gossip(self, request: Request) -> Response:
         return await _answer(self.node.gossip())
+
+    async def checkup(self, request: Request) -> Response:
+        return await _answer(self.node.checkup())
 
     async def events(self, request: Request) -> Response:
         if self.streams >= STREAMS_MAX:

@@ -14,6 +14,7 @@ from shardbus.http.api import Check, Checks, Json
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
+from shardbus.runtime.checkup import collect
 from shardbus.runtime.metrics import render
 from shardbus.runtime.news import fact, picture
 from shardbus.runtime.type_pages import TypePages
@@ -135,6 +136,10 @@ class Admin(TypePages):
             },
         }
 
+    async def checkup(self) -> Json:
+        """What every member and the store say about themselves, for the doctor to compare."""
+        return await collect(self._node)
+
     async def events(self) -> AsyncIterator[Json]:
         """The membership as it is now, then what happens."""
         subscription = self._node.observers.subscribe()
@@ -158,7 +163,8 @@ class Admin(TypePages):
     def readiness(self) -> Checks:
         """This node is Up and its regions are registered with their coordinators."""
         status = self._node.view.status if self._node.view is not None else None
-        checks = {"membership": Check(status is Status.UP, self._status())}
+        phase = self._node.phases.current
+        checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
         for name, kind in self._node.kinds.items():
             known = kind.coordinator is not None and kind.router.region.registered
             detail = f"coordinator {kind.coordinator}" if known else "not registered yet"

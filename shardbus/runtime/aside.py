@@ -30,13 +30,14 @@ from shardbus.errors import EntityFailed, LocalProtocolError, MailboxFull
 from shardbus.runtime.context import OUTCOME, Context, Message
 from shardbus.runtime.entity_type import EntityType, Invoker
 from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
 
 if TYPE_CHECKING:
     from shardbus.runtime.execution import Execution
 
 NEVER = 2**62
-Asker = tuple[Session | None, int]
-"""Who waits for an answer, if somebody does."""
+Asker = tuple[Session | None, int, Chain]
+"""Who waits for an answer, if somebody does, and the entities that wait for it."""
 
 
 class Aside:
@@ -84,8 +85,9 @@ class Aside:
             raise LocalProtocolError(f"no message is being handled that could be {what}")
         if extras.stashed:
             raise LocalProtocolError(f"the message was put aside already: it cannot be {what}")
-        extras.stashed = message[2] is not None
-        return Message(*message, NEVER)
+        invoker, payload, session, corr, chain = message
+        extras.stashed = session is not None
+        return Message(invoker, payload, session, corr, NEVER, chain)
 
     # ---- work
 
@@ -93,10 +95,10 @@ class Aside:
         """See `Context.pipe_to_self`."""
         if self._receive is None:
             raise LocalProtocolError(f"{self._name} has no receive for what comes of its work")
-        asker: Asker = (None, 0)
+        asker: Asker = (None, 0, ())
         if answer:
             message = self._taken(cell, "answered later")
-            asker = (message.session, message.corr)
+            asker = (message.session, message.corr, message.chain)
         task = asyncio.ensure_future(work)
         self._work.setdefault(cell, {})[task] = asker
         task.add_done_callback(lambda task: self._done(cell, task))
@@ -106,7 +108,7 @@ class Aside:
         work = self._work.get(cell, {})
         if task not in work:
             return  # the incarnation is over
-        session, corr = work.pop(task)
+        session, corr, chain = work.pop(task)
         if not work:
             del self._work[cell]
         outcome: object
@@ -114,7 +116,7 @@ class Aside:
             outcome = EntityFailed("CancelledError", "was cancelled")
         else:
             outcome = task.result() if error is None else error
-        self._arrive(cell, Message(self._invoker(outcome), b"", session, corr, NEVER))
+        self._arrive(cell, Message(self._invoker(outcome), b"", session, corr, NEVER, chain))
 
     def _invoker(self, outcome: object) -> Invoker:
         """`receive`, of the very object."""
@@ -136,9 +138,9 @@ class Aside:
 
     def end(self, cell: Context) -> None:
         """The incarnation is over."""
-        for task, asker in self._work.pop(cell, {}).items():
+        for task, (session, corr, _) in self._work.pop(cell, {}).items():
             task.cancel()
-            self._tell(cell, asker)
+            self._tell(cell, session, corr)
         if cell.mailbox:
             cell.mailbox = deque(self._kept(cell, cell.mailbox))
         if cell.extras is not None:
@@ -156,13 +158,12 @@ class Aside:
         kept = []
         for message in messages:
             if message.invoker.name == OUTCOME:
-                self._tell(cell, (message.session, message.corr))
+                self._tell(cell, message.session, message.corr)
             else:
                 kept.append(message)
         return kept
 
-    def _tell(self, cell: Context, asker: Asker) -> None:
-        session, corr = asker
+    def _tell(self, cell: Context, session: Session | None, corr: int) -> None:
         if session is not None and session.lost is None:
             text = f"{self._name} {cell.entity_id!r} ended before its work was done"
             session.fail(corr, EntityFailed("CancelledError", text))

@@ -12,7 +12,8 @@ sides share no objects: events come in by `post`, effects that the application m
 **The watchdog** looks at the other side: the application calls `app_alive` from its loop at least
 every 250 ms. A node that answers heartbeats and handles nothing is not alive: after
 `app_stall_timeout` it declares itself down. The watchdog counts its own ticks, not the clock, so
-that a process that was stopped as a whole does not accuse its application.
+that a process that was stopped as a whole does not accuse its application. At each tick it tells
+`stalled` for how long the application has been silent, so that somebody can look what it does.
 
 An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
 
@@ -81,6 +82,7 @@ class ClusterThread:
         *,
         bind_host: str,
         notify: Callable[[AppEffect], None],
+        stalled: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         self.me = me
         self.cluster = cluster
@@ -88,6 +90,7 @@ class ClusterThread:
         self.fingerprint = fingerprint
         self.bind_host = bind_host
         self.notify = notify
+        self._tell_stalled = stalled
         self.gossip_port = 0
         self.view = MembershipView(me.node)
         """The last view; replaced as a whole, so any thread may read it."""
@@ -227,6 +230,7 @@ class ClusterThread:
                 self.overview = self._machine.overview(self._loop.time())
         self._stalled = 0.0 if self._app_seen else self._stalled + TICK
         self._app_seen = False
+        self._tell_stalled(self._stalled)
         if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
             self._gave_up = True
             log.error("the application has not turned its loop for %.1f s: down", self._stalled)

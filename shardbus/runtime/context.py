@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardbus.errors import LocalProtocolError
 from shardbus.runtime.entity_type import BEHAVIOUR, Invoker, StopReason
+from shardbus.runtime.turn import Turn
 from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
 
 if TYPE_CHECKING:
     from shardbus.runtime.hosting import Host, HostedShard
@@ -31,13 +33,14 @@ OUTCOME = "$outcome"
 
 class Message(NamedTuple):
     """A message that waits for its entity. `session` None: nobody waits for an answer; then
-    `deadline` is 0."""
+    `deadline` is 0. `chain`: the entities that wait."""
 
     invoker: Invoker
     payload: bytes
     session: Session | None
     corr: int
     deadline: int
+    chain: Chain = ()
 
     @property
     def own(self) -> bool:
@@ -49,7 +52,7 @@ class Message(NamedTuple):
 AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
 """Such a stop does not wait for the mailbox: what is in it starts a new incarnation."""
 
-Current = tuple[Invoker, bytes, Session | None, int]
+Current = tuple[Invoker, bytes, Session | None, int, Chain]
 """A message being handled: as a Message, without its deadline."""
 
 
@@ -63,7 +66,6 @@ class Context:
         "_host",
         "_shard",
         "busy",
-        "current",
         "entity",
         "entity_id",
         "extras",
@@ -72,6 +74,7 @@ class Context:
         "gone",
         "mailbox",
         "stopping",
+        "turn",
         "used",
     )
 
@@ -87,8 +90,8 @@ class Context:
         self.used = 0
         self.failures = 0
         self.failed_at = 0
-        self.current: Current | None = None
-        """What a handler that waits is handling."""
+        self.turn: Turn | None = None
+        """Of a handler, a start or an end that waits."""
         self.extras: Extras | None = None
 
     @property
@@ -131,8 +134,9 @@ class Context:
         """For the runtime: the message being handled."""
         now = self._host.execution
         if now.cell is not self or now.way is None:
-            return self.current
-        return now.way[0], now.payload, now.way[1], now.corr
+            return self.turn.message if self.turn is not None else None
+        invoker, session, chain = now.way
+        return invoker, now.payload, session, now.corr, chain
 
     @overload
     def ref(self, entity_type: type[E], entity_id: str) -> E: ...

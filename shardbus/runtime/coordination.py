@@ -56,6 +56,9 @@ FORMER_PAGE = 200
 EARLY_MAX = 10_000
 """Messages kept for a coordinator that is not there yet."""
 
+DROPPED_SHOWN = 3
+"""Of the stored rows that cannot be true, so many are named in the log."""
+
 EARLY_S = 2.0
 """For how long; then regions repeat what still matters."""
 
@@ -243,6 +246,10 @@ class Coordination:
             self._office.epoch_claimed(self.entity_type, epoch)
             self.directions = told
             self._tell(machine, told)
+            if table.dropped:
+                some = "; ".join(table.dropped[:DROPPED_SHOWN])
+                note = events.Note("rows_dropped", some, len(table.dropped))
+                self._office.note(self.entity_type, note)
             self._tell(machine, events.EpochClaimed(table))
             if self._remember:
                 await self._wake(machine)

@@ -1,10 +1,12 @@
-"""How a node goes, if nothing forces it to.
+"""How a node goes, if nothing forces it to: phase by phase (`phases`).
 
-    leave       its shards are handed off, then it leaves: the others stay
-    stop_here   the whole cluster stops: its shards end where they are, and nobody gets them
+    hand off    its shards move to the others; or, if the whole cluster stops, they end where they
+                are, and nobody gets them
+    leave       the member leaves, clients are asked to part, and what is under way gets some time
 
-Either way clients are asked to part, what is under way gets some time, and sockets are closed
-afterwards, by the owner.
+Sockets are closed afterwards, by the owner. If the shards are not handed off in time, the node does
+not leave: others may start them only once this process has ended. A node that is downed meanwhile
+stops at once, in whatever phase.
 
 Source: S1.61, S3.39; B.12, B.141, C.8.
 """
@@ -16,47 +18,63 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from shardbus.membership import events as cluster
+from shardbus.runtime.phases import HAND_OFF, LAST, LEAVE, PHASES, Progress
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
 
 LEFT = "left"
 """How membership ends in good order."""
-LEAVE_WITHIN_S = 15.0
-"""So long, beside the longest move of a shard, may a departure take."""
 PART_S = 5.0
 LOOK_S = 0.02
 
-Progress = Callable[[str], None]
 
-
-async def leave(node: Node, progress: Progress) -> None:
-    """Move everything away, leave the cluster, let clients part. If the whole cluster turns out to
-    stop, there is nowhere to move to. If the others have downed this node, they have its shards:
-    nothing is waited for."""
-    progress(f"handing off {_hosted(node)} shards")
-    if node.is_up:
-        drained = asyncio.gather(*(kind.shutdown() for kind in node.kinds.values()))
-        ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops, node.stopped}
+async def leave(node: Node, progress: Progress) -> bool:
+    """Go through the phases. Ends in any case; whether everything was handed off and the member has
+    left, each in its time. If the others have downed this node, they have its shards: nothing is
+    waited for."""
+    going = asyncio.ensure_future(_go_through(node, progress))
+    try:
+        ends: set[asyncio.Future[Any]] = {going, node.stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        if node.stopped.done():
-            return
-        if not drained.done():
-            await stop_here(node, progress)
-            return
-        await _for_a_while(node, lambda: not _awaits_homes(node), longest_move(node))
-    progress("leaving the cluster")
-    await _part(node)
+        if node.stopped.done() and node.stopped.result() != LEFT:
+            return False
+        return await going
+    finally:
+        going.cancel()
 
 
-async def stop_here(node: Node, progress: Progress) -> None:
-    """End everything that runs here, without moving it, and leave."""
+async def _go_through(node: Node, progress: Progress) -> bool:
+    work = {HAND_OFF: _hand_off, LEAVE: _leave}
+    in_time = True
+    for phase in PHASES:
+        if in_time or phase == LAST:
+            own = work[phase](node, progress) if phase in work else None
+            seconds = node.phases.seconds(phase, longest_move(node))
+            in_time &= await node.phases.run(phase, seconds, progress, own)
+    return in_time
+
+
+async def _hand_off(node: Node, progress: Progress) -> None:
+    """Move everything away. If the whole cluster stops, or turns out to, there is nowhere to move
+    to."""
+    if not node.cluster_stops.done():
+        progress(f"handing off {_hosted(node)} shards")
+        if not node.is_up:
+            return
+        drained = asyncio.gather(*(kind.shutdown() for kind in node.kinds.values()))
+        ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if drained.done():
+            await _for_a_while(node, lambda: not _awaits_homes(node), longest_move(node))
+            return
     progress(f"the whole cluster stops: stopping {_hosted(node)} shards")
     await asyncio.gather(*(kind.stop_here() for kind in node.kinds.values()))
-    await _part(node)
 
 
-async def _part(node: Node) -> None:
+async def _leave(node: Node, progress: Progress) -> None:
+    if not node.cluster_stops.done():
+        progress("leaving the cluster")
     node.cluster.post(cluster.Leave(node.me))
     if await asyncio.shield(node.stopped) != LEFT:
         return

@@ -16,7 +16,8 @@ from enum import Enum
 from typing import Any
 
 from shardbus.errors import ConfigError
-from shardbus.settings import NodeSettings, closest
+from shardbus.options import closest
+from shardbus.settings import NodeSettings
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.refs import NO_ARGUMENTS
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of

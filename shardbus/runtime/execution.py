@@ -11,7 +11,9 @@ Supervision: a handler that raises fails its asker with EntityFailed and restart
 object, its state loaded anew, `on_start`), the first time at once, then with a doubling backoff;
 messages wait. `resume` keeps the object, `stop` stops it.
 
-Source: S2.47-S2.49, S4.15, S4.19, S4.20, S4.23; C.18, C.19, C.30; B.108, B.136.
+A message that an entity asks of itself, directly or through others, is refused (`reentrancy`).
+
+Source: S2.47-S2.49, S4.15, S4.19, S4.20, S4.23; C.18, C.19, C.30; B.108, B.122, B.136.
 """
 
 from __future__ import annotations
@@ -25,18 +27,19 @@ from typing import Any
 from shardbus.errors import (
     EntityFailed,
     MailboxFull,
-    SchemaError,
     StaleFence,
     StoreError,
     Unhandled,
 )
+from shardbus.runtime.answers import answer, told
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.runtime.starting import Keeper, Starter
-from shardbus.runtime.turn import Driver
+from shardbus.runtime.waiting import Waiting, Way
 from shardbus.settings import ShardingSettings
 from shardbus.transport.session import Session
-from shardbus.wire.schema import encode_value, unreadable
+from shardbus.wire.batch import Chain
+from shardbus.wire.schema import unreadable
 
 log = logging.getLogger("shardbus.entity")
 
@@ -64,14 +67,13 @@ class Execution:
         self.counts = self._starter.counts
         self.cell: Context | None = None
         """The entity that is handling a message at this very moment; below, the message."""
-        self.way: tuple[Invoker, Session | None] | None = None
+        self.way: Way | None = None
         self.payload = b""
         self.corr = 0
         self.tick = 0
-        self.driver = Driver(loop)
-        self.tasks: dict[Context, asyncio.Task[Any]] = {}
-        """What carries on a handler, a start or an end that waits."""
         self._finish = finish
+        self.waiting = Waiting(kind.name, loop, self)
+        self._driver = self.waiting.driver
         self._mailbox_max = settings.mailbox
 
     def advance(self, tick: int) -> None:
@@ -88,6 +90,7 @@ class Execution:
         session: Session | None,
         rows: Iterable[tuple[str, bytes, int]],
         deadline: int,
+        chain: Chain = (),
     ) -> None:
         """The hot path: a run of messages for one method, as (entity id, payload, correlation id).
 
@@ -98,8 +101,8 @@ class Execution:
         function, is_async = invoker.function, invoker.is_async
         one, decoders = invoker.one, invoker.decoders
         single = invoker.single
-        tick, driver, outer = self.tick, self.driver, self._now()
-        self.way = (invoker, session)
+        tick, driver, outer = self.tick, self._driver, self._now()
+        self.way = (invoker, session, chain)
         driver.enter()
         try:
             for entity_id, payload, corr in rows:
@@ -108,7 +111,7 @@ class Execution:
                     continue
                 cell.used = tick
                 if cell.busy:
-                    self.queue(cell, Message(invoker, payload, session, corr, deadline))
+                    self.queue(cell, Message(invoker, payload, session, corr, deadline, chain))
                     continue
                 self.cell, self.payload, self.corr = cell, payload, corr
                 try:
@@ -132,7 +135,7 @@ class Execution:
                         self._look_again(cell)
                     continue
                 if session is not None:
-                    self._answer(cell, value, session, corr)
+                    answer(cell, value, session, corr)
                 if cell.stopping is not None or cell.mailbox:
                     self.settle(cell)
         finally:
@@ -153,7 +156,13 @@ class Execution:
             self._look_again(cell)
 
     def queue(self, cell: Context, message: Message) -> None:
-        """Put it into the mailbox, if that has room."""
+        """Put it into the mailbox, if that has room. One that the entity itself waits for would
+        wait there for good."""
+        if message.chain and (error := self.waiting.closed_by(cell, message)) is not None:
+            self.counts.drop("reentrant")
+            if message.session is not None:
+                message.session.fail(message.corr, error)
+            return
         if cell.gone:
             self.counts.drop("stopped")
             if message.session is not None:
@@ -209,16 +218,16 @@ class Execution:
 
     def _run(self, cell: Context, message: Message) -> bool:
         """Run one message; whether it is done. If not, `settle` will be called when it is."""
-        invoker, payload, session, corr, _ = message
-        outer = self._now()
-        self.cell, self.way, self.payload, self.corr = cell, (invoker, session), payload, corr
+        invoker, payload, session, corr, _, chain = message
+        outer, way = self._now(), (invoker, session, chain)
+        self.cell, self.way, self.payload, self.corr = cell, way, payload, corr
         try:
             if invoker.one is not None:
                 value = invoker.function(cell.entity, invoker.one(payload))
             else:
                 value = invoker.function(cell.entity, *invoker.decoders[payload[0]](payload))
             if invoker.is_async:
-                self._carry_on(cell, value, self.driver.step(value), session, corr)
+                self._carry_on(cell, value, self._driver.step(value), session, corr)
                 return False
         except Exception as e:
             if not (invoker.is_async and isinstance(e, StopIteration)):
@@ -229,7 +238,7 @@ class Execution:
         finally:
             self.cell, self.way, self.payload, self.corr = outer
         if session is not None:
-            self._answer(cell, value, session, corr)
+            answer(cell, value, session, corr)
         return True
 
     def _raised(
@@ -252,15 +261,6 @@ class Execution:
             return True
         return self._failed(cell, error, session, corr)
 
-    def _answer(self, cell: Context, value: Any, session: Session, corr: int) -> None:
-        if cell.extras is not None and cell.extras.put_aside():
-            return
-        try:
-            session.reply(corr, encode_value(value))
-        except SchemaError as e:
-            text = f"the handler returned what cannot travel: {e.message}"
-            session.fail(corr, EntityFailed("SchemaError", text))
-
     def _carry_on(
         self,
         cell: Context,
@@ -269,46 +269,48 @@ class Execution:
         session: Session | None,
         corr: int,
     ) -> None:
-        cell.busy, cell.current = True, cell.handling
+        cell.busy = True
 
         def done(task: asyncio.Task[Any]) -> None:
-            if self.tasks.get(cell) is not task:
-                return  # cut off
-            del self.tasks[cell]
+            if not self.waiting.ended(turn):
+                return
             if task.cancelled():
                 error: BaseException | None = EntityFailed("CancelledError", "was cancelled")
             else:
                 error = task.exception()
-            cell.current = None
             if error is not None:
                 if not self._failed(cell, error, session, corr):
                     return
             elif session is not None:
-                self._answer(cell, task.result(), session, corr)
+                answer(cell, task.result(), session, corr)
             self.settle(cell)
 
-        task = self.driver.take_over(coroutine, waits_for)
-        self.tasks[cell] = task
-        task.add_done_callback(done)
+        turn = self.waiting.carry_on(cell, coroutine, waits_for, done)
 
     # ---- start and restart
 
-    def start(self, cell: Context) -> None:
-        """Start an entity. A plain one is idle at once; another is busy until it has started."""
+    def start(self, cell: Context, chain: Chain = ()) -> None:
+        """Start an entity. A plain one is idle at once; another is busy until it has started.
+        `chain`: the entities that wait for it, besides those whose messages are in its mailbox."""
         if self.kind.plain:
+            outer, self.cell = self.cell, None
             try:
                 self._starter.construct(cell)
                 return
             except (Exception, asyncio.CancelledError) as e:
                 self._starter.failed(cell, "failed to start", e)
-        self._begin(cell)
+            finally:
+                self.cell = outer
+        self._begin(cell, chain)
 
-    def _begin(self, cell: Context) -> None:
+    def _begin(self, cell: Context, chain: Chain = ()) -> None:
         """Start it, after a backoff if it has failed lately."""
         cell.busy = True
+        if cell.mailbox and not chain:
+            chain = cell.mailbox[0].chain
         coroutine = self._starter.start(cell)
         try:
-            waits_for = self.driver.step(coroutine)
+            waits_for = self.waiting.step(cell, "on_start", coroutine, chain)
         except StopIteration:
             self.settle_soon(cell)
         except asyncio.CancelledError as e:
@@ -331,8 +333,7 @@ class Execution:
                 session.fail(corr, error)
             return True
         if session is not None:
-            told = error if isinstance(error, EntityFailed) else None
-            session.fail(corr, told or EntityFailed(type(error).__name__, str(error)))
+            session.fail(corr, told(cell, error))
         if isinstance(error, StaleFence):
             directive = Directive.STOP
         elif isinstance(error, StoreError) or not isinstance(error, Exception):
@@ -362,6 +363,4 @@ class Execution:
 
     def close(self) -> None:
         """The process ends: nothing that waits goes on."""
-        tasks, self.tasks = self.tasks, {}
-        for task in tasks.values():
-            task.cancel()
+        self.waiting.close()

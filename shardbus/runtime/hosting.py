@@ -28,6 +28,7 @@ from shardbus.runtime.stopping import Ending
 from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
 from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
 from shardbus.wire.schema import encode_value, method_of
 
 
@@ -194,8 +195,10 @@ class Host:
         entity_id: str,
         cause: str = "message",
         mailbox: deque[Message] | None = None,
+        chain: Chain = (),
     ) -> Context:
-        """Start an entity that is not in memory; it begins with what is in its mailbox."""
+        """Start an entity that is not in memory; it begins with what is in its mailbox. `chain`:
+        the entities that wait for that."""
         cell = Context(self, hosted, entity_id)
         cell.mailbox = mailbox
         (self.active if hosted.open else hosted.cells)[entity_id] = cell
@@ -206,14 +209,14 @@ class Host:
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
         if self.memory is None or self.memory.knows(hosted, entity_id):
-            self._begin(cell)
+            self._begin(cell, chain)
         else:
             cell.busy = True
             self.memory.add(hosted, cell)
         return cell
 
-    def _begin(self, cell: Context) -> None:
-        self.execution.start(cell)
+    def _begin(self, cell: Context, chain: Chain = ()) -> None:
+        self.execution.start(cell, chain)
         if cell.mailbox and not cell.busy:
             self.execution.settle_soon(cell)
 

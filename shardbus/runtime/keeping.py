@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 
+from shardbus.errors import StoreUnavailable
 from shardbus.store.group import SaveGroup, op_ids
 from shardbus.store.protocol import StateStore
 
@@ -19,6 +20,7 @@ class Keeping:
         self._store = store
         self._group = SaveGroup(store, op_ids(uid))
         self.errors = 0
+        self._silent_at: float | None = None
         self.seconds = 0.0
         self.calls = 0
 
@@ -27,8 +29,8 @@ class Keeping:
         began = time.perf_counter()
         try:
             return await self._store.load_state(entity_type, entity_id, fence)
-        except Exception:
-            self.errors += 1
+        except Exception as e:
+            self._failed(e)
             raise
         finally:
             self._measure(began)
@@ -38,11 +40,21 @@ class Keeping:
         began = time.perf_counter()
         try:
             await self._group.save(entity_type, entity_id, fence, data)
-        except Exception:
-            self.errors += 1
+        except Exception as e:
+            self._failed(e)
             raise
         finally:
             self._measure(began)
+
+    @property
+    def silent_ago(self) -> float | None:
+        """For how many seconds it is past that the store gave no answer; None: it always did."""
+        return None if self._silent_at is None else time.perf_counter() - self._silent_at
+
+    def _failed(self, error: Exception) -> None:
+        self.errors += 1
+        if isinstance(error, StoreUnavailable):
+            self._silent_at = time.perf_counter()
 
     def _measure(self, began: float) -> None:
         self.seconds += time.perf_counter() - began

@@ -18,22 +18,24 @@ from collections.abc import Callable
 from itertools import repeat
 from typing import Any, Protocol
 
-from shardbus.errors import ConfigError, RequestError, Unhandled
+from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
+from shardbus.runtime.reentrancy import NodeRouter
 from shardbus.runtime.starting import Keeper
 from shardbus.runtime.tenancy import Tenancy
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events, messages
 from shardbus.sharding.region import Region
 from shardbus.store.protocol import StateStore
+from shardbus.transport.asks import Failure
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.envelope import Envelope
 from shardbus.transport.refs import start_entity
-from shardbus.transport.router import Envelope, Router
 from shardbus.transport.session import Loopback, Session
-from shardbus.wire.batch import AskRun, Flush, Relayed, TellRun
+from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 
 log = logging.getLogger("shardbus.sharding")
 
@@ -66,7 +68,7 @@ class Passing:
         if self._session.lost is None:
             self._session.reply(self._corr, payload)
 
-    def fail(self, error: RequestError) -> None:
+    def fail(self, error: Failure) -> None:
         if self._session.lost is None:
             self._session.fail(self._corr, error)
 
@@ -104,7 +106,7 @@ class Kind:
         self._look = self.tenancy.look
         interface = kind.interface
         region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
-        self.router = Router(interface, region, self, loop, node.endpoint.clock)
+        self.router = NodeRouter(interface, region, self, loop, node.endpoint.clock)
         self.coordinator: NodeId | None = None
         """Where this node believes the coordinator to be."""
         self.stranger: NodeId | None = None
@@ -156,14 +158,14 @@ class Kind:
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
-            cell = self._enter(session, entity_id)
+            cell = self._enter(session, entity_id, run.chain)
             if cell is None:
-                message = Message(invoker, payload, session, corr, deadline)
+                message = Message(invoker, payload, session, corr, deadline, run.chain)
                 self._pass_on(session, entity_id, message, 0)
             return cell
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
-        self._deliver(self._find, arrive, invoker, session, rows, deadline)
+        self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain)
         self.host.counts.accepted += len(run.ids)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
@@ -180,14 +182,14 @@ class Kind:
             self.host.counts.accepted += 1
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
         asker = session if message.corr else None
-        waiting = Message(invoker, message.payload, asker, message.corr, deadline)
-        cell = self._find(message.id) or self._enter(session, message.id)
+        waiting = Message(invoker, message.payload, asker, message.corr, deadline, message.chain)
+        cell = self._find(message.id) or self._enter(session, message.id, message.chain)
         if cell is not None:
             self.host.execution.receive(cell, waiting)
         else:
             self._pass_on(session, message.id, waiting, message.hops)
 
-    def _enter(self, session: Session, entity_id: str) -> Context | None:
+    def _enter(self, session: Session, entity_id: str, chain: Chain = ()) -> Context | None:
         """The entity, started if need be; None if its shard does not let this session's messages
         in."""
         try:
@@ -197,11 +199,12 @@ class Kind:
         hosted = self.host.shards.get(shard)
         if hosted is None or not hosted.lets_in(session, session is self._node.loopback):
             return None
-        return hosted.cells.get(entity_id) or self.host.activate(hosted, entity_id)
+        cell = hosted.cells.get(entity_id)
+        return cell or self.host.activate(hosted, entity_id, chain=chain)
 
     def _pass_on(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
         """The message is not for this node: let the region machine decide."""
-        invoker, payload, asker, corr, deadline = message
+        invoker, payload, asker, corr, deadline, chain = message
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
@@ -211,7 +214,7 @@ class Kind:
             return
         waiter = Passing(asker, corr) if asker is not None else None
         key = self.router.key(invoker.name)
-        envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline)
+        envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline, chain)
         self.relayed_messages += 1
         local = session is self._node.loopback
         self.router.arrived(envelope, None if local else session.tag)

@@ -64,6 +64,9 @@ class _Collector:
         failures = _counter("entity_failures", "Handlers, starts and stops that raised")
         evicted = _counter("entities_evicted", "Entities passivated because there were too many")
         cut_off = _counter("entities_cut_off", "Entities that did not stop in time")
+        slow = _counter("slow_handlers", "Handlers that waited or blocked for too long", "how")
+        for (name, how), count in sorted(dict(self._node.slow.counts).items()):
+            slow.add_metric([name, how], count)
         entities = _gauge("entities", "Entities in memory")
         limit = _gauge("active_entity_limit", "Entities that may be in memory, 0 for any number")
         shards = _gauge("shards", "Shards hosted here")
@@ -86,7 +89,7 @@ class _Collector:
                 handoffs.add_metric([name, what.removeprefix("handoff_")], count)
             else:
                 notes.add_metric([name, what], count)
-        ends = [started, stopped, failures, evicted, cut_off]
+        ends = [started, stopped, failures, evicted, cut_off, slow]
         return [*ends, entities, limit, shards, handoffs, notes]
 
     def _cluster(self) -> Iterable[Metric]:

@@ -24,6 +24,7 @@ NOTEWORTHY = frozenset(
         "superseded",
         "store_failed",
         "forged",
+        "rows_dropped",
         "refused",
         "persist_failed",
         "succession",
@@ -33,8 +34,10 @@ NOTEWORTHY = frozenset(
 )
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 
-ALARMING = frozenset({"lease_lost", "too_few_shards", "too_many_shards", "strategy_failed"})
-"""Those that they should act on."""
+ALARMING = frozenset(
+    {"lease_lost", "too_few_shards", "too_many_shards", "strategy_failed", "rows_dropped"}
+)
+"""Those that somebody should look into."""
 
 
 def level_of(note: Note) -> int:
@@ -46,7 +49,8 @@ def level_of(note: Note) -> int:
 
 def remark(note: Note) -> str:
     """A machine's note in words."""
-    return f"{note.kind.replace('_', ' ')} {note.detail}".rstrip()
+    count = f" {note.count}:" if note.kind == "rows_dropped" else ""
+    return f"{note.kind.replace('_', ' ')}{count} {note.detail}".rstrip()
 
 
 def picture(now: view.MembershipView) -> Json:

@@ -34,8 +34,10 @@ from shardbus.runtime.kind import Kind
 from shardbus.runtime.losses import Losses
 from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
+from shardbus.runtime.phases import Phases
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.slow import SlowHandlers
 from shardbus.runtime.steering import Steering
 from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
@@ -81,6 +83,7 @@ class Node:
         self.notes: dict[tuple[str, str], int] = {}
         """What the machines noted, by entity type and kind."""
         self.decisions = Decisions()
+        self.phases = Phases(settings.shutdown)
         self.quarantine = Quarantine(settings.cluster.quarantine_after)
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
@@ -112,6 +115,7 @@ class Node:
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
         await self.store.start()
+        self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.observers = Observers(self.me)
         self.keeping = Keeping(self.store, uid)
         self.endpoint = Endpoint(
@@ -172,6 +176,7 @@ class Node:
             shared,
             bind_host=settings.host,
             notify=self._notified,
+            stalled=self.slow.stalled,
         )
         self.cluster.start()
         if settings.join == "auto":
@@ -340,6 +345,8 @@ class Node:
             self._swept = tick
             for kind in self.kinds.values():
                 kind.host.sweep(tick)
+                waiting = kind.host.execution.waiting
+                self.slow.look(waiting, kind.settings.slow_handler_after, tick)
             self._quarantine_the_deaf()
         self.loopback.expire()
         if self._thread is not None:

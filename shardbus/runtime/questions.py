@@ -23,6 +23,7 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.ids import Address, NodeId
+from shardbus.runtime.checkup import own
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.events import Rebalance
 from shardbus.sharding.tenure import Reign
@@ -78,6 +79,7 @@ class Questions:
             "slow": self.slow,
             "stop": self.stop,
             "limit": self.limit,
+            "checkup": lambda: own(node),
         }
         self._work: set[asyncio.Task[None]] = set()
         self._keys = {name: (self.TYPE, name) for name in self._answers}

@@ -2,8 +2,11 @@
 
     0 drained · 1 failed · 4 store unreachable · 6 refused by the cluster · 7 drain deadline passed
 
-The first SIGTERM or SIGINT hands off and leaves, with a deadline; the second stops at once. When
-the whole cluster stops, the node ends by itself and hands nothing off.
+The first SIGTERM or SIGINT hands off and leaves, phase by phase; the second stops at once. When the
+whole cluster stops, the node ends by itself and hands nothing off. Each phase has its time, but no
+timeout ends a function that blocks the loop, nor a task that takes no cancelling. So from the first
+signal on a thread waits for the end, a while longer than all phases may take, and then ends the
+process.
 
 Source: docs/reference/cli.md; B.12, B.15, B.141.
 """
@@ -17,7 +20,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+import threading
+from traceback import walk_stack
 from typing import Any, Protocol
 
 from shardbus.errors import ShardBusError, StoreUnavailable
@@ -25,16 +29,10 @@ from shardbus.http.app import create_app
 from shardbus.http.server import serve
 from shardbus.membership.member import Status
 from shardbus.runtime.admin import Admin
-from shardbus.runtime.departure import (
-    LEAVE_WITHIN_S,
-    LEFT,
-    Progress,
-    leave,
-    longest_move,
-    stop_here,
-)
+from shardbus.runtime.departure import LEFT, leave, longest_move
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.node import Node
+from shardbus.runtime.slow import places
 from shardbus.settings import Settings
 from shardbus.store.opening import default_url, mask_url, open_store
 
@@ -42,6 +40,8 @@ log = logging.getLogger("shardbus.node")
 
 READY_POLL_S = 0.02
 CALLBACKS_S = 5.0
+AFTERWARDS_S = 10.0
+"""For callbacks and sockets after the last phase."""
 GC_THRESHOLDS = (20_000, 20, 50)
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
 
@@ -53,6 +53,31 @@ class Application(Protocol):
     types: dict[str, EntityType]
 
     def attach(self, node: Node | None) -> None: ...
+
+
+class _Deadline:
+    """Ends the process if it has not ended by then."""
+
+    def __init__(self) -> None:
+        self._timer: threading.Timer | None = None
+
+    def set(self, node: Node) -> None:
+        """The node begins to leave."""
+        seconds = node.phases.total(longest_move(node)) + AFTERWARDS_S
+        self._timer = threading.Timer(seconds, self._end, (node, threading.get_ident()))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """It has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    @staticmethod
+    def _end(node: Node, thread: int) -> None:
+        place = " < ".join(places(walk_stack(sys._current_frames().get(thread))))
+        _say(f"error: {node.phases.current} does not end, at {place}: this process is stopped")
+        os._exit(NOT_DRAINED)
 
 
 class _Signals:
@@ -74,10 +99,16 @@ def run_node(bus: Application, settings: Settings, *, ready_fd: int | None = Non
     # would look through a million of them again and again while they start.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
-    return asyncio.run(_run(bus, settings, ready_fd))
+    deadline = _Deadline()
+    try:
+        return asyncio.run(_run(bus, settings, ready_fd, deadline))
+    finally:
+        deadline.cancel()
 
 
-async def _run(bus: Application, settings: Settings, ready_fd: int | None) -> int:
+async def _run(
+    bus: Application, settings: Settings, ready_fd: int | None, deadline: _Deadline
+) -> int:
     signals = _Signals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +123,12 @@ async def _run(bus: Application, settings: Settings, ready_fd: int | None) -> in
         await server.start()
         node.questions.on_leave = signals.stop
         node.join(f"{settings.http.host}:{server.port}")
-        code = await _live(node, signals, ready_fd, server.port, mask_url(url))
+        ready = asyncio.ensure_future(_announce(node, ready_fd, server.port, mask_url(url)))
+        code = await _live(node, signals)
+        ready.cancel()
+        if code is None:
+            deadline.set(node)
+            code = await _go(node, signals)
     except StoreUnavailable as e:
         _say(f"error: {e}")
         code = UNREACHABLE
@@ -109,18 +145,16 @@ async def _run(bus: Application, settings: Settings, ready_fd: int | None) -> in
     return code
 
 
-async def _live(node: Node, signals: _Signals, ready_fd: int | None, http: int, store: str) -> int:
-    ready = asyncio.ensure_future(_announce(node, ready_fd, http, store))
+async def _live(node: Node, signals: _Signals) -> int | None:
+    """Wait until the node shall leave (None), or has ended by itself (its exit code)."""
     first = asyncio.ensure_future(signals.first.wait())
     ends: set[asyncio.Future[Any]] = {first, node.stopped, node.cluster_stops}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    ready.cancel()
     first.cancel()
     if node.stopped.done():
         return _ended(node)
     _notify("STOPPING=1")
-    way = stop_here if node.cluster_stops.done() else leave
-    return await _go(node, way, signals)
+    return None
 
 
 def _ended(node: Node) -> int:
@@ -132,24 +166,24 @@ def _ended(node: Node) -> int:
     return REFUSED if node.refusals or reason.startswith("join failed") else FAILED
 
 
-async def _go(
-    node: Node, way: Callable[[Node, Progress], Coroutine[Any, Any, None]], signals: _Signals
-) -> int:
-    limit = longest_move(node) + LEAVE_WITHIN_S
-    leaving = asyncio.ensure_future(way(node, _say))
+async def _go(node: Node, signals: _Signals) -> int:
+    """Leave, phase by phase, unless a second signal comes."""
+    leaving = asyncio.ensure_future(leave(node, _say))
     again = asyncio.ensure_future(signals.second.wait())
     ends: set[asyncio.Future[Any]] = {leaving, again}
-    done, _ = await asyncio.wait(ends, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
-    if leaving in done:
-        leaving.result()
-        code = _ended(node)
-        if code == OK:
-            _say("left the cluster")
-        return code
-    leaving.cancel()
+    if not leaving.done():
+        leaving.cancel()
+        _say("stopped before everything was handed off")
+        return FAILED
+    if leaving.result():
+        _say("left the cluster")
+        return OK
+    if node.stopped.done() and node.stopped.result() != LEFT:
+        return _ended(node)
     _say("stopped before everything was handed off")
-    return FAILED if done else NOT_DRAINED
+    return NOT_DRAINED
 
 
 async def _announce(node: Node, ready_fd: int | None, http: int, store: str) -> None:

@@ -179,23 +179,21 @@ class Ending:
         if entity is None or not self._kind.stops:
             self._gone(cell)
             return
-        execution, driver = self._execution, self._execution.driver
+        waiting = self._execution.waiting
         coroutine = self._on_stop(entity, cell)
         try:
-            waits_for = driver.step(coroutine)
+            waits_for = waiting.step(cell, "on_stop", coroutine)
         except (StopIteration, CancelledError):
             self._gone(cell)
             return
 
         def done(task: Task[Any]) -> None:
-            if execution.tasks.pop(cell, None) is task:
+            if waiting.ended(turn):
                 self._gone(cell)
 
         self._finishing.add(cell)
         self._expect(cell)
-        task = driver.take_over(coroutine, waits_for)
-        execution.tasks[cell] = task
-        task.add_done_callback(done)
+        turn = waiting.carry_on(cell, coroutine, waits_for, done)
 
     async def _on_stop(self, entity: Any, cell: Context) -> None:
         try:
@@ -225,7 +223,5 @@ class Ending:
         self._execution.counts.cut_off += 1
         if cell.parting is not None:
             cell.stopping = cell.stopping or cell.parting.reason
-        task = self._execution.tasks.pop(cell, None)
-        if task is not None:
-            task.cancel()
+        self._execution.waiting.cut_off(cell)
         self._gone(cell)

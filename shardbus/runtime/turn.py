@@ -5,7 +5,9 @@ its coroutine is stepped once right where the message is handled; only if it yie
 it over from there. The code inside must not notice: `asyncio.timeout`, `TaskGroup` and libraries
 that remember `current_task()` see one and the same object, the turn, before and after the takeover.
 It passes everything on to the task once there is one. Context variables are a task's own too: the
-first step runs in a copy of the context, and the task goes on in that copy.
+first step runs in a copy of the context in which the driver was made, not of that in which the
+message happened to arrive, and the task goes on in that copy. `OWNER` is set there, for the tasks
+that the code makes in its turn.
 
 Source: Python's own eager tasks (3.12 and later) do the same; this works on 3.11 and costs less.
 """
@@ -16,17 +18,36 @@ import asyncio
 import types
 from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Coroutine, Generator
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
+
+OWNER: ContextVar[Any] = ContextVar("shardbus_owner", default=None)
+"""Whose driver runs, or began, the code that looks; None elsewhere."""
+BEGUN = object()
 
 
 class Turn:
-    """Stands for the task that a first step may turn out to need."""
+    """Stands for the task that a first step may turn out to need.
 
-    __slots__ = ("__weakref__", "task")
+    The owner of the driver notes here what it is for, once that is sure: the entity (`cell`) and
+    its message, or what else it is `doing` and the `chain` of who waits for that; and what is being
+    asked."""
 
-    def __init__(self) -> None:
-        self.task: asyncio.Task[Any] | None = None
+    task: asyncio.Task[Any] | None = None
+    awaits: Any = None
+    """What the first step waited for, until the task waits for it (BEGUN)."""
+    cell: Any = None
+    message: Any = None
+    doing = ""
+    chain: tuple[Any, ...] = ()
+    asking: Any = None
+    since = 0
+    """The tick at which somebody first saw it wait."""
+    told = False
+    """Its waiting has been told."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
 
     def __getattr__(self, name: str) -> Any:
         if self.task is None:
@@ -53,11 +74,14 @@ class Driver:
     once: there a coroutine is stepped by `first`.
     """
 
-    __slots__ = ("_context", "_depth", "_loop", "_outer", "_turn")
+    __slots__ = ("_base", "_context", "_depth", "_loop", "_outer", "_owner", "turn")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._turn = Turn()
+    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Any = None) -> None:
+        self._loop, self._owner = loop, owner
+        self._base = copy_context()
+        self._base.run(OWNER.set, owner)
+        self.turn = Turn(owner)
+        """The current task of the next first step."""
         self._depth = 0
         self._outer: asyncio.Task[Any] | None = None
         self._context: Context
@@ -70,13 +94,13 @@ class Driver:
             outer = self._outer = asyncio.current_task(self._loop)
             if outer is not None:
                 _leave_task(self._loop, outer)
-            _enter_task(self._loop, self._turn)  # type: ignore[arg-type]
+            _enter_task(self._loop, self.turn)  # type: ignore[arg-type]
 
     def leave(self) -> None:
         """They are done."""
         self._depth -= 1
         if self._depth == 0:
-            _leave_task(self._loop, self._turn)  # type: ignore[arg-type]
+            _leave_task(self._loop, self.turn)  # type: ignore[arg-type]
             if self._outer is not None:
                 _enter_task(self._loop, self._outer)
 
@@ -86,7 +110,7 @@ class Driver:
         Returns what it waits for. Raises StopIteration with the result when it ends, or whatever it
         raises.
         """
-        context = copy_context()
+        context = self._base.copy()
         waits_for = context.run(coroutine.send, None)
         self._context = context
         return waits_for
@@ -101,10 +125,11 @@ class Driver:
 
     def take_over(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> asyncio.Task[Any]:
         """The task that carries on a coroutine whose first step returned `waits_for`."""
-        turn, self._turn = self._turn, Turn()
+        turn, self.turn = self.turn, Turn(self._owner)
         if self._depth:
             _leave_task(self._loop, turn)  # type: ignore[arg-type]
-            _enter_task(self._loop, self._turn)  # type: ignore[arg-type]
+            _enter_task(self._loop, self.turn)  # type: ignore[arg-type]
+        turn.awaits = waits_for
         carried = self._carry_on(coroutine, waits_for, turn)
         turn.task = self._loop.create_task(carried, context=self._context)
         return turn.task
@@ -115,11 +140,19 @@ class Driver:
         return await _resume(self._loop, coroutine, waits_for, turn)
 
 
+def coroutine_of(turn: Turn) -> Coroutine[Any, Any, Any] | None:
+    """The coroutine that a turn's task carries on; None once that is done."""
+    carrier: Any = turn.task.get_coro() if turn.task is not None else None
+    frame = carrier.cr_frame if carrier is not None else None
+    return None if frame is None else frame.f_locals.get("coroutine")
+
+
 @types.coroutine
 def _resume(
     loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], waits_for: Any, turn: Turn
 ) -> Generator[Any, Any, Any]:
     task: Any = turn.task
+    turn.awaits = BEGUN
     while True:
         error: BaseException | None = None
         value = None

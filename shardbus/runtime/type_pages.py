@@ -41,19 +41,19 @@ class TypePages:
         self._node, self._steering = node, node.steering
 
     async def _table(self, name: str) -> dict[str, Any]:
-        """The coordinator's table, or what this node knows of it."""
+        """The coordinator's table, or what this node knows of it, which is not `complete`."""
         kind = self._steering.kind(name)
         if kind.coordinator is not None:
             try:
                 table = await self._node.questions.ask(kind.coordinator, "table", name)
                 if table is not None:
-                    return dict(table)
+                    return {**table, "complete": True}
             except RequestError:
                 pass
         region = kind.router.region
         known = [region.home_of(shard) for shard in kind.router.routes]
         rows = [[h.shard, str(h.node), h.fence, "running"] for h in known if h is not None]
-        return {"epoch": region.epoch, "shards": rows}
+        return {"epoch": region.epoch, "shards": rows, "complete": False}
 
     async def shards(self, type: str) -> Json:
         """Where the shards of a type live, and how many entities each has in memory."""
@@ -81,6 +81,7 @@ class TypePages:
             "type": type,
             "coordinator": str(kind.coordinator) if kind.coordinator else None,
             "epoch": table["epoch"],
+            "complete": table["complete"],
             **{name: table.get(name) for name in PACE},
             "shards": rows,
         }

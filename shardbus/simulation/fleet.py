@@ -24,7 +24,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.membership import events as ev
 from shardbus.membership.member import Member
 from shardbus.membership.overview import Overview
-from shardbus.runtime.departure import LEAVE_WITHIN_S, LEFT, leave, longest_move, stop_here
+from shardbus.runtime.departure import LEFT, leave
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.node import Node
 from shardbus.settings import ClusterSettings, NodeSettings, Settings, ShardingSettings
@@ -146,6 +146,7 @@ class SimNode(Resident):
         *,
         bind_host: str,
         notify: Callable[[Any], None],
+        stalled: Callable[[float], None],
     ) -> SimMembership:
         made = SimMembership(self, me, cluster, settings, fingerprint, notify)
         self.process = made.process
@@ -166,22 +167,9 @@ class SimNode(Resident):
         told.cancel()
         in_order = node.stopped.done() and node.stopped.result() == LEFT
         if not node.stopped.done():
-            way = stop_here if node.cluster_stops.done() else leave
-            in_order = await self._go(way(node, lambda text: None))
+            in_order = await leave(node, lambda text: None)
         await node.close()
         self.loop.call_soon(self.fleet.depart, self, in_order)
-
-    async def _go(self, way: Coroutine[Any, Any, None]) -> bool:
-        """Whether it came to its end in time, and not by being downed."""
-        node = self.node
-        leaving = asyncio.ensure_future(way)
-        limit = longest_move(node) + LEAVE_WITHIN_S
-        done, _ = await asyncio.wait({leaving}, timeout=limit)
-        if leaving not in done:
-            leaving.cancel()
-            return False
-        leaving.result()
-        return node.stopped.result() == LEFT
 
 
 class SimClient(Resident):

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.rows import epoch_of, table_of
 
 
 @dataclass(slots=True)
@@ -81,22 +82,22 @@ class MemoryStore:
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         table = self._data().tables.get(entity_type)
-        return None if table is None else _stored(table)
+        return None if table is None else _stored(entity_type, table)
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         tables = self._data().tables
         table = tables.get(entity_type)
         if table is None:
             table = tables[entity_type] = _Table(epoch, layout, self)
-            return _stored(table)
+            return _stored(entity_type, table)
         if (table.epoch, table.layout, table.claimer) == (epoch, layout, self):
-            return _stored(table)
-        if table.epoch >= epoch:
+            return _stored(entity_type, table)
+        if epoch_of(entity_type, table.epoch) >= epoch:
             raise StaleEpoch(entity_type, epoch, table.epoch)
         if table.layout != layout and table.homes:
             raise layout_differs(entity_type, layout, table.layout)
         table.epoch, table.layout, table.claimer = epoch, layout, self
-        return _stored(table)
+        return _stored(entity_type, table)
 
     async def write_homes(
         self,
@@ -111,7 +112,7 @@ class MemoryStore:
         if table.op_id == op_id:
             return
         if table.epoch != epoch:
-            raise StaleEpoch(entity_type, epoch, table.epoch)
+            raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, table.epoch))
         for shard, home in homes.items():
             if home is None:
                 table.homes.pop(shard, None)
@@ -211,8 +212,9 @@ def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
     )
 
 
-def _stored(table: _Table) -> StoredTable:
-    return StoredTable(table.epoch, table.layout, dict(table.homes))
+def _stored(entity_type: str, table: _Table) -> StoredTable:
+    rows = [(shard, *home) for shard, home in table.homes.items()]
+    return table_of(entity_type, table.epoch, table.layout, rows)
 
 
 def _save(states: dict[tuple[str, str], _State], save: Save) -> StaleFence | None:

@@ -34,6 +34,8 @@ class StoredTable:
     layout: str
     homes: Mapping[str, tuple[NodeId, int]]
     """Shard to its node and fence."""
+    dropped: tuple[str, ...] = ()
+    """What else was stored and cannot be true, each with the reason; see `store.rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,16 @@ class StateStore(Protocol):
         """Let go. Never raises."""
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
-        """The table, or None if none was ever claimed."""
+        """The table, or None if none was ever claimed. Rows that cannot be true are left out and
+        named in `dropped`.
+
+        Raises:
+            StoreError: the epoch or the layout cannot be read.
+        """
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         """Become the writer of the table under `epoch`; the table keeps its homes. Returns the
-        table as it is now.
+        table as it is now, as `load_table` does.
 
         A repeated claim of the stored epoch with the same layout by the same store object answers
         as the first did.

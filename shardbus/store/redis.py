@@ -25,6 +25,7 @@ from shardbus.store.redis_check import check_server
 from shardbus.store.redis_link import Client, RedisLink, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
+from shardbus.store.rows import Row, epoch_of, table_of
 
 CHUNK_SAVES = 128
 CHUNK_BYTES = 512 * 1024
@@ -69,17 +70,17 @@ class RedisStore:
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))
-        return None if reply is None else _table(reply)
+        return None if reply is None else _table(entity_type, reply)
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         reply = await self._link.call(
             scripts.CLAIM_EPOCH, self._table(entity_type), _wide(epoch), layout
         )
         if reply[0] == b"stale":
-            raise StaleEpoch(entity_type, epoch, int(reply[1]))
+            raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, reply[1]))
         if reply[0] == b"layout":
-            raise layout_differs(entity_type, layout, reply[1].decode())
-        return _table(reply)
+            raise layout_differs(entity_type, layout, reply[1].decode(errors="replace"))
+        return _table(entity_type, reply)
 
     async def write_homes(
         self,
@@ -95,7 +96,7 @@ class RedisStore:
             scripts.WRITE_HOMES, self._table(entity_type), _wide(epoch), f"{op_id:016x}", *pairs
         )
         if reply[0] == b"stale":
-            raise StaleEpoch(entity_type, epoch, int(reply[1]))
+            raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, reply[1]))
 
     async def remove_table(self, entity_type: str) -> bool:
         return bool(await self._link.call(scripts.REMOVE_TABLE, self._table(entity_type)))
@@ -209,13 +210,13 @@ def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
     yield from groups.values()
 
 
-def _table(reply: list[Any]) -> StoredTable:
+def _table(entity_type: str, reply: list[Any]) -> StoredTable:
     _, epoch, layout, flat = reply
-    homes: dict[str, tuple[NodeId, int]] = {}
+    rows: list[Row] = []
     for shard, home in zip(flat[::2], flat[1::2], strict=True):
-        fence, _, node = home.decode().partition(" ")
-        homes[shard.decode()] = (NodeId.parse(node), int(fence))
-    return StoredTable(int(epoch), layout.decode(), homes)
+        fence, _, node = home.partition(b" ")
+        rows.append((shard, node, fence))
+    return table_of(entity_type, epoch, layout, rows)
 
 
 def _wide(number: int) -> str:

@@ -23,6 +23,7 @@ from shardbus.errors import ConfigError, StaleEpoch, StaleFence
 from shardbus.ids import NodeId
 from shardbus.store.memory import layout_differs
 from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.rows import epoch_of, table_of
 
 APPLICATION_ID = 0x73686264
 SCHEMA_VERSION = 1
@@ -96,14 +97,12 @@ class Steps:
         row = self._row(TABLE, entity_type)
         if row is None:
             return None
-        homes = self.db.execute(
+        rows = self.db.execute(
             "SELECT shard, node, fence FROM home WHERE cluster = ? AND type = ?",
             (self.cluster, entity_type),
         )
         epoch, layout, _, _ = row
-        return StoredTable(
-            epoch, layout, {shard: (NodeId.parse(node), fence) for shard, node, fence in homes}
-        )
+        return table_of(entity_type, epoch, layout, rows)
 
     def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         row = self._row(TABLE, entity_type)
@@ -121,8 +120,9 @@ class Steps:
         return table
 
     def _check_claim(
-        self, entity_type: str, epoch: int, layout: str, stored_epoch: int, stored_layout: str
+        self, entity_type: str, epoch: int, layout: str, epoch_there: object, stored_layout: str
     ) -> None:
+        stored_epoch = epoch_of(entity_type, epoch_there)
         if stored_epoch >= epoch:
             raise StaleEpoch(entity_type, epoch, stored_epoch)
         if stored_layout != layout and self._row(ANY_HOME, entity_type) is not None:
@@ -139,7 +139,7 @@ class Steps:
         if applied == op_id:
             return
         if stored != epoch:
-            raise StaleEpoch(entity_type, epoch, stored)
+            raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, stored))
         key = (self.cluster, entity_type)
         self.db.executemany(
             "DELETE FROM home WHERE cluster = ? AND type = ? AND shard = ?",

@@ -55,7 +55,8 @@ class StartEntity:
 class Owner(Protocol):
     """Where a type is known: on a node, or in a client."""
 
-    router: Router
+    @property
+    def router(self) -> Router: ...
 
     def dropped(self, reason: str, count: int) -> None: ...
 

@@ -10,12 +10,24 @@ Source: docs/architecture.md; B.108, B.112; I12.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import msgspec
 
 from shardbus import errors
-from shardbus.errors import AskTimeout, EntityFailed, RequestError, SchemaError
-from shardbus.wire.batch import Fail, ReplyRun
+from shardbus.errors import AskTimeout, EntityFailed, ReentrancyError, RequestError, SchemaError
+from shardbus.wire.batch import UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.schema import Decode
+
+Failure = RequestError | ReentrancyError
+"""What an asker may be told instead of an answer."""
+FAILURE_TEXT_MAX = 16 * 1024
+"""Characters of an error's text that travel."""
+
+_write_cycle = msgspec.json.Encoder().encode
+_read_cycle = msgspec.json.Decoder(
+    Annotated[tuple[tuple[str, str], ...], msgspec.Meta(min_length=2)]
+).decode
 
 Key = tuple[str, str]
 """(entity type, method). Callers keep one object per pair: runs are told apart by identity."""
@@ -25,7 +37,7 @@ class Waiter(Protocol):
     """Somebody who waits for an answer but is not a future: a relayed ask, a flush."""
 
     def resolve(self, payload: bytes) -> None: ...
-    def fail(self, error: RequestError) -> None: ...
+    def fail(self, error: Failure) -> None: ...
 
 
 class Waiting(NamedTuple):
@@ -46,6 +58,7 @@ class Unsent(NamedTuple):
     payload: bytes
     hops: int
     waiting: Waiting | None
+    chain: Chain
 
 
 class Clock:
@@ -123,7 +136,7 @@ class Asks:
             refuse(entry, error)
 
 
-def refuse(entry: Waiting | tuple[Any, Decode | None, int], error: RequestError) -> None:
+def refuse(entry: Waiting | tuple[Any, Decode | None, int], error: Failure) -> None:
     """Tell whoever waits that it failed."""
     waiter, decode, _ = entry
     if decode is None:
@@ -132,10 +145,26 @@ def refuse(entry: Waiting | tuple[Any, Decode | None, int], error: RequestError)
         waiter.set_exception(error)
 
 
-def failure(fail: Fail) -> RequestError:
+def fail_of(corr: int, error: Exception) -> Fail:
+    """An error as it travels to the asker."""
+    text = error.message if isinstance(error, RequestError) else str(error)
+    detail = ""
+    if isinstance(error, EntityFailed):
+        detail = error.type
+    elif isinstance(error, ReentrancyError):
+        detail = _write_cycle(error.cycle).decode()
+    return Fail(corr, type(error).__name__, text[:FAILURE_TEXT_MAX], detail)
+
+
+def failure(fail: Fail) -> Failure:
     """The error that a Fail names."""
     if fail.error == "EntityFailed":
         return EntityFailed(fail.detail, fail.text)
+    if fail.error == "ReentrancyError":
+        try:
+            return ReentrancyError(_read_cycle(fail.detail))
+        except UNREADABLE:
+            return EntityFailed(fail.error, fail.text)
     cls = getattr(errors, fail.error, None)
     if isinstance(cls, type) and issubclass(cls, RequestError) and cls is not RequestError:
         return cls(fail.text)

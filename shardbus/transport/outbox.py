@@ -14,13 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from shardbus.errors import EntityFailed, MessageTooLarge, RequestError
-from shardbus.transport.asks import Asks, Key, Waiter
+from shardbus.errors import EntityFailed, MessageTooLarge
+from shardbus.transport.asks import Asks, Key, Waiter, fail_of
 from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
     AskRun,
+    Chain,
     Control,
-    Fail,
     Flush,
     Relayed,
     ReplyRun,
@@ -32,8 +32,6 @@ from shardbus.wire.schema import Decode
 BATCH_WEIGHT_MAX = 64 * 1024
 ENVELOPE_WEIGHT = 192
 """What an envelope weighs besides its payload: a batch is full at 64 KiB or some 340 small ones."""
-FAILURE_TEXT_MAX = 16 * 1024
-"""Characters of an error's text that travel."""
 
 
 def too_large(size: int) -> MessageTooLarge:
@@ -55,6 +53,7 @@ class Outbox(ABC):
         "_ask_key",
         "_ask_timeout_ms",
         "_asks",
+        "_chained_key",
         "_expect",
         "_loop",
         "_replies",
@@ -74,7 +73,9 @@ class Outbox(ABC):
         self._runs: list[Run] = []
         self._weight = 0
         self._tell_key: Key | None = None
-        self._ask_key: Key | None = None
+        self._ask_key: Key | Chain | None = None
+        """What the messages of the open run of asks share: their key, or the chain they come by."""
+        self._chained_key: Key | None = None
         self._ask_timeout_ms = 0
         self._replies: ReplyRun | None = None
         self._add_tell_id: Callable[[str], None]
@@ -118,6 +119,35 @@ class Outbox(ABC):
         if self._weight > BATCH_WEIGHT_MAX:
             self._full()
 
+    def ask_within(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+    ) -> None:
+        """`ask`, from inside an entity: `chain`, never empty, says who waits. A handler uses one
+        object for it, so that what it asks of many entities shares a run."""
+        if (
+            chain is not self._ask_key
+            or key is not self._chained_key
+            or timeout_ms != self._ask_timeout_ms
+        ):
+            self._open_asks(key, timeout_ms, chain)
+            self._ask_key, self._chained_key = chain, key
+        self._add_ask(entity_id, payload, self._expect(waiter, decode, timeout_ms))
+
+    def _add_ask(self, entity_id: str, payload: bytes, corr: int) -> None:
+        self._add_ask_id(entity_id)
+        self._add_ask_payload(payload)
+        self._add_ask_corr(corr)
+        self._weight += len(payload) + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._full()
+
     def reply(self, corr: int, payload: bytes) -> None:
         """Answer an ask that came by this session."""
         if self._replies is None:
@@ -130,12 +160,8 @@ class Outbox(ABC):
 
     def fail(self, corr: int, error: Exception) -> None:
         """Answer an ask with an error."""
-        text = error.message if isinstance(error, RequestError) else str(error)
-        text = text[:FAILURE_TEXT_MAX]
-        if isinstance(error, EntityFailed):
-            self._put(Fail(corr, "EntityFailed", text, error.type), len(text))
-        else:
-            self._put(Fail(corr, type(error).__name__, text, ""), len(text))
+        fail = fail_of(corr, error)
+        self._put(fail, len(fail.text) + len(fail.detail))
 
     def relay(
         self,
@@ -146,11 +172,13 @@ class Outbox(ABC):
         hops: int,
         timeout_ms: int,
         waiter: Waiter | None,
+        chain: Chain = (),
     ) -> None:
         """Pass on a message that came from elsewhere."""
         corr = self._expect(waiter, None, timeout_ms) if waiter is not None else 0
         self._put(
-            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops), len(payload)
+            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain),
+            len(payload),
         )
 
     def flush_shard(
@@ -179,9 +207,10 @@ class Outbox(ABC):
         self._tell_key, self._ask_key = key, None
         self._schedule()
 
-    def _open_asks(self, key: Key, timeout_ms: int) -> None:
-        run = AskRun(key[0], key[1], timeout_ms, [], [], [])
+    def _open_asks(self, key: Key, timeout_ms: int, chain: Chain = ()) -> None:
+        run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
         self._runs.append(run)
+        self._weight += len(chain) * ENVELOPE_WEIGHT
         self._add_ask_id, self._add_ask_payload = run.ids.append, run.payloads.append
         self._add_ask_corr = run.corrs.append
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None

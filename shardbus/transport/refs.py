@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import BufferFull, ConfigError
-from shardbus.transport.router import DONE, Envelope, Router
+from shardbus.transport.envelope import Envelope
+from shardbus.transport.router import DONE, Router
 from shardbus.wire.schema import Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:

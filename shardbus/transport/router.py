@@ -24,11 +24,12 @@ from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
 from shardbus.ids import NodeId, check_id, shard_of
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
-from shardbus.transport.asks import Clock, Key, Unsent
+from shardbus.transport.asks import Clock, Failure, Key, Unsent
 from shardbus.transport.clockwork import Clockwork
+from shardbus.transport.envelope import Envelope
 from shardbus.transport.outbox import too_large
 from shardbus.transport.session import Session
-from shardbus.wire.batch import PAYLOAD_BYTES_MAX
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
 
 ROUTES_MAX = 200_000
@@ -57,75 +58,6 @@ class Route:
         self.out: Session | None = None
 
 
-class Envelope:
-    """A message that waits for its shard's home, or (key None) a flush that follows such
-    messages."""
-
-    __slots__ = (
-        "deadline",
-        "decode",
-        "entity_id",
-        "error",
-        "hops",
-        "key",
-        "payload",
-        "shard",
-        "size",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        key: Key | None,
-        shard: str,
-        entity_id: str,
-        payload: bytes,
-        hops: int = 0,
-        waiter: Any = None,
-        decode: Decode | None = None,
-        deadline: int = 0,
-    ) -> None:
-        self.key, self.shard, self.entity_id, self.payload, self.hops = (
-            key,
-            shard,
-            entity_id,
-            payload,
-            hops,
-        )
-        self.waiter, self.decode, self.deadline = waiter, decode, deadline
-        self.size = len(payload) + 128
-        self.error: RequestError | None = None
-
-    def send(self, out: Session, clock: Clock) -> None:
-        """Put it on its way. One whose asker has given up is dropped: its outcome is told
-        already."""
-        waiter = self.waiter
-        if waiter is not None and self.decode is not None and waiter.done():
-            return
-        timeout_ms = max(self.deadline - clock.tick, 1) * Clock.TICK_MS if waiter is not None else 0
-        if self.key is None:
-            assert waiter is not None
-            out.flush_shard(self.entity_id, self.shard, self.hops, timeout_ms, waiter)
-        elif self.hops or (waiter is not None and self.decode is None):
-            out.relay(
-                self.key, self.shard, self.entity_id, self.payload, self.hops, timeout_ms, waiter
-            )
-        elif waiter is None:
-            out.tell(self.key, self.entity_id, self.payload)
-        else:
-            out.ask(self.key, self.entity_id, self.payload, timeout_ms, waiter, self.decode)
-
-    def refuse(self, error: RequestError) -> None:
-        """It will not be sent: tell whoever waits; a teller finds `error`."""
-        self.error = error
-        if self.waiter is None:
-            return
-        if self.decode is None:
-            self.waiter.fail(error)
-        elif not self.waiter.done():
-            self.waiter.set_exception(error)
-
-
 class Shell(Protocol):
     """What the router's owner does for it: a node's entity type, or a client."""
 
@@ -149,7 +81,7 @@ class _Echo:
     def resolve(self, payload: bytes) -> None:
         self._router.handle(events.FlushDone(self._shard, self._flush_id))
 
-    def fail(self, error: RequestError) -> None:
+    def fail(self, error: Failure) -> None:
         if isinstance(error, AskTimeout):
             self._router.handle(events.FlushDone(self._shard, self._flush_id))
 
@@ -261,14 +193,34 @@ class Router:
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
-            if len(payload) > PAYLOAD_BYTES_MAX:
-                raise too_large(len(payload))
             deadline = self._clock.after(timeout_ms)
             self.deliver(
                 Envelope(key, route.shard, entity_id, payload, 0, future, decode, deadline)
             )
         else:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
+        return future
+
+    def ask_within(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+        chain: Chain,
+    ) -> asyncio.Future[Any]:
+        """The same from inside an entity: `chain` says who waits."""
+        future = self._create_future()
+        route = self._by_id.get(entity_id) or self.route_of(entity_id)
+        out = route.out
+        if out is None:
+            deadline = self._clock.after(timeout_ms)
+            self.deliver(
+                Envelope(key, route.shard, entity_id, payload, 0, future, decode, deadline, chain)
+            )
+        else:
+            out.ask_within(key, entity_id, payload, timeout_ms, future, decode, chain)
         return future
 
     def deliver(self, envelope: Envelope) -> Any:
@@ -317,11 +269,11 @@ class Router:
         self.handle(events.NodeGone(node, tuple((e.shard, e) for e in envelopes)))
 
     def _envelope(self, unsent: Unsent) -> Envelope:
-        key, shard, entity_id, payload, hops, waiting = unsent
+        key, shard, entity_id, payload, hops, waiting, chain = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
         shard = shard or self.route_of(entity_id).shard
         own = self.key(key[1])
-        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline)
+        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline, chain)
 
     def reconnect(self, lost: Session) -> None:
         """A session to a home that lives was lost: from now on use a new one."""

@@ -307,18 +307,24 @@ class Session(Outbox):
                 case TellRun():
                     key = (run.type, run.method)
                     rows = zip(run.ids, run.payloads, strict=True)
-                    unsent += [Unsent(key, "", i, p, 0, None) for i, p in rows]
+                    unsent += [Unsent(key, "", i, p, 0, None, ()) for i, p in rows]
                 case AskRun():
                     key = (run.type, run.method)
                     asked = zip(run.ids, run.payloads, run.corrs, strict=True)
                     found = [(i, p, take(corr)) for i, p, corr in asked]
-                    unsent += [Unsent(key, "", i, p, 0, w) for i, p, w in found if w is not None]
+                    chain = run.chain
+                    unsent += [
+                        Unsent(key, "", i, p, 0, w, chain) for i, p, w in found if w is not None
+                    ]
                 case Relayed():
                     key = (run.type, run.method)
                     waiting = take(run.corr)
                     if waiting is not None or not run.corr:
-                        message = Unsent(key, run.shard, run.id, run.payload, run.hops, waiting)
-                        unsent.append(message)
+                        unsent.append(
+                            Unsent(
+                                key, run.shard, run.id, run.payload, run.hops, waiting, run.chain
+                            )
+                        )
                 case _:
                     pass  # replies and machines' messages meant this very process
         return unsent

@@ -11,20 +11,23 @@ and one kind of message, costs one array header per batch and two array elements
 Payloads are opaque here; only a handler's declared types read them.
 
     Tell      [0, type, method, ids, payloads]
-    Ask       [1, type, method, timeout_ms, ids, payloads, corrs]
+    Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain]
     Reply     [2, corrs, payloads]
     Fail      [3, corr, error, text, detail]
-    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops]   on a later hop
+    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain]   on a later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
 A method is the name of a handler, "" for a message that `receive` takes, or ":Name" for one of a
 registered class. A correlation id belongs to one direction of one link; 0 means that nobody waits.
 
+A chain says which entities wait for the answer, each as [type, id, number], who asked first first.
+It is empty for what others ask, and missing in what a build without chains wrote.
+
 Decoding is schema-first: a frame that does not fit is refused whole, and no length that it claims
 is believed before its bytes are there.
 
-Source: docs/architecture.md; S0.10, S0.36.
+Source: docs/architecture.md; S0.10, S0.36; B.122.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TypeVar
+from typing import Annotated, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -49,6 +52,12 @@ PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 """One message."""
 RUNS_MAX = 4096
 """Runs in a batch."""
+CHAIN_MAX = 32
+"""Entities that are known to wait for one ask. A longer chain loses its oldest."""
+
+Hop = tuple[str, str, int]
+"""An entity that waits: its type, its id, and a number of this very run of its handler."""
+Chain = Annotated[tuple[Hop, ...], msgspec.Meta(max_length=CHAIN_MAX)]
 
 _HEADER = struct.Struct("<BBIQQQQ")
 HEADER_BYTES = _HEADER.size
@@ -88,6 +97,7 @@ class AskRun(msgspec.Struct, array_like=True, tag_field="op", tag=1, gc=False):
     ids: list[str]
     payloads: list[bytes]
     corrs: list[int]
+    chain: Chain = ()
 
 
 class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False):
@@ -118,6 +128,7 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     corr: int
     timeout_ms: int
     hops: int
+    chain: Chain = ()
 
 
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):

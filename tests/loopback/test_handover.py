@@ -108,6 +108,7 @@ async def test_TG5_TG9_first_second_and_third_leave_in_turn_and_asks_are_answere
     four = await nodes.cluster(bus, 4)
     asking = Asking(four[3])
     caplog.set_level(logging.INFO, "shardbus.node")
+    caplog.clear()
     for count in range(3):
         await asking.more()
         assert rulers(four) == [four[count]]

@@ -9,7 +9,7 @@ import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.ids import shard_of
-from shardbus.membership.events import Down
+from shardbus.membership.events import Down, PrepareForShutdown
 from shardbus.runtime import departure
 from shardbus.runtime.entity_type import StopReason
 from shardbus.runtime.node import Node
@@ -248,7 +248,9 @@ async def test_B100_a_cluster_that_stops_as_a_whole_gives_every_lease_back(nodes
     node = await nodes.start(application(), use_lease="both")
     await touch(nodes)
     nodes.all.remove(node)
-    await departure.stop_here(node, lambda text: None)
+    node.cluster.post(PrepareForShutdown())
+    await asyncio.wait_for(node.cluster_stops, 20)
+    assert await departure.leave(node, lambda text: None)
     assert set(owners(nodes).values()) == {None}
     await node.close()
     assert nodes.data.leases["singleton/counter"].owner is None

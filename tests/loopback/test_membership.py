@@ -226,7 +226,7 @@ async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
     await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, 20) for n in trio))
     assert len(STOPS) == 0
     said: list[str] = []
-    await asyncio.gather(*(departure.stop_here(n, said.append) for n in trio))
+    await asyncio.gather(*(departure.leave(n, said.append) for n in trio))
     assert [node.stopped.result() for node in trio] == ["left"] * 3
     assert set(STOPS) == {StopReason.SHUTDOWN}
     assert len(STOPS) == 30
@@ -244,7 +244,7 @@ async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Node
     leaving = asyncio.ensure_future(departure.leave(pair[0], lambda text: None))
     pair[1].cluster.post(ev.PrepareForShutdown())
     await asyncio.wait_for(pair[1].cluster_stops, 20)
-    await asyncio.gather(leaving, departure.stop_here(pair[1], lambda text: None))
+    await asyncio.gather(leaving, departure.leave(pair[1], lambda text: None))
     assert [node.stopped.result() for node in pair] == ["left"] * 2
 
 

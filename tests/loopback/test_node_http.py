@@ -170,7 +170,7 @@ async def test_the_shards(nodes: Nodes) -> None:
     for node in pair:
         said = await get(node, "/v1/shards/counter")
         pace = {"paused": False, "held": "", "moving": 0, "moves_at_a_time": 100}
-        assert set(said) == {"type", "coordinator", "epoch", "shards", *pace}
+        assert set(said) == {"type", "coordinator", "epoch", "complete", "shards", *pace}
         assert {name: said[name] for name in pace} == pace
         assert (said["type"], said["coordinator"]) == ("counter", str(pair[0].me))
         assert [row["shard"] for row in said["shards"]] == [str(i) for i in range(6)]
@@ -322,3 +322,29 @@ async def test_metrics_count_what_happened(nodes: Nodes) -> None:
     assert totals["shardbus_entities"] == len(IDS)
     assert totals["shardbus_entities_started_total"] == len(IDS)
     assert totals["shardbus_shards"] == sum(len(h.shards) for h in host)
+
+
+async def test_the_checkup_collects_what_each_member_and_the_store_say(nodes: Nodes) -> None:
+    first, second = await two(nodes)
+    page = await get(first, "/v1/checkup")
+    rows = {row["node"]: row for row in page["members"]}
+    assert set(rows) == {str(first.me), str(second.me)}
+    shards = [row["types"]["counter"]["shards"] for row in rows.values()]
+    assert sorted(shard for found in shards for shard in found) == list("012345")
+    for row in rows.values():
+        assert row["answered"]
+        assert row["types"]["counter"]["registered"]
+        assert row["types"]["counter"]["coordinator"] == str(first.me)
+        assert row["store_silent_ago"] is None
+        assert row["settings"]["cluster.gossip_interval"] == "0.1"
+        assert page["time"]["asked"] <= row["time"] <= page["time"]["answered"]
+    assert page["store"]["answers"]
+    assert page["store"]["tables"]["counter"] == {"epoch": 1, "shards": 6, "dropped": []}
+
+
+async def test_the_checkup_says_that_the_store_does_not_answer(nodes: Nodes) -> None:
+    first, _ = await two(nodes)
+    await first.store.close()
+    page = await get(first, "/v1/checkup")
+    assert not page["store"]["answers"]
+    assert "not open" in page["store"]["error"]

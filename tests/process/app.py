@@ -108,6 +108,32 @@ class Account(Entity):
         return "saved"
 
 
+def at_shutdown(kind: str) -> None:
+    """What hangs in the phases of leaving, in the tests that name a kind."""
+
+    async def last_words() -> None:
+        print("last words:", await bus.ref(Page, "page-1").hit(0, 99), flush=True)
+
+    async def late() -> None:
+        await asyncio.Event().wait()
+
+    def fails() -> None:
+        raise ValueError("a task that fails")
+
+    def blocks() -> None:
+        time.sleep(3600)
+
+    if kind == "tasks":
+        for task in (fails, late, last_words):
+            bus.on_shutdown("before-cluster-shutdown")(task)
+        bus.on_shutdown("cluster-shutdown")(lambda: print("the end", flush=True))
+    elif kind == "block":
+        bus.on_shutdown("service-stop")(blocks)
+
+
+at_shutdown(os.environ.get("APP_SHUTDOWN", ""))
+
+
 @bus.entity("stubborn", shards=2)
 class Stubborn(Entity):
     """Does not stop."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import socket
 from collections import Counter
@@ -60,6 +61,44 @@ async def test_a_second_signal_stops_at_once(lab: Processes) -> None:
     said = node.err.read_text()
     assert "stopped before everything was handed off" in said
     assert "Traceback" not in said
+
+
+BRIEF = (
+    *(f"shutdown.{phase}=300ms" for phase in ("before_service_unbind", "service_unbind")),
+    *(f"shutdown.{phase}=300ms" for phase in ("service_requests_done", "service_stop")),
+    *(f"shutdown.{phase}=300ms" for phase in ("before_cluster_shutdown", "cluster_shutdown")),
+    *(f"shutdown.{phase}=1s" for phase in ("cluster_sharding_shutdown_region", "cluster_leave")),
+)
+
+
+async def test_B141_tasks_of_the_phases_run_and_neither_late_nor_failing_ones_stop_it(
+    lab: Processes,
+) -> None:
+    await lab.start()
+    node = await lab.start(
+        settings=("shutdown.before_cluster_shutdown=300ms",), APP_SHUTDOWN="tasks"
+    )
+    assert await node.terminate() == 0
+    assert node.out.read_text().splitlines()[1:] == ["last words: 99", "the end"]
+    lines = [line for line in node.err.read_text().splitlines() if line.startswith("shardbus: ")]
+    assert [line.removeprefix("shardbus: ").partition(" at_")[0] for line in lines] == [
+        "before-cluster-shutdown:",
+        "before-cluster-shutdown: not done after 0.3 s, going on:",
+        lines[2].removeprefix("shardbus: "),
+        "leaving the cluster",
+        "cluster-shutdown:",
+        "left the cluster",
+    ]
+    assert lines[1].endswith(".late")
+    assert lines[2].startswith("shardbus: handing off ")
+
+
+async def test_C8_a_task_that_blocks_does_not_keep_the_process(lab: Processes) -> None:
+    node = await lab.start(settings=BRIEF, APP_SHUTDOWN="block")
+    assert await node.terminate(60) == 7
+    said = node.err.read_text().splitlines()[-1]
+    assert said.startswith("shardbus: error: service-stop does not end, at ")
+    assert "in blocks" in said
 
 
 async def test_a_node_that_waits_for_others_can_be_stopped(lab: Processes) -> None:
@@ -354,3 +393,35 @@ async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes
             return len(set(found)) == 2
 
         await until(shared, "shards on both", 40)
+
+
+async def doctor(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, dict[str, Any]]:
+    """What the doctor says: its exit code, and its findings by check."""
+    url = f"http://127.0.0.1:{node.http_port}"
+    asked = lab.run("doctor", "--node", url, "--json", *words)
+    code = await asked.ended(60)
+    lab.all.remove(asked)
+    text = asked.out.read_text()
+    found = json.loads(text)["findings"] if text else []
+    return code, {finding["check"]: finding for finding in found}
+
+
+async def test_C12_the_doctor_finds_what_is_wrong_and_nothing_else(lab: Processes) -> None:
+    patient = ("cluster.downing.stable_after=300s",)
+    first = await lab.start(settings=patient)
+    assert await doctor(lab, first, "--store", lab.store) == (0, {})
+    second = await lab.start(settings=(*patient, "sharding.hop_limit=7"))
+    async with lab.client() as client:
+        await asyncio.gather(*(client.ref(Account, i).add(1) for i in IDS))
+    code, found = await doctor(lab, first, "--store", lab.store, "--wait", "1")
+    assert (code, set(found)) == (5, {"settings"})
+    assert "sharding.hop_limit" in found["settings"]["subjects"]
+    second.signal(signal.SIGSTOP)
+    await until(lambda: (first.get("/v1/cluster") or {})["unreachable"], "its silence")
+    code, found = await doctor(lab, first, "--wait", "1")
+    assert code == 5
+    assert "unreachable" in found
+    assert second.address in found["unreachable"]["subjects"][0]
+    second.kill()
+    assert await first.terminate() == 0
+    assert (await doctor(lab, first))[0] == 4

@@ -170,9 +170,10 @@ def what_comes_back_goes_behind_what_waits(patch: Patch) -> None:
 
 
 def a_downed_node_goes_on_leaving(patch: Patch) -> None:
-    async def stubborn(node: Node, progress: Any) -> None:
+    async def stubborn(node: Node, progress: Any) -> bool:
         await departure.asyncio.gather(*(kind.shutdown() for kind in node.kinds.values()))
-        await departure._part(node)
+        await departure._leave(node, progress)
+        return False
 
     from shardbus.simulation import fleet
 

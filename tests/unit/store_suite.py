@@ -1,21 +1,26 @@
 """What every state store must do, as a class of tests that any implementation can be put through.
 
-`StoreConformance` asks for two fixtures: `store_factory`, a callable that gives a store not yet
+`StoreConformance` asks for fixtures: `store_factory`, a callable that gives a store not yet
 started, every one over the same data; and `pass_time`, a callable that moves the clock of the
 leases. One that does nothing suits a store whose clock cannot be moved: expiry is awaited, not
-assumed.
+assumed. `spoil` knows the stores that come with shardbus; another overrides it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from shardbus.errors import ConfigError, StaleEpoch
+from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
+from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save, StateStore
+from shardbus.store.redis import RedisStore
+from shardbus.store.sqlite import SqliteStore
 
 A, B = NodeId("10.0.0.1", 7355, 2**64 - 1), NodeId("::1", 7355, 1)
 HUGE = 2**63 - 1
@@ -52,6 +57,43 @@ async def remembered(store: StateStore, shard: str = "7", limit: int = 100) -> s
     return {entity_id for page in await pages(store, shard, limit) for entity_id in page}
 
 
+Spoil = Callable[..., Awaitable[None]]
+
+
+async def by_hand(store: Any, what: str, *row: str) -> None:
+    """Write into the stored table of `counter` past the store: a `home` (shard, node, fence), or an
+    `epoch`."""
+    match store:
+        case MemoryStore():
+            table: Any = store._held.tables["counter"]
+            if what == "epoch":
+                table.epoch = row[0]
+            else:
+                table.homes[row[0]] = row[1:]
+        case SqliteStore():
+            where = "cluster = {} AND type = 'counter'"
+            await store._worker.call(
+                lambda steps: (
+                    steps.db.execute(
+                        f"UPDATE shard_table SET epoch = ? WHERE {where.format(steps.cluster)}", row
+                    )
+                    if what == "epoch"
+                    else steps.db.execute(
+                        f"REPLACE INTO home VALUES ({steps.cluster}, 'counter', ?, ?, ?)", row
+                    )
+                )
+            )
+        case RedisStore():
+            client = store._connect()
+            head, homes = store._table("counter")
+            if what == "epoch":
+                await client.hset(head, "epoch", row[0])
+            else:
+                await client.hset(homes, row[0], f"{row[2]} {row[1]}")
+            with contextlib.suppress(Exception):
+                await client.aclose()
+
+
 class TablesAndLeases:
     @pytest.fixture
     async def store(self, store_factory: StoreFactory) -> AsyncIterator[StateStore]:
@@ -61,6 +103,10 @@ class TablesAndLeases:
         await store.close()
 
     other = store
+
+    @pytest.fixture
+    def spoil(self) -> Spoil:
+        return by_hand
 
     # Tables
 
@@ -147,6 +193,61 @@ class TablesAndLeases:
         other = await store.load_table("other")
         assert other is not None
         assert dict(other.homes) == {"7": (A, 1)}
+
+    # Tables that somebody else has written into
+
+    async def test_rows_that_cannot_be_true_are_left_out_and_named(
+        self, store: StateStore, other: StateStore, spoil: Spoil
+    ) -> None:
+        await store.claim_epoch("counter", 1, "crc32/100")
+        await store.write_homes("counter", 1, {"7": (A, 1), "8": (B, HUGE)}, 1)
+        bad = {
+            "10": ("somewhere", "2"),
+            "11": ("", "2"),
+            "12": ("10.0.0.1:0#1", "2"),
+            "13": ("10.0.0.1:7355#" + "f" * 17, "2"),
+            "14": (str(A), "-5"),
+            "15": (str(A), "0"),
+            "16": (str(A), "soon"),
+            "17": (str(A), str(HUGE + 1)),
+            "x" * 257: (str(A), "2"),
+            "a\nb": (str(A), "2"),
+        }
+        for shard, (node, fence) in bad.items():
+            await spoil(store, "home", shard, node, fence)
+        loaded = await store.load_table("counter")
+        claimed = await other.claim_epoch("counter", 2, "crc32/100")
+        for table in (loaded, claimed):
+            assert table is not None
+            assert dict(table.homes) == {"7": (A, 1), "8": (B, HUGE)}
+            assert len(table.dropped) == len(bad)
+            for shard in range(10, 18):
+                assert sum(text.startswith(f"shard '{shard}': ") for text in table.dropped) == 1
+
+    async def test_a_bad_row_ends_when_its_shard_gets_a_home_or_none(
+        self, store: StateStore, spoil: Spoil
+    ) -> None:
+        await store.claim_epoch("counter", 1, "crc32/100")
+        for shard in ("7", "8"):
+            await spoil(store, "home", shard, "nowhere", "-1")
+        await store.write_homes("counter", 1, {"7": (A, 5), "8": None}, 1)
+        table = await store.load_table("counter")
+        assert table is not None
+        assert (dict(table.homes), table.dropped) == ({"7": (A, 5)}, ())
+
+    @pytest.mark.parametrize("epoch", ["soon", "-1", "", str(HUGE + 1)])
+    async def test_a_table_without_a_readable_epoch_is_a_store_error(
+        self, store: StateStore, other: StateStore, spoil: Spoil, epoch: str
+    ) -> None:
+        await store.claim_epoch("counter", 1, "crc32/100")
+        await spoil(store, "epoch", epoch)
+        with pytest.raises(StoreError, match="damaged") as failed:
+            await store.load_table("counter")
+        assert not isinstance(failed.value, StaleEpoch | StaleFence | StoreUnavailable)
+        with pytest.raises(StoreError, match="damaged"):
+            await store.write_homes("counter", 1, {"7": (A, 1)}, 1)
+        with contextlib.suppress(StoreError):  # a store may take a claim for a repair
+            await other.claim_epoch("counter", 2, "crc32/100")
 
     async def test_of_two_that_claim_an_epoch_at_once_one_gets_it(
         self, store: StateStore, other: StateStore

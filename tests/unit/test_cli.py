@@ -125,6 +125,9 @@ class FakeNode:
         self.acts.append(("leave", node))
         return {"leaving": node or ME}
 
+    async def checkup(self) -> Json:
+        return {"node": ME, "members": [], "store": {}}
+
     async def gossip(self) -> Json:
         return {"node": ME, "version": "0", "seen": [ME], "waiting_for": []}
 

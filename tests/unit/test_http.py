@@ -111,6 +111,9 @@ class FakeNode:
     async def gossip(self) -> Json:
         return await self.answer("gossip")
 
+    async def checkup(self) -> Json:
+        return await self.answer("checkup")
+
     async def events(self) -> AsyncIterator[Json]:
         yield {"event": "snapshot"}
         await self.more.wait()
@@ -143,6 +146,7 @@ async def client(node: FakeNode) -> AsyncIterator[httpx.AsyncClient]:
     ("path", "asked"),
     [
         ("/v1/cluster", ["cluster"]),
+        ("/v1/checkup", ["checkup"]),
         ("/v1/nodes", ["nodes"]),
         ("/v1/types", ["types"]),
         ("/v1/downing", ["downing"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.runtime.turn import Driver
+from shardbus.runtime.turn import OWNER, Driver
 from tests.waiting import turns
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
@@ -303,3 +303,28 @@ async def test_what_one_sets_the_next_does_not_see(running: Driver, pause: Work)
 
     assert [await drive(running, work) for _ in range(2)] == ["none", "none"]
     assert color.get() == "none"
+
+
+@waits
+async def test_what_a_sender_has_set_the_handler_does_not_see(running: Driver, pause: Work) -> None:
+    async def work() -> str:
+        await pause()
+        return color.get()
+
+    color.set("blue")
+    assert await drive(running, work) == "none"
+
+
+@waits
+async def test_tasks_that_work_makes_know_whose_they_are(pause: Work) -> None:
+    async def child() -> object:
+        return OWNER.get()
+
+    async def work() -> list[object]:
+        first = await asyncio.create_task(child())
+        await pause()
+        return [OWNER.get(), first, await asyncio.create_task(child())]
+
+    driver = Driver(asyncio.get_running_loop(), "me")
+    assert await drive(driver, work) == ["me", "me", "me"]
+    assert OWNER.get() is None

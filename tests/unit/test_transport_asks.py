@@ -8,8 +8,16 @@ from collections.abc import Callable
 import pytest
 
 from shardbus import errors
-from shardbus.errors import AskTimeout, EntityFailed, NodeLost, RequestError, SchemaError, Unhandled
-from shardbus.transport.asks import Asks, Clock, failure
+from shardbus.errors import (
+    AskTimeout,
+    EntityFailed,
+    NodeLost,
+    ReentrancyError,
+    RequestError,
+    SchemaError,
+    Unhandled,
+)
+from shardbus.transport.asks import Asks, Clock, fail_of, failure
 from shardbus.wire.batch import Fail, ReplyRun
 from shardbus.wire.schema import decode_value
 
@@ -150,6 +158,23 @@ def test_any_other_name_is_a_failed_entity(name: str) -> None:
     failed = failure(Fail(1, name, "why", ""))
     assert isinstance(failed, EntityFailed)
     assert (failed.type, failed.message, failed.definite) == (name, "why", False)
+
+
+def test_a_cycle_arrives_as_itself_with_its_entities() -> None:
+    cycle = (("page", "a -> b"), ("user", "é'\""), ("page", "a -> b"))
+    arrived = failure(fail_of(1, ReentrancyError(cycle)))
+    assert isinstance(arrived, ReentrancyError)
+    assert arrived.cycle == cycle
+    assert "page 'a -> b' -> user" in str(arrived)
+
+
+@pytest.mark.parametrize(
+    "detail", ["", "{}", "[]", '[["page"]]', '[["page", 1], ["page", 2]]', "["]
+)
+def test_a_cycle_that_cannot_be_read_is_a_failed_entity(detail: str) -> None:
+    failed = failure(Fail(1, "ReentrancyError", "why", detail))
+    assert isinstance(failed, EntityFailed)
+    assert (failed.type, failed.message) == ("ReentrancyError", "why")
 
 
 async def test_a_failure_reaches_a_future_and_a_waiter(asks: Asks) -> None:

@@ -63,6 +63,38 @@ async def test_neighbours_of_one_kind_are_one_run_and_order_is_kept() -> None:
     ]
 
 
+async def test_asks_of_one_chain_are_one_run_and_no_other_asks_are_in_it() -> None:
+    side = Side("a")
+    s, mine, other = side.session, (("t", "a", 1),), (("t", "b", 2),)
+    s.ask(ADD, "1", b"", 100, future(), decode_value)
+    s.ask_within(ADD, "2", b"", 100, future(), decode_value, mine)
+    s.ask_within(ADD, "3", b"", 100, future(), decode_value, mine)
+    s.ask_within(SUB, "4", b"", 100, future(), decode_value, mine)
+    s.ask_within(SUB, "5", b"", 200, future(), decode_value, mine)
+    s.ask_within(SUB, "6", b"", 200, future(), decode_value, other)
+    s.ask(SUB, "7", b"", 200, future(), decode_value)
+    s.ask_within(SUB, "8", b"", 200, future(), decode_value, other)
+    s.tell(SUB, "9", b"")
+    s.ask_within(SUB, "10", b"", 200, future(), decode_value, other)
+    s.flush()
+    s.ask_within(SUB, "11", b"", 200, future(), decode_value, other)
+    s.flush()
+    [runs, [last]] = side.batches
+    asked = [run for run in runs if isinstance(run, AskRun)]
+    assert [(run.method, run.timeout_ms, run.ids, run.chain) for run in asked] == [
+        ("add", 100, ["1"], ()),
+        ("add", 100, ["2", "3"], mine),
+        ("sub", 100, ["4"], mine),
+        ("sub", 200, ["5"], mine),
+        ("sub", 200, ["6"], other),
+        ("sub", 200, ["7"], ()),
+        ("sub", 200, ["8"], other),
+        ("sub", 200, ["10"], other),
+    ]
+    assert [corr for run in asked for corr in run.corrs] == [*range(1, 10)]
+    assert last == AskRun("counter", "sub", 200, ["11"], [b""], [10], other)
+
+
 async def test_the_next_batch_begins_anew() -> None:
     side = Side("a")
     for _ in range(2):
@@ -181,7 +213,7 @@ async def test_relays_and_flushes_carry_who_waits() -> None:
             waits.append(error)
 
     a.session.relay(ADD, "17", "x", b"p", 2, 500, None)
-    a.session.relay(ADD, "17", "y", b"p", 2, 500, Waiter())
+    a.session.relay(ADD, "17", "y", b"p", 2, 500, Waiter(), (("t", "a", 1),))
     a.session.flush_shard("counter", "17", 0, 500, Waiter())
     await quiet(a, b)
     assert b.taker.got == [("relayed", "x", b"p"), ("relayed", "y", b"p"), ("flush", "17")]
@@ -189,4 +221,5 @@ async def test_relays_and_flushes_carry_who_waits() -> None:
     assert isinstance(first, Relayed)
     assert isinstance(second, Relayed)
     assert (first.corr, second.corr, second.hops, second.timeout_ms) == (0, 1, 2, 500)
+    assert (first.chain, second.chain) == ((), (("t", "a", 1),))
     assert waits == [b""]

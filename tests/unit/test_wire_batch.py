@@ -45,9 +45,11 @@ NODE = NodeId("10.0.0.1", 7355, 2**64 - 1)
 RUNS: list[Run] = [
     TellRun("counter", "add", ["a", "é"], [b"\x91\x01", b""]),
     AskRun("counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63]),
+    AskRun("counter", "add", 5000, ["a"], [b"\x90"], [3], (("page", "é", 2**62), ("user", "b", 1))),
     ReplyRun([1, 2], [b"\xc0", b""]),
     Fail(7, "EntityFailed", "division by zero", "ZeroDivisionError"),
     Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3),
+    Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3, (("page", "é", 2**62),)),
     Control("Register", "counter", b"\x80"),
     Flush("counter", "17", 4, 60_000, 1),
 ]
@@ -67,14 +69,39 @@ def test_another_implementation_of_messagepack_reads_it() -> None:
     read = msgpack.unpackb(encode_batch(RUNS))
     assert read == [
         [0, "counter", "add", ["a", "é"], [b"\x91\x01", b""]],
-        [1, "counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63]],
+        [1, "counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63], []],
+        [
+            *[1, "counter", "add", 5000, ["a"], [b"\x90"], [3]],
+            [["page", "é", 2**62], ["user", "b", 1]],
+        ],
         [2, [1, 2], [b"\xc0", b""]],
         [3, 7, "EntityFailed", "division by zero", "ZeroDivisionError"],
-        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, []],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]]],
         [5, "Register", "counter", b"\x80"],
         [6, "counter", "17", 4, 60_000, 1],
     ]
     assert decode_batch(msgpack.packb(read)) == RUNS
+
+
+def test_runs_of_a_build_without_chains_are_read() -> None:
+    ask, relayed = AskRun("t", "m", 1, ["a"], [b""], [1]), Relayed("t", "1", "a", "m", b"", 1, 2, 3)
+    old = [run[:-1] for run in msgpack.unpackb(encode_batch([ask, relayed]))]
+    assert decode_batch(msgpack.packb(old)) == [ask, relayed]
+
+
+def test_a_build_without_chains_reads_these_runs() -> None:
+    class OldAsk(msgspec.Struct, array_like=True, tag_field="op", tag=1):
+        type: str
+        method: str
+        timeout_ms: int
+        ids: list[str]
+        payloads: list[bytes]
+        corrs: list[int]
+
+    run = AskRun("t", "m", 1, ["a"], [b""], [1], (("t", "b", 5),))
+    [old] = msgspec.msgpack.decode(encode_batch([run]), type=list[OldAsk])
+    assert old.corrs == [1]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +139,10 @@ def test_columns_of_different_length_are_refused(run: list[object]) -> None:
         b"\x91" * 100_000,
         msgpack.packb([[0, "t", "m", [], []]] * (batch.RUNS_MAX + 1)),
         b"\x91\x95\x00\xa1\xff\xa1m\x90\x90",
+        msgpack.packb([[1, "t", "m", 1, [], [], [], [["t", "a", 1]] * (batch.CHAIN_MAX + 1)]]),
+        msgpack.packb([[1, "t", "m", 1, [], [], [], [["t", "a"]]]]),
     ],
-    ids=range(15),
+    ids=range(17),
 )
 def test_what_does_not_fit_is_refused(body: bytes) -> None:
     with pytest.raises(RemoteProtocolError):

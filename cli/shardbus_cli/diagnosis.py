@@ -1,0 +1,322 @@
+"""What is wrong with a cluster, by its own pages: pure, so that every finding can be a test.
+
+A `Picture` is what one look has brought: pages of one node's HTTP, as they came. `findings`
+compares them with each other; `stored` compares a table that the store holds with itself and with
+the pages. A finding is about one subject (a member, a shard) of something (the members, a type), so
+that two looks can be compared: what is in both was no passing state.
+
+Nothing is taken for granted about a page: another version may have made it, or nobody.
+
+Source: C.12, N.6; docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shardbus.store.protocol import StoredTable
+
+LATE_S = 1.0
+CLOCK_S = 2.0
+RECENT_S = 60.0
+EPOCH_SHIFT = 32
+"""A fence holds the epoch in which it was drawn above so many bits."""
+MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
+
+ADVICE = {
+    "page": "is this node's shardbus older than this command?",
+    "not-ready": "a node is ready when it is Up and its regions are registered; see the detail",
+    "unreachable": "look whether its process runs and the network lets both sides through; if it"
+    " is surely gone, `shardbus node down NODE`",
+    "silent": "it is a member and does not answer questions: look at its log and its load",
+    "not-up": "a joining member waits for the leader, for convergence or for cluster.min_members; a"
+    " leaving one for its shards",
+    "not-converged": "somebody has not seen the newest membership: look at the members named, and"
+    " at /v1/gossip",
+    "no-coordinator": "it runs on the oldest member with the type's role: is there one that is Up,"
+    " and does its store answer?",
+    "coordinator-silent": "its node does not answer; what is said about this type is what the asked"
+    " node knows",
+    "coordinator-disputed": "the members do not agree about who leads; see unreachable and"
+    " not-converged",
+    "not-registered": "its region has no answer from the coordinator: look at both nodes' logs",
+    "layout": "the members cut this type into different shards: deploy one version",
+    "unallocated": "the coordinator gives homes when enough regions have registered"
+    " (sharding.min_members), one member is open for shards, and the store answers",
+    "starting": "its home has not confirmed that it hosts the shard: look at that node's log",
+    "moving": "a move waits for the entities' on_stop, at most handoff_timeout; the warnings in the"
+    " home's log name entities that do not stop",
+    "not-hosted": "the table has it there and the node does not host it; the coordinator repairs"
+    " that when the region registers again: restart that node if it stays",
+    "hosted-elsewhere": "it runs where the table does not have it: restart that node; its saves are"
+    " refused once the home has loaded",
+    "hosted-twice": "make one of the nodes leave now; the store refuses the saves of the lower"
+    " fence",
+    "home-gone": "its home is no member: the coordinator has not noticed; look at its log",
+    "waiting": "messages wait there for homes; see the findings about this type",
+    "store-silent": "look at the server; known homes work meanwhile, new ones and saves do not",
+    "store-unfit": "change the server's settings as it says",
+    "store-errors": "loads or saves of entities have failed there: look at the store, and at the"
+    " way from that node to it",
+    "store-behind": "the store has forgotten a table, or it is another store: look at its"
+    " persistence; the next coordinator makes the table again from the regions",
+    "store-ahead": "a coordinator that this node does not know has written: is this cluster split,"
+    " or does another one of its name use the store?",
+    "store-differs": "give every node the same store.url",
+    "store-not-shared": "such a store is for one machine: use redis:// for several",
+    "rows-dropped": "somebody has written into the table, or the store is damaged; the shards get"
+    " new homes and new rows when they are asked for",
+    "late": "something blocks its loop: its log names the handler",
+    "clock": "set the clocks of the machines; leases and tokens do not depend on them, logs do",
+    "versions": "during an upgrade this is as it should be",
+    "settings": "give every node the same settings of sections cluster and sharding",
+    "stored-outside": "the table has a shard that the type has not: was the number of shards"
+    " changed? stop the cluster and use `shardbus data remove`",
+    "stored-fence-twice": "no two rows may share a fence: somebody has written into the table",
+    "stored-fence-ahead": "a fence of a later epoch than the table's: was the store restored from"
+    " an old copy?",
+    "stored-differs": "the coordinator believes another home than the store has, and its next"
+    " writes may be refused: make its node leave",
+    "stored-home-gone": "the home in the store is no member of the cluster that runs",
+    "stored-damaged": "restore the store from a copy",
+}
+"""What to do about each finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: `subject` of `of` does what `what` says."""
+
+    check: str
+    of: str
+    subject: str
+    what: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """The same in two looks."""
+        return self.check, self.of, self.subject
+
+
+@dataclass(slots=True)
+class Picture:
+    """What one look has brought. A page that did not come is empty, and named in `missing`."""
+
+    ready: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    gossip: Mapping[str, Any] = field(default_factory=dict)
+    checkup: Mapping[str, Any] = field(default_factory=dict)
+    shards: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def answers(self) -> dict[str, Mapping[str, Any]]:
+        """The members that answered, and what they said of themselves."""
+        rows = self.checkup.get("members", ())
+        return {row["node"]: row for row in rows if row.get("answered")}
+
+    @property
+    def members(self) -> list[Mapping[str, Any]]:
+        return list(self.nodes.get("nodes", ()))
+
+
+def findings(picture: Picture) -> list[Finding]:
+    """Everything that is wrong in this picture."""
+    return [
+        *(Finding("page", CLUSTER, page, why) for page, why in picture.missing.items()),
+        *_membership(picture),
+        *_members(picture),
+        *_agreement(picture),
+        *_store(picture),
+        *(found for kind in _types(picture) for found in _type(picture, kind)),
+    ]
+
+
+def _types(picture: Picture) -> list[str]:
+    named = (row.get("types", {}) for row in picture.answers.values())
+    return sorted({*picture.shards, *(kind for types in named for kind in types)})
+
+
+# -- the cluster ---------------------------------------------------------------------------------
+
+
+def _membership(picture: Picture) -> Iterator[Finding]:
+    asked = str(picture.cluster.get("self", "the node"))
+    for name, check in picture.ready.items():
+        if not check.get("ok"):
+            yield Finding("not-ready", asked, name, f"is not ready: {check.get('detail')}")
+    says: dict[str, list[str]] = {}
+    for record in picture.gossip.get("unreachable", ()):
+        says.setdefault(str(record["subject"]), []).append(f"{record['observer']} {record['is']}")
+    for node in picture.cluster.get("unreachable", ()):
+        by = ", ".join(says.get(node, ())) or "nobody says by whom"
+        yield Finding("unreachable", MEMBERS, node, f"is unreachable ({by})")
+    if picture.cluster and not picture.cluster.get("converged"):
+        missing = ", ".join(picture.gossip.get("waiting_for", ())) or "a member that nobody reaches"
+        yield Finding("not-converged", CLUSTER, "membership", f"waits for {missing}")
+    for member in picture.members:
+        if member.get("status") not in ("up", None):
+            yield Finding("not-up", MEMBERS, member["node"], f"is {member['status']}")
+
+
+def _members(picture: Picture) -> Iterator[Finding]:
+    unreachable = set(picture.cluster.get("unreachable", ()))
+    for row in picture.checkup.get("members", ()):
+        if not row.get("answered") and row["node"] not in unreachable:
+            yield Finding("silent", MEMBERS, row["node"], "does not answer")
+    asked = picture.checkup.get("time", {})
+    for node, row in picture.answers.items():
+        if row.get("lag", 0.0) > LATE_S:
+            yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
+        ago = row.get("store_silent_ago")
+        if ago is not None and ago < RECENT_S:
+            what = f"had no answer of its store {ago:.0f} s ago"
+            yield Finding("store-errors", MEMBERS, node, what)
+        there = row.get("time")
+        if there is not None and asked:
+            off = max(asked["asked"] - there, there - asked["answered"])
+            if off > CLOCK_S:
+                yield Finding("clock", MEMBERS, node, f"has a clock that is {off:.0f} s off")
+
+
+def _agreement(picture: Picture) -> Iterator[Finding]:
+    answers = picture.answers
+    for what, name in (("build", "shardbus"), ("version", "the application")):
+        known = Counter(row.get(what) for row in answers.values())
+        if len(known) > 1:
+            usual = known.most_common(1)[0][0]
+            for node, row in answers.items():
+                if row.get(what) != usual:
+                    text = f"runs {name} {row.get(what)}, most run {usual}"
+                    yield Finding("versions", name, node, text)
+    keys = sorted({key for row in answers.values() for key in row.get("settings", {})})
+    for key in keys:
+        values = Counter(row.get("settings", {}).get(key, "default") for row in answers.values())
+        if len(values) > 1:
+            text = ", ".join(f"{value} on {count}" for value, count in values.most_common())
+            yield Finding("settings", CLUSTER, key, f"differs: {text}")
+
+
+# -- the store, as the nodes see it --------------------------------------------------------------
+
+
+def _store(picture: Picture) -> Iterator[Finding]:
+    urls = Counter(row["store"] for row in picture.answers.values() if row.get("store"))
+    if len(urls) > 1:
+        yield Finding("store-differs", STORE, "url", f"is not one: {', '.join(sorted(urls))}")
+    hosts = {node.rpartition(":")[0] for node in picture.answers}
+    for url in urls:
+        if (url.startswith("memory:") and len(picture.answers) > 1) or (
+            url.startswith("sqlite:") and len(hosts) > 1
+        ):
+            yield Finding("store-not-shared", STORE, url, "is used by several members")
+    store = picture.checkup.get("store", {})
+    if store and not store.get("answers"):
+        yield Finding("store-silent", STORE, "answer", f"does not come: {store.get('error')}")
+    for kind, table in store.get("tables", {}).items():
+        rules = picture.shards.get(kind, {})
+        if rules.get("complete"):
+            yield from _epochs(kind, rules["epoch"], (table or {}).get("epoch", 0))
+        for row in (table or {}).get("dropped", ()):
+            yield Finding("rows-dropped", kind, row.partition(":")[0], f"is no row: {row}")
+
+
+def _epochs(kind: str, ruling: int, stored: int) -> Iterator[Finding]:
+    text = f"is {stored} in the store, {ruling} in the cluster"
+    if stored < ruling:
+        yield Finding("store-behind", kind, "epoch", text)
+    elif stored > ruling:
+        yield Finding("store-ahead", kind, "epoch", text)
+
+
+# -- one entity type -----------------------------------------------------------------------------
+
+
+def _type(picture: Picture, kind: str) -> Iterator[Finding]:
+    rows = {node: row.get("types", {}).get(kind, {}) for node, row in picture.answers.items()}
+    coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
+    if not coordinators and kind not in picture.cluster.get("coordinators", {}):
+        yield Finding("no-coordinator", kind, "coordinator", "is not there")
+    elif len(coordinators) > 1:
+        names = ", ".join(sorted(coordinators))
+        yield Finding("coordinator-disputed", kind, "coordinator", f"is {names}, they say")
+    elif not picture.shards.get(kind, {}).get("complete", True):
+        yield Finding("coordinator-silent", kind, "coordinator", "does not answer")
+    if len(layouts := {row["layout"] for row in rows.values() if row.get("layout")}) > 1:
+        yield Finding("layout", kind, "layout", f"is {' and '.join(sorted(layouts))}")
+    for node, row in rows.items():
+        if row and not row.get("registered"):
+            yield Finding("not-registered", kind, node, "is not registered with the coordinator")
+        if row.get("buffered"):
+            yield Finding("waiting", kind, node, f"has {row['buffered']} messages without a home")
+    yield from _homes(picture, kind, rows)
+
+
+def _homes(picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+    hosted: dict[str, list[str]] = {}
+    for node, row in rows.items():
+        for shard in row.get("shards", {}):
+            hosted.setdefault(shard, []).append(node)
+    for shard, nodes in hosted.items():
+        if len(nodes) > 1:
+            yield Finding("hosted-twice", kind, shard, f"runs on {' and '.join(sorted(nodes))}")
+    page = picture.shards.get(kind, {})
+    if not page.get("complete"):
+        return
+    members = {member["node"] for member in picture.members}
+    states = {"unallocated": "unallocated", "starting": "starting", "handing_off": "moving"}
+    homes = {row["shard"]: row for row in page.get("shards", ())}
+    for shard, row in homes.items():
+        home, state = row.get("node"), row.get("state")
+        if state in states:
+            yield Finding(states[state], kind, shard, f"is {state.replace('_', ' ')}")
+        elif members and home not in members:
+            yield Finding("home-gone", kind, shard, f"lives on {home}")
+        elif home in rows and home not in hosted.get(shard, ()):
+            yield Finding("not-hosted", kind, shard, f"should run on {home}")
+    for shard, nodes in hosted.items():
+        row = homes.get(shard, {})
+        for node in nodes:
+            if node != row.get("node") and row.get("state") not in states:
+                where = row.get("node") or "nowhere"
+                yield Finding("hosted-elsewhere", kind, shard, f"runs on {node}, lives on {where}")
+
+
+# -- a table as the store has it -----------------------------------------------------------------
+
+
+def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Iterator[Finding]:
+    """What is wrong with a stored table, by itself and beside what a running cluster says."""
+    page = picture.shards.get(kind, {}) if picture is not None else {}
+    ruling = page.get("epoch", 0) if page.get("complete") else None
+    if ruling is not None:
+        yield from _epochs(kind, ruling, table.epoch if table is not None else 0)
+    if table is None:
+        return
+    for text in table.dropped:
+        yield Finding("rows-dropped", kind, text.partition(":")[0], f"is no row: {text}")
+    function, _, count = table.layout.rpartition("/")
+    fences = Counter(fence for _, fence in table.homes.values())
+    members = {member["node"] for member in picture.members} if picture is not None else set()
+    rows = {row["shard"]: row for row in page.get("shards", ())} if page.get("complete") else {}
+    for shard, (node, fence) in table.homes.items():
+        known = shard.isascii() and shard.isdigit() and count.isdigit() and int(shard) < int(count)
+        if function == "crc32" and not known:
+            yield Finding("stored-outside", kind, shard, f"is none of {table.layout}")
+        if fences[fence] > 1:
+            yield Finding("stored-fence-twice", kind, shard, f"has the fence {fence} of another")
+        if fence >> EPOCH_SHIFT > table.epoch:
+            what = f"has a fence of epoch {fence >> EPOCH_SHIFT}, the table is of {table.epoch}"
+            yield Finding("stored-fence-ahead", kind, shard, what)
+        if members and str(node) not in members:
+            yield Finding("stored-home-gone", kind, shard, f"is stored as living on {node}")
+        row = rows.get(shard, {})
+        said = row.get("node"), row.get("fence")
+        if row.get("state") == "running" and said != (str(node), fence):
+            what = f"lives on {said[0]} under {said[1]}, stored is {node} under {fence}"
+            yield Finding("stored-differs", kind, shard, what)

@@ -1,0 +1,167 @@
+"""`doctor`: what is wrong with a cluster, and what to do about it.
+
+Two looks, a few seconds apart, and what both have found: a cluster is always a little on the move.
+A first look without findings is the last one.
+
+Source: C.12, N.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.data import opened
+from shardbus_cli.diagnosis import ADVICE, STORE, Finding, Picture, findings, stored
+from shardbus_cli.exits import Code, Failure
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, NodeUrl
+
+if TYPE_CHECKING:
+    from shardbus.store.protocol import StoredTable
+
+SUBJECTS_SHOWN = 5
+Wait = Annotated[
+    float,
+    typer.Option(min=0, max=600, metavar="SECONDS", help="Between the two looks; 0 is one look."),
+]
+Tables = dict[str, "StoredTable | None"]
+
+
+def doctor(
+    types: Annotated[
+        list[str] | None, typer.Argument(metavar="[TYPE]...", help="Only these entity types.")
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", metavar="URL", help="Look at the stored tables, too.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option("--cluster", metavar="NAME", help="For --store, if no node answers."),
+    ] = None,
+    wait: Wait = 5.0,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what is wrong with the cluster and what to do; exit code 5 if there is something."""
+    asked = NodeHttp(node)
+    picture: Picture | None = None
+    silent: Failure | None = None
+    try:
+        picture = _look(asked, types)
+    except Failure as failure:
+        if failure.code is Code.USAGE or not (store and cluster and types):
+            raise
+        silent = failure
+    found = _all(picture, types or [], store, cluster)
+    if found and picture is not None and wait:
+        time.sleep(wait)
+        before = {finding.key for finding in found}
+        picture = _look(asked, types)
+        found = [f for f in _all(picture, types or [], store, cluster) if f.key in before]
+    _print(asked.url, picture, found, as_json)
+    if silent is not None:
+        raise silent
+    if found:
+        raise typer.Exit(Code.UNHEALTHY)
+
+
+def _look(node: NodeHttp, types: list[str] | None) -> Picture:
+    """Read the pages.
+
+    Raises:
+        Failure: the node does not even show the first.
+    """
+    picture = Picture(cluster=node.read("v1", "cluster"))
+
+    def page(*path: str) -> dict[str, Any]:
+        try:
+            return node.read(*path)
+        except Failure as failure:
+            picture.missing["/" + "/".join(path)] = f"does not come: {failure.message}"
+            return {}
+
+    picture.ready = node.parse(node.probe("readyz")[1]).get("checks", {})
+    picture.nodes, picture.gossip = page("v1", "nodes"), page("v1", "gossip")
+    picture.checkup = page("v1", "checkup")
+    known = types or [row["type"] for row in page("v1", "types").get("types", ())]
+    picture.shards = {kind: page("v1", "shards", kind) for kind in known}
+    return picture
+
+
+def _all(
+    picture: Picture | None, types: list[str], url: str | None, cluster: str | None
+) -> list[Finding]:
+    found = findings(picture) if picture is not None else []
+    if url is None:
+        return found
+    name = cluster or str(picture.cluster.get("cluster")) if picture is not None else cluster
+    known = types or (list(picture.shards) if picture is not None else [])
+    tables, wrong = asyncio.run(_tables(url, name or "", known))
+    found += wrong
+    for kind, table in tables.items():
+        found += stored(kind, table, picture)
+    return list({finding.key: finding for finding in found}.values())
+
+
+async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, list[Finding]]:
+    """The stored tables, and what kept us from reading them."""
+    from shardbus.errors import ConfigError, StoreError, StoreUnavailable
+    from shardbus.store.opening import mask_url
+
+    tables: Tables = {}
+    wrong: list[Finding] = []
+    try:
+        store = await opened(url, cluster)
+    except StoreError as e:
+        return {}, [Finding("store-silent", STORE, mask_url(url), f"does not answer here: {e}")]
+    except ConfigError as e:
+        return {}, [Finding("store-unfit", STORE, mask_url(url), f"is refused: {e}")]
+    try:
+        for kind in types:
+            try:
+                tables[kind] = await store.load_table(kind)
+            except StoreUnavailable as e:
+                wrong.append(Finding("store-silent", STORE, mask_url(url), f"is silent: {e}"))
+            except StoreError as e:
+                wrong.append(Finding("stored-damaged", kind, "table", e.message))
+    finally:
+        await store.close()
+    return tables, wrong
+
+
+def _print(url: str, picture: Picture | None, found: list[Finding], as_json: bool) -> None:
+    groups = _grouped(found)
+    name = picture.cluster.get("cluster") if picture is not None else None
+    if as_json:
+        answer = {"node": url, "cluster": name, "healthy": not found, "findings": groups}
+        output.data(output.as_json(answer))
+        return
+    for group in groups:
+        subjects = group["subjects"]
+        shown = ", ".join(subjects[:SUBJECTS_SHOWN])
+        more = len(subjects) - SUBJECTS_SHOWN
+        rest = f" and {more} more" if more > 0 else ""
+        line = f"{group['check']}: {group['of']} {shown}{rest} {group['what']}"
+        output.data(output.safe(line))
+        output.data(f"    {group['advice']}")
+    if not groups and picture is not None:
+        shards = sum(len(page.get("shards", ())) for page in picture.shards.values())
+        counts = {"member": len(picture.members), "type": len(picture.shards), "shard": shards}
+        parts = [f"{n} {what}{'' if n == 1 else 's'}" for what, n in counts.items()]
+        output.data(f"healthy: {', '.join(parts)}")
+
+
+def _grouped(found: list[Finding]) -> list[dict[str, Any]]:
+    """Findings that differ in their subject only, as one."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for one in found:
+        groups.setdefault((one.check, one.of, one.what), []).append(one.subject)
+    return [
+        {"check": check, "of": of, "subjects": names, "what": what, "advice": ADVICE[check]}
+        for (check, of, what), names in groups.items()
+    ]

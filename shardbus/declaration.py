@@ -1,0 +1,186 @@
+"""What a class says of itself as an entity type, and what is said of it where it is declared: read
+once, and refused with the place if it cannot work.
+
+Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
+from shardbus.errors import ConfigError
+from shardbus.ids import check_id
+from shardbus.runtime.entity_type import (
+    Directive,
+    Invoker,
+    addressed,
+    in_thread,
+    is_coroutine_function,
+)
+from shardbus.runtime.passivation import Passivation
+from shardbus.sharding.allocation import AllocationStrategy
+from shardbus.transport.addressing import layout_of, shard_function
+from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
+from shardbus.wire.schema import (
+    ONE_ARGUMENT,
+    Decode,
+    Interface,
+    check_type,
+    decoder,
+    message_decoders,
+    method,
+)
+
+Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
+
+
+def declared_settings(
+    name: str,
+    own: Mapping[str, object],
+    allocation: AllocationStrategy | str | None,
+    passivation: Passivation | None,
+) -> dict[str, object]:
+    """The settings of the declaration: its own, a strategy's name, and those of its passivation."""
+    if passivation is not None and not isinstance(passivation, Passivation):
+        raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
+    said = passivation.settings() if passivation is not None else {}
+    for key in said:
+        if key in own:
+            raise ConfigError(f"{name!r}: passivation says {key} already, say it once")
+    named = {"allocation": allocation} if isinstance(allocation, str) else {}
+    return {**own, **named, **said}
+
+
+def stop_message_of(
+    name: str, invokers: Mapping[str, Invoker], message: object
+) -> tuple[Invoker, bytes] | None:
+    """The handler that takes the stop message, and the message in bytes."""
+    if message is None:
+        return None
+    try:
+        return addressed(invokers, message)
+    except ConfigError as e:
+        raise ConfigError(f"{name!r}: stop_message: {e.message}") from None
+
+
+def interface_of(
+    cls: type, name: str, shards: int, shard_of: Callable[[str], str] | None
+) -> Interface:
+    """The handlers as others see them, and where ids belong."""
+    check_id("an entity type", name)
+    if not issubclass(cls, Entity):
+        raise ConfigError(f"{cls.__name__} must be a subclass of shardbus.Entity")
+    methods = {}
+    for attribute, value in _handlers(cls).items():
+        if attribute in RESERVED or attribute.startswith("_"):
+            raise ConfigError(f"{cls.__name__}: a handler cannot be called {attribute!r}")
+        methods[attribute] = method(attribute, value.function)
+    layout = f"crc32/{shards}"
+    if shard_of is not None:
+        checked = shard_function(name, shard_of)
+        layout, shard_of = layout_of(checked, shard_of, shards), checked
+    receive = getattr(cls, "receive", None)
+    messages = message_decoders(receive, ())
+    return Interface(name, shards, layout, methods, messages, shard_of)
+
+
+def _handlers(cls: type) -> dict[str, Handler[Any, Any]]:
+    found: dict[str, Handler[Any, Any]] = {}
+    for base in reversed(cls.__mro__):
+        found |= {k: v for k, v in vars(base).items() if isinstance(v, Handler)}
+    return found
+
+
+def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[str, Invoker]:
+    """How each message is read and handled."""
+    invokers: dict[str, Invoker] = {}
+    for name, value in _handlers(cls).items():
+        function = in_thread(value.function) if value.thread else value.function
+        waits = is_coroutine_function(function)
+        decoders = interface.methods[name].decoders
+        single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
+        invokers[name] = Invoker(name, function, waits, decoders, single=single)
+    invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
+    receive, behaviours = getattr(cls, "receive", None), behaviours_of(cls)
+    if receive is not None:
+        interface.messages = message_decoders(receive, classes, behaviours)
+        if behaviours:
+            receive = current_behaviour(receive, behaviours)
+        for name, decode in interface.messages.items():
+            waits = is_coroutine_function(receive)
+            invokers[name] = Invoker(name, receive, waits, {}, decode)
+    elif behaviours:
+        raise ConfigError(
+            f"{cls.__name__} has behaviours and no receive",
+            hint=f"say with which it begins, as in receive = {behaviours[0].__name__}",
+        )
+    return invokers
+
+
+def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
+    """What may be the current behaviour, `receive` included; empty without `@behaviour`."""
+    found = behaviours_of(cls)
+    return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
+
+
+def shape_of(cls: type) -> dict[str, Any]:
+    """What of an entity's life the class brings itself."""
+    state_class, read_state = _state(cls)
+    return {
+        "starts": getattr(cls, "on_start", None) is not Entity.on_start,
+        "stops": getattr(cls, "on_stop", None) is not Entity.on_stop,
+        "state_class": state_class,
+        "read_state": read_state,
+    }
+
+
+def _state(cls: type) -> tuple[type | None, Decode | None]:
+    wanted = typing.get_type_hints(cls).get("state") if "state" in _annotations(cls) else None
+    if wanted is None:
+        return None, None
+    check_type(f"{cls.__name__}.state", wanted)
+    try:
+        wanted()
+    except TypeError as e:
+        raise ConfigError(f"{cls.__name__}.state: every field needs a default: {e}") from None
+    return wanted, decoder(wanted)
+
+
+def strategy_of(cls: type, given: AllocationStrategy | str | None) -> AllocationStrategy | None:
+    """The given allocation strategy, if it is one; None if it is a name."""
+    if given is None or isinstance(given, str):
+        return None
+    for name in ("allocate", "rebalance"):
+        if isinstance(given, type) or not callable(getattr(given, name, None)):
+            raise ConfigError(
+                f"{cls.__name__}: allocation is {given!r}, which cannot {name}"[:300],
+                hint="give an object with both methods, or a strategy's name",
+            )
+    return given
+
+
+def _annotations(cls: type) -> set[str]:
+    return {name for base in cls.__mro__ for name in getattr(base, "__annotations__", {})}
+
+
+def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive]:
+    """The supervision as a function of the error."""
+    if given is None:
+        return lambda error: Directive.RESTART
+    if callable(given):
+        return given
+    try:
+        table = {cls: Directive(what) for cls, what in given.items()}
+    except ValueError as e:
+        raise ConfigError(f"supervision: {e}", hint="use resume, restart or stop") from None
+
+    def decide(error: Exception) -> Directive:
+        for cls in type(error).__mro__:
+            if cls in table:
+                return table[cls]
+        return Directive.RESTART
+
+    return decide

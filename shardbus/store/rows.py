@@ -1,0 +1,104 @@
+"""Stored tables, read with care: what a store gives back need not be what was written.
+
+A disk that failed, a restore of half a backup, a hand at the keyboard: a row that cannot be true
+must not stop the coordinator, for nobody would get a home any more. So a row is taken if it is
+sound by itself, and named in `dropped` if not:
+
+    shard   an id: 1 to 256 bytes of UTF-8 without control characters
+    node    host:port#uid
+    fence   a whole number, 1 to 2**63 - 1
+    twice   of two rows for one shard the higher fence counts
+
+What is dropped has no home, as far as the table says. Regions report what they host to a new
+coordinator, so the shard is found again if it still runs, and otherwise gets a new home, whose row
+takes the place of the bad one. A table whose epoch or layout cannot be read is not guessed at:
+writers could no longer be told apart. That is a StoreError, and the coordinator asks again.
+
+Source: C.12, N.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from shardbus.errors import ConfigError, StoreError
+from shardbus.ids import NodeId, check_id
+from shardbus.store.protocol import StoredTable
+
+NUMBER_MAX = 2**63 - 1
+
+Row = tuple[object, object, object]
+"""Shard, node and fence as the store has them."""
+
+
+def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row]) -> StoredTable:
+    """The table of these rows, as far as they are sound.
+
+    Raises:
+        StoreError: the epoch or the layout cannot be read.
+    """
+    homes: dict[str, tuple[NodeId, int]] = {}
+    dropped: list[str] = []
+    for row in rows:
+        try:
+            shard, node, fence = _sound(row)
+        except ConfigError as wrong:
+            dropped.append(f"{_shown(row[0])}: {wrong.message}")
+            continue
+        known = homes.get(shard)
+        if known is not None:
+            dropped.append(f"{_shown(shard)}: it is there twice")
+        if known is None or known[1] < fence:
+            homes[shard] = (node, fence)
+    number = epoch_of(entity_type, epoch)
+    return StoredTable(number, _layout(entity_type, layout), homes, tuple(dropped))
+
+
+def epoch_of(entity_type: str, value: object) -> int:
+    """A stored epoch. Raises as `table_of`."""
+    try:
+        return _number("epoch", value, 0)
+    except ConfigError as wrong:
+        raise _damaged(entity_type, wrong.message) from None
+
+
+def _layout(entity_type: str, value: object) -> str:
+    try:
+        return check_id("layout", _text("layout", value))
+    except ConfigError as wrong:
+        raise _damaged(entity_type, wrong.message) from None
+
+
+def _damaged(entity_type: str, why: str) -> StoreError:
+    hint = "restore the store from a copy, or stop the cluster and remove the table's keys by hand"
+    return StoreError(f"the stored table of {entity_type!r} is damaged: {why}", hint=hint)
+
+
+def _sound(row: Row) -> tuple[str, NodeId, int]:
+    shard = check_id("shard", _text("shard", row[0]))
+    node = NodeId.parse(str(row[1]) if isinstance(row[1], NodeId) else _text("node", row[1]))
+    return shard, node, _number("fence", row[2], 1)
+
+
+def _text(what: str, value: object) -> str:
+    try:
+        text = value.decode() if isinstance(value, bytes) else value
+    except UnicodeDecodeError:
+        raise ConfigError(f"{what} {value!r:.60} is not UTF-8") from None
+    if not isinstance(text, str):
+        raise ConfigError(f"{what} {text!r:.60} is no text")
+    return text
+
+
+def _number(what: str, value: object, low: int) -> int:
+    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 30:
+        text = int(text)
+    if not isinstance(text, int) or isinstance(text, bool) or not low <= text <= NUMBER_MAX:
+        raise ConfigError(f"{what} {text!r:.60} is not {low} to {NUMBER_MAX}")
+    return text
+
+
+def _shown(shard: object) -> str:
+    text = shard.decode(errors="backslashreplace") if isinstance(shard, bytes) else str(shard)
+    return f"shard {text[:60]!r}"

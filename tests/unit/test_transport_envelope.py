@@ -1,0 +1,80 @@
+"""Messages that could not leave at once leave as what they are, with everything that they had."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from session_pair import Side
+
+from shardbus.settings import ShardingSettings
+from shardbus.sharding.region import Region
+from shardbus.transport.asks import Clock, Unsent, Waiting
+from shardbus.transport.envelope import Envelope
+from shardbus.transport.router import Router
+from shardbus.wire.batch import AskRun, Flush, Relayed, Run, TellRun
+from shardbus.wire.schema import Interface, decode_value
+
+ADD = ("counter", "add")
+CHAIN = (("page", "a", 1),)
+
+
+class Waiter:
+    def resolve(self, payload: bytes) -> None: ...
+    def fail(self, error: Exception) -> None: ...
+
+
+def future() -> asyncio.Future[Any]:
+    return asyncio.get_running_loop().create_future()
+
+
+def sent(*envelopes: Envelope) -> list[Run]:
+    side, clock = Side("a"), Clock()
+    for envelope in envelopes:
+        envelope.send(side.session, clock)
+    side.session.flush()
+    return [run for batch in side.batches for run in batch]
+
+
+async def test_each_kind_of_message_leaves_as_what_it_is() -> None:
+    deadline, at = Clock().after(1000), 1100
+    assert sent(
+        Envelope(ADD, "17", "x", b"p"),
+        Envelope(ADD, "17", "x", b"p", 0, future(), decode_value, deadline),
+        Envelope(ADD, "17", "x", b"p", 0, future(), decode_value, deadline, CHAIN),
+        Envelope(ADD, "17", "x", b"p", 1, Waiter(), None, deadline, CHAIN),
+        Envelope(None, "17", "counter", b"", 1, Waiter(), None, deadline),
+    ) == [
+        TellRun("counter", "add", ["x"], [b"p"]),
+        AskRun("counter", "add", at, ["x"], [b"p"], [1]),
+        AskRun("counter", "add", at, ["x"], [b"p"], [2], CHAIN),
+        Relayed("counter", "17", "x", "add", b"p", 3, at, 1, CHAIN),
+        Flush("counter", "17", 4, at, 1),
+    ]
+
+
+async def test_an_ask_that_nobody_waits_for_any_more_does_not_leave() -> None:
+    done = future()
+    done.cancel()
+    assert sent(Envelope(ADD, "17", "x", b"p", 0, done, decode_value, 20, CHAIN)) == []
+
+
+async def test_what_a_lost_session_gave_back_keeps_its_chain() -> None:
+    side, clock = Side("a"), Clock()
+    interface = Interface("counter", 12, "crc32/12")
+    region = Region("counter", None, interface.layout, ShardingSettings())
+    shell: Any = None
+    router = Router(interface, region, shell, asyncio.get_running_loop(), clock)
+    router.route_of("x").out = side.session
+    waiting = Waiting(future(), decode_value, clock.after(1000))
+    router.resend(
+        [
+            Unsent(ADD, "", "x", b"p", 0, waiting, CHAIN),
+            Unsent(ADD, "", "x", b"q", 0, None, ()),
+        ]
+    )
+    side.session.flush()
+    [[ask, tell]] = side.batches
+    assert isinstance(ask, AskRun)
+    assert (ask.ids, ask.chain) == (["x"], CHAIN)
+    assert tell == TellRun("counter", "add", ["x"], [b"q"])
