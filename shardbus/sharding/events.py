@@ -39,6 +39,7 @@ class Envelope(Protocol):
     @property
     def size(self) -> int:
         """Bytes it counts for in a buffer."""
+        ...
 
 
 # Into both.
