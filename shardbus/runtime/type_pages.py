@@ -203,12 +203,12 @@ class TypePages:
 
     async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
         """Another limit on entities in memory, on one node or on all."""
-        on = None if node is None else self._member(node, itself=node == "self")
+        on = None if node is None else self._member(node, itself=True)
         return await limits(self._node, self._steering.kind(type), limit, on)
 
     def _member(self, text: str, *, itself: bool = False) -> NodeId:
         view = self._node.view
-        if itself and view is not None and view.status is not None:
+        if itself and text == "self" and view is not None and view.status is not None:
             return self._node.me
         members = [m.node for m in view.members] if view is not None else []
         for node in members:

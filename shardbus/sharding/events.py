@@ -34,7 +34,7 @@ Message = (
 
 
 class Envelope(Protocol):
-    """What a region buffers and never opens."""
+    """What a region buffers and never opens. `size`: bytes it counts for in a buffer."""
 
     @property
     def size(self) -> int:

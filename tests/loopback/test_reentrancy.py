@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -16,6 +17,11 @@ from tests.waiting import until
 A, B, C = "page-0", "page-1", "page-2"
 WAYS = ["await", "later", "gather", "group", "wait", "wait_for", "shield", "timeout", "in_turn"]
 """How a handler may wait for what it asks."""
+
+
+@dataclass
+class Path:
+    entities: list[str]
 
 
 def application() -> tuple[ShardBus, Any]:
@@ -130,6 +136,32 @@ def application() -> tuple[ShardBus, Any]:
             self.context.unstash_all()
 
         @handler
+        async def walk_at_the_second_time(self, path: list[str]) -> Any:
+            """Answered at the second time, when it asks."""
+            if not self.kept:
+                self.kept.append(asyncio.current_task())  # type: ignore[arg-type]
+                self.context.stash()
+                return "first"
+            return await self.walk(path)
+
+        @handler
+        def walk_after_work(self, path: list[str]) -> None:
+            """Answered, and asking, once its work is done."""
+
+            async def work() -> Path:
+                await self.gate.wait()
+                return Path(path)
+
+            self.context.pipe_to_self(work(), answer=True)
+
+        async def receive(self, message: Path) -> Any:
+            return await self.walk(message.entities)
+
+        @handler
+        async def ask_by(self, name: str, path: list[str]) -> Any:
+            return await getattr(self.other(path[0]), name)(path[1:])
+
+        @handler
         async def ask_to_put_aside(self, path: list[str]) -> str:
             return await self.other(path[0]).put_aside(path[1:])
 
@@ -223,6 +255,30 @@ async def test_an_ask_that_waited_for_a_home_keeps_its_chain(nodes: Nodes) -> No
     assert await client.ref(stop, A).walk([]) == [A]
     with pytest.raises(EntityFailed, match="ReentrancyError"):
         await client.ref(stop, A).walk([B, A])  # nobody has asked for B's shard
+
+
+async def test_a_message_that_was_put_aside_keeps_its_chain(nodes: Nodes) -> None:
+    bus, stop = application()
+    await spread(nodes, bus)
+    client = await nodes.client()
+    asked = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_at_the_second_time", [B, A]))
+    await until(lambda: stop.kept, "the first time")
+    await client.ref(stop, B).bring_back()
+    with pytest.raises(EntityFailed, match="ReentrancyError"):
+        await asked
+    assert stop.seen[B].cycle == named("010")  # type: ignore[attr-defined]
+
+
+async def test_what_comes_of_work_keeps_the_chain_of_who_waits_for_it(nodes: Nodes) -> None:
+    bus, stop = application()
+    await spread(nodes, bus)
+    client = await nodes.client()
+    asked = asyncio.ensure_future(client.ref(stop, A).ask_by("walk_after_work", [B, A]))
+    await busy(nodes, A)
+    stop.gate.set()
+    with pytest.raises(EntityFailed, match="ReentrancyError"):
+        await asked
+    assert stop.seen[B].cycle == named("010")  # type: ignore[attr-defined]
 
 
 async def home_of(nodes: list[Node], entity_id: str) -> Node:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.membership.events import Down
 from shardbus.membership.member import Status
 from shardbus.runtime import departure
 from shardbus.runtime.node import Node
@@ -123,3 +124,33 @@ async def test_a_handoff_that_is_late_ends_the_node_without_leaving(
     assert not leaver.stopped.done()
     assert "leaving the cluster" not in said
     assert await pair[0].ref(counter, "x").add()
+
+
+@pytest.mark.parametrize("phase", ["service-unbind", HAND_OFF])
+async def test_a_node_that_is_downed_as_it_leaves_stops_at_once(nodes: Nodes, phase: str) -> None:
+    """What phases are for is over: others have its shards."""
+    bus, _ = application()
+    pair = await nodes.cluster(bus, 2)
+    leaver, seen, said = pair[1], list[str](), list[str]()
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def linger() -> None:
+        entered.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    leaver.phases.add(phase, linger)
+    for late in PHASES[PHASES.index(phase) + 1 :]:
+        leaver.phases.add(late, lambda late=late: seen.append(late))
+    leaver.phases.seconds = lambda phase, longest: 3600.0  # type: ignore[method-assign]
+    leaving = asyncio.ensure_future(departure.leave(leaver, said.append))
+    await asyncio.wait_for(entered.wait(), 20)
+    pair[0].cluster.post(Down(leaver.me))
+    assert not await asyncio.wait_for(leaving, 20)
+    assert leaver.stopped.result() != departure.LEFT
+    await asyncio.wait_for(cancelled.wait(), 20)
+    assert seen == []
+    assert "leaving the cluster" not in said
