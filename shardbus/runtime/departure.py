@@ -60,8 +60,6 @@ async def _hand_off(node: Node, progress: Progress) -> None:
     to."""
     if not node.cluster_stops.done():
         progress(f"handing off {_hosted(node)} shards")
-        if not node.is_up:
-            return
         drained = asyncio.gather(*(kind.shutdown() for kind in node.kinds.values()))
         ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)

@@ -89,6 +89,7 @@ class Registry:
         self.registered[node] = proxy
         if proxy:
             self.draining.pop(node, None)
+            self._early.pop(node, None)  # what it said before it drained
         return news
 
     def keep_early(self, register: Register) -> None:

@@ -395,6 +395,8 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     pair[0].endpoint.drop(pair[1].me, NodeLost("removed"))
     drops = pair[0].endpoint.dropped_frames
     pair[1].endpoint.session_to(pair[0].me.address, pair[0].me)
-    pair[1].endpoint._links[pair[0].me.address, pair[0].me]._break()
+    link = pair[1].endpoint._link(pair[0].me.address, pair[0].me)
+    assert link is not None
+    link._break()
     await until(lambda: drops.get("removed"), "HELLO without an answer")
     assert str(pair[1].me) not in pair[0].endpoint._inbound

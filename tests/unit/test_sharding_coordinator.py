@@ -18,6 +18,7 @@ from shardbus.sharding.directions import Directions
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import SLOW
 from shardbus.sharding.outbox import CHUNK, Kind, Outbox
+from shardbus.sharding.registry import Registry
 from shardbus.sharding.tenure import Reign
 from shardbus.store.protocol import StoredTable
 
@@ -970,3 +971,12 @@ def test_an_outbox_gathers_orders_and_splits() -> None:
     ]
     assert not outbox
     assert outbox.drain(3) == []
+
+
+def test_what_a_region_said_before_it_drained_does_not_bring_it_back() -> None:
+    """It had been kept while a write was under way."""
+    registry = Registry(1)
+    registry.update(ev.Members((A,)))
+    registry.keep_early(msg.Register(A, False, LAYOUT, ()))
+    registry.register(A, proxy=True)
+    assert registry.take_early() == []
