@@ -13,6 +13,15 @@ from tests.redis_server import RedisServer
 pytest.register_assert_rewrite("store_suite")
 
 DATABASES = 16
+REAL = ("loopback", "process")
+"""Floors whose tests have real sockets; some of them have ports that others know."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With two workers, tests with real sockets run in one, and all others in the other."""
+    for item in items:
+        floor = item.path.relative_to(Path(__file__).parent).parts[0]
+        item.add_marker(pytest.mark.xdist_group("real" if floor in REAL else "computed"))
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,11 @@ class Counts:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
 
+def _may_pass(error: Exception) -> bool:
+    """Whether a start that failed so may succeed soon: the store did not answer."""
+    return isinstance(error, StoreError) and not isinstance(error, StaleFence)
+
+
 def _wanted(cell: Context) -> bool:
     """Whether it shall start, though it may have been told to stop meanwhile."""
     if cell.stopping in (StopReason.HANDOFF, StopReason.SHUTDOWN):
@@ -93,7 +98,7 @@ class Starter:
                 if cell.parting is not None:
                     cell.stopping = cell.parting.reason
                     return
-                if isinstance(e, StaleFence) and cell.stopping is not None:
+                if cell.stopping is not None and not _may_pass(e):
                     return
 
     def construct(self, cell: Context) -> None:
