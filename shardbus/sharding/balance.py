@@ -107,7 +107,7 @@ class Balance:
         """The moves of the plan that may begin now."""
         if self.held():
             self._moves.drop_plan()
-        return self._moves.ready(self._registry.candidates())
+        return self._moves.ready(self._registry.candidates(), self._ledger.arriving())
 
     def held(self) -> str:
         """Why nothing is moved for balance; empty if something may be."""

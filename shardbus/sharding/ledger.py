@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from shardbus.ids import NodeId
-from shardbus.sharding.allocation import AllocationStrategy
+from shardbus.sharding.allocation import AllocationStrategy, Move
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
     EPOCH_SHIFT,
@@ -134,6 +134,14 @@ class Ledger:
     def free(self, home: Home) -> None:
         """The shard stopped at its home."""
         self.freed[home.shard] = home
+
+    def arriving(self) -> list[Move]:
+        """The moves to a chosen target whose shard has left and has no durable home yet."""
+        return [
+            Move(shard, home.node, target)
+            for shard, home in self.freed.items()
+            if (target := self.wanted.get(shard, NO_WISH).target) is not None
+        ]
 
     def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> Findings:
         """Compare what a region hosts with the table: of two homes the higher fence counts."""

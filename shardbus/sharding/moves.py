@@ -1,10 +1,11 @@
 """The moves of one coordinator: handoffs under way, and the rest of the plan.
 
 A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
-per target allows, so that a shard's messages do not wait while all others are packed, too. A new
-plan replaces what has not begun, and so does a time at which nothing may be rebalanced. A region
-that is drained keeps to the bound as well, but not for longer than `SLOW` seconds: entities that
-take their time must not add up to more than its patience.
+per target allows: what a shard is sent waits while it is on the move, until the store has its new
+home, and should not wait for all the others. A new plan replaces what has not begun, and so does a
+time at which nothing may be rebalanced. A region that is drained keeps to the bound as well, but
+not for longer than `SLOW` seconds: entities that take their time must not add up to more than its
+patience.
 
 A region that is late with its acknowledgement cannot take the shard, so the next plan would only
 try again. It rests: plans leave it alone for a while, longer each time, until it is in time again.
@@ -98,15 +99,15 @@ class Moves:
             if handoff.target is not None
         }
 
-    def ready(self, candidates: Iterable[NodeId]) -> list[Move]:
-        """Take out the moves that may begin now: within the bound, to a target that still
-        counts."""
+    def ready(self, candidates: Iterable[NodeId], arriving: Iterable[Move]) -> list[Move]:
+        """Take out the moves that may begin now: within the bound, to a target that still counts.
+        What is `arriving` has left its home and is on the move until the store has the next."""
         if not self._planned:
             return []
         fit = dict.fromkeys(candidates)
         leaving: dict[NodeId, int] = {}
         coming: dict[NodeId, int] = {}
-        for move in self.in_flight().values():
+        for move in (*self.in_flight().values(), *arriving):
             _count(leaving, move.source)
             _count(coming, move.target)
         ready: list[Move] = []
