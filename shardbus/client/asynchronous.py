@@ -372,6 +372,7 @@ class AsyncClient(Unaddressed):
 
     def _on_tick(self) -> None:
         self._kinds.expire()
+        self._kinds.doubt(self._members)
         for node in list(self._leaving):
             self._endpoint.part(node, in_use=self._kinds.uses)
 

@@ -9,6 +9,7 @@ Source: docs/how-to.md; S2.37; B.57.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -72,6 +73,10 @@ class Kind:
         self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
 
 
+DOUBT_S = 2.0
+"""So many seconds a node that refused us is taken for dead, although its cluster counts it in."""
+
+
 class Kinds:
     """See the module."""
 
@@ -82,8 +87,8 @@ class Kinds:
         """The routers of the types known so far, by name and by class."""
         self._kinds: dict[str, Kind] = {}
         self._contact: NodeId | None = None
-        self._gone: dict[NodeId, None] = {}
-        """Who was found to be no more; a wall that refuses may have lied in its name."""
+        self._gone: dict[NodeId, float] = {}
+        """Who was found to be no more, and when; a wall that refuses may have lied in its name."""
         self._learning: dict[str, list[asyncio.Future[Router]]] = {}
 
     # ---- finding a type
@@ -198,13 +203,18 @@ class Kinds:
             for kind in self._kinds.values():
                 kind.router.handle(events.NodeBack(node))
 
+    def doubt(self, members: Iterable[NodeId]) -> None:
+        """Whoever was refused a while ago, and is a member yet, is tried again."""
+        old = self.endpoint.loop.time() - DOUBT_S
+        self.alive([node for node in members if self._gone.get(node, math.inf) <= old])
+
     def lost(self, session: Session, unsent: list[Unsent]) -> None:
         """The session to a node ended, and with it the node, if it is `gone`."""
         by_kind = _by_kind(unsent)
         for name, kind in self._kinds.items():
             mine = by_kind.get(name, [])
             if session.gone:
-                self._gone[session.tag] = None
+                self._gone[session.tag] = self.endpoint.loop.time()
                 kind.router.gone(session.tag, mine)
             else:
                 kind.router.reconnect(session)
