@@ -41,6 +41,13 @@ def test_nothing_breaks(block: int) -> None:
         assert outcome.broken is None, outcome.report()
 
 
+def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
+    """It was once: in this run the client is refused after the last news of who is a member."""
+    load = draw_load(5017, nodes=7, seconds=20.0, strategy="lease-majority")
+    outcome = simulate_fleet(load)
+    assert outcome.broken is None, outcome.report()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_nothing_breaks_for_thousands_of_seeds() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hosting_bench import Bench
 
 from shardbus import Entity, ShardBus, StopReason, handler
-from shardbus.errors import StaleFence, Unhandled
+from shardbus.errors import StaleFence, StoreUnavailable, Unhandled
 from tests.waiting import turns, until
 
 STRATEGIES = ["lru", "slru", "mru", "lfu", "composite"]
@@ -247,7 +247,7 @@ async def test_a_start_is_tried_again_for_messages_that_wait_though_the_shard_is
     reason: StopReason,
 ) -> None:
     b = bench(log := Log(), entity_restart_backoff_min=0.01)
-    log.fail = [ValueError(str(n)) for n in range(4)]
+    log.fail = [StoreUnavailable(str(n)) for n in range(4)]
     asks = [b.ask("e", "hit", n) for n in (1, 2)]
     await until(lambda: b.host.counts.failures > 1, "a few attempts")
     b.stop(reason)
@@ -258,11 +258,14 @@ async def test_a_start_is_tried_again_for_messages_that_wait_though_the_shard_is
 
 
 @pytest.mark.parametrize("told", [False, True])
-async def test_a_start_that_cannot_succeed_here_ends_with_the_shard(told: bool) -> None:
-    """A newer activation has the state: no attempt will find it otherwise."""
+@pytest.mark.parametrize("error", [StaleFence("order", "e", 7, 8), ValueError("broken")])
+async def test_a_start_that_cannot_succeed_here_ends_with_the_shard(
+    error: Exception, told: bool
+) -> None:
+    """A newer activation has the state, or the code is wrong: it will not be otherwise soon."""
     stop_message = {"stop_message": "stop"} if told else {}
     b = bench(log := Log(), entity_restart_backoff_min=0.01, **stop_message)
-    log.fail = [StaleFence("order", "e", 7, 8) for _ in range(1000)]
+    log.fail = [error] * 1000
     waiting = b.ask("e", "hit", 1)
     await until(lambda: b.host.counts.failures > 2, "a few attempts")
     b.stop()
