@@ -9,11 +9,11 @@ of what it waits for would wait until the deadline. It is refused at once instea
                                  ReentrancyError A -> B -> C -> A, told to C
 
 A *chain* travels with the asks that handlers make, and with nothing else: not with tells, not with
-asks of code outside entities, which cost nothing more for it. Its numbers name runs of handlers,
-`Asking`, so that an ask on behalf of a run that is over waits its turn like any other. An entity
-counts as waiting for what its handler has asked until that has its outcome: who gave up after a
-timeout waits no more. A chain keeps the last CHAIN_MAX entities; a longer cycle ends by AskTimeout,
-and so do two entities that ask each other while each handles another message.
+asks of code outside entities. Its numbers name runs of handlers, `Asking`, so that an ask on behalf
+of a run that is over waits its turn like any other. An entity counts as waiting for what its
+handler has asked until that has its outcome: who gave up after a timeout waits no more. A chain
+keeps the last CHAIN_MAX entities; a longer cycle ends by AskTimeout, and so do two entities that
+ask each other while each handles another message.
 
 Whose code makes an ask, the current task says: a handler runs under a `Turn`. A task that a handler
 has made is on the chain only while the handler waits for it (`gather`, `TaskGroup`, `wait`,
