@@ -32,7 +32,7 @@ from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
-from shardbus.transport.router import DONE, Router
+from shardbus.transport.router import Router
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Members, TypeInfo, decode_control
@@ -190,10 +190,10 @@ class AsyncClient(Unaddressed):
     async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
         """Send a batch of (entity id, message), in order."""
         router = self._kinds.known(kind) or await self._router(kind)
-        send = router.send
+        send, done = router.send, router.done
         for entity_id, message in messages:
             waits = send(entity_id, message)
-            if waits is not DONE:
+            if waits is not done:
                 await waits
 
     def ask(

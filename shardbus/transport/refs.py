@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import BufferFull, ConfigError
 from shardbus.transport.envelope import Envelope
-from shardbus.transport.router import DONE, Router
+from shardbus.transport.router import Router
 from shardbus.wire.schema import Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ START = "$start"
 """Names no handler: what asks for it only wants the entity to run [StartEntity]."""
 NO_ARGUMENTS = encode_value(())
 
+UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
 ASK_TIMEOUT_MS = 5000
 """For an answer inside a node, unless the sender says otherwise."""
 
@@ -49,7 +50,7 @@ class Call:
         if not kwargs and len(args) in self._counts:
             try:
                 return pack_value(args)
-            except (TypeError, ValueError, OverflowError, RecursionError):
+            except UNPACKABLE:
                 pass
         return self._method.encode(args, kwargs)
 
@@ -69,13 +70,18 @@ class Call:
         Raises:
             BufferFull: the shard has no home and its buffer is full.
         """
-        payload = self._pack(args, kwargs)
-        route = self._route
-        out = route.out
+        if kwargs or len(args) not in self._counts:
+            payload = self._method.encode(args, kwargs)
+        else:
+            try:
+                payload = pack_value(args)
+            except UNPACKABLE:
+                payload = self._method.encode(args, kwargs)
+        out = self._route.out
         if out is None:
-            return self._router.deliver(Envelope(self._key, route.shard, self._id, payload))
+            return self._router.deliver(Envelope(self._key, self._route.shard, self._id, payload))
         out.tell(self._key, self._id, payload)
-        return DONE if out.writable else out.room()
+        return self._router.done if out.writable else out.room()
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send, or raise BufferFull where `tell` would wait."""

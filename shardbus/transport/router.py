@@ -36,18 +36,6 @@ ROUTES_MAX = 200_000
 FLUSH_TIMEOUT_MS = 60_000
 
 
-class _Done:
-    """An awaitable that is done: what a tell with room returns, at the price of no coroutine."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Any:
-        return iter(())
-
-
-DONE = _Done()
-
-
 class Route:
     """One shard as a sender sees it."""
 
@@ -104,6 +92,9 @@ class Router:
         self._by_id: dict[str, Route] = {}
         self._shell, self._loop, self._clock = shell, loop, clock
         self._create_future = loop.create_future
+        self.done = loop.create_future()
+        """What a tell with room returns: one for all, as it costs nothing to await."""
+        self.done.set_result(None)
         self._clockwork = Clockwork(region.deadline, self._tick)
         self._keys: dict[str, Key] = {}
         self._key_of_class: dict[type, Key] = {}
@@ -163,7 +154,7 @@ class Router:
         if out is None:
             return self.deliver(Envelope(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
-        return DONE if out.writable else out.room()
+        return self.done if out.writable else out.room()
 
     def send(self, entity_id: str, message: object) -> Any:
         """`tell` a message of `receive`.
@@ -183,7 +174,7 @@ class Router:
         if out is None:
             return self.deliver(Envelope(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
-        return DONE if out.writable else out.room()
+        return self.done if out.writable else out.room()
 
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
@@ -235,18 +226,18 @@ class Router:
         out = self.route(envelope.shard).out
         if out is not None:
             envelope.send(out, self._clock)
-            return DONE if out.writable else out.room()
+            return self.done if out.writable else out.room()
         if self.refused is not None:
             envelope.refuse(self.refused)
             if envelope.waiter is None:
                 raise self.refused
-            return DONE
+            return self.done
         if envelope.waiter is not None:
             self.buffered_asks[envelope] = None
         self.handle(events.Deliver(envelope.shard, envelope))
         if envelope.error is not None and envelope.waiter is None:
             raise envelope.error
-        return DONE
+        return self.done
 
     def arrived(self, envelope: Envelope, via: NodeId | None) -> None:
         """A message came over a link, and the shard is not ours to deliver it."""
