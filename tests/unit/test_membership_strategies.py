@@ -315,7 +315,7 @@ def test_TU17_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_TU17_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
     """Any members, any ages, any three sides, some with the role that votes, any size of a quorum;
     one side is a legal step ahead about every member. Whoever decides for a side decides alike."""
@@ -371,7 +371,7 @@ def promised(rule: str, sides: list[list[NodeId]], size: int) -> list[str]:
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_TU17_against_what_is_promised_of_a_cluster_at_rest(where: list[int], size: int) -> None:
     nodes = [NodeId(f"n{i}", 1, 1) for i in range(len(where))]
     copy = view(nodes, [U] * len(nodes), [U] * len(nodes), range(1, len(nodes) + 1))
