@@ -31,6 +31,9 @@ from shardbus.wire.schema import Decode
 BATCH_WEIGHT_MAX = 64 * 1024
 ENVELOPE_WEIGHT = 192
 """What an envelope weighs besides its payload: a batch is full at 64 KiB or some 340 small ones."""
+ASK_WEIGHT = 512
+"""An ask and an answer weigh more. Somebody waits: with batches of some 120, many asks travel in
+several of them, so that both sides have work at the same time instead of taking turns."""
 
 
 def too_large(size: int) -> MessageTooLarge:
@@ -49,6 +52,7 @@ class Outbox(ABC):
         "_reply_corrs",
         "_tell_ids",
         "_tell_payloads",
+        "_ask_deadline",
         "_ask_key",
         "_ask_timeout_ms",
         "_asks",
@@ -75,7 +79,7 @@ class Outbox(ABC):
         self._ask_key: Key | Chain | None = None
         """What the messages of the open run of asks share: their key, or the chain they come by."""
         self._chained_key: Key | None = None
-        self._ask_timeout_ms = 0
+        self._ask_timeout_ms = self._ask_deadline = 0
         self._replies: ReplyRun | None = None
         self._tell_ids: list[str]
         self._tell_payloads: list[bytes]
@@ -93,8 +97,8 @@ class Outbox(ABC):
             self._open_tells(key)
         self._tell_ids.append(entity_id)
         self._tell_payloads.append(payload)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        self._weight = weight = self._weight + len(payload) + ENVELOPE_WEIGHT
+        if weight > BATCH_WEIGHT_MAX:
             self._full()
 
     def ask(
@@ -110,12 +114,14 @@ class Outbox(ABC):
         or a Waiter."""
         if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
             self._open_asks(key, timeout_ms)
-        corr = self._expect(waiter, decode, timeout_ms)
+        asks = self._asks
+        corr = asks.corr = asks.corr + 1
+        asks.entries[corr] = (waiter, decode, self._ask_deadline)
         self._ask_ids.append(entity_id)
         self._ask_payloads.append(payload)
         self._ask_corrs.append(corr)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        self._weight = weight = self._weight + len(payload) + ASK_WEIGHT
+        if weight > BATCH_WEIGHT_MAX:
             self._full()
 
     def ask_within(
@@ -137,13 +143,10 @@ class Outbox(ABC):
         ):
             self._open_asks(key, timeout_ms, chain)
             self._ask_key, self._chained_key = chain, key
-        self._add_ask(entity_id, payload, self._expect(waiter, decode, timeout_ms))
-
-    def _add_ask(self, entity_id: str, payload: bytes, corr: int) -> None:
         self._ask_ids.append(entity_id)
         self._ask_payloads.append(payload)
-        self._ask_corrs.append(corr)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
+        self._ask_corrs.append(self._expect(waiter, decode, timeout_ms))
+        self._weight += len(payload) + ASK_WEIGHT
         if self._weight > BATCH_WEIGHT_MAX:
             self._full()
 
@@ -153,7 +156,7 @@ class Outbox(ABC):
             self._open_replies()
         self._reply_corrs.append(corr)
         self._reply_payloads.append(payload)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
+        self._weight += len(payload) + ASK_WEIGHT
         if self._weight > BATCH_WEIGHT_MAX:
             self._full_of_replies()
 
@@ -213,6 +216,7 @@ class Outbox(ABC):
         self._ask_ids, self._ask_payloads = run.ids, run.payloads
         self._ask_corrs = run.corrs
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
+        self._ask_deadline = self._asks.deadline(timeout_ms)
         self._schedule()
 
     def _open_replies(self) -> None:
@@ -230,7 +234,7 @@ class Outbox(ABC):
             run.ids.pop()
             if isinstance(run, AskRun):
                 self._asks.take(run.corrs.pop())
-            self._weight -= size + ENVELOPE_WEIGHT
+            self._weight -= size
             raise too_large(size)
         self._spill()
 
@@ -239,7 +243,7 @@ class Outbox(ABC):
         run = self._replies
         if run is not None and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
             corr, size = run.corrs.pop(), len(run.payloads.pop())
-            self._weight -= size + ENVELOPE_WEIGHT
+            self._weight -= size
             text = f"the answer has {size} bytes, at most {PAYLOAD_BYTES_MAX}"
             self.fail(corr, EntityFailed("MessageTooLarge", text))
             return

@@ -18,6 +18,8 @@ Source: S0.6, S0.11-S0.15, S2.22-S2.24; docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
@@ -91,7 +93,7 @@ class Router:
         self.refused: RequestError | None = None
         self._by_id: dict[str, Route] = {}
         self._shell, self._loop, self._clock = shell, loop, clock
-        self._create_future = loop.create_future
+        self._create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=loop)
         self.done = loop.create_future()
         """What a tell with room returns: one for all, as it costs nothing to await."""
         self.done.set_result(None)
