@@ -145,7 +145,8 @@ class AsyncClient(Unaddressed):
         Raises:
             ConfigError: the class is no entity class, or the id is not one.
         """
-        return cast("E", Ref(self._kinds.of_class(kind), entity_id, self.timeout_ms))
+        router = self._routers.get(kind) or self._kinds.of_class(kind)
+        return cast("E", Ref(router, entity_id, self.timeout_ms))
 
     def region(self, kind: type) -> Region:
         """The type as a region, which finds the entity by the message, with the class's

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import BufferFull, ConfigError
 from shardbus.transport.envelope import Envelope
-from shardbus.transport.router import Router
+from shardbus.transport.router import Route, Router
 from shardbus.wire.schema import Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:
@@ -38,11 +38,12 @@ class Call:
 
     __slots__ = ("_counts", "_decode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
 
-    def __init__(self, router: Router, entity_id: str, method: Method, timeout_ms: int) -> None:
-        self._router, self._id, self._method = router, entity_id, method
+    def __init__(
+        self, router: Router, entity_id: str, route: Route, method: Method, timeout_ms: int
+    ) -> None:
+        self._router, self._id, self._route, self._method = router, entity_id, route, method
         self._timeout_ms, self._decode = timeout_ms, method.decode_result
         self._key = router.key(method.name)
-        self._route = router.route_of(entity_id)
         self._counts = method.counts
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -96,7 +97,7 @@ class Ref:
 
     def __init__(self, router: Router, entity_id: str, timeout_ms: int) -> None:
         self._router, self.entity_id, self._timeout_ms = router, entity_id, timeout_ms
-        router.route_of(entity_id)  # refuses what is no id
+        self._route = router.route_of(entity_id)
 
     @property
     def entity_type(self) -> str:
@@ -107,8 +108,8 @@ class Ref:
         method = self._router.interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
-        call = Call(self._router, self.entity_id, method, self._timeout_ms)
-        self.__dict__[name] = call
+        call = Call(self._router, self.entity_id, self._route, method, self._timeout_ms)
+        setattr(self, name, call)  # writing to __dict__ would make a dict for each reference
         return call
 
     def __repr__(self) -> str:

@@ -21,6 +21,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
+from zlib import crc32
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
 from shardbus.ids import NodeId, check_id, shard_of
@@ -92,6 +93,8 @@ class Router:
         self.buffered_asks: dict[Envelope, None] = {}
         self.refused: RequestError | None = None
         self._by_id: dict[str, Route] = {}
+        self._numbered: dict[int, Route] = {}
+        """The routes by the number that the default shard function gives: no text is made of it."""
         self._shell, self._loop, self._clock = shell, loop, clock
         self._create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=loop)
         self.done = loop.create_future()
@@ -132,7 +135,14 @@ class Router:
         if route is None:
             if len(self._by_id) >= ROUTES_MAX:
                 self._by_id.clear()
-            route = self._by_id[entity_id] = self.route(self.shard_of(entity_id))
+            if self._shard_of is not None:
+                route = self.route(self.shard_of(entity_id))
+            else:
+                number = crc32(check_id("an entity id", entity_id).encode()) % self._shards
+                route = self._numbered.get(number)
+                if route is None:
+                    route = self._numbered[number] = self.route(self.shard_of(entity_id))
+            self._by_id[entity_id] = route
         return route
 
     def route(self, shard: str) -> Route:
