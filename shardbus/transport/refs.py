@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import BufferFull, ConfigError
+from shardbus.transport.asks import Key
 from shardbus.transport.envelope import Envelope
 from shardbus.transport.router import Route, Router
-from shardbus.wire.schema import Method, decode_value, encode_value, method_of, pack_value
+from shardbus.wire.schema import Decode, Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:
     import asyncio
@@ -148,9 +149,15 @@ def call(
     router: Router, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
     """Ask a handler by its name."""
+    key, payload, decode = named(router, handler, args)
+    return router.ask(key, entity_id, payload, timeout_ms, decode)
+
+
+def named(router: Router, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+    """A message for a handler that is named: its method, its bytes, and how to read the answer."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
-    return router.ask(router.key(handler), entity_id, encode_value(args), timeout_ms, decode)
+    return router.key(handler), encode_value(args), decode
 
 
 def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
@@ -158,7 +165,7 @@ def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Fut
     return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
-def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[tuple[str, str], bytes]:
+def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """The method and the bytes of a message by names."""
     if not args:
         return router.key(method_of(message)), encode_value(message)

@@ -204,6 +204,24 @@ class Router:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
         return future
 
+    def ask_for(
+        self,
+        answer: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        """The same for an answer of the caller's own making, which is no future of this loop."""
+        route = self.route_of(entity_id)
+        if route.out is not None:
+            route.out.ask(key, entity_id, payload, timeout_ms, answer, decode)
+        else:
+            deadline = self._clock.after(timeout_ms)
+            shard = route.shard
+            self.deliver(Envelope(key, shard, entity_id, payload, 0, answer, decode, deadline))
+
     def ask_within(
         self,
         key: Key,
