@@ -21,10 +21,9 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
-from zlib import crc32
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
-from shardbus.ids import NodeId, check_id, shard_of
+from shardbus.ids import NodeId, check_id, shard_number
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Failure, Key, Unsent
@@ -121,7 +120,15 @@ class Router:
         check_id("an entity id", entity_id)
         if self._shard_of is not None:
             return check_id("a shard id", self._shard_of(entity_id))
-        return shard_of(entity_id, self._shards)
+        return self._numbered_route(entity_id).shard
+
+    def _numbered_route(self, entity_id: str) -> Route:
+        """The route of an entity's shard, by the default shard function."""
+        number = shard_number(entity_id, self._shards)
+        route = self._numbered.get(number)
+        if route is None:
+            route = self._numbered[number] = self.route(str(number))
+        return route
 
     def has_shard(self, shard: str) -> bool:
         """Whether the type's shard function can give this shard."""
@@ -138,10 +145,7 @@ class Router:
             if self._shard_of is not None:
                 route = self.route(self.shard_of(entity_id))
             else:
-                number = crc32(check_id("an entity id", entity_id).encode()) % self._shards
-                route = self._numbered.get(number)
-                if route is None:
-                    route = self._numbered[number] = self.route(self.shard_of(entity_id))
+                route = self._numbered_route(check_id("an entity id", entity_id))
             self._by_id[entity_id] = route
         return route
 
