@@ -119,6 +119,17 @@ class Kind:
         self._find = self.host.active.get
         self._deliver = self.host.execution.deliver
 
+    @property
+    def shared(self) -> dict[str, str]:
+        """What every node that knows the type must say alike: where its entities live, who may
+        coordinate them, and what runs only with a lease."""
+        values = {
+            "layout": self.kind.interface.layout,
+            "role": self.settings.role,
+            "use_lease": self.settings.use_lease,
+        }
+        return {f"types.{self.name}.{key}": value for key, value in values.items()}
+
     # ---- what arrives
 
     def on_tells(self, session: Session, run: TellRun) -> None:

@@ -167,8 +167,9 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
         )
-        shared = {f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()}
-        shared |= fingerprint(self.settings.cluster.downing)
+        shared = fingerprint(self.settings.cluster.downing)
+        for kind in self.kinds.values():
+            shared |= kind.shared
         self._thread = self.cluster = self._make_membership(
             member,
             self.cluster_name,
