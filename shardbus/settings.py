@@ -68,6 +68,9 @@ class NodeSettings:
     version: str = text(
         "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
     )
+    version_timeout: float = seconds(
+        30.0, "for the application to say its version, where it does and none is set"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,27 @@ async def test_a_node_that_waits_for_others_can_be_stopped(lab: Processes) -> No
     assert await node.terminate() == 0
 
 
+async def test_B19_a_node_joins_with_the_version_that_its_application_finds(lab: Processes) -> None:
+    first = await lab.start()
+    second = lab.begin(APP_VERSION="file")
+    third = lab.begin(APP_VERSION="file")
+    await until(lambda: "which version?" in third.out.read_text(), "the question")
+    assert await third.terminate() == 0
+    (lab.folder / "VERSION").write_text("1.2.0")
+    await until(second.ready, "the node with a version")
+    rows = (await first.page("/v1/nodes"))["nodes"]
+    assert {row["address"]: row["version"] for row in rows} == {
+        first.address: "0.0.0",
+        second.address: "1.2.0",
+    }
+
+
+async def test_B19_a_node_without_its_version_does_not_start(lab: Processes) -> None:
+    node = lab.begin(settings=("node.version_timeout=200ms",), APP_VERSION="file")
+    assert await node.ended() == 1
+    assert "version has not said within 0.2 s which version this is" in error_of(node)
+
+
 def error_of(node: NodeProcess) -> str:
     """The one line that explains a failure."""
     said = node.err.read_text()
