@@ -114,7 +114,8 @@ async def test_B19_a_node_joins_with_the_version_that_its_application_finds(lab:
     third = lab.begin(APP_VERSION="file")
     await until(lambda: "which version?" in third.out.read_text(), "the question")
     assert await third.terminate() == 0
-    (lab.folder / "VERSION").write_text("1.2.0")
+    (lab.folder / "unnamed").write_text("1.2.0")
+    (lab.folder / "unnamed").rename(lab.folder / "VERSION")
     await until(second.ready, "the node with a version")
     rows = (await first.page("/v1/nodes"))["nodes"]
     assert {row["address"]: row["version"] for row in rows} == {
