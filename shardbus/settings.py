@@ -180,6 +180,9 @@ class ShardingSettings:
         100, "shards of a type; every node must agree, and it cannot change while a table is stored"
     )
     role: str = text("", "host only on nodes with this role; empty is every node")
+    coordinator_role: str = text(
+        "", "coordinate on the oldest node with this role; empty is that of the type, * is any"
+    )
     remember: bool = flag(False, "entities that were running start again after a move or a crash")
     passivate_after: float = seconds(
         120.0, "an idle entity is stopped; remembered ones are not", off=True

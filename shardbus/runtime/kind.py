@@ -41,6 +41,9 @@ log = logging.getLogger("shardbus.sharding")
 
 START_MS = 30_000
 
+EVERY_NODE = "*"
+"""As `coordinator_role`: whatever role the type has."""
+
 
 class Surroundings(Protocol):
     """What a type needs from its node."""
@@ -120,12 +123,19 @@ class Kind:
         self._deliver = self.host.execution.deliver
 
     @property
+    def coordinator_role(self) -> str:
+        """The role of the nodes among which the oldest coordinates; empty is every node."""
+        wanted = self.settings.coordinator_role or self.settings.role
+        return "" if wanted == EVERY_NODE else wanted
+
+    @property
     def shared(self) -> dict[str, str]:
         """What every node that knows the type must say alike: where its entities live, who may
         coordinate them, and what runs only with a lease."""
         values = {
             "layout": self.kind.interface.layout,
             "role": self.settings.role,
+            "coordinator_role": self.coordinator_role,
             "use_lease": self.settings.use_lease,
         }
         return {f"types.{self.name}.{key}": value for key, value in values.items()}

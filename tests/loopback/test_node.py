@@ -325,7 +325,7 @@ async def test_TSU18_a_node_with_another_layout_is_refused_with_both_values(node
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("setting", ["use_lease", "role"])
+@pytest.mark.parametrize("setting", ["use_lease", "role", "coordinator_role"])
 async def test_B3_nodes_that_disagree_about_a_type_are_refused_with_both_values(
     nodes: Nodes, setting: str
 ) -> None:
