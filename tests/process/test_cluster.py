@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 from shardbus import RequestError
 from tests.ports import free_port
 from tests.process.app import Account, Stubborn
-from tests.process.nodes import NodeProcess, Processes
+from tests.process.nodes import ROOT, NodeProcess, Processes
 from tests.waiting import until
 
 DETECT_QUICKLY = (
@@ -47,6 +48,22 @@ async def test_sigint_leaves_too(lab: Processes) -> None:
     node.signal(signal.SIGINT)
     assert await node.ended() == 0
     assert "Traceback" not in node.err.read_text()
+
+
+async def test_S2_33_a_node_on_sqlite_runs_where_there_is_no_redis_client(
+    lab: Processes, tmp_path: Path
+) -> None:
+    missing = "raise ModuleNotFoundError(\"No module named 'redis'\", name='redis')\n"
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "redis.py").write_text(missing)
+    path = os.pathsep.join(map(str, (tmp_path / "without", ROOT, ROOT / "cli")))
+    node = await lab.start(PYTHONPATH=path)
+    async with lab.client() as client:
+        assert await client.ref(Account, "a").add(1) == 1
+    assert await node.terminate() == 0
+    other = lab.begin("--store", "redis://127.0.0.1:1/0", PYTHONPATH=path)
+    assert await other.ended() == 1
+    assert "needs the package 'redis'; pip install redis" in error_of(other)
 
 
 async def test_a_second_signal_stops_at_once(lab: Processes) -> None:
