@@ -248,7 +248,7 @@ class ShardingSettings:
     allocation: str = text(
         "least-shards",
         "strategy of types whose class names none",
-        choices=("least-shards", "threshold", "consistent-hashing", "external"),
+        choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")
     rebalance_threshold: int = count(
@@ -259,6 +259,9 @@ class ShardingSettings:
         0, "shards on the move at a time, for the other strategies", off=True
     )
     rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    rebalance_load_tolerance: float = number(
+        0.2, "least-load: a difference in messages that is let be, as part of the mean", low=0.01
+    )
     use_lease: str = text(
         "off",
         "what runs only while its node holds a lease in the state store; all nodes alike",

@@ -106,7 +106,10 @@ def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
 def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the shards of a type and where they live."""
     if answer := _page(node, as_json, "v1", "shards", entity_type):
-        output.table(("shard", "node", "state", "fence", "entities"), answer.get("shards", ()))
+        rows = answer.get("shards", ())
+        loads = any(row.get("load") is not None for row in rows)
+        columns = ("shard", "node", "state", "fence", "entities", *(("load",) if loads else ()))
+        output.table(columns, rows)
         note_held(answer)
 
 

@@ -24,6 +24,7 @@ from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
 from shardbus.runtime.reentrancy import NodeRouter
+from shardbus.runtime.sampling import Sampling
 from shardbus.runtime.starting import Keeper
 from shardbus.runtime.tenancy import Tenancy
 from shardbus.settings import ShardingSettings
@@ -110,6 +111,7 @@ class Kind:
         interface = kind.interface
         region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
         self.router = NodeRouter(interface, region, self, loop, node.endpoint.clock)
+        self.sampling = Sampling(self.router.shard_of)
         self.coordinator: NodeId | None = None
         """Where this node believes the coordinator to be."""
         self.stranger: NodeId | None = None
@@ -159,7 +161,10 @@ class Kind:
 
         rows = zip(run.ids, run.payloads, repeat(0))
         self._deliver(self._find, arrive, invoker, None, rows, 0)
-        self.host.counts.accepted += len(run.ids)
+        counts = self.host.counts
+        counts.accepted += len(run.ids)
+        if counts.accepted >= self.sampling.mark:
+            self.sampling.take(counts.accepted, run.ids)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Messages whose senders wait."""
@@ -187,7 +192,10 @@ class Kind:
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
         self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain)
-        self.host.counts.accepted += len(run.ids)
+        counts = self.host.counts
+        counts.accepted += len(run.ids)
+        if counts.accepted >= self.sampling.mark:
+            self.sampling.take(counts.accepted, run.ids)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """A message that another node, or our own router, sends on."""
@@ -200,7 +208,10 @@ class Kind:
                 session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
             return
         if session is not self._node.loopback:  # from there it was counted when it came
-            self.host.counts.accepted += 1
+            counts = self.host.counts
+            counts.accepted += 1
+            if counts.accepted >= self.sampling.mark:
+                self.sampling.take(counts.accepted, (message.id,))
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
         asker = session if message.corr else None
         waiting = Message(invoker, message.payload, asker, message.corr, deadline, message.chain)

@@ -188,9 +188,10 @@ class Questions:
         if coordinator is None:
             return None
         homes = coordinator.table.homes
+        load_of = coordinator.balance.load_of
         shards = [
-            [home.shard, str(home.node), home.fence, coordinator.state_of(home.shard)]
-            for home in homes.values()
+            [shard, str(home.node), home.fence, coordinator.state_of(shard), load_of(shard)]
+            for shard, home in homes.items()
         ]
         return {"epoch": coordinator.epoch, "shards": shards, **_pace(coordinator)}
 

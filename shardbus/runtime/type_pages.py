@@ -94,8 +94,9 @@ class TypePages:
                 "state": _STATES.get(state, "running"),
                 "fence": fence,
                 "entities": live.get((node, shard), 0) if node in answered else None,
+                "load": round(load[0], 2) if load and load[0] is not None else None,
             }
-            for shard, node, fence, state in table["shards"]
+            for shard, node, fence, state, *load in table["shards"]
         ]
         rows.sort(key=_by_shard)
         return {

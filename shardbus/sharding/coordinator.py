@@ -231,6 +231,8 @@ class Coordinator:
             case msg.ShardStopped(_, homes):
                 for home in homes:
                     self._on_stopped(home, sender, now)
+            case msg.ShardLoads(node, loads):
+                self.balance.hear(node, loads, now)
             case msg.GracefulShutdownRequest(_):
                 if self._registry.registered.get(sender) is False:
                     self._registry.draining[sender] = None
