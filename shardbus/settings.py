@@ -68,6 +68,9 @@ class NodeSettings:
     version: str = text(
         "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
     )
+    version_timeout: float = seconds(
+        30.0, "for the application to say its version, where it does and none is set"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +180,9 @@ class ShardingSettings:
         100, "shards of a type; every node must agree, and it cannot change while a table is stored"
     )
     role: str = text("", "host only on nodes with this role; empty is every node")
+    coordinator_role: str = text(
+        "", "coordinate on the oldest node with this role; empty is that of the type, * is any"
+    )
     remember: bool = flag(False, "entities that were running start again after a move or a crash")
     passivate_after: float = seconds(
         120.0, "an idle entity is stopped; remembered ones are not", off=True
@@ -242,7 +248,7 @@ class ShardingSettings:
     allocation: str = text(
         "least-shards",
         "strategy of types whose class names none",
-        choices=("least-shards", "threshold", "consistent-hashing", "external"),
+        choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")
     rebalance_threshold: int = count(
@@ -253,6 +259,9 @@ class ShardingSettings:
         0, "shards on the move at a time, for the other strategies", off=True
     )
     rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    rebalance_load_tolerance: float = number(
+        0.2, "least-load: a difference in messages that is let be, as part of the mean", low=0.01
+    )
     use_lease: str = text(
         "off",
         "what runs only while its node holds a lease in the state store; all nodes alike",

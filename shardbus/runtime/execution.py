@@ -35,7 +35,7 @@ from shardbus.runtime.answers import answer, told
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.delivery import Delivery
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
-from shardbus.runtime.starting import Keeper, Starter
+from shardbus.runtime.starting import MOVES, Keeper, Starter
 from shardbus.runtime.waiting import Waiting
 from shardbus.settings import ShardingSettings
 from shardbus.transport.session import Session
@@ -272,16 +272,26 @@ class Execution(Delivery):
         self._starter.failed(cell, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
-        parting = cell.parting
-        ends = cell.stopping is not None or (parting is not None and parting.told)
-        if ends or directive is Directive.STOP:
-            reason = StopReason.FAILURE if parting is None else parting.reason
-            cell.stopping = cell.stopping or reason
+        if self._ends(cell, directive):
             return True
         cell.end_incarnation()
         cell.entity = None
         self._begin(cell)
         return False
+
+    def _ends(self, cell: Context, directive: Directive) -> bool:
+        """Whether one that failed shall not start again as it is. In a shard that is to move it
+        does, if messages wait for it; if it shall stop, its next incarnation gets them."""
+        parting = cell.parting
+        if parting is not None and parting.told:
+            cell.stopping = cell.stopping or parting.reason
+            return True
+        reason = cell.stopping or (None if parting is None else parting.reason)
+        waits = reason in MOVES and bool(cell.mailbox)
+        if directive is Directive.STOP:
+            cell.stopping = StopReason.FAILURE if waits or reason is None else reason
+            return True
+        return cell.stopping is not None and not waits
 
     def _supervise(self, error: Exception) -> Directive:
         try:

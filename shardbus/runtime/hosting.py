@@ -16,7 +16,7 @@ from typing import Any
 
 from shardbus.errors import StaleFence, Unhandled
 from shardbus.runtime.aside import Aside
-from shardbus.runtime.context import OWN, Context, Message
+from shardbus.runtime.context import AFTER_CURRENT, OWN, Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
 from shardbus.runtime.recovery import Recovery
@@ -285,12 +285,12 @@ class Host:
 
     def _may_return(self, cell: Context) -> bool:
         """Whether what waits for an entity that has stopped starts a new incarnation. In a shard
-        that stops only if it went of its own accord, for then its messages were to wait."""
+        that stops only if it went of its own accord or by a failure, not because of the shard."""
         hosted = cell.shard
         if hosted.stopping is None:
             return True
         listed = self.memory is None or self.memory.knows(hosted, cell.entity_id)
-        alone = cell.stopping in (StopReason.PASSIVATION, StopReason.STOPPED)
+        alone = cell.stopping in AFTER_CURRENT and cell.stopping is not hosted.stopping
         return listed and (alone or (cell.parting is not None and cell.parting.holds))
 
     def _stopped_alone(self, memory: Memory, hosted: HostedShard, cell: Context) -> None:

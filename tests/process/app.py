@@ -134,6 +134,21 @@ def at_shutdown(kind: str) -> None:
 at_shutdown(os.environ.get("APP_SHUTDOWN", ""))
 
 
+def say_version() -> None:
+    """The application finds its version in a file, once that is there."""
+
+    @bus.version
+    async def version() -> str:
+        print("which version?", flush=True)
+        while not (FOLDER / "VERSION").exists():
+            await asyncio.sleep(0.01)
+        return (FOLDER / "VERSION").read_text().strip()
+
+
+if os.environ.get("APP_VERSION"):
+    say_version()
+
+
 @bus.entity("stubborn", shards=2)
 class Stubborn(Entity):
     """Does not stop."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from hosting_bench import Bench
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.errors import (
+    ConfigError,
     EntityFailed,
     MailboxFull,
     SchemaError,
@@ -736,3 +739,46 @@ async def test_an_object_of_a_message_class_reaches_receive() -> None:
 
     b = bench(Typed)
     assert await b.ask_message("e", Ledger(5)) == 5
+
+
+async def test_S2_90_a_blocking_handler_runs_in_threads_of_the_applications_own() -> None:
+    own, gate = ThreadPoolExecutor(1, "own"), threading.Event()
+
+    class Printer(Entity):
+        @handler(thread=own)
+        def here(self) -> str:
+            assert gate.wait(10)
+            return threading.current_thread().name
+
+        @handler(thread=True)
+        def there(self) -> str:
+            return threading.current_thread().name
+
+        @handler
+        def on_loop(self) -> str:
+            return threading.current_thread().name
+
+    bus = ShardBus("shop")
+    bus.entity("printer")(Printer)
+    b = Bench(bus)
+    busy = [b.ask(entity, "here") for entity in ("a", "b")]
+    assert await b.ask("c", "on_loop") == threading.current_thread().name
+    assert not (await b.ask("c", "there")).startswith("own"), "it does not wait for the others"
+    gate.set()
+    assert await asyncio.gather(*busy) == ["own_0", "own_0"]
+    own.shutdown()
+    with pytest.raises(EntityFailed, match="after shutdown"):
+        await b.ask("d", "here")
+
+
+@pytest.mark.parametrize(
+    ("thread", "says"),
+    [("a pool", "thread is 'a pool', neither true"), (True, "is async: it cannot run in a thread")],
+)
+def test_what_cannot_run_in_a_thread_is_refused(thread: Any, says: str) -> None:
+    class Wrong(Entity):
+        @handler(thread=thread)
+        async def go(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=f"handler go of Wrong.*{says}"):
+        ShardBus("shop").entity()(Wrong)
