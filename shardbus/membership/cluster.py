@@ -4,7 +4,7 @@
     exchange    the state, and spreading it           gossip, exchange, targets
     heartbeats  who does not answer                   heartbeat, detector
     deaths      whose process is gone                 confirm
-    resolver    who stays after a split               resolver, downing
+    resolver    who stays after a split               resolver, downing, strategies
     leader      moving members through their lives    leader
 
 Events go in by `handle`, time by `tick`; both return effects. After either, `_settle` runs until

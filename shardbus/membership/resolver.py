@@ -2,7 +2,7 @@
 
     a member is flagged      ──> wait until nothing has changed for stable_after ──> decide
     links of our side fail   ──> the same, but who must go goes by itself
-    all found a member gone  ──> the leader sweeps everybody else ──> decide at once about the gone
+    all found a member gone  ──> leader, speaker sweep the others ──> decide about the gone at once
     flags come and go        ──> no wait ends: after a while everybody downs itself
 
 The leader carries out «down the others», the speaker of the side asks for the lease. Every node of
