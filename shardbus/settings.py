@@ -102,7 +102,6 @@ class DowningSettings:
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
     role: str = text("", "count only members with this role; empty counts all")
-    lease_ttl: float = seconds(20.0, "of the lease in the state store that decides an equal split")
     static_quorum_size: int = count(0, "votes that a side needs under static-quorum", off=True)
     down_if_alone: bool = flag(True, "under keep-oldest an oldest that is alone goes")
     acquire_lease_delay_for_minority: float = seconds(

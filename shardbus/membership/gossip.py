@@ -9,7 +9,8 @@ same value.
     members        each incarnation and its status           the later status, the lower up number
     reachability   who cannot reach whom                     per observer the newer row
     tombstones     incarnations that were removed            union; they erase all other traces
-    epochs         highest coordinator epoch per type        the higher
+    epochs         highest coordinator epoch per type, and   the higher
+                   that of the decisions by lease
     meta           bytes of the application, by name         the later version of each
     clock          how many changes each node has made       the higher counter per node
     seen           who has this very version                 see below
