@@ -2,7 +2,9 @@
 
     the node says      serves    it listens; where, and within how long it leaves once told to
                        ready     it is Up, with its regions registered
-    it is told         leave     as by a first SIGTERM; said twice it means no more
+                       closed    it takes no shard any more, and all members know
+    it is told         close     take no shard any more
+                       leave     as by a first SIGTERM; said twice it means no more
                        stop      stop at once
     the socket ends    the supervisor is gone, however it went: leave
 
@@ -33,6 +35,8 @@ STDOUT, STDERR = 1, 2
 
 class Node(Protocol):
     """What shall leave. Each of them may be called more than once, from any thread."""
+
+    def close(self) -> None: ...
 
     def leave(self) -> None: ...
 
@@ -74,7 +78,8 @@ class Leash:
             node = self._node
             if node is None:
                 os._exit(OK)
-        node.stop() if word == b"stop" else node.leave()
+        orders = {b"close": node.close, b"stop": node.stop}
+        orders.get(word, node.leave)()
 
 
 class InLoop:
@@ -83,11 +88,16 @@ class InLoop:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        close: Callable[[], None],
         leave: Callable[[], None],
         stop: Callable[[], None],
         late: Callable[[], None],
     ) -> None:
-        self._loop, self._leave, self._stop, self._late = loop, leave, stop, late
+        self._loop, self._late = loop, late
+        self._close, self._leave, self._stop = close, leave, stop
+
+    def close(self) -> None:
+        self._call(self._close)
 
     def leave(self) -> None:
         self._late()

@@ -29,7 +29,8 @@ from typing import Any, Protocol
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.app import create_app
 from shardbus.http.server import serve
-from shardbus.membership.member import Status
+from shardbus.membership.events import SetService
+from shardbus.membership.member import Service, Status
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.departure import LEFT, leave, longest_move
 from shardbus.runtime.entity_type import EntityType
@@ -142,8 +143,9 @@ async def _run(
     node = Node(bus.name, bus.types, settings, store)
     server = serve(create_app(Admin(node), settings.http), settings.http.host, settings.http.port)
     if leash is not None:
+        close = partial(_begin_to_close, node, leash)
         late = partial(deadline.set, node)
-        leash.attach(InLoop(loop, signals.first.set, signals.stop_at_once, late))
+        leash.attach(InLoop(loop, close, signals.first.set, signals.stop_at_once, late))
     try:
         await node.start()
         bus.attach(node)
@@ -237,6 +239,26 @@ async def _announce(
     if ready_fd is not None:
         os.write(ready_fd, b"ready\n")
         os.close(ready_fd)
+
+
+def _begin_to_close(node: Node, leash: Leash) -> None:
+    """Take no shard any more."""
+    closing = node.loop.create_task(_close(node, leash))
+    node.stopped.add_done_callback(lambda _: closing.cancel())
+
+
+async def _close(node: Node, leash: Leash) -> None:
+    """Say so when all know; one that is no member yet has nothing to say."""
+    if node.view is not None and node.is_up:
+        node.cluster.post(SetService(node.me, Service.CORDONED))
+        while not (node.view.converged and _service(node) is not Service.OPEN):
+            await asyncio.sleep(READY_POLL_S)
+    leash.say("closed")
+
+
+def _service(node: Node) -> Service:
+    mine = node.view.member(node.me) if node.view is not None else None
+    return mine.service if mine is not None else Service.CORDONED
 
 
 def _report(leash: Leash, what: str, node: Node, http: int, **facts: object) -> None:

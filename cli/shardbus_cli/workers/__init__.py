@@ -23,10 +23,11 @@ Run. A worker that dies is started again: soon at first, then after twice as lon
 that founded the cluster once does not found another. One that ends with 0 was told to leave, and
 stays away. One that cannot start for good (exit codes 2 and 3) ends the unit.
 
-Leave. All workers are told at the same time, and each goes as a node goes. The coordinator gives no
-shard to a node that leaves; were they to leave one after the other, shards would move from worker
-to worker. The unit ends when the last has, with the highest of their exit codes. Whoever is late is
-killed when the worker's own deadline and a margin have passed, which counts as exit code 7.
+Leave. The whole machine goes, so no shard shall move from worker to worker. First each worker is
+told to close: it is cordoned, and says when the whole cluster knows. Then all are told to leave at
+the same time, and each goes as a node goes. The unit ends when the last has, with the highest of
+their exit codes. Whoever is late is killed when the worker's own deadline and a margin have passed,
+which counts as exit code 7.
 
 Neither side outlives the other in silence. Each worker holds a socket to the supervisor; if that
 ends, however it does, the worker leaves the cluster as at a SIGTERM (`shardbus.runtime.leash`).

@@ -16,8 +16,10 @@ end is what a supervisor is for. A rest is 0.5 s, doubles with each end up to 30
 for who was READY for a minute. It is not given up: the other workers serve on, and readiness says
 who is missing.
 
-When all shall go, every worker with a process is told to leave at the same time. Whoever has not
-ended by the deadline, which workers said themselves when they began to serve, is killed.
+When all shall go, every worker is first told to close: it takes no shard any more, and says so once
+the whole cluster knows. When all have, or after 5 s, they are told to leave, at the same time. Were
+the first shards handed off before that, others of the unit would get them. Whoever has not ended by
+the deadline, which workers said themselves when they began to serve, is killed.
 
 Source: the package's page; docs/reference/cli.md.
 """
@@ -30,6 +32,8 @@ from typing import assert_never
 
 FIRST_REST_S, LONGEST_REST_S = 0.5, 30.0
 RAN_WELL_S = 60.0
+CLOSE_S = 5.0
+"""For all to close: a cluster with a silent member may not come to agree."""
 LEAVE_MARGIN_S = 5.0
 """For the supervisor to be later than a worker's own deadline."""
 LEAVE_AT_LEAST_S = 30.0
@@ -78,6 +82,13 @@ class IsReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Closed:
+    """A worker takes no shard any more, and everybody knows."""
+
+    worker: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A worker's process has ended; below 0 by that signal."""
 
@@ -90,7 +101,7 @@ class Leave:
     """The unit shall leave; said again, it shall stop at once."""
 
 
-Event = Begin | Serves | IsReady | Ended | Leave
+Event = Begin | Serves | IsReady | Closed | Ended | Leave
 
 
 # Effects
@@ -106,7 +117,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell a worker: "leave", or "stop"."""
+    """Tell a worker: "close", "leave", or "stop"."""
 
     worker: int
     word: str
@@ -161,7 +172,8 @@ class Crew:
         self.standings = [Standing() for _ in range(workers)]
         self.announced = False
         self.leaving = False
-        self._asked = self._stopping = False
+        self._asked = self._stopping = self._closing = False
+        self._open: set[int] = set()
         self._code = OK
         self._deadline = 0.0
         self._leave_within = LEAVE_AT_LEAST_S
@@ -181,6 +193,9 @@ class Crew:
                 return self._on_serves(number, seconds)
             case IsReady(number):
                 return self._on_ready(number, now)
+            case Closed(number):
+                self._open.discard(number)
+                return self._if_closed(now)
             case Ended(number, code):
                 return self._on_ended(number, code, now)
             case Leave():
@@ -198,6 +213,8 @@ class Crew:
         if self.leaving:
             if now < self._deadline:
                 return []
+            if self._closing:
+                return self._let_go(now)
             self._deadline = now + STOP_S
             self._code = max(self._code, FAILED if self._stopping else NOT_DRAINED)
             return [Kill(n) for n in self._running()]
@@ -244,7 +261,8 @@ class Crew:
         standing = self.standings[number]
         before, standing.stage = standing.stage, Stage.GONE
         if self.leaving:
-            return self._gone(FAILED if code < 0 else code)
+            self._open.discard(number)
+            return [*self._if_closed(now), *self._gone(FAILED if code < 0 else code)]
         if code == OK and before is Stage.STARTING:
             code = FAILED
         if code == OK:
@@ -279,16 +297,31 @@ class Crew:
             return self._all_leave(now)
         if first or self._stopping:
             return []
-        self._stopping = True
+        self._stopping, self._closing = True, False
         self._deadline = now + STOP_S
         self._code = max(self._code, FAILED)
         return [Tell(n, "stop") for n in self._running()]
 
     def _all_leave(self, now: float) -> list[Effect]:
-        self.leaving = True
-        self._deadline = now + self._leave_within + LEAVE_MARGIN_S
+        """Begin the end. Who does not serve yet has nothing to close."""
+        self.leaving = self._closing = True
+        self._deadline = now + CLOSE_S
         for standing in self.standings:
             if standing.stage not in RUNNING:
                 standing.stage = Stage.GONE
-        told: list[Effect] = [Tell(n, "leave") for n in self._running()]
-        return told or [End(self._code)]
+        running = self._running()
+        if not running:
+            return [End(self._code)]
+        starting = [n for n in running if self.standings[n].stage is Stage.STARTING]
+        self._open = set(running) - set(starting)
+        told: list[Effect] = [Tell(n, "close") for n in sorted(self._open)]
+        told += [Tell(n, "leave") for n in starting]
+        return [*told, *self._if_closed(now)]
+
+    def _if_closed(self, now: float) -> list[Effect]:
+        return self._let_go(now) if self._closing and not self._open else []
+
+    def _let_go(self, now: float) -> list[Effect]:
+        self._closing = False
+        self._deadline = now + self._leave_within + LEAVE_MARGIN_S
+        return [Tell(n, "leave") for n in self._running()]

@@ -124,6 +124,8 @@ class Supervisor:
             case "ready":
                 self._said[number] = said
                 self._handle(crew.IsReady(number))
+            case "closed":
+                self._handle(crew.Closed(number))
             case _:
                 log.warning("worker %d said what nobody understands", number)
 
