@@ -1,7 +1,9 @@
 """The unit's HTTP: one place to ask for all workers.
 
     GET  /livez              the supervisor works
-    GET  /readyz /startupz   200 if every worker says so; each check is named `worker N: ...`
+    GET  /readyz             200 if every worker says so and the unit does not leave; each check is
+                             named `worker N: ...`
+    GET  /startupz           as /readyz until the unit was ready once, then as /livez
     GET  /metrics            of all workers, with a label `worker`
     GET  /v1/workers         who they are: process, addresses, stage, starts
     anything else            is passed on to the first worker that serves, and its answer back
@@ -46,6 +48,12 @@ class Unit(Protocol):
     """What is shown. `serving`: HTTP of the workers that serve, by number."""
 
     @property
+    def announced(self) -> bool: ...
+
+    @property
+    def leaving(self) -> bool: ...
+
+    @property
     def expected(self) -> list[int]: ...
 
     @property
@@ -60,8 +68,8 @@ def create_front(unit: Unit, settings: HttpSettings) -> Starlette:
     app = Starlette(
         routes=[
             Route("/livez", pages.livez),
-            Route("/readyz", pages.probe),
-            Route("/startupz", pages.probe),
+            Route("/readyz", pages.readyz),
+            Route("/startupz", pages.startupz),
             Route("/metrics", pages.metrics),
             Route("/v1/workers", pages.workers),
             Route("/v1/nodes/self/{action:path}", pages.refused, methods=["POST"]),
@@ -80,11 +88,14 @@ class _Pages:
     async def livez(self, request: Request) -> Response:
         return _checked(request, {"supervisor": {"ok": True, "detail": "runs"}})
 
-    async def probe(self, request: Request) -> Response:
+    async def startupz(self, request: Request) -> Response:
+        return await (self.livez if self._unit.announced else self.readyz)(request)
+
+    async def readyz(self, request: Request) -> Response:
         """What all workers say of themselves. A worker that left by order is not missed."""
         serving = self._unit.serving
         stages = {row["worker"]: row["stage"] for row in self._unit.rows()}
-        texts = await _of_all(serving, request.url.path)
+        texts = await _of_all(serving, "/readyz")
         checks: Json = {}
         for worker in self._unit.expected:
             found = _checks_of(texts.get(worker, ""))
@@ -92,8 +103,8 @@ class _Pages:
                 checks[f"worker {worker}"] = {"ok": False, "detail": stages[worker]}
             for name, check in found.items():
                 checks[f"worker {worker}: {name}"] = check
-        if not checks:
-            checks["workers"] = {"ok": False, "detail": "none is left"}
+        if self._unit.leaving or not checks:
+            checks["unit"] = {"ok": False, "detail": "leaves" if checks else "no worker is left"}
         return _checked(request, checks)
 
     async def metrics(self, request: Request) -> Response:

@@ -75,6 +75,16 @@ class Supervisor:
     # ---- what front shows
 
     @property
+    def announced(self) -> bool:
+        """It was ready once."""
+        return self._crew.announced
+
+    @property
+    def leaving(self) -> bool:
+        """It was told to, or cannot go on."""
+        return self._crew.leaving
+
+    @property
     def expected(self) -> list[int]:
         """The workers that have not left by order."""
         return [n for n, s in enumerate(self._crew.standings) if s.stage is not Stage.GONE]
