@@ -1,7 +1,7 @@
 # Every target sets up .venv by itself. Needed: make, and Python 3.11 or later.
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
-#   make test | lint | types | bench
+#   make test | lint | types | bench          the quick benchmarks; the others: benchmarks/harness.py
 #   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
 #                                   membership, or whole nodes, under seeded faults
 
@@ -14,6 +14,7 @@ FIRST := 0
 SEEDS := 1000
 JOBS := 2
 WHAT :=
+QUICK := tell ask activation typed storm scraped
 
 .PHONY: demo test simulate lint types bench clean
 
@@ -37,7 +38,7 @@ types: .venv/all.stamp
 	$(BIN)/basedpyright
 
 bench: .venv/all.stamp
-	@for benchmark in tell ask activation; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	@for benchmark in $(QUICK); do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
 clean:
 	rm -rf .venv
