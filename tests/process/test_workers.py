@@ -20,6 +20,8 @@ from tests.process.test_cluster import BRIEF, IDS, Bank
 from tests.waiting import until
 
 WORKERS = 3
+PATIENCE_S = 90.0
+"""Several processes start, one after the other."""
 WRITABLE = ("http.write=true", "http.token=sesame")
 
 
@@ -44,7 +46,7 @@ def begin(
 
 async def start(lab: Processes, *options: str, **more: Any) -> NodeProcess:
     unit = begin(lab, *options, **more)
-    await until(unit.ready, "the ready line of the unit", 60)
+    await until(unit.ready, "the ready line of the unit", PATIENCE_S)
     return unit
 
 
@@ -93,7 +95,7 @@ async def test_a_unit_is_ready_once_and_all_of_it_leaves_at_a_signal(lab: Proces
         assert ready["checks"][f"worker {worker}: membership"]["ok"]
     running = pids(unit)
     assert len(set(running)) == WORKERS
-    assert await unit.terminate() == 0
+    assert await unit.terminate(PATIENCE_S) == 0
     assert not any(map(lives, running))
     said = unit.err.read_text()
     for worker in range(WORKERS):
@@ -112,7 +114,7 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
         (["node", "leave"], 6, "several nodes"),
     ]:
         done = lab.run(*command, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
-        assert await done.ended() == code, done.err.read_text()
+        assert await done.ended(PATIENCE_S) == code, done.err.read_text()
         assert text in done.out.read_text() + done.err.read_text()
     with socket.create_connection(("127.0.0.1", unit.http_port), 3) as asked:
         asked.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
@@ -126,7 +128,7 @@ async def test_systemd_is_told_once_and_not_by_each_worker(lab: Processes, tmp_p
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(str(tmp_path / "notify"))
         unit = await start(lab, NOTIFY_SOCKET=str(tmp_path / "notify"))
-        assert await unit.terminate() == 0
+        assert await unit.terminate(PATIENCE_S) == 0
         notified.setblocking(False)
         assert [notified.recv(100), notified.recv(100)] == [b"READY=1", b"STOPPING=1"]
         with pytest.raises(BlockingIOError):
@@ -135,7 +137,7 @@ async def test_systemd_is_told_once_and_not_by_each_worker(lab: Processes, tmp_p
 
 async def test_json_logs_stay_json_lines_and_say_the_worker(lab: Processes) -> None:
     unit = await start(lab, "--log-format", "json")
-    assert await unit.terminate() == 0
+    assert await unit.terminate(PATIENCE_S) == 0
     lines = [line for line in unit.err.read_text().splitlines() if line.startswith("{")]
     assert {json.loads(line).get("worker") for line in lines} >= set(range(WORKERS))
 
@@ -163,7 +165,7 @@ async def test_what_cannot_start_says_why_once_and_ends_at_once(
     lab: Processes, app: str, options: list[str], code: int, text: str
 ) -> None:
     unit = begin(lab, *options, app=app)
-    assert await unit.ended() == code
+    assert await unit.ended(PATIENCE_S) == code
     assert text in error_of(unit)
     assert unit.out.read_text() == ""
 
@@ -176,7 +178,7 @@ async def test_a_port_that_is_taken_ends_the_unit(lab: Processes, behind: int) -
         taken.bind(("127.0.0.1", port + behind))
         taken.listen()
         unit = begin(lab, "--port", str(port))
-        assert await unit.ended() == 1
+        assert await unit.ended(PATIENCE_S) == 1
     assert str(port + behind) in unit.err.read_text()
     assert "ready" not in unit.out.read_text()
 
@@ -185,7 +187,7 @@ async def test_the_port_of_http_that_is_taken_is_one_line(lab: Processes) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         unit = begin(lab, "--http-port", str(port))
-        assert await unit.ended() == 1
+        assert await unit.ended(PATIENCE_S) == 1
     assert str(port) in error_of(unit)
 
 
@@ -206,9 +208,9 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
         before = pids(unit)
         os.kill(before[victim], signal.SIGKILL)
         await bank.served()
-        await until(lambda: workers(unit)[victim]["starts"] == 2, "another start", 30)
-        await until(lambda: unit.get("/readyz"), "readiness", 30)
-        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up", 30)
+        await until(lambda: workers(unit)[victim]["starts"] == 2, "another start", PATIENCE_S)
+        await until(lambda: unit.get("/readyz"), "readiness", PATIENCE_S)
+        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up", PATIENCE_S)
         after = pids(unit)
         assert [a == b for a, b in zip(before, after, strict=True)].count(True) == WORKERS - 1
         await bank.served()
@@ -220,7 +222,7 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
     assert f"worker {victim} was ended by SIGKILL; it is started again in 0.5 s" in (
         unit.err.read_text()
     )
-    assert await unit.terminate() == 0
+    assert await unit.terminate(PATIENCE_S) == 0
 
 
 async def test_a_worker_that_was_told_to_leave_stays_away(lab: Processes) -> None:
@@ -228,19 +230,19 @@ async def test_a_worker_that_was_told_to_leave_stays_away(lab: Processes) -> Non
     url = f"http://127.0.0.1:{unit.http_port}"
     gone = addresses(unit)[2]
     done = lab.run("node", "leave", gone, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
-    assert await done.ended() == 0, done.err.read_text()
+    assert await done.ended(PATIENCE_S) == 0, done.err.read_text()
     await until(lambda: workers(unit)[2]["stage"] == "gone", "its end")
     assert await unit.page("/readyz")
     assert up(unit) == sorted(addresses(unit)[:2])
-    assert await unit.terminate() == 0
+    assert await unit.terminate(PATIENCE_S) == 0
 
 
 async def test_a_shutdown_of_the_cluster_ends_the_unit(lab: Processes) -> None:
     unit = await start(lab, settings=WRITABLE)
     url = f"http://127.0.0.1:{unit.http_port}"
     done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame")
-    assert await done.ended() == 0, done.err.read_text()
-    assert await unit.ended() == 0
+    assert await done.ended(PATIENCE_S) == 0, done.err.read_text()
+    assert await unit.ended(PATIENCE_S) == 0
     assert "started again" not in unit.err.read_text()
 
 
@@ -269,7 +271,7 @@ async def test_a_unit_that_leaves_loses_nothing_and_no_shard_hops_within_it(
             if not unit.running:
                 break
             await asyncio.gather(*(page.hit(1, n) for page in pages))
-        assert await unit.ended() == 0
+        assert await unit.ended(PATIENCE_S) == 0
         await bank.served()
         bank.closing = True
         await work
@@ -297,7 +299,7 @@ async def test_a_second_signal_stops_all_workers_at_once(lab: Processes) -> None
     unit.signal(signal.SIGTERM)
     await until(lambda: "handing off" in unit.err.read_text(), "the handoff")
     unit.signal(signal.SIGTERM)
-    assert await unit.ended() == 1
+    assert await unit.ended(PATIENCE_S) == 1
     assert not any(map(lives, running))
     assert "Traceback" not in unit.err.read_text()
 
@@ -307,7 +309,7 @@ async def test_signals_to_the_whole_control_group_are_one_request(lab: Processes
     unit = await start(lab)
     for pid in pids(unit):
         os.kill(pid, signal.SIGTERM)
-    assert await unit.terminate() == 0
+    assert await unit.terminate(PATIENCE_S) == 0
     assert "stopped before" not in unit.err.read_text()
 
 
@@ -323,12 +325,12 @@ async def test_no_worker_outlives_a_killed_supervisor(lab: Processes) -> None:
         await bank.served()
         running = pids(unit)
         unit.kill()
-        await until(lambda: not any(map(lives, running)), "the end of the workers", 60)
+        await until(lambda: not any(map(lives, running)), "the end of the workers", PATIENCE_S)
         await bank.served()
         bank.closing = True
         await work
         assert bank.errors == []
-    await until(lambda: up(other) == [other.address], "one member")
+    await until(lambda: up(other) == [other.address], "one member", PATIENCE_S)
     assert " is down" not in other.err.read_text()
 
 
@@ -340,7 +342,7 @@ async def test_a_worker_that_is_stuck_does_not_outlive_it_either(lab: Processes)
         page = "/v1/where/page/page-1"
         await until(lambda: not (unit.get(page) or {"running": False})["running"], "the stuck one")
         unit.kill()
-        await until(lambda: not any(map(lives, running)), "the end of the workers", 90)
+        await until(lambda: not any(map(lives, running)), "the end of the workers", PATIENCE_S)
         stuck.cancel()
 
 
@@ -355,7 +357,7 @@ async def test_a_worker_is_gone_even_if_the_supervisor_dies_while_it_loads(
     )
     unit = begin(lab, app="slow:bus")
     note = tmp_path / "loading"
-    await until(lambda: note.exists() and note.read_text(), "the import")
+    await until(lambda: note.exists() and note.read_text(), "the import", PATIENCE_S)
     pid = int(note.read_text())
     unit.kill()
-    await until(lambda: not lives(pid), "the end of the worker")
+    await until(lambda: not lives(pid), "the end of the worker", PATIENCE_S)
