@@ -14,7 +14,7 @@ tells and first messages to batched sockets, asks to those that send once for ea
                                                     beside it
 
 `make peers` does all of that. Lines of several runs may stand in the file: the median of each
-figure counts.
+figure counts. Lines of the harness that measured the others are read as well.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ BASELINES = {
 """What each figure is a ratio to."""
 BEGIN, END = "<!-- table of benchmarks.peers -->", "<!-- end of the table -->"
 COLUMNS = ("tell", "ask256", "ask1_p50", "activation")
+SAME = {"shardbus/handler": OURS, "raw/batch256": "raw_batched", "raw/tick": "raw_ticked"}
+"""What they are called in the harness that measured the others."""
 HEAD = (
     "| what | tells a second | asks a second, 256 in flight | one ask, p50 "
     "| first messages a second | bytes per entity |"
@@ -64,7 +66,7 @@ def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
     places = {OURS: "here"}
     for session, text in [*(("here", line) for line in ours), *(("", line) for line in measured)]:
         line = json.loads(text)
-        who, _, metric = line["name"].rpartition("/")
+        who, _, metric = _name(line).rpartition("/")
         session = session or line["session"]
         if who in (OURS, *BASELINES.values()):
             found[session + who, metric].append(line["value"])
@@ -81,6 +83,13 @@ def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
             if raw and metric in row.values:
                 row.ratios[metric] = row.values[metric] / median(raw)
     return list(rows.values())
+
+
+def _name(line: dict[str, str]) -> str:
+    """The name of a line. Those of the harness that measured the others say it in two fields."""
+    if "peer" not in line:
+        return line["name"]
+    return f"{SAME.get(line['peer'], line['peer'])}/{line['metric']}"
 
 
 def table(rows: Iterable[Row]) -> str:

@@ -40,6 +40,15 @@ def test_each_is_a_ratio_to_the_baseline_of_its_own_session() -> None:
     assert c.ratios == {"tell": 0.01}
 
 
+def test_lines_of_the_other_harness_are_read_too() -> None:
+    other = [
+        json.dumps({"peer": peer, "metric": "tell", "value": value})
+        for peer, value in (("shardbus/handler", 50), ("shardbus/typed", 9), ("raw/batch256", 100))
+    ]
+    [ours] = peers.read(other, [])
+    assert ours.ratios == {"tell": 0.5}
+
+
 def test_the_table_leaves_open_what_was_not_measured() -> None:
     *_, ours, a, _ = peers.table(peers.read(OURS, OTHERS)).splitlines()
     assert ours == "| **shardbus**, Python | 200 (0.50 x) | 100 (2.00 x) |  |  | 350 |"
