@@ -11,10 +11,28 @@ import os
 import socket
 import threading
 import time
+from dataclasses import dataclass
 
 from shardbus import Entity, ShardBus, handler
 
 bus = ShardBus("bench")
+
+
+@dataclass
+class Hit:
+    """The payload as a message of its own type."""
+
+    payload: bytes
+
+
+@dataclass
+class Reading:
+    """A message as applications have them."""
+
+    sensor: str
+    at: float
+    value: int
+    payload: bytes
 
 
 class Meter:
@@ -55,6 +73,30 @@ class Counter(Entity):
         meter.hit()
         return self.count
 
+    @handler
+    def take(self, hit: Hit) -> int:
+        """The same, with a message of one field."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+    @handler
+    def note(self, reading: Reading) -> int:
+        """The same, with a message of four fields."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+    @handler
+    def work(self, microseconds: int) -> int:
+        """The same, and keep a core busy for so long."""
+        until = time.perf_counter_ns() + 1000 * microseconds
+        while time.perf_counter_ns() < until:
+            pass
+        self.count += 1
+        meter.hit()
+        return self.count
+
 
 def resident() -> int:
     """Bytes of memory in use by this process."""
@@ -78,6 +120,8 @@ def serve(path: str) -> None:
                     answer = {"n": meter.n, "first": meter.first, "last": meter.last}
                     if word == "expect":
                         meter.expect(int(argument))
+                    elif word == "cpu":
+                        answer["cpu"] = time.process_time_ns()
                     elif word == "rss":
                         answer["rss"] = resident()
                     f.write(json.dumps(answer) + "\n")
@@ -88,3 +132,5 @@ def serve(path: str) -> None:
 
 if "BENCH_CONTROL" in os.environ:
     serve(os.environ["BENCH_CONTROL"])
+elif "BENCH_CONTROLS" in os.environ:  # a folder, for several processes of one application
+    serve(f"{os.environ['BENCH_CONTROLS']}/{os.getpid()}")

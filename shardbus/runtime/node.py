@@ -277,7 +277,9 @@ class Node:
 
     def _on_membership(self, sender: NodeId, body: bytes) -> None:
         message = gossip.decode(body)
-        if isinstance(message, CONTROL_MESSAGES):
+        if self._thread is None:  # listens, and does not join yet; who wants an answer asks again
+            self.endpoint.count_drop("early")
+        elif isinstance(message, CONTROL_MESSAGES):
             self.cluster.post(cluster.ControlReceived(sender, cast("ControlMessage", message)))
         else:
             self.endpoint.count_drop("unexpected")
