@@ -52,7 +52,7 @@ class FleetRun:
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.stage = Stage(load.seed, load.shards)
+        self.stage = Stage(load)
         self.fleet = Fleet(
             f"fleet {load.seed}", load.faults.settings(), load.sharding(), self.stage.bus.types
         )
@@ -82,6 +82,7 @@ class FleetRun:
             survivors=len(members(fleet)),
             events=fleet.events,
             digest=fleet.trace.digest,
+            counts=self.witness.counts(),
         )
 
     # ---- the phases
@@ -142,7 +143,7 @@ class FleetRun:
     def _add_sender(self, home: Resident) -> None:
         name = f"s{len(self.senders) + 1}"
         dice = Random(f"sender {self.load.seed} {name}")
-        sender = Sender(name, home, self.stage, dice, self.load.every_s)
+        sender = Sender(name, home, self.stage, dice, self.load)
         self.senders.append(sender)
 
     # ---- the quiet

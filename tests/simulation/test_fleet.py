@@ -92,8 +92,8 @@ def test_seeds_bring_different_loads() -> None:
 
 @pytest.fixture
 def witness() -> Witness:
-    stage = Stage(1, 4)
-    load = Load(Options(seed=1, nodes=1))
+    load = Load(Options(seed=1, nodes=1), shards=4)
+    stage = Stage(load)
     return Witness(Fleet("x", ClusterSettings(), load.sharding(), stage.bus.types))
 
 
