@@ -16,8 +16,9 @@ from test_seeds import run_cli
 
 from shardbus.errors import StaleEpoch, StoreUnavailable
 from shardbus.ids import Address
+from shardbus.membership.events import EpochSeen
 from shardbus.settings import ClusterSettings
-from shardbus.simulation.checks import Violation
+from shardbus.simulation.checks import Checks, Violation
 from shardbus.simulation.fleet import Fleet
 from shardbus.simulation.fleet_run import FleetRun, simulate_fleet
 from shardbus.simulation.load import Load, draw_load
@@ -93,6 +94,23 @@ def test_seeds_bring_different_loads() -> None:
     for name in ("cuts", "stops", "services", "rebalances", "hurried", "clients"):
         assert {bool(getattr(load, name)) for load in drawn} == {True, False}
     assert drawn[5].sharding().allocation == drawn[5].allocation
+
+
+def test_a_machine_that_was_not_told_to_join_yet_waits_for_nothing_and_may() -> None:
+    load = Load(Options(seed=1, nodes=1))
+    stage = Stage(load)
+    fleet = Fleet("x", ClusterSettings(), load.sharding(), stage.bus.types)
+    stage.witness = Witness(fleet)
+    fleet.on_step = Checks(fleet).after
+    fleet.add("n1")
+    process = fleet.add("n2")
+    fleet.run(0.1)
+    fleet.pause("n2", 2.0)
+    fleet.enter(process, "n1")
+    fleet.give(process, EpochSeen("a", 1))
+    fleet.run(3.0)
+    assert process.seeds
+    fleet.close()
 
 
 # -- the witness ---------------------------------------------------------------------------------
