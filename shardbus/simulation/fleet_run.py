@@ -10,6 +10,9 @@ silent, and in the quiet nothing may be missing:
     nobody buffers, nobody waits                                                 (I11)
 
 In the end the whole cluster stops by one command.
+
+A store that granted the lease of a downing decision twice leaves two clusters, which take turns at
+one table and one store: nothing is demanded of them in the quiet.
 """
 
 from __future__ import annotations
@@ -155,7 +158,8 @@ class FleetRun:
     def _unquiet(self) -> str:
         """Why it is not quiet; empty if it is."""
         working = self._working()
-        if not any(r.process.machine.view.status is Status.UP for r in working):
+        up = any(r.process.machine.view.status is Status.UP for r in working)
+        if self.fleet.leases.twice or not up:
             return ""
         for resident in working:
             if why := waiting(resident):
