@@ -64,6 +64,8 @@ class FleetRun:
         self.fleet.on_step = Checks(self.fleet, gentle=False).after
         self.senders: list[Sender] = []
         self.settled_s: float | None = None
+        self._counts: dict[str, int] | None = None
+        """What there was until the verdict: afterwards everybody ends."""
 
     def run(self) -> Outcome:
         """Run it."""
@@ -85,7 +87,7 @@ class FleetRun:
             survivors=len(members(fleet)),
             events=fleet.events,
             digest=fleet.trace.digest,
-            counts=self.witness.counts(),
+            counts=self._counts or self.witness.counts(),
         )
 
     # ---- the phases
@@ -108,6 +110,7 @@ class FleetRun:
             sender.stopped = True
         self._until(self._unquiet, QUIET_WITHIN, "I11")
         self._verdict()
+        self._counts = self.witness.counts()
         for client in fleet.clients.values():
             client.end(badly=False)
             fleet.exchange.ended(client.name, silent=False)
