@@ -117,7 +117,7 @@ class Kind:
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
-        self._deliver = self.host.execution.deliver
+        self._deliver, self._crowd = self.host.execution.deliver, self.host.execution.crowd
 
     # ---- what arrives
 
@@ -136,8 +136,15 @@ class Kind:
                 self._pass_on(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
             return cell
 
+        crowd = self._crowd
+        crowd.arrives(not session.forced)
         rows = zip(run.ids, run.payloads, repeat(0))
-        self._deliver(self._find, arrive, invoker, None, rows, 0)
+        try:
+            self._deliver(self._find, arrive, invoker, None, rows, 0)
+        finally:
+            crowd.soft = False
+        if crowd.met:
+            crowd.pause(session)
         self.host.counts.accepted += len(run.ids)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
@@ -154,6 +161,9 @@ class Kind:
             )
             for corr in run.corrs:
                 session.fail(corr, Unhandled(text))
+            return
+        if run.timeout_ms <= 0:
+            self.host.counts.drop("expired", len(run.ids))  # held on its way for too long
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 

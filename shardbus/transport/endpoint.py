@@ -289,8 +289,11 @@ class Endpoint:
         session = inbound.session
         if header.kind == Kind.DATA:
             session.on_data(header.seq, header.ack, body)
-        elif header.kind in (Kind.ACK, Kind.NAK):
+        elif header.kind in (Kind.ACK, Kind.NAK, Kind.HELD):
             session.on_ack(header.kind, header.seq, header.ack)
+            if session.torn:
+                error = NodeLost(f"{session.name} lacks what it had acknowledged")
+                self._forget(inbound, error)
         elif header.kind == Kind.BYE:
             self._forget(inbound, NodeLost(f"{session.name} has left"))
 

@@ -127,8 +127,11 @@ class Link:
         match header.kind:
             case Kind.DATA if self._welcomed:
                 self.session.on_data(header.seq, header.ack, body)
-            case Kind.ACK | Kind.NAK if self._welcomed:
+            case Kind.ACK | Kind.NAK | Kind.HELD if self._welcomed:
                 self.session.on_ack(header.kind, header.seq, header.ack)
+                if self.session.torn:
+                    error = NodeLost(f"{self.session.name} lacks what it had acknowledged")
+                    self._endpoint.lose(self, error, gone=False)
             case Kind.WELCOME:
                 self._on_welcome(header.ack, body)
             case Kind.REFUSED:

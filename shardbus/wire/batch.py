@@ -77,6 +77,8 @@ class Kind(IntEnum):
     MEMBERSHIP = 8
     LEAVING = 9
     UNKNOWN = 10
+    HELD = 11
+    """An ACK of one who has no room for what has come."""
 
 
 class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):

@@ -1,0 +1,50 @@
+"""What is left in a session that is lost: messages to be sent another way, and those to be counted.
+
+Source: docs/architecture.md; S0.36.
+"""
+
+from __future__ import annotations
+
+from shardbus.transport.asks import Asks, Unsent
+from shardbus.wire.batch import AskRun, Relayed, Run, TellRun
+
+
+def take_back(runs: list[Run], asks: Asks) -> list[Unsent]:
+    """The messages of runs that were never handed on, in order, with those who wait for answers.
+    One whose asker waits no more is left out."""
+    unsent: list[Unsent] = []
+    take = asks.take
+    for run in runs:
+        match run:
+            case TellRun():
+                key = (run.type, run.method)
+                rows = zip(run.ids, run.payloads, strict=True)
+                unsent += [Unsent(key, "", i, p, 0, None, ()) for i, p in rows]
+            case AskRun():
+                key = (run.type, run.method)
+                asked = zip(run.ids, run.payloads, run.corrs, strict=True)
+                found = [(i, p, take(corr)) for i, p, corr in asked]
+                unsent += [
+                    Unsent(key, "", i, p, 0, w, run.chain) for i, p, w in found if w is not None
+                ]
+            case Relayed():
+                key = (run.type, run.method)
+                waiting = take(run.corr)
+                if waiting is not None or not run.corr:
+                    unsent.append(
+                        Unsent(key, run.shard, run.id, run.payload, run.hops, waiting, run.chain)
+                    )
+            case _:
+                pass  # replies and machines' messages meant this very process
+    return unsent
+
+
+def tells(runs: list[Run]) -> dict[str, int]:
+    """How many messages without an answer there are, by type."""
+    counts: dict[str, int] = {}
+    for run in runs:
+        if isinstance(run, TellRun):
+            counts[run.type] = counts.get(run.type, 0) + len(run.ids)
+        elif isinstance(run, Relayed) and not run.corr:
+            counts[run.type] = counts.get(run.type, 0) + 1
+    return counts
