@@ -64,9 +64,7 @@ def resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def serve(
-    path: str, meter: Meter = meter, more: Callable[[], dict[str, int]] = lambda: {}
-) -> None:
+def serve(path: str, meter: Meter = meter, more: Callable[[], dict[str, int]] = dict) -> None:
     """Answer the questions of `harness.Host` from a thread, which sleeps while nobody asks."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)

@@ -249,10 +249,10 @@ async def _main() -> None:
     proxy = Proxy(chosen.target, chosen.port, chosen.seed)
     proxy.draw_plan(chosen.cuts, chosen.bytes)
     await proxy.start()
-    print(json.dumps({"port": proxy.port}), flush=True)  # noqa: T201
+    print(json.dumps({"port": proxy.port}), flush=True)
     await asyncio.to_thread(sys.stdin.read)
     done = {"connections": proxy.connections, "cuts": proxy.cuts, "bytes": proxy.bytes}
-    print(json.dumps(done), flush=True)  # noqa: T201
+    print(json.dumps(done), flush=True)
     await proxy.close()
 
 

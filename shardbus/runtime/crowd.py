@@ -18,10 +18,10 @@ counted as ever, until it has room again. Two entities that wait for room at eac
 through others, end so as well: one of their messages is the price, not the cluster. Nothing else
 waits behind a paused session but entities' messages (`transport.intake`).
 
-Nobody is told when a message leaves a mailbox, for that would cost something at each. Somebody looks
-instead, every few milliseconds while somebody waits. Bytes are counted as messages are queued, and
-what is really there when the count comes to the bound, by the first and the last message of each
-mailbox.
+Nobody is told when a message leaves a mailbox, for that would cost something at each. Somebody
+looks instead, every few milliseconds while somebody waits. Bytes are counted as messages are
+queued, and when the count comes to the bound, what is really there, by the first and the last
+message of each mailbox.
 
 Source: docs/guarantees.md; B.107, B.156; S2.47.
 """

@@ -195,14 +195,12 @@ class Intake:
         self._held_bytes -= size
         if seq:
             self._window.handled(seq)
-        if isinstance(batch, bytes):
-            runs = decode_batch(batch) if batch else []
-            batch = [run for run in runs if not isinstance(run, self._urgent)]
+        runs = batch if isinstance(batch, list) else decode_batch(batch) if batch else []
         waited_ms = (self._clock.tick - tick) * Clock.TICK_MS
-        for run in batch:
+        for run in runs:
             if isinstance(run, AskRun):
                 run.timeout_ms = max(0, run.timeout_ms - waited_ms)
-        self.hand_out(batch)
+        self.hand_out([run for run in runs if not isinstance(run, self._urgent)])
 
     def hand_out(self, runs: list[Run]) -> None:
         """Give the receiver what is for it. One that fails on a run gets the others."""

@@ -2,7 +2,7 @@
 
 ZeroMQ's `send` is not delivery: what its buffers hold when a connection breaks is gone, silently.
 So each direction numbers its batches, acknowledges and resends (`window`), and every ask has
-exactly one outcome (`asks`). `outbox` makes batches of messages; here batches are sent, and `intake`
+exactly one outcome (`asks`). `outbox` makes batches of messages; here they are sent, and `intake`
 hands out what arrives, once the receiver has room for it.
 
 An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Protocol
 
-from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
+from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, Clock, Unsent
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
@@ -33,7 +33,6 @@ from shardbus.wire.batch import (
     Flush,
     Kind,
     Relayed,
-    Run,
     TellRun,
     decode_batch,
     encode_batch,

@@ -1,5 +1,5 @@
-"""Receivers that are slower than their senders: senders wait, memory is bounded, nothing is lost; and
-who stands still keeps nobody waiting for good."""
+"""Receivers that are slower than their senders: senders wait, memory is bounded, nothing is lost;
+and who stands still keeps nobody waiting for good."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Real nodes of which one is reached through a proxy that breaks its connections: from a client, and
-from the other node. It listens on one port and advertises the proxy's."""
+"""Real nodes of which one is reached through a proxy that breaks its connections: from a client,
+and from the other node. It listens on one port and advertises the proxy's."""
 
 from __future__ import annotations
 
