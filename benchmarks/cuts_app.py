@@ -1,9 +1,11 @@
-"""The application of `benchmarks.cuts`: each entity checks that its messages come one after the
-other."""
+"""The application of `benchmarks.cuts` and `benchmarks.slow`: each entity checks that its messages
+come one after the other, and may take its time."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 
 from benchmarks.counters import Meter, serve
 from shardbus import Entity, ShardBus, handler
@@ -30,6 +32,20 @@ class Line(Entity):
         else:
             counts["again"] += 1
         meter.hit()
+
+    @handler
+    def put_slowly(self, number: int, seconds: float, payload: bytes) -> None:
+        """The same; keeps the loop busy for so long."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+        self.put(number)
+
+    @handler
+    async def put_late(self, number: int, seconds: float, payload: bytes) -> None:
+        """The same; waits for so long, and lets others work meanwhile."""
+        await asyncio.sleep(seconds)
+        self.put(number)
 
 
 if os.environ.get("BENCH_APP") == "cuts":

@@ -5,12 +5,12 @@ A mailbox is full at `mailbox` messages; and all mailboxes of a type on a node t
 instead of dropping it
 
     a run of tells meets a full mailbox ──> what the run brings is still let in
-                                            its session is paused: what comes behind is held there
-                                            and not acknowledged, and the sender's `await tell` waits
+                                            its session is paused: what comes behind is held and
+                                            not acknowledged, and the sender's `await tell` waits
     a quarter of the room is free again ──> the session goes on
 
-So a mailbox exceeds its bound by one batch for each session at most, and a slow entity slows its
-senders down to its own pace.
+So a mailbox exceeds its bound by one batch for each session at most (that of the node with itself
+has up to 4 MiB), and a slow entity slows its senders down to its own pace.
 
 **A bound on waiting.** Senders wait for who goes on, not for who stands still: if a full mailbox
 gives out nothing for `mailbox_patience`, its entity is *stuck*, and messages for it are dropped and
