@@ -1,6 +1,6 @@
 """A receiver that is much slower than its sender: memory of both processes, measured from outside,
-and what is lost. One producer that awaits each `tell` and does nothing else, one node started by the
-command line; every entity checks its numbers.
+and what is lost. One producer that awaits each `tell` and does nothing else, one node started by
+the command line; every entity checks its numbers.
 
     python -m benchmarks.slow            three kinds of slowness, 20 seconds each
     python -m benchmarks.slow 5          shorter
@@ -68,36 +68,38 @@ async def run(kind: str, seconds: float) -> dict[str, Any]:
         f"node start benchmarks.cuts_app:bus --port {port} --gossip-port {gossip}"
         f" --http-port {http} --store memory://"
     )
-    async with spawned("-c", START, *arguments.split()) as host:
-        async with AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name) as client:
-            refs = [client.ref(Line, f"line-{n}") for n in range(entities)]
-            puts = [getattr(ref, name) for ref in refs]
-            await asyncio.gather(*(ref.within(30).put(0) for ref in refs))  # type: ignore[attr-defined]
-            await host.ask("expect 0")
-            before = (await host.ask("seen"))["again"]
-            watch = Watch(host.process.pid, os.getpid())
-            begun, number = time.monotonic(), 0
-            while time.monotonic() - begun < seconds:
-                number += 1
-                for put in puts:
-                    await put.tell(number, pause, PAYLOAD)
-                await asyncio.sleep(0)
-            sent = number * entities
-            unread = sent - (await host.ask("seen"))["n"]
-            await client.flush()
-            seen = await _all(host, sent)
-            host_mb, producer_mb = watch.end()
-            return {
-                "kind": kind,
-                "sent": sent,
-                "handled": seen["n"],
-                "missed": seen["missed"],
-                "again": seen["again"] - before,
-                "unread": unread,
-                "host_rss_mb": host_mb,
-                "producer_rss_mb": producer_mb,
-                "rate": round(sent / (time.monotonic() - begun)),
-            }
+    async with (
+        spawned("-c", START, *arguments.split()) as host,
+        AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name) as client,
+    ):
+        refs = [client.ref(Line, f"line-{n}") for n in range(entities)]
+        puts = [getattr(ref, name) for ref in refs]
+        await asyncio.gather(*(ref.within(30).put(0) for ref in refs))  # type: ignore[attr-defined]
+        await host.ask("expect 0")
+        before = (await host.ask("seen"))["again"]
+        watch = Watch(host.process.pid, os.getpid())
+        begun, number = time.monotonic(), 0
+        while time.monotonic() - begun < seconds:
+            number += 1
+            for put in puts:
+                await put.tell(number, pause, PAYLOAD)
+            await asyncio.sleep(0)
+        sent = number * entities
+        unread = sent - (await host.ask("seen"))["n"]
+        await client.flush()
+        seen = await _all(host, sent)
+        host_mb, producer_mb = watch.end()
+        return {
+            "kind": kind,
+            "sent": sent,
+            "handled": seen["n"],
+            "missed": seen["missed"],
+            "again": seen["again"] - before,
+            "unread": unread,
+            "host_rss_mb": host_mb,
+            "producer_rss_mb": producer_mb,
+            "rate": round(sent / (time.monotonic() - begun)),
+        }
 
 
 async def _all(host: Host, sent: int) -> dict[str, int]:
