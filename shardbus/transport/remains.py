@@ -1,12 +1,14 @@
-"""What is left in a session that is lost: messages to be sent another way, and those to be counted.
+"""What a broken connection leaves in a session. If the session is lost: messages to be sent another
+way, and those to be counted. If it goes on: batches to be sent again, without asks that nobody
+waits for any more, so that no handler works for who has given up.
 
-Source: docs/architecture.md; S0.36.
+Source: docs/architecture.md; S0.36; B.108.
 """
 
 from __future__ import annotations
 
 from shardbus.transport.asks import Asks, Unsent
-from shardbus.wire.batch import AskRun, Relayed, Run, TellRun
+from shardbus.wire.batch import AskRun, Relayed, Run, TellRun, decode_batch, encode_batch
 
 
 def take_back(runs: list[Run], asks: Asks) -> list[Unsent]:
@@ -48,3 +50,17 @@ def tells(runs: list[Run]) -> dict[str, int]:
         elif isinstance(run, Relayed) and not run.corr:
             counts[run.type] = counts.get(run.type, 0) + 1
     return counts
+
+
+def still_wanted(body: bytes, asks: Asks) -> bytes:
+    """A batch without the asks that have had their outcome."""
+    wanted, kept = asks.entries, list[Run]()
+    for run in decode_batch(body):
+        if isinstance(run, AskRun):
+            at = [n for n, corr in enumerate(run.corrs) if corr in wanted]
+            run.ids, run.payloads = [run.ids[n] for n in at], [run.payloads[n] for n in at]
+            run.corrs = [run.corrs[n] for n in at]
+        elif isinstance(run, Relayed) and run.corr and run.corr not in wanted:
+            continue
+        kept.append(run)
+    return encode_batch(kept)

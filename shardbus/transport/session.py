@@ -25,7 +25,7 @@ from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, Clock, Unsent
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
-from shardbus.transport.remains import take_back, tells
+from shardbus.transport.remains import still_wanted, take_back, tells
 from shardbus.transport.window import WINDOW_BYTES, Transmit, Window
 from shardbus.wire.batch import (
     AskRun,
@@ -61,6 +61,7 @@ class Session(Outbox):
         "_ack_armed",
         "_drained",
         "_intake",
+        "_late",
         "_looking",
         "_opening",
         "_room",
@@ -100,6 +101,8 @@ class Session(Outbox):
         self._window = Window(transmit)
         self._intake = self._make_intake(receiver, clock)
         self._ack_armed = self._looking = False
+        self._late = False
+        """Some asks that may have to be sent again are over."""
         self._opening: list[asyncio.Future[None]] = []
         self._room: list[asyncio.Future[None]] = []
         self._drained: list[tuple[int, asyncio.Future[None]]] = []
@@ -204,6 +207,9 @@ class Session(Outbox):
         self._window.open, self._window.blocked = True, False
         _wake(self._opening)
         self._on_ack(ack)
+        if self._late:
+            self._late = False
+            self._window.rewrite(lambda body: still_wanted(body, self._asks))
         self._window.resend()
         self._look_for_room()
 
@@ -282,7 +288,9 @@ class Session(Outbox):
 
     def expire(self) -> int:
         """Fail the asks whose deadline has passed; says how many there were."""
-        return self._asks.expire(self.name)
+        late = self._asks.expire(self.name)
+        self._late = self._late or late > 0
+        return late
 
     def close(self, error: RequestError) -> list[Unsent]:
         """The other process is gone, or we leave it: everybody who waits gets `error`, but for
@@ -307,12 +315,15 @@ class Session(Outbox):
 
     def finish(self) -> None:
         """Send what is open, and say goodbye. What is not acknowledged yet, in either direction, is
-        lost: wait for `drained` first."""
+        lost, and our tells count as `unconfirmed`: wait for `drained` first."""
         self.flush()
         self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
-        self.close(NodeLost(f"the link to {self.name} is closed"))
+        for message in self.close(NodeLost(f"the link to {self.name} is closed")):
+            if message.waiting is None:
+                name = message.key[0]
+                self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
 
 
 def _wake(futures: list[asyncio.Future[None]]) -> None:

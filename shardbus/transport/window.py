@@ -125,6 +125,13 @@ class Window:
         self.in_flight = 0
         self.pump()
 
+    def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Before they are sent again: change the batches that are not acknowledged."""
+        for queue in (self._unacked, self._waiting):
+            for at, (seq, body) in enumerate(queue):
+                queue[at] = (seq, change(body))
+        self.outstanding = sum(len(b) for queue in (self._unacked, self._waiting) for _, b in queue)
+
     def on_ack(self, ack: int) -> bool:
         """The other side has everything up to `ack`; whether there is room again."""
         unacked = self._unacked

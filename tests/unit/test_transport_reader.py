@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 import zmq
@@ -103,7 +104,7 @@ async def test_a_turn_takes_a_bounded_number_and_the_rest_comes_by_itself(ends: 
     look()
     await until(lambda: len(ends.got) == count, "all")
     assert ends.got == [b"%d" % n for n in range(count)]
-    steps = [b - a for a, b in zip(lengths, lengths[1:], strict=False)]
+    steps = [b - a for a, b in pairwise(lengths)]
     assert max(steps) <= 2 * TURN_MAX  # by the edge, and by the turn that was due
 
 
