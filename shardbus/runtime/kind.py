@@ -33,8 +33,9 @@ from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Failure
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.envelope import Envelope
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.refs import start_entity
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 
 log = logging.getLogger("shardbus.sharding")

@@ -172,6 +172,11 @@ class Intake:
         waits = self._pass_urgent(runs)
         self._keep(Held(seq, body if waits else b"", len(body), self._clock.tick))
 
+    def take_part(self, seq: int) -> None:
+        """A part of a batch has come; it counts as handled in its turn."""
+        if self.holding:
+            self._keep(Held(seq, b"", 0, 0))
+
     def take_runs(self, runs: list[Run], size: int) -> None:
         """The same for messages of this process to itself."""
         if not self.holding:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.ids import Address, NodeId
-from shardbus.transport.session import Session
+from shardbus.transport.session import SESSION_KINDS, Session
 from shardbus.transport.wiring import Connection
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -125,12 +125,10 @@ class Link:
         header = read_header(head)
         self._heard_at = self._endpoint.loop.time()
         match header.kind:
-            case Kind.DATA if self._welcomed:
-                self.session.on_data(header.seq, header.ack, body)
-            case Kind.ACK | Kind.NAK | Kind.HELD if self._welcomed:
-                self.session.on_ack(header.kind, header.seq, header.ack)
+            case kind if self._welcomed and kind in SESSION_KINDS:
+                self.session.on_frame(kind, header.seq, header.ack, body)
                 if self.session.torn:
-                    error = NodeLost(f"{self.session.name} lacks what it had acknowledged")
+                    error = NodeLost(f"{self.session.name} lacks what it acknowledged")
                     self._endpoint.lose(self, error, gone=False)
             case Kind.WELCOME:
                 self._on_welcome(header.ack, body)

@@ -25,8 +25,9 @@ from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, Clock, Unsent
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
+from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
 from shardbus.transport.remains import still_wanted, take_back, tells
-from shardbus.transport.window import WINDOW_BYTES, Transmit, Window
+from shardbus.transport.window import Transmit, Window
 from shardbus.wire.batch import (
     AskRun,
     Control,
@@ -38,6 +39,9 @@ from shardbus.wire.batch import (
     encode_batch,
 )
 
+NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
+"""Frames that must arrive, each once and in order."""
+SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
 
@@ -59,8 +63,10 @@ class Session(Outbox):
     __slots__ = (
         "__weakref__",
         "_ack_armed",
+        "_assembly",
         "_drained",
         "_intake",
+        "_lane",
         "_late",
         "_looking",
         "_opening",
@@ -99,6 +105,7 @@ class Session(Outbox):
         """The other side lacks what it had acknowledged: this cannot go on."""
         self._transmit = transmit
         self._window = Window(transmit)
+        self._lane, self._assembly = Lane(self._window), Assembly()
         self._intake = self._make_intake(receiver, clock)
         self._ack_armed = self._looking = False
         self._late = False
@@ -113,7 +120,7 @@ class Session(Outbox):
 
     def flush(self) -> None:
         """Send the open batch now."""
-        runs = self._runs
+        runs, weight = self._runs, self._weight
         if not runs:
             return
         self._reset_batch()
@@ -121,7 +128,10 @@ class Session(Outbox):
             self._asks.abandon(self.lost)
             return
         window = self._window
-        window.put(encode_batch(runs))
+        if weight > LARGE_WEIGHT or self._lane.busy:
+            self._lane.put(runs, weight)
+        else:
+            window.put(encode_batch(runs))
         self.writable = window.writable
         if window.blocked:
             self._look_for_room()
@@ -163,7 +173,7 @@ class Session(Outbox):
     @property
     def outstanding(self) -> int:
         """Bytes that were sent or wait to be sent, without an acknowledgement."""
-        return self._window.outstanding
+        return self._window.outstanding + self._window.aside
 
     @property
     def unflushed(self) -> bool:
@@ -186,6 +196,7 @@ class Session(Outbox):
     def drained(self) -> asyncio.Future[None]:
         """Done when everything sent so far is acknowledged, or the session is lost."""
         self.flush()
+        self._lane.rush()
         waiting: list[asyncio.Future[None]] = []
         future = self._future(self._window.outstanding == 0, waiting)
         if waiting:
@@ -205,7 +216,7 @@ class Session(Outbox):
     def opened(self, ack: int) -> None:
         """The handshake is done (again): the peer has everything up to `ack`; send the rest."""
         self._window.open, self._window.blocked = True, False
-        _wake(self._opening)
+        wake(self._opening)
         self._on_ack(ack)
         if self._late:
             self._late = False
@@ -217,13 +228,21 @@ class Session(Outbox):
         """The connection broke: keep everything until it is `opened` again."""
         self._window.open = False
 
+    def on_frame(self, kind: int, seq: int, ack: int, body: bytes) -> None:
+        """A frame of one of the `SESSION_KINDS` arrived. Raises as `on_data`."""
+        if kind == Kind.DATA:
+            self.on_data(seq, ack, body)
+        elif kind in NUMBERED:
+            self._on_part(seq, ack, body, last=kind == Kind.LAST_PART)
+        else:
+            self.on_ack(kind, seq, ack)
+
     def on_data(self, seq: int, ack: int, body: bytes) -> None:
         """A DATA frame arrived.
 
         Raises:
             RemoteProtocolError: its body does not fit. It counts as received, so that it cannot
-            block
-                the rest.
+                block the rest.
         """
         self._on_ack(ack)
         window = self._window
@@ -233,6 +252,18 @@ class Session(Outbox):
             self._ack_armed = True
             self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
         self._intake.take(seq, body)
+
+    def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
+        """A part of a large batch arrived."""
+        self._on_ack(ack)
+        if self._window.take(seq):
+            self._assembly.add(part)
+            if last:
+                self._intake.take(seq, self._assembly.take())
+            else:
+                self._intake.take_part(seq)
+            if self._window.owes_ack:
+                self._window.acknowledge()  # the next part waits for it
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
         """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
@@ -276,13 +307,16 @@ class Session(Outbox):
 
     def _on_ack(self, ack: int) -> None:
         window = self._window
-        if window.on_ack(ack):
+        roomy = window.on_ack(ack)
+        if self._lane.active:
+            self._lane.on_ack(window.acked)
+        if roomy:
             self.writable = True
-            _wake(self._room)
+            wake(self._room)
         if window.blocked:
             self._look_for_room()
         while self._drained and self._drained[0][0] <= window.acked:
-            _wake([self._drained.pop(0)[1]])
+            wake([self._drained.pop(0)[1]])
 
     # ---- deadlines and the end
 
@@ -299,17 +333,18 @@ class Session(Outbox):
         if self.lost is not None:
             return []
         self._intake.let_go()
-        self.lost = error
-        fresh, lost = self._window.give_up()
+        self.lost, sent = error, self._window.sent
+        (fresh, lost), (later, lost_too) = self._window.give_up(), self._lane.give_up(sent)
+        fresh, lost = fresh + later, lost + lost_too
         self.unconfirmed = tells([run for body in lost for run in decode_batch(body)])
         left = [run for body in fresh for run in decode_batch(body)] + self._runs
         unsent = take_back(left, self._asks)
         self._reset_batch()
         self.writable = True
         self._asks.abandon(error)
-        _wake(self._opening)
-        _wake(self._room)
-        _wake([future for _, future in self._drained])
+        wake(self._opening)
+        wake(self._room)
+        wake([future for _, future in self._drained])
         self._drained.clear()
         return unsent
 
@@ -317,6 +352,7 @@ class Session(Outbox):
         """Send what is open, and say goodbye. What is not acknowledged yet, in either direction, is
         lost, and our tells count as `unconfirmed`: wait for `drained` first."""
         self.flush()
+        self._lane.rush()
         self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
@@ -326,47 +362,9 @@ class Session(Outbox):
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
 
 
-def _wake(futures: list[asyncio.Future[None]]) -> None:
+def wake(futures: list[asyncio.Future[None]]) -> None:
+    """They wait no longer."""
     for future in futures:
         if not future.done():
             future.set_result(None)
     futures.clear()
-
-
-class Loopback(Session):
-    """A session of a process with itself: what is flushed is received at once, by the same
-    rules."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, name: str, loop: asyncio.AbstractEventLoop, clock: Clock, receiver: Receiver
-    ) -> None:
-        super().__init__(name, loop, clock, receiver, lambda kind, seq, ack, body: True)
-
-    def _make_intake(self, receiver: Receiver, clock: Clock) -> Intake:
-        free, window = self._free, self._window
-        return Intake(
-            self, receiver, window, self._asks, self._loop, clock, free, relayed_pass=True
-        )
-
-    def flush(self) -> None:
-        runs, weight = self._runs, self._weight
-        if runs:
-            self._reset_batch()
-            self._free()
-            self._intake.take_runs(runs, weight)
-
-    def pause(self) -> None:
-        super().pause()
-        self.writable = False
-
-    def _free(self) -> None:
-        if not self._intake.holding:
-            self.writable = True
-            _wake(self._room)
-
-    def _spill(self) -> None:
-        """Never deliver inside a sender's call: the entity that sends may be the one that
-        receives."""
-        self.writable = self._weight < WINDOW_BYTES and not self._intake.holding

@@ -36,7 +36,6 @@ class Window:
     """See the module. `on_room` is called when `writable` becomes true again."""
 
     __slots__ = (
-        "_sent",
         "_seq",
         "_to_ack",
         "_transmit",
@@ -44,6 +43,7 @@ class Window:
         "_waiting",
         "acked",
         "arrived",
+        "aside",
         "blocked",
         "duplicates",
         "holding",
@@ -51,6 +51,7 @@ class Window:
         "open",
         "outstanding",
         "received",
+        "sent",
         "writable",
     )
 
@@ -63,8 +64,10 @@ class Window:
         self.writable = True
         self.outstanding = 0
         """Bytes that wait or are not acknowledged."""
+        self.aside = 0
+        """Bytes that have no number yet, but count as sent."""
         self.in_flight = 0
-        """Bytes of them that were handed on."""
+        """Bytes of those outstanding that were handed on."""
         self.arrived = 0
         """The last batch that was taken."""
         self.holding = False
@@ -74,11 +77,12 @@ class Window:
         self.acked = 0
         """The last of ours that the other side has taken."""
         self.duplicates = 0
+        self.sent = 0
+        """The last of ours that was handed on."""
         self._seq = 0
-        self._sent = 0
         self._to_ack = 0
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._unacked: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[tuple[int, bytes, Kind]] = deque()
+        self._unacked: deque[tuple[int, bytes, Kind]] = deque()
 
     @property
     def last(self) -> int:
@@ -92,25 +96,30 @@ class Window:
 
     # ---- sending
 
-    def put(self, body: bytes) -> None:
-        """Number a batch and send it, as far as there is room."""
+    def put(self, body: bytes, kind: Kind = Kind.DATA) -> int:
+        """Number a batch, or a part of one, and send it, as far as there is room; the number."""
         self._seq += 1
-        self._waiting.append((self._seq, body))
+        self._waiting.append((self._seq, body, kind))
         self.outstanding += len(body)
         self.pump()
-        if self.outstanding > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
+        self.look()
+        return self._seq
+
+    def look(self) -> None:
+        """Is that enough for now?"""
+        if self.outstanding + self.aside > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
             self.writable = False
 
     def pump(self) -> None:
         """Hand on what the window has room for."""
         waiting, unacked = self._waiting, self._unacked
         while waiting and self.open and not self.blocked and self._has_room:
-            seq, body = waiting[0]
-            if not self._transmit(Kind.DATA, seq, self.received, body):
+            seq, body, kind = waiting[0]
+            if not self._transmit(kind, seq, self.received, body):
                 self.blocked = True
                 return
             self._to_ack = 0
-            self._sent = max(self._sent, seq)
+            self.sent = max(self.sent, seq)
             self.in_flight += len(body)
             unacked.append(waiting.popleft())
 
@@ -128,22 +137,24 @@ class Window:
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Before they are sent again: change the batches that are not acknowledged."""
         for queue in (self._unacked, self._waiting):
-            for at, (seq, body) in enumerate(queue):
-                queue[at] = (seq, change(body))
-        self.outstanding = sum(len(b) for queue in (self._unacked, self._waiting) for _, b in queue)
+            for at, (seq, body, kind) in enumerate(queue):
+                if kind is Kind.DATA:
+                    queue[at] = (seq, change(body), kind)
+        self.outstanding = sum(len(body) for _, body, _ in (*self._unacked, *self._waiting))
 
     def on_ack(self, ack: int) -> bool:
         """The other side has everything up to `ack`; whether there is room again."""
         unacked = self._unacked
-        if not unacked or unacked[0][0] > ack or ack > self._sent:
+        if not unacked or unacked[0][0] > ack or ack > self.sent:
             return False  # nothing new, or not true
         while unacked and unacked[0][0] <= ack:
-            seq, body = unacked.popleft()
+            seq, body, _ = unacked.popleft()
             self.acked = seq
             self.outstanding -= len(body)
             self.in_flight -= len(body)
         self.pump()
-        half = self.outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
+        outstanding = self.outstanding + self.aside
+        half = outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
         if self.writable or not half:
             return False
         self.writable = True
@@ -179,7 +190,7 @@ class Window:
 
     def acknowledge(self, kind: Kind = Kind.ACK) -> None:
         """Say what was taken, and what was sent last, so that the other side can find a gap."""
-        if self._transmit(kind, self._sent, self.received, b""):
+        if self._transmit(kind, self.sent, self.received, b""):
             self._to_ack = 0
 
     def missing(self, seq: int) -> bool:
@@ -190,9 +201,10 @@ class Window:
 
     def give_up(self) -> tuple[list[bytes], list[bytes]]:
         """Batches that were never handed on, in order, and the others: nobody knows whether they
-        arrived."""
-        fresh = [body for seq, body in self._waiting if seq > self._sent]
-        lost = [body for seq, body in (*self._unacked, *self._waiting) if seq <= self._sent]
+        arrived. Parts are not among them."""
+        left = [*self._unacked, *self._waiting]
+        fresh = [body for seq, body, kind in left if kind is Kind.DATA and seq > self.sent]
+        lost = [body for seq, body, kind in left if kind is Kind.DATA and seq <= self.sent]
         self._waiting.clear()
         self._unacked.clear()
         self.outstanding = self.in_flight = 0

@@ -11,7 +11,8 @@ from session_pair import Side, Taker, pair, quiet
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.transport.asks import Clock
 from shardbus.transport.intake import HELD_BYTES_MAX
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.loopback import Loopback
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BATCHES, WINDOW_BYTES
 from shardbus.wire.batch import AskRun, Control, Kind, TellRun, encode_batch
 from shardbus.wire.schema import decode_value

@@ -10,7 +10,8 @@ from session_pair import Side, Taker, pair, quiet
 
 from shardbus.errors import AskTimeout, NodeLost, RemoteProtocolError, Unhandled
 from shardbus.transport.asks import Clock, Unsent
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.loopback import Loopback
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BYTES
 from shardbus.wire.batch import Control, Fail, Flush, Kind, Relayed, ReplyRun, TellRun, encode_batch
 from shardbus.wire.schema import decode_value
