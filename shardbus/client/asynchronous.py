@@ -136,7 +136,9 @@ class AsyncClient(Unaddressed):
             self._seeking.cancel()
         self.lost_messages += self.buffered
         self._kinds.close()
+        sessions = self._endpoint.sessions()
         self._endpoint.close()
+        self.lost_messages += sum(sum(session.unconfirmed.values()) for session in sessions)
 
     # ---- sending
 

@@ -33,6 +33,7 @@ from shardbus.errors import (
 )
 from shardbus.runtime.answers import answer, told
 from shardbus.runtime.context import Context, Message
+from shardbus.runtime.crowd import MESSAGE_BYTES, Crowd
 from shardbus.runtime.delivery import Delivery
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.runtime.starting import MOVES, Keeper, Starter
@@ -66,6 +67,7 @@ class Execution(Delivery):
         self._finish = finish
         self.waiting = Waiting(kind.name, loop, self)
         self._driver = self.waiting.driver
+        self.crowd = Crowd(settings, loop)
         self._mailbox_max = settings.mailbox
 
     def advance(self, tick: int) -> None:
@@ -98,10 +100,13 @@ class Execution(Delivery):
                 text = f"{self.kind.name} {cell.entity_id!r} stopped as it started"
                 message.session.fail(message.corr, Unhandled(text))
             return
-        mailbox = cell.mailbox
+        mailbox, crowd = cell.mailbox, self.crowd
         if mailbox is None:
             mailbox = cell.mailbox = deque()
-        if len(mailbox) < self._mailbox_max:
+            crowd.has_mailbox(cell)
+        crowd.room -= len(message.payload) + MESSAGE_BYTES
+        roomy = crowd.room > 0 and len(mailbox) < self._mailbox_max
+        if roomy or crowd.admits(cell, message):
             mailbox.append(message)
             return
         self.counts.drop("mailbox_full")
@@ -302,4 +307,5 @@ class Execution(Delivery):
 
     def close(self) -> None:
         """The process ends: nothing that waits goes on."""
+        self.crowd.stop()
         self.waiting.close()

@@ -34,8 +34,9 @@ from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Failure
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.envelope import Envelope
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.refs import start_entity
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 
 log = logging.getLogger("shardbus.sharding")
@@ -122,7 +123,7 @@ class Kind:
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
-        self._deliver = self.host.execution.deliver
+        self._deliver, self._crowd = self.host.execution.deliver, self.host.execution.crowd
 
     @property
     def coordinator_role(self) -> str:
@@ -159,8 +160,15 @@ class Kind:
                 self._pass_on(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
             return cell
 
+        crowd = self._crowd
+        crowd.arrives(not session.forced)
         rows = zip(run.ids, run.payloads, repeat(0))
-        self._deliver(self._find, arrive, invoker, None, rows, 0)
+        try:
+            self._deliver(self._find, arrive, invoker, None, rows, 0)
+        finally:
+            crowd.soft = False
+        if crowd.met:
+            crowd.pause(session)
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
@@ -180,6 +188,9 @@ class Kind:
             )
             for corr in run.corrs:
                 session.fail(corr, Unhandled(text))
+            return
+        if run.timeout_ms <= 0:
+            self.host.counts.drop("expired", len(run.ids))  # held on its way for too long
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 

@@ -49,9 +49,9 @@ from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
-from shardbus.transport.session import Loopback
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 from shardbus.wire.schema import Interface

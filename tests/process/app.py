@@ -58,6 +58,11 @@ class Page(Entity):
         return seq
 
     @handler
+    async def pass_on(self, page: int, producer: int, seq: int) -> None:
+        """Have another page hit: a message from entity to entity."""
+        await self.context.ref(Page, f"page-{page}").hit.tell(producer, seq)
+
+    @handler
     def where(self) -> str:
         return self.context.node
 
