@@ -214,16 +214,17 @@ class Pipeline:
             room: asyncio.Future[Any] = router.tell(key, entity_id, payload)
             self._refused_since = None
             return None if room is router.done else room
-        except BufferFull as e:
-            return self._again(item, e)
         except Exception as e:
-            if len(item) == 4:
+            if len(item) == 7:
+                if not item[5].done():
+                    item[5].set_exception(e)
+            elif isinstance(e, BufferFull):
+                return self._again(item, e)
+            else:
                 self._failed(e)
-            elif not item[5].done():
-                item[5].set_exception(e)
             return None
 
-    def _again(self, item: Told | Asked, error: BufferFull) -> asyncio.Future[Any] | None:
+    def _again(self, item: Told, error: BufferFull) -> asyncio.Future[Any] | None:
         """The shard has no home, and its buffer is full: wait for that to end, but not again for
         each message behind this one."""
         now = self._loop.time()
