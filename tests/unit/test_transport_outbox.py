@@ -140,10 +140,24 @@ async def test_a_batch_is_full_by_weight() -> None:
 
 async def test_small_messages_fill_a_batch_by_their_envelopes() -> None:
     side = Side("a")
-    for _ in range(1000):
+    for _ in range(2000):
         side.session.tell(ADD, "x", b"")
     await asyncio.sleep(0)
-    assert [len(run.ids) for [run] in side.batches if isinstance(run, TellRun)] == [342, 342, 316]
+    assert [len(run.ids) for [run] in side.batches if isinstance(run, TellRun)] == [683, 683, 634]
+
+
+async def test_many_asks_and_answers_travel_in_several_batches() -> None:
+    """So that the other side has work while this one makes more."""
+    side = Side("a")
+    for _ in range(256):
+        side.session.ask(ADD, "x", bytes(64), 5000, future(), decode_value)
+    side.session.flush()
+    assert [len(run.ids) for [run] in side.batches if isinstance(run, AskRun)] == [121, 121, 14]
+    assert all(isinstance(run, AskRun) for [run] in side.batches)
+    for corr in range(256):
+        side.session.reply(corr, bytes(64))
+    side.session.flush()
+    assert [len(run.corrs) for [run] in side.batches if isinstance(run, ReplyRun)] == [121, 121, 14]
 
 
 @pytest.mark.parametrize("asked", [False, True])
