@@ -42,6 +42,9 @@ log = logging.getLogger("shardbus.sharding")
 
 START_MS = 30_000
 
+LEFT_MS = 86_400_000
+"""For a message without a deadline that goes on to another node: its asker has one."""
+
 EVERY_NODE = "*"
 """As `coordinator_role`: whatever role the type has."""
 
@@ -106,6 +109,7 @@ class Kind:
             lambda entity_id: self.router.shard_of(entity_id),
             self._start_elsewhere,
         )
+        self.host.passes_on = True
         self.tenancy = Tenancy(self, self.host, node.store, node.me, settings)
         self._look = self.tenancy.look
         interface = kind.interface
@@ -236,20 +240,26 @@ class Kind:
 
     def _pass_on(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
         """The message is not for this node: let the region machine decide."""
-        invoker, payload, asker, corr, deadline, chain = message
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
             self.host.counts.drop("malformed")
-            if asker is not None:
-                asker.fail(corr, Unhandled(str(e)))
+            if message.session is not None:
+                message.session.fail(message.corr, Unhandled(str(e)))
             return
-        waiter = Passing(asker, corr) if asker is not None else None
-        key = self.router.key(invoker.name)
-        envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline, chain)
-        self.relayed_messages += 1
         local = session is self._node.loopback
+        envelope = self._envelope(shard, entity_id, message, hops)
         self.router.arrived(envelope, None if local else session.tag)
+
+    def _envelope(self, shard: str, entity_id: str, message: Message, hops: int) -> Envelope:
+        """A message that goes on to another node."""
+        invoker, payload, asker, corr, deadline, chain = message
+        waiter = Passing(asker, corr) if asker is not None else None
+        key, latest = self.router.key(invoker.name), self._node.endpoint.clock.after(LEFT_MS)
+        self.relayed_messages += 1
+        return Envelope(
+            key, shard, entity_id, payload, hops + 1, waiter, None, min(deadline, latest), chain
+        )
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Answer if the shard lives here and everything before has come in; else send it on."""
@@ -317,7 +327,8 @@ class Kind:
     def down(self, shard: str) -> None:
         """Nothing of the shard runs here any more."""
         if self._stopped_here is None:
-            self.router.handle(events.ShardDown(shard))
+            left = self.host.take_left(shard)
+            self.router.stopped(shard, [self._envelope(shard, i, m, 0) for i, m in left])
         elif not self.host.shards and not self._stopped_here.done():
             self._stopped_here.set_result(None)
 
@@ -358,6 +369,7 @@ class Kind:
         """Stop everything where it is, and tell nobody: the whole cluster stops. Done when nothing
         runs here."""
         self._stopped_here = self._loop.create_future()
+        self.host.passes_on = False
         if self.host.shards:
             self.host.stop_shards(list(self.host.shards), StopReason.SHUTDOWN)
         else:

@@ -65,6 +65,14 @@ class Route:
     """The home whose death raised the floor above its fence."""
     asked: bool = False
     """Somebody else wants to know the home, so it is asked for without messages too."""
+    mail: list[Envelope] = field(default_factory=list)
+    """What the entities that ran here have not handled; it goes before everything else."""
+    behind: bool = False
+    """FLUSHING: the old home passes on such mail."""
+    heir: Home | None = None
+    """The home that has asked for the mail: it lets in nothing else before."""
+    held: tuple[Home, float] | None = None
+    """A home that has not asked yet, and until when that is waited for."""
     waiting: list[Envelope] = field(default_factory=list)
     returned: list[Envelope] = field(default_factory=list)
 
@@ -106,7 +114,7 @@ class Route:
         """Whether the coordinator should be asked."""
         if self.way is Way.KNOWN or self.next is not None:
             return False
-        return bool(self.waiting or self.returned or self.asked)
+        return bool(self.mail or self.waiting or self.returned or self.asked)
 
 
 class Buffers:
