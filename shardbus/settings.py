@@ -102,7 +102,6 @@ class DowningSettings:
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
     role: str = text("", "count only members with this role; empty counts all")
-    lease_ttl: float = seconds(20.0, "of the lease in the state store that decides an equal split")
     static_quorum_size: int = count(0, "votes that a side needs under static-quorum", off=True)
     down_if_alone: bool = flag(True, "under keep-oldest an oldest that is alone goes")
     acquire_lease_delay_for_minority: float = seconds(
@@ -204,7 +203,13 @@ class ShardingSettings:
     slow_handler_after: float = seconds(
         20.0, "a handler that waits for so long is named in a warning", off=True
     )
-    mailbox: int = count(10_000, "messages that may wait for one entity")
+    mailbox: int = count(10_000, "messages that may wait for one entity; then its senders wait")
+    mailbox_bytes: int = size(
+        64 * 2**20, "of messages in all mailboxes, per type and node; then senders wait"
+    )
+    mailbox_patience: float = seconds(
+        5.0, "senders wait for a full mailbox that stands still; then tells are dropped", off=True
+    )
     buffer_size: int = count(
         100_000, "messages that may wait for shards without a home, per type and node"
     )

@@ -206,6 +206,8 @@ class Host:
         the entities that wait for that."""
         cell = Context(self, hosted, entity_id)
         cell.mailbox = mailbox
+        if mailbox is not None:
+            self.execution.crowd.has_mailbox(cell)
         (self.active if hosted.open else hosted.cells)[entity_id] = cell
         hosted.live += 1
         cell.used = self.execution.tick
@@ -355,6 +357,7 @@ class Host:
 
     def sweep(self, tick: int) -> None:
         """Cut off who does not stop, passivate who shall not stay. Called about once a second."""
+        self.execution.crowd.sweep()
         self.ending.sweep(tick)
         self.residents.sweep(tick)
 

@@ -23,6 +23,7 @@ from shardbus.ids import NodeId
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
+from shardbus.runtime.passing import LATEST_MS, Passing, passed_on
 from shardbus.runtime.reentrancy import NodeRouter
 from shardbus.runtime.sampling import Sampling
 from shardbus.runtime.starting import Keeper
@@ -31,19 +32,16 @@ from shardbus.settings import ShardingSettings
 from shardbus.sharding import events, messages
 from shardbus.sharding.region import Region
 from shardbus.store.protocol import StateStore
-from shardbus.transport.asks import Failure
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.envelope import Envelope
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.refs import start_entity
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 
 log = logging.getLogger("shardbus.sharding")
 
 START_MS = 30_000
-
-LEFT_MS = 86_400_000
-"""For a message without a deadline that goes on to another node: its asker has one."""
 
 EVERY_NODE = "*"
 """As `coordinator_role`: whatever role the type has."""
@@ -61,23 +59,6 @@ class Surroundings(Protocol):
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
     def is_member(self, node: NodeId) -> bool: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
-
-
-class Passing:
-    """Waits, for somebody on a session, for the answer to a message that we sent on."""
-
-    __slots__ = ("_corr", "_session")
-
-    def __init__(self, session: Session, corr: int) -> None:
-        self._session, self._corr = session, corr
-
-    def resolve(self, payload: bytes) -> None:
-        if self._session.lost is None:
-            self._session.reply(self._corr, payload)
-
-    def fail(self, error: Failure) -> None:
-        if self._session.lost is None:
-            self._session.fail(self._corr, error)
 
 
 class Kind:
@@ -126,7 +107,7 @@ class Kind:
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
-        self._deliver = self.host.execution.deliver
+        self._deliver, self._crowd = self.host.execution.deliver, self.host.execution.crowd
 
     @property
     def coordinator_role(self) -> str:
@@ -163,8 +144,15 @@ class Kind:
                 self._pass_on(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
             return cell
 
+        crowd = self._crowd
+        crowd.arrives(not session.forced)
         rows = zip(run.ids, run.payloads, repeat(0))
-        self._deliver(self._find, arrive, invoker, None, rows, 0)
+        try:
+            self._deliver(self._find, arrive, invoker, None, rows, 0)
+        finally:
+            crowd.soft = False
+        if crowd.met:
+            crowd.pause(session)
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
@@ -184,6 +172,9 @@ class Kind:
             )
             for corr in run.corrs:
                 session.fail(corr, Unhandled(text))
+            return
+        if run.timeout_ms <= 0:
+            self.host.counts.drop("expired", len(run.ids))  # held on its way for too long
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 
@@ -252,14 +243,10 @@ class Kind:
         self.router.arrived(envelope, None if local else session.tag)
 
     def _envelope(self, shard: str, entity_id: str, message: Message, hops: int) -> Envelope:
-        """A message that goes on to another node."""
-        invoker, payload, asker, corr, deadline, chain = message
-        waiter = Passing(asker, corr) if asker is not None else None
-        key, latest = self.router.key(invoker.name), self._node.endpoint.clock.after(LEFT_MS)
         self.relayed_messages += 1
-        return Envelope(
-            key, shard, entity_id, payload, hops + 1, waiter, None, min(deadline, latest), chain
-        )
+        key = self.router.key(message.invoker.name)
+        latest = self._node.endpoint.clock.after(LATEST_MS)
+        return passed_on(key, shard, entity_id, message, hops, latest)
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Answer if the shard lives here and everything before has come in; else send it on."""

@@ -50,17 +50,21 @@ class _Collector:
         forwarded = _counter("messages_forwarded", "Messages that arrived here and were sent on")
         dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
+        pauses = _counter("sender_pauses", "Times that a sender had to wait for a mailbox")
         for name, kind in kinds.items():
             received.add_metric([name], kind.host.counts.accepted)
             forwarded.add_metric([name], kind.relayed_messages)
             buffered.add_metric([name], kind.router.region.buffered[0])
+            pauses.add_metric([name], kind.host.execution.crowd.pauses)
             for reason, count in sorted(kind.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
         for reason, count in sorted(endpoint.dropped_frames.items()):
             dropped.add_metric(["", reason], count)
         late = CounterMetricFamily("shardbus_asks_timed_out", "Asks without an answer in time")
         late.add_metric([], endpoint.asks_timed_out)
-        return [received, forwarded, dropped, buffered, late]
+        edges = CounterMetricFamily("shardbus_missed_edges", "Messages only a watchdog found")
+        edges.add_metric([], endpoint.wiring.missed_edges)
+        return [received, forwarded, dropped, buffered, pauses, late, edges]
 
     def _entities(self) -> Iterable[Metric]:
         started = _counter("entities_started", "Entities started", "cause")

@@ -49,9 +49,9 @@ from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
-from shardbus.transport.session import Loopback
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 from shardbus.wire.schema import Interface
@@ -277,7 +277,9 @@ class Node:
 
     def _on_membership(self, sender: NodeId, body: bytes) -> None:
         message = gossip.decode(body)
-        if isinstance(message, CONTROL_MESSAGES):
+        if self._thread is None:  # listens, and does not join yet; who wants an answer asks again
+            self.endpoint.count_drop("early")
+        elif isinstance(message, CONTROL_MESSAGES):
             self.cluster.post(cluster.ControlReceived(sender, cast("ControlMessage", message)))
         else:
             self.endpoint.count_drop("unexpected")

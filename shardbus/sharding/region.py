@@ -328,7 +328,7 @@ class Region:
         over = self._stopped[shard] = max(hosted.fence, hosted.over)
         if hosted.state is not State.STOPPING or not hosted.successor:
             self._router.stops(shard, over, now)  # it may have been told of this home once more
-        self._router.keep(shard, left, now)
+        self._router.keep(shard, left, self.epoch, now)
         if hosted.successor:
             self._hosted[shard] = Hosted(hosted.successor)
             self._out.append(ev.StartShard(shard, hosted.successor))

@@ -8,8 +8,8 @@ Order per sender and entity is kept because a router
 2. forwards what arrives for a shard that is not here in the order of arrival, Flushes of others
    among it, so that their echo comes from behind what they had sent;
 3. lets in, while the shard runs here already but the Flush towards its old home is still out, only
-   what that home sends on: everything else, local senders included, waits until the echo shows that
-   nothing older is coming.
+   what that home sends on, or who had sent nothing there by us: everything else, local senders
+   included, waits until the echo shows that nothing older is coming.
 
 A message that comes from the very node that it would be sent to shows that one of the two is
 behind: it waits while the coordinator is asked. `hop_limit` ends longer circles.
@@ -98,21 +98,20 @@ class Router:
             return
         if route.way is Way.KNOWN and route.home is not None:
             if not self._circles(event, route.home):
+                route.passed.note(event.via, event.hops)
                 self._out.append(ev.Release(event.shard, route.home.node, (event.envelope,)))
                 return
             self._doubt(route, now)
-        old = route.home if route.way is Way.FLUSHING else None
-        if old is not None and event.via == old.node:
-            if route.next is not None and self._ways.goes(route, route.next):
-                self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
-                return
-            queue = route.returned
-        else:
-            queue = route.waiting
+        free = route.is_free(event.via)
+        if free and route.next is not None and self._ways.goes(route, route.next):
+            route.ahead.note(event.via, event.hops)
+            self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
+            return
         if not self._buffers.take(event.envelope):
             self._out.append(ev.Reject(event.shard, event.envelope, ev.REJECT_BUFFER_FULL))
             return
-        queue.append(event.envelope)
+        route.ahead.note(event.via, event.hops)
+        (route.returned if free else route.waiting).append(event.envelope)
         self._ways.ask(route, now)
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
@@ -138,8 +137,7 @@ class Router:
         if home.node in self._ways.gone or not route.believes(home, epoch):
             return
         route.asked = False
-        if route.held is not None and route.held[0] != home:
-            self._ways.drop_mail(route)
+        self._ways.hears(route, home, epoch)
         if self.home_of(home.shard) != home:
             self.news[home.shard] = home
         if route.way is Way.UNKNOWN:
@@ -255,13 +253,13 @@ class Router:
             self._ways.close(route)
         self._ways.ask(route, now + self._retry)
 
-    def keep(self, shard: str, mail: tuple[ev.Envelope, ...], now: float) -> None:
+    def keep(self, shard: str, mail: tuple[ev.Envelope, ...], epoch: int, now: float) -> None:
         """What the shard's entities have left, for its next home."""
         route = self._route(shard)
         if self._refused:
             self._out.extend(ev.Reject(shard, one, ev.REJECT_REFUSED) for one in mail)
         else:
-            self._ways.keep(route, mail)
+            self._ways.keep(route, mail, epoch)
         self._ways.ask(route, now + self._retry)
 
     def has_mail(self, shard: str) -> bool:

@@ -16,7 +16,8 @@ the next home as soon as they know it. So that home must let in nothing else bef
 The old home sends nothing there before it has heard PassOn from the very home that it was told of.
 A home that does not ask was not told, because the coordinator changed in between; then others may
 send there already, and the mail is refused after `MAIL_PATIENCE`, or as soon as yet another home is
-known. Who stops while it follows keeps what comes for the next, which follows it in turn.
+known; so is mail of a shard that another coordinator brings back here, for it may have been away.
+Who stops while it follows keeps what comes for the next, which follows it in turn.
 
 Source: S0.12, S0.21, S0.23-S0.25, S2.28, S4.17; C.1, C.5; N.3.
 """
@@ -28,7 +29,7 @@ from collections.abc import Iterable
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding.messages import Home
-from shardbus.sharding.routes import Buffers, Route, Way
+from shardbus.sharding.routes import Buffers, Passed, Route, Way
 from shardbus.sharding.timers import Timers
 
 MAIL_PATIENCE = 5.0
@@ -77,6 +78,7 @@ class Ways:
         route.held = route.heir = None
         self._buffers.give(released)
         route.way, route.home, route.next = Way.KNOWN, home, None
+        route.passed, route.ahead = route.ahead, Passed()
         self._timers.cancel(route.shard)
         if released:
             self._out.append(ev.Release(route.shard, home.node, tuple(released)))
@@ -105,6 +107,7 @@ class Ways:
         if route.owed is not None:
             self.acks[route.shard] = route.owed
         route.way, route.home, route.owed, route.behind = Way.UNKNOWN, None, None, False
+        route.ahead.join(route.passed)
         route.point(home)
         self.open(route)
 
@@ -143,9 +146,10 @@ class Ways:
 
     # Mail.
 
-    def keep(self, route: Route, mail: Iterable[ev.Envelope]) -> None:
-        """The shard stopped here with this left. If the next home is known already, others may send
-        there already, and it comes too late."""
+    def keep(self, route: Route, mail: Iterable[ev.Envelope], epoch: int) -> None:
+        """The shard stopped here with this left, under that coordinator. If the next home is known
+        already, others may send there already, and it comes too late."""
+        route.kept_by = epoch
         home = route.next or (route.home if route.way is Way.KNOWN else None)
         late = home is not None and home.node != self._me
         for envelope in mail:
@@ -155,6 +159,7 @@ class Ways:
                 self._out.append(ev.Reject(route.shard, envelope, ev.REJECT_BUFFER_FULL))
             else:
                 route.mail.append(envelope)
+                route.ahead.note(None, 1)
 
     def follow(self, route: Route, old: Home, now: float) -> bool:
         """The shard will run here, behind an old home that has mail: a Flush goes there, and until
@@ -162,6 +167,7 @@ class Ways:
         other = route.home is not None and route.home.node != old.node
         if old.node == self._me or old.node in self.gone or other:
             return False
+        self.drop_mail(route)  # of a time before that home
         route.home = old
         self.flush_out(route, now)
         route.behind = True
@@ -200,6 +206,13 @@ class Ways:
         """The home does not ask for the mail: others may send there directly by now."""
         self.drop_mail(route)
         self._go(route)
+
+    def hears(self, route: Route, home: Home, epoch: int) -> None:
+        """A home is told. If it is not the one that was awaited, or a shard that comes back here is
+        told by another coordinator, it may have been elsewhere in between."""
+        other = route.held is not None and route.held[0] != home
+        if other or (home.node == self._me and epoch != route.kept_by and route.mail):
+            self.drop_mail(route)
 
     def drop_mail(self, route: Route) -> None:
         """Others may have sent what is newer to where it would go: its senders are told."""

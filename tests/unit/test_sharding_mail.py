@@ -98,6 +98,26 @@ def test_a_shard_that_comes_back_finds_its_mail() -> None:
     assert ev.SetArrivals("1", True) in effects
 
 
+def test_mail_is_refused_if_another_coordinator_brings_the_shard_back() -> None:
+    """It may have lived elsewhere, and nobody said so here."""
+    post = Post()
+    stopped(post, "a")
+    post.do(ev.EpochSeen(2))
+    effects = post.hear(msg.HostShard(2, (home(ME, 7),)))
+    assert rejected(effects) == [("a", ev.REJECT_STOPPED)]
+
+
+def test_who_comes_back_behind_anothers_mail_has_none_of_its_own() -> None:
+    post = Post()
+    stopped(post, "a")
+    effects = post.hear(msg.HostShard(1, (home(ME, 7),), (home(B, 6),)))
+    assert rejected(effects) == [("a", ev.REJECT_STOPPED)]
+    assert ev.Send(B, msg.PassOn((home(ME, 7),))) in effects
+    post.do(ev.ShardReady("1"))
+    post.tell("of C, as ever", via=C)
+    assert released(post.tell("of B", via=B)) == [(ME, ["of B"])]
+
+
 def test_mail_of_a_shard_that_lives_elsewhere_already_comes_too_late() -> None:
     post = Post()
     post.host(5)
