@@ -4,6 +4,8 @@
 look-up. The entities of a shard that is on the move are kept in the shard itself, where only the
 slow path looks, and the slow path asks the region machine first.
 
+What the entities of a shard that moves have not handled is left to its next home.
+
 Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25; C.14, C.17, C.18; B.50.
 """
 
@@ -23,7 +25,7 @@ from shardbus.runtime.recovery import Recovery
 from shardbus.runtime.relocating import Relocation
 from shardbus.runtime.remembering import Memory
 from shardbus.runtime.residents import Residents
-from shardbus.runtime.starting import Keeper
+from shardbus.runtime.starting import MOVES, Keeper
 from shardbus.runtime.stopping import Ending
 from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
@@ -90,6 +92,9 @@ class Host:
         self.active: dict[str, Context] = {}
         self.residents = Residents(settings, loop, self.active, self.counts, self._passivate)
         self.shards: dict[str, HostedShard] = {}
+        self.passes_on = False
+        """What is not handled when a shard moves is for its next home; else it is refused."""
+        self._left: dict[str, list[tuple[str, Message]]] = {}
         self._keeper, self._on_down = keeper, on_down
         self._shard_of = shard_of
         self.recovery = Recovery(settings, loop, self._revive)
@@ -279,11 +284,25 @@ class Host:
         elif self.memory is not None and not hosted.stopping:
             self._stopped_alone(self.memory, hosted, cell)
         if waiting and refuses:
-            self.counts.drop("stopped", len(waiting))
-            for m in waiting:
-                if m.session is not None:
-                    m.session.fail(m.corr, Unhandled(f"{self.name} {cell.entity_id!r} stopped"))
+            self._leave(hosted, cell.entity_id, waiting)
         self._maybe_down(hosted)
+
+    def _leave(self, hosted: HostedShard, entity_id: str, messages: list[Message]) -> None:
+        """Nobody handles these here any more."""
+        if self.passes_on and hosted.stopping in MOVES:
+            left = self._left.setdefault(hosted.shard, [])
+            left.extend((entity_id, message) for message in messages)
+            return
+        self.counts.drop("stopped", len(messages))
+        for message in messages:
+            if message.session is not None:
+                error = Unhandled(f"{self.name} {entity_id!r} stopped")
+                message.session.fail(message.corr, error)
+
+    def take_left(self, shard: str) -> list[tuple[str, Message]]:
+        """What was not handled of a shard that has stopped, by entity id, each entity's in
+        order."""
+        return self._left.pop(shard, [])
 
     def _may_return(self, cell: Context) -> bool:
         """Whether what waits for an entity that has stopped starts a new incarnation. In a shard

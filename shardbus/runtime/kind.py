@@ -23,6 +23,7 @@ from shardbus.ids import NodeId
 from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
+from shardbus.runtime.passing import LATEST_MS, Passing, passed_on
 from shardbus.runtime.reentrancy import NodeRouter
 from shardbus.runtime.sampling import Sampling
 from shardbus.runtime.starting import Keeper
@@ -31,7 +32,6 @@ from shardbus.settings import ShardingSettings
 from shardbus.sharding import events, messages
 from shardbus.sharding.region import Region
 from shardbus.store.protocol import StateStore
-from shardbus.transport.asks import Failure
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.envelope import Envelope
 from shardbus.transport.loopback import Loopback
@@ -59,23 +59,6 @@ class Surroundings(Protocol):
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
     def is_member(self, node: NodeId) -> bool: ...
     def note(self, entity_type: str, note: events.Note) -> None: ...
-
-
-class Passing:
-    """Waits, for somebody on a session, for the answer to a message that we sent on."""
-
-    __slots__ = ("_corr", "_session")
-
-    def __init__(self, session: Session, corr: int) -> None:
-        self._session, self._corr = session, corr
-
-    def resolve(self, payload: bytes) -> None:
-        if self._session.lost is None:
-            self._session.reply(self._corr, payload)
-
-    def fail(self, error: Failure) -> None:
-        if self._session.lost is None:
-            self._session.fail(self._corr, error)
 
 
 class Kind:
@@ -107,6 +90,7 @@ class Kind:
             lambda entity_id: self.router.shard_of(entity_id),
             self._start_elsewhere,
         )
+        self.host.passes_on = True
         self.tenancy = Tenancy(self, self.host, node.store, node.me, settings)
         self._look = self.tenancy.look
         interface = kind.interface
@@ -247,20 +231,22 @@ class Kind:
 
     def _pass_on(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
         """The message is not for this node: let the region machine decide."""
-        invoker, payload, asker, corr, deadline, chain = message
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
             self.host.counts.drop("malformed")
-            if asker is not None:
-                asker.fail(corr, Unhandled(str(e)))
+            if message.session is not None:
+                message.session.fail(message.corr, Unhandled(str(e)))
             return
-        waiter = Passing(asker, corr) if asker is not None else None
-        key = self.router.key(invoker.name)
-        envelope = Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, deadline, chain)
-        self.relayed_messages += 1
         local = session is self._node.loopback
+        envelope = self._envelope(shard, entity_id, message, hops)
         self.router.arrived(envelope, None if local else session.tag)
+
+    def _envelope(self, shard: str, entity_id: str, message: Message, hops: int) -> Envelope:
+        self.relayed_messages += 1
+        key = self.router.key(message.invoker.name)
+        latest = self._node.endpoint.clock.after(LATEST_MS)
+        return passed_on(key, shard, entity_id, message, hops, latest)
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Answer if the shard lives here and everything before has come in; else send it on."""
@@ -328,7 +314,8 @@ class Kind:
     def down(self, shard: str) -> None:
         """Nothing of the shard runs here any more."""
         if self._stopped_here is None:
-            self.router.handle(events.ShardDown(shard))
+            left = self.host.take_left(shard)
+            self.router.stopped(shard, [self._envelope(shard, i, m, 0) for i, m in left])
         elif not self.host.shards and not self._stopped_here.done():
             self._stopped_here.set_result(None)
 
@@ -369,6 +356,7 @@ class Kind:
         """Stop everything where it is, and tell nobody: the whole cluster stops. Done when nothing
         runs here."""
         self._stopped_here = self._loop.create_future()
+        self.host.passes_on = False
         if self.host.shards:
             self.host.stop_shards(list(self.host.shards), StopReason.SHUTDOWN)
         else:

@@ -5,7 +5,8 @@ with a doubling backoff; messages wait meanwhile. At a hand-off it is wanted for
 wait, since they come before those that the next home will get; a stop message alone, which it could
 not answer, is not waited for. Then only a store that does not answer is asked again, until the
 entity is cut off. That a newer activation has loaded the state is a failure too: the entity lives
-elsewhere, and this shard will be told to stop, or has been: then it ends.
+elsewhere, and this shard will be told to stop, or has been: then it ends. What waits for one that
+ends is for the shard's next home.
 
 Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
 """

@@ -37,6 +37,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from shardbus.errors import EntityFailed
 from shardbus.runtime.context import AFTER_CURRENT, OWN, Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason, addressed
 from shardbus.transport.asks import Clock
@@ -224,5 +225,16 @@ class Ending:
         self._execution.counts.cut_off += 1
         if cell.parting is not None:
             cell.stopping = cell.stopping or cell.parting.reason
+        self._tell(cell)
         self._execution.waiting.cut_off(cell)
         self._gone(cell)
+
+    def _tell(self, cell: Context) -> None:
+        """Whoever waits for what it was doing, unless that was put aside."""
+        current = None if cell.turn is None else cell.turn.message
+        if current is None or (cell.extras is not None and cell.extras.put_aside()):
+            return
+        _, _, session, corr, _ = current
+        if session is not None and session.lost is None:
+            text = f"{self._kind.name} {cell.entity_id!r} did not stop in time"
+            session.fail(corr, EntityFailed("CancelledError", text))

@@ -228,9 +228,9 @@ class Coordinator:
             case msg.BeginHandOffAck(_, homes):
                 for home in homes:
                     self._moves.on_ack(home, sender, now)
-            case msg.ShardStopped(_, homes):
+            case msg.ShardStopped(_, homes, left):
                 for home in homes:
-                    self._on_stopped(home, sender, now)
+                    self._on_stopped(home, sender, home.shard in left, now)
             case msg.ShardLoads(node, loads):
                 self.balance.hear(node, loads, now)
             case msg.GracefulShutdownRequest(_):
@@ -250,9 +250,10 @@ class Coordinator:
             self._on_silence(home, tries, now)
         self._moves.tick(now)
 
-    def _on_stopped(self, home: Home, sender: NodeId, now: float) -> None:
+    def _on_stopped(self, home: Home, sender: NodeId, left: bool, now: float) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
             return
+        self._outbox.passes(home, left)
         handoff = self._moves.on_stopped(home)
         if handoff is not None:
             self._on_freed(handoff)

@@ -265,9 +265,11 @@ class ShardReady:
 
 @dataclass(frozen=True, slots=True)
 class ShardDown:
-    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure."""
+    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. What its
+    entities have not handled is `left`, in order; it is older than anything that waits."""
 
     shard: str
+    left: tuple[Envelope, ...] = ()
 
 
 Returned = tuple[tuple[str, Envelope], ...]  # by shard
@@ -383,6 +385,7 @@ class Reject:
 REJECT_BUFFER_FULL = "buffer_full"
 REJECT_HOP_LIMIT = "hop_limit"
 REJECT_REFUSED = "refused"
+REJECT_STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ a later one.
     region       BeginHandOffAck ───────> coordinator    once its Flush to the old home was echoed
     coordinator  HandOff ───────────────> the old home
     region       ShardStopped ──────────> coordinator    after the last entity stopped
+    region       PassOn ────────────────> the old home   if that has messages left
     region       ShardLoads ────────────> coordinator    now and then, where it goes by load
     region       GracefulShutdownRequest> coordinator    move everything away from me
     coordinator  RegionStopped ─────────> region         it hosts nothing, and gets nothing
@@ -99,10 +100,12 @@ class ShardHomes:
 
 @dataclass(frozen=True, slots=True)
 class HostShard:
-    """The receiver is the home of these shards. Answer: ShardStarted."""
+    """The receiver is the home of these shards. Answer: ShardStarted. `behind`: earlier homes that
+    still pass messages on; nothing else comes before those, and they wait for PassOn."""
 
     epoch: int
     homes: tuple[Home, ...]
+    behind: tuple[Home, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +143,19 @@ class HandOff:
 
 @dataclass(frozen=True, slots=True)
 class ShardStopped:
-    """No entity of these shards runs on this node. May come unasked, and then frees them."""
+    """No entity of these shards runs on this node. May come unasked, and then frees them. Of those
+    in `left` it has messages that were not handled, for the next home."""
 
     node: NodeId
+    homes: tuple[Home, ...]
+    left: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PassOn:
+    """The receiver may pass on what it has left of these shards: their homes, of which the sender
+    is one, let in nothing else before."""
+
     homes: tuple[Home, ...]
 
 
@@ -172,12 +185,12 @@ class RegionStopped:
 
 Message = (
     Register | RegisterAck | RegisterRefused | GetShardHome | Wait | ShardHomes | HostShard
-    | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | ShardLoads
-    | GracefulShutdownRequest | RegionStopped
+    | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | PassOn
+    | ShardLoads | GracefulShutdownRequest | RegionStopped
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
     Register, RegisterAck, RegisterRefused, GetShardHome, Wait, ShardHomes, HostShard, ShardStarted,
-    BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, ShardLoads, GracefulShutdownRequest,
-    RegionStopped,
+    BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, PassOn, ShardLoads,
+    GracefulShutdownRequest, RegionStopped,
 )  # fmt: skip

@@ -42,13 +42,16 @@ class Kind(IntEnum):
 class Outbox:
     """Messages of one turn."""
 
-    __slots__ = ("_homes", "_me", "_stopped", "_waits")
+    __slots__ = ("_homes", "_mail", "_me", "_stopped", "_waits")
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
         self._homes: dict[NodeId, dict[Kind, dict[str, Home]]] = {}
         self._waits: dict[NodeId, dict[str, dict[str, None]]] = {}
         self._stopped: dict[NodeId, None] = {}
+        self._mail: dict[str, tuple[Home, int]] = {}
+        """Homes that shards have left, and that pass messages on to the next, which has that fence
+        once it is known. Those after that one are not behind them."""
 
     def __bool__(self) -> bool:
         return bool(self._homes or self._waits or self._stopped)
@@ -63,6 +66,13 @@ class Outbox:
         """Answer that the shard has no home yet."""
         self._waits.setdefault(to, {}).setdefault(reason, {})[shard] = None
 
+    def passes(self, home: Home, left: bool) -> None:
+        """Whether the old home has messages for the next, which shall be told of it."""
+        if left:
+            self._mail[home.shard] = (home, 0)
+        else:
+            self._mail.pop(home.shard, None)
+
     def region_stopped(self, node: NodeId) -> None:
         """Confirm to the region that it is out of the table."""
         self._stopped[node] = None
@@ -71,6 +81,7 @@ class Outbox:
         """Nobody is there any more."""
         for gathered in (self._homes, self._waits, self._stopped):
             gathered.pop(node, None)
+        self._mail = {s: mail for s, mail in self._mail.items() if mail[0].node != node}
 
     def drain(self, epoch: int) -> list[Send]:
         """Everything gathered, as messages; the outbox is empty afterwards."""
@@ -79,12 +90,25 @@ class Outbox:
         self._homes, self._waits, self._stopped = {}, {}, {}
         return sends
 
+    def _behind(self, homes: Iterable[Home]) -> Iterator[Home]:
+        """The old homes that these come right after, and that have messages for them."""
+        for home in homes:
+            old, fence = self._mail.get(home.shard, (None, 0))
+            if old is not None and fence in (0, home.fence):
+                self._mail[home.shard] = (old, home.fence)
+                yield old
+            elif old is not None:
+                del self._mail[home.shard]
+
     def _messages(self, to: NodeId, epoch: int) -> Iterator[Message]:
         for kind, homes in sorted(self._homes.get(to, {}).items()):
             chunks = _chunks(tuple(homes.values()))
             if kind is Kind.REGISTER_ACK:
                 yield RegisterAck(epoch, self._me, next(chunks, ()))
                 yield from (ShardHomes(epoch, chunk) for chunk in chunks)
+            elif kind is Kind.HOST_SHARD:
+                for chunk in chunks:
+                    yield HostShard(epoch, chunk, tuple(self._behind(chunk)))
             else:
                 yield from (_MESSAGE[kind](epoch, chunk) for chunk in chunks)
         for reason, shards in self._waits.get(to, {}).items():
@@ -97,7 +121,6 @@ class Outbox:
 _MESSAGE: dict[Kind, Callable[[int, tuple[Home, ...]], Message]] = {
     Kind.BEGIN_HANDOFF: BeginHandOff,
     Kind.HANDOFF: HandOff,
-    Kind.HOST_SHARD: HostShard,
     Kind.SHARD_HOMES: ShardHomes,
 }
 

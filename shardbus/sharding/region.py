@@ -134,8 +134,8 @@ class Region:
                 self._router.flushed(shard, flush_id, now)
             case ev.ShardReady(shard):
                 self._on_ready(shard)
-            case ev.ShardDown(shard):
-                self._on_down(shard, now)
+            case ev.ShardDown(shard, left):
+                self._on_down(shard, left, now)
             case ev.NodeGone(node, returned):
                 self._watchers.pop(node, None)
                 self._router.gone(node, returned, now)
@@ -189,10 +189,15 @@ class Region:
             case msg.ShardHomes(epoch, homes):
                 if self._obeys(sender, epoch, now):
                     self._on_homes(homes, epoch, now)
-            case msg.HostShard(epoch, homes):
+            case msg.HostShard(epoch, homes, behind):
                 if self._obeys(sender, epoch, now):
+                    before = {home.shard: home for home in behind}
                     for home in homes:
-                        self._on_host(home, epoch, now)
+                        self._on_host(home, before.get(home.shard), epoch, now)
+            case msg.PassOn(homes):
+                for home in homes:
+                    if home.node == sender:
+                        self._router.pass_on(home)
             case msg.BeginHandOff(epoch, homes):
                 if self._obeys(sender, epoch, now):
                     for home in homes:
@@ -238,7 +243,7 @@ class Region:
                 self._stop(home.shard, hosted, now)
             self._router.told(home, epoch, now)
 
-    def _on_host(self, home: Home, epoch: int, now: float) -> None:
+    def _on_host(self, home: Home, behind: Home | None, epoch: int, now: float) -> None:
         shard, hosted = home.shard, self._hosted.get(home.shard)
         if home.node != self._me or self._proxy:
             self._note("unexpected", f"HostShard {shard} for {home.node}")
@@ -248,6 +253,8 @@ class Region:
             if over or self._draining.alone or not self._router.believes(home, epoch):
                 self._say_stopped(home)
                 return
+            if behind is not None and self._router.follow(behind, now):
+                self._out.append(ev.Send(behind.node, msg.PassOn((home,))))
             self._start(home, epoch, now)
         elif home.fence == hosted.fence and hosted.state is State.RUNNING:
             self._started_now[shard] = home
@@ -314,13 +321,14 @@ class Region:
         self._started_now[shard] = Home(shard, self._me, hosted.fence)
         self._router.runs(shard, hosted.fence)
 
-    def _on_down(self, shard: str, now: float) -> None:
+    def _on_down(self, shard: str, left: tuple[ev.Envelope, ...], now: float) -> None:
         hosted = self._hosted.pop(shard, None)
         if hosted is None or self._me is None:
             return
         over = self._stopped[shard] = max(hosted.fence, hosted.over)
         if hosted.state is not State.STOPPING or not hosted.successor:
             self._router.stops(shard, over, now)  # it may have been told of this home once more
+        self._router.keep(shard, left, self.epoch, now)
         if hosted.successor:
             self._hosted[shard] = Hosted(hosted.successor)
             self._out.append(ev.StartShard(shard, hosted.successor))
@@ -339,7 +347,7 @@ class Region:
         if questions:
             self._say(msg.GetShardHome(questions))
         started, self._started_now = self._started_now, {}
-        acks, self._router.acks = self._router.acks, {}
+        acks = self._router.take_acks()
         stopped, self._stopped_now = self._stopped_now, {}
         if self._me is None:
             return
@@ -348,7 +356,8 @@ class Region:
         if acks:
             self._say(msg.BeginHandOffAck(self._me, tuple(acks.values())))
         if stopped:
-            self._say(msg.ShardStopped(self._me, tuple(stopped.values())))
+            left = tuple(shard for shard in stopped if self._router.has_mail(shard))
+            self._say(msg.ShardStopped(self._me, tuple(stopped.values()), left))
 
     def _inform_watchers(self) -> None:
         news, self._router.news = self._router.news, {}

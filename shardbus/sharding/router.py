@@ -14,7 +14,8 @@ Order per sender and entity is kept because a router
 A message that comes from the very node that it would be sent to shows that one of the two is
 behind: it waits while the coordinator is asked. `hop_limit` ends longer circles.
 
-Every Release stands before the SetRoute or SetArrivals that lets others follow.
+How a way changes, and what becomes of messages that a shard's entities have not handled, is in
+`ways`.
 
 Source: S0.11-S0.13, S0.21, S0.34-S0.36, S2.22, S2.65; B.55; C.1, C.5; N.3.
 """
@@ -25,8 +26,9 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding.messages import Home
-from shardbus.sharding.routes import Buffers, Passed, Route, Way
+from shardbus.sharding.routes import Buffers, Route, Way
 from shardbus.sharding.timers import Timers
+from shardbus.sharding.ways import Ways
 
 GONE_MAX = 1000
 """Dead nodes remembered, so that a coordinator that is behind cannot point at one."""
@@ -45,8 +47,8 @@ class Router:
     """Routes of one entity type. `out` takes the effects."""
 
     __slots__ = (
-        "_buffers", "_flushes", "_gone", "_hop_limit", "_me", "_out", "_refused", "_retry",
-        "_routes", "_running", "_timers", "acks", "news",
+        "_buffers", "_hop_limit", "_me", "_out", "_refused", "_retry", "_routes", "_timers",
+        "_ways", "news",
     )  # fmt: skip
 
     def __init__(
@@ -57,16 +59,17 @@ class Router:
         self._hop_limit = settings.hop_limit
         self._retry = settings.retry_interval
         self._routes: dict[str, Route] = {}
-        self._running: dict[str, int] = {}
         self._buffers = Buffers(settings.buffer_size, settings.buffer_bytes)
         self._timers: Timers[str] = Timers()
-        self._gone: dict[NodeId, None] = {}
-        self._flushes = 0
+        self._ways = Ways(me, settings.retry_interval, self._buffers, self._timers, out)
         self._refused = False
-        self.acks: dict[str, Home] = {}
-        """BeginHandOffs to be acknowledged at the end of the turn."""
         self.news: dict[str, Home] = {}
         """Homes that were not known before this turn."""
+
+    def take_acks(self) -> dict[str, Home]:
+        """BeginHandOffs that are to be acknowledged now."""
+        acks, self._ways.acks = self._ways.acks, {}
+        return acks
 
     @property
     def buffered(self) -> tuple[int, int]:
@@ -100,7 +103,7 @@ class Router:
                 return
             self._doubt(route, now)
         free = route.is_free(event.via)
-        if free and route.next is not None and self._is_open(route.next):
+        if free and route.next is not None and self._ways.goes(route, route.next):
             route.ahead.note(event.via, event.hops)
             self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
             return
@@ -109,7 +112,7 @@ class Router:
             return
         route.ahead.note(event.via, event.hops)
         (route.returned if free else route.waiting).append(event.envelope)
-        self._ask(route, now)
+        self._ways.ask(route, now)
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
 
@@ -117,12 +120,10 @@ class Router:
         """The coordinator does not take this region: nothing waits any more, nothing is sent."""
         self._refused = True
         for route in self._routes.values():
-            rejected = route.returned + route.waiting
-            route.returned, route.waiting = [], []
-            self._buffers.give(rejected)
-            self._out.extend(ev.Reject(route.shard, one, ev.REJECT_REFUSED) for one in rejected)
+            self._ways.reject(route, route.mail + route.returned + route.waiting, ev.REJECT_REFUSED)
+            route.mail, route.returned, route.waiting = [], [], []
             if route.way is Way.KNOWN:
-                self._close(route)
+                self._ways.close(route)
 
     def admit(self) -> None:
         """The coordinator takes this region after all."""
@@ -133,68 +134,70 @@ class Router:
     def told(self, home: Home, epoch: int, now: float) -> None:
         """A home, from somebody who may say so. What is older than what is known is ignored."""
         route = self._route(home.shard)
-        if home.node in self._gone or not route.believes(home, epoch):
+        if home.node in self._ways.gone or not route.believes(home, epoch):
             return
         route.asked = False
+        self._ways.hears(route, home, epoch)
         if self.home_of(home.shard) != home:
             self.news[home.shard] = home
         if route.way is Way.UNKNOWN:
             route.point(home)
-            self._open(route)
+            self._ways.open(route)
         elif route.home is not None and route.home.node == home.node:
-            self._stay(route, home)
+            self._ways.stay(route, home)
         elif route.way is Way.KNOWN:
             route.point(home)
-            self._leave_home(route, now)
+            self._ways.leave_home(route, now)
             if route.home is None:
-                self._open(route)
+                self._ways.open(route)
         else:
             route.point(home)
-            self._let_through(route)
+            self._ways.let_through(route)
+        self._ways.hold(route, now)
 
     def believes(self, home: Home, epoch: int) -> bool:
         """Whether `told` would take it."""
-        return home.node not in self._gone and self._route(home.shard).believes(home, epoch)
+        return home.node not in self._ways.gone and self._route(home.shard).believes(home, epoch)
 
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
         """The shard leaves this home: keep what is for it, and acknowledge when the way is
         empty."""
         route = self._route(home.shard)
         if home.fence < route.floor and (route.left is None or route.left[0] != home.fence):
-            self.acks[home.shard] = home
+            self._ways.acks[home.shard] = home
             return
         route.leave(home, epoch)
-        if route.next is not None and route.next.fence <= home.fence:
+        if route.next is not None and route.next.fence <= home.fence and not route.behind:
             route.next = None
         if route.way is Way.KNOWN:
-            self._leave_home(route, now)
+            self._ways.leave_home(route, now)
         if route.way is Way.FLUSHING:
             route.owed = home
         else:
-            self.acks[home.shard] = home
-        self._ask(route, now + self._retry)
+            self._ways.acks[home.shard] = home
+        self._ways.ask(route, now + self._retry)
 
     def flushed(self, shard: str, flush_id: int, now: float) -> None:
         """The echo came, or its deadline."""
         route = self._routes.get(shard)
         if route is not None and route.way is Way.FLUSHING and route.flush_id == flush_id:
-            self._end_flush(route, now)
+            self._ways.end_flush(route, now)
 
     def left(self, node: NodeId, now: float) -> None:
         """Nothing more must be sent there; what was sent arrives."""
-        self._gone[node] = None
+        self._ways.gone[node] = None
         for route in self._routes.values():
             if route.next is not None and route.next.node == node:
                 route.next = None
             if route.way is Way.KNOWN and route.home is not None and route.home.node == node:
                 route.floor, route.left = route.home.fence + 1, None
-                self._flush_out(route, now)
-            self._ask(route, now)
+                self._ways.flush_out(route, now)
+            self._ways.ask(route, now)
 
     def gone(self, node: NodeId, returned: ev.Returned, now: float) -> None:
         """Nothing that was sent there will be answered, nothing must be sent there. What never left
         goes before what waits."""
-        self._gone[node] = None
+        self._ways.gone[node] = None
         for shard, envelope in returned:
             route = self._route(shard)
             if self._refused or not self._buffers.take(envelope):
@@ -205,8 +208,8 @@ class Router:
             else:
                 self._buffers.give([envelope])
                 self.deliver(ev.Deliver(shard, envelope), now)
-        if len(self._gone) > GONE_MAX:
-            del self._gone[next(iter(self._gone))]
+        if len(self._ways.gone) > GONE_MAX:
+            del self._ways.gone[next(iter(self._ways.gone))]
         for route in self._routes.values():
             if route.next is not None and route.next.node == node:
                 route.bury(route.next)
@@ -214,14 +217,14 @@ class Router:
             if route.home is not None and route.home.node == node:
                 if route.way is Way.KNOWN:
                     route.bury(route.home)
-                    self._close(route)
+                    self._ways.close(route)
                 else:
-                    self._end_flush(route, now)
-            self._ask(route, now)
+                    self._ways.end_flush(route, now)
+            self._ways.ask(route, now)
 
     def back(self, node: NodeId) -> None:
         """It was taken for dead, and answers."""
-        self._gone.pop(node, None)
+        self._ways.gone.pop(node, None)
         for route in self._routes.values():
             if route.dead is not None and route.dead.node == node:
                 route.revive(node)
@@ -230,16 +233,16 @@ class Router:
 
     def runs(self, shard: str, fence: int) -> None:
         """The shard runs here now."""
-        self._running[shard] = fence
+        self._ways.running[shard] = fence
         route = self._route(shard)
         if route.way is Way.FLUSHING:
-            self._let_through(route)
+            self._ways.let_through(route)
         else:
-            self._open(route)
+            self._ways.open(route)
 
     def stops(self, shard: str, fence: int, now: float) -> None:
         """The shard does not run here any more; what comes for it waits for the next home."""
-        if self._running.pop(shard, None) is not None:
+        if self._ways.running.pop(shard, None) is not None:
             self._out.append(ev.SetArrivals(shard, False))
         route = self._route(shard)
         if route.next is not None and route.next.node == self._me:
@@ -247,8 +250,30 @@ class Router:
         if route.floor <= fence:
             route.floor, route.left = fence + 1, None
         if route.way is Way.KNOWN and route.home is not None and route.home.node == self._me:
-            self._close(route)
-        self._ask(route, now + self._retry)
+            self._ways.close(route)
+        self._ways.ask(route, now + self._retry)
+
+    def keep(self, shard: str, mail: tuple[ev.Envelope, ...], epoch: int, now: float) -> None:
+        """What the shard's entities have left, for its next home."""
+        route = self._route(shard)
+        if self._refused:
+            self._out.extend(ev.Reject(shard, one, ev.REJECT_REFUSED) for one in mail)
+        else:
+            self._ways.keep(route, mail, epoch)
+        self._ways.ask(route, now + self._retry)
+
+    def has_mail(self, shard: str) -> bool:
+        """Whether the next home must ask for what was not handled here."""
+        route = self._routes.get(shard)
+        return route is not None and (bool(route.mail) or route.behind)
+
+    def follow(self, old: Home, now: float) -> bool:
+        """The shard will run here, behind an old home that has mail for it."""
+        return self._ways.follow(self._route(old.shard), old, now)
+
+    def pass_on(self, heir: Home) -> None:
+        """That home is ready for the mail."""
+        self._ways.pass_on(self._route(heir.shard), heir)
 
     # Questions.
 
@@ -256,7 +281,7 @@ class Router:
         """Somebody else wants to know the home."""
         route = self._route(shard)
         route.asked = True
-        self._ask(route, now)
+        self._ways.ask(route, now)
 
     def questions(self, now: float) -> tuple[str, ...]:
         """The shards whose home is to be asked for now. A Flush that is out for so long is sent
@@ -264,13 +289,17 @@ class Router:
         shards: list[str] = []
         for shard in self._timers.due(now):
             route = self._routes[shard]
+            if route.held is not None and now >= route.held[1]:
+                self._ways.give_up(route)
             if route.needs_home or route.asked:
                 shards.append(shard)
             elif route.way is not Way.FLUSHING:
+                if route.held is not None and route.way is Way.UNKNOWN:
+                    self._timers.set(shard, route.held[1])
                 continue
             self._timers.set(shard, now + self._retry)
             if route.way is Way.FLUSHING and now - route.flushing_since >= FLUSH_PATIENCE:
-                self._end_flush(route, now)
+                self._ways.end_flush(route, now)
             elif route.way is Way.FLUSHING and route.home is not None:
                 self._out.append(ev.Flush(shard, route.home.node, route.flush_id))
         return tuple(shards)
@@ -290,7 +319,8 @@ class Router:
 
     def check(self) -> None:
         """Audit: counts are exact, and what waits has a reason."""
-        waiting = [one for route in self._routes.values() for one in route.waiting + route.returned]
+        routes = self._routes.values()
+        waiting = [one for route in routes for one in route.mail + route.waiting + route.returned]
         assert len(waiting) == self._buffers.messages
         assert sum(one.size for one in waiting) == self._buffers.bytes
         for shard, route in self._routes.items():
@@ -298,7 +328,11 @@ class Router:
             if route.way is Way.KNOWN:
                 assert not route.waiting
                 assert not route.returned
+                assert not route.mail
                 assert route.next is None
+            assert route.way is Way.FLUSHING or not route.behind
+            if route.mail and route.next is not None and route.next.node != self._me:
+                assert shard in self._timers, f"the mail of {shard} waits for nothing"
             if route.needs_home:
                 assert shard in self._timers, f"{shard} waits for nothing"
 
@@ -308,10 +342,6 @@ class Router:
             route = self._routes[shard] = Route(shard)
         return route
 
-    def _ask(self, route: Route, at: float) -> None:
-        if route.needs_home and route.shard not in self._timers:
-            self._timers.set(route.shard, at)
-
     def _circles(self, event: ev.Deliver, home: Home) -> bool:
         if event.via is None or home.node == self._me:
             return False
@@ -320,79 +350,5 @@ class Router:
     def _doubt(self, route: Route, now: float) -> None:
         """The home sent us what is for itself: ask, and send nothing until the answer."""
         self._out.append(ev.Note("circle", route.shard))
-        self._leave_home(route, now)
+        self._ways.leave_home(route, now)
         self._timers.set(route.shard, now)
-
-    def _is_open(self, home: Home) -> bool:
-        return home.node != self._me or self._running.get(home.shard) == home.fence
-
-    def _open(self, route: Route) -> None:
-        """From UNKNOWN to KNOWN, if the home is known and takes messages."""
-        home = route.next
-        if home is None or not self._is_open(home):
-            return
-        released = route.returned + route.waiting
-        route.returned, route.waiting = [], []
-        self._buffers.give(released)
-        route.way, route.home, route.next = Way.KNOWN, home, None
-        route.passed, route.ahead = route.ahead, Passed()
-        self._timers.cancel(route.shard)
-        if released:
-            self._out.append(ev.Release(route.shard, home.node, tuple(released)))
-        if home.node == self._me:
-            self._out.append(ev.SetArrivals(route.shard, True))
-        self._out.append(ev.SetRoute(route.shard, home.node))
-
-    def _let_through(self, route: Route) -> None:
-        """Still FLUSHING, the next home takes messages: those that came back go first."""
-        home = route.next
-        if home is None or route.home is None or not self._is_open(home):
-            return
-        if route.returned:
-            returned, route.returned = route.returned, []
-            self._buffers.give(returned)
-            self._out.append(ev.Release(route.shard, home.node, tuple(returned)))
-        if home.node == self._me:
-            self._out.append(ev.SetArrivals(route.shard, True, via=route.home.node))
-
-    def _stay(self, route: Route, home: Home) -> None:
-        """The home is where messages go or went already: one link, one order, no Flush needed."""
-        if route.way is Way.KNOWN:
-            route.home, route.floor, route.left = home, home.fence, None
-            return
-        if route.owed is not None:
-            self.acks[route.shard] = route.owed
-        route.way, route.home, route.owed = Way.UNKNOWN, None, None
-        route.ahead.join(route.passed)
-        route.point(home)
-        self._open(route)
-
-    def _leave_home(self, route: Route, now: float) -> None:
-        """From KNOWN to FLUSHING; from a home that is here, where mailboxes have it all, to
-        UNKNOWN."""
-        home = route.home
-        if home is None or home.node == self._me or home.node in self._gone:
-            self._close(route)
-        else:
-            self._flush_out(route, now)
-
-    def _flush_out(self, route: Route, now: float) -> None:
-        home = route.home
-        assert home is not None
-        self._close(route)
-        route.way, route.home = Way.FLUSHING, home
-        self._flushes += 1
-        route.flush_id, route.flushing_since = self._flushes, now
-        self._timers.set(route.shard, now + self._retry)
-        self._out.append(ev.Flush(route.shard, home.node, route.flush_id))
-
-    def _close(self, route: Route) -> None:
-        route.way, route.home = Way.UNKNOWN, None
-        self._out.append(ev.SetRoute(route.shard, None))
-
-    def _end_flush(self, route: Route, now: float) -> None:
-        if route.owed is not None:
-            self.acks[route.shard] = route.owed
-        route.way, route.home, route.owed = Way.UNKNOWN, None, None
-        self._open(route)
-        self._ask(route, now)

@@ -22,7 +22,8 @@ Messages that come back from the old home while this region flushes towards it h
 the Flush. They are `returned`, and are let through to the next home ahead of those `waiting`. So is
 what comes from a process that had sent nothing to the old home this way (`Passed`): nothing older
 of it can come back. If that waited too, two homes in a row that each flush towards the one before
-could wait for each other: the Flush of one lies behind what the other keeps.
+could wait for each other: the Flush of one lies behind what the other keeps. Only behind mail that
+the old home passes on (`ways`) does everybody wait.
 
 `Buffers` counts all that waits in the region, in messages and in bytes.
 
@@ -98,6 +99,16 @@ class Route:
     """The home whose death raised the floor above its fence."""
     asked: bool = False
     """Somebody else wants to know the home, so it is asked for without messages too."""
+    mail: list[Envelope] = field(default_factory=list)
+    """What the entities that ran here have not handled; it goes before everything else."""
+    kept_by: int = 0
+    """The epoch of the coordinator under which that was."""
+    behind: bool = False
+    """FLUSHING: the old home passes on such mail."""
+    heir: Home | None = None
+    """The home that has asked for the mail: it lets in nothing else before."""
+    held: tuple[Home, float] | None = None
+    """A home that has not asked yet, and until when that is waited for."""
     waiting: list[Envelope] = field(default_factory=list)
     returned: list[Envelope] = field(default_factory=list)
     passed: Passed = field(default_factory=Passed)
@@ -142,14 +153,15 @@ class Route:
         """Whether what comes from there need not wait for the echo."""
         if self.way is not Way.FLUSHING or self.home is None or via is None:
             return False
-        return via == self.home.node or not self.passed.may_include(via)
+        known = via == self.home.node
+        return known or not (self.behind or self.passed.may_include(via))
 
     @property
     def needs_home(self) -> bool:
         """Whether the coordinator should be asked."""
         if self.way is Way.KNOWN or self.next is not None:
             return False
-        return bool(self.waiting or self.returned or self.asked)
+        return bool(self.mail or self.waiting or self.returned or self.asked)
 
 
 class Buffers:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
+from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError, Unhandled
 from shardbus.ids import NodeId, check_id, shard_number
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
@@ -293,6 +293,11 @@ class Router:
         self.buffered_asks.update((e, None) for e in envelopes if e.waiter is not None)
         self.handle(events.NodeGone(node, tuple((e.shard, e) for e in envelopes)))
 
+    def stopped(self, shard: str, left: list[Envelope]) -> None:
+        """The shard runs here no more; `left` is what its entities have not handled."""
+        self.buffered_asks.update((e, None) for e in left if e.waiter is not None)
+        self.handle(events.ShardDown(shard, tuple(left)))
+
     def _envelope(self, unsent: Unsent) -> Envelope:
         key, shard, entity_id, payload, hops, waiting, chain = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
@@ -365,6 +370,10 @@ class Router:
         if reason == events.REJECT_BUFFER_FULL:
             return BufferFull(
                 f"the buffer of {self.interface.name!r} for shards without a home is full"
+            )
+        if reason == events.REJECT_STOPPED:
+            return Unhandled(
+                f"an entity of {self.interface.name!r} stopped, and its shard moved on"
             )
         return NodeLost(f"a message of {self.interface.name!r} was given up: {reason}")
 

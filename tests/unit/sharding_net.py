@@ -113,6 +113,10 @@ class Net:
         self.settings, self.layout, self.shards = settings, f"crc32/{shards}", shards
         self.store = Store(self)
         self.processes: dict[NodeId, Process] = {}
+        self.leaving_mail = 0.0
+        """How often a shard stops with messages that its entities have not handled."""
+        self.work_s = 0.02
+        self.left = 0
         self.version = "1.0.0"
         """Of nodes that start from now on."""
         self.versions: dict[NodeId, str] = {}

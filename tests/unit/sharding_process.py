@@ -65,6 +65,8 @@ class Shard:
     stopping: bool = False
     mailbox: deque[Letter] = field(default_factory=deque)
     busy: bool = False
+    leaves: bool = False
+    """What is in the mailbox now is not handled here any more."""
 
 
 class Process:
@@ -176,6 +178,7 @@ class Process:
                 net.at(net.now + net.dice.uniform(0, 0.1), lambda: self._ready(shard, fence))
             case ev.StopShard(shard, _):
                 self.shards[shard].stopping = True
+                self.shards[shard].leaves = net.dice.random() < net.leaving_mail
                 self._work(shard)
             case ev.Reject(_, letter, reason):
                 assert isinstance(letter, Letter)
@@ -229,9 +232,11 @@ class Process:
         shard = self.shards[name]
         if shard.busy:
             return
-        if shard.mailbox:
+        if shard.mailbox and not shard.leaves:
             shard.busy = True
-            self.net.at(self.net.now + self.net.dice.uniform(0, 0.02), lambda: self._step(name))
+            self.net.at(
+                self.net.now + self.net.dice.uniform(0, self.net.work_s), lambda: self._step(name)
+            )
         elif shard.stopping:
             shard.busy = True
             self.net.at(self.net.now + self.net.dice.uniform(0, 0.05), lambda: self._down(name))
@@ -245,8 +250,9 @@ class Process:
 
     def _down(self, name: str) -> None:
         if self.alive:
-            del self.shards[name]
-            self.into_region(ev.ShardDown(name))
+            left = tuple(self.shards.pop(name).mailbox)
+            self.net.left += len(left)
+            self.into_region(ev.ShardDown(name, left))
 
     def rules(self) -> bool:
         return self.coordinator is not None and self.coordinator.reign is Reign.RULING

@@ -20,11 +20,15 @@ FAULTS = ("kill", "join", "join", "leave", "stall", "stall", "store", "slow", "s
 FORGETFUL = ("kill", "join", "leave", "forget", "forget", "stop")
 
 
-def run_seed(seed: int, faults: tuple[str, ...] = FAULTS, *, tracing: bool = False) -> Net:
+def run_seed(
+    seed: int, faults: tuple[str, ...] = FAULTS, *, mail: float = 0.0, tracing: bool = False
+) -> Net:
     """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
     hurry = {"begin_handoff_timeout": 0.02, "handoff_timeout": 0.04} if seed % 3 == 0 else {}
     net = Net(seed, settings=replace(SETTINGS, **hurry))
     net.tracing = tracing
+    if mail:
+        net.leaving_mail, net.work_s = mail, 0.15
     dice = net.dice
     for _ in range(dice.randint(2, 4)):
         net.add_node()

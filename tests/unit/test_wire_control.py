@@ -29,6 +29,8 @@ VALUES: dict[str, object] = {
     "homes": HOMES,
     "epoch": 7,
     "reason": "because",
+    "behind": HOMES,
+    "left": ("1",),
     "loads": {"17": 0.5, "ü": 2e6},
     "shards": ("1", "2"),
 }
