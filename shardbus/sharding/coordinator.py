@@ -11,7 +11,10 @@ One turn of its life, made by `tick`:
 When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
 new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
 under way, what is asked gathers for the next one. A write without an answer is tried again as the
-same operation. One that is refused ends this coordinator, and so does Retire, once it is done.
+same operation. One that is refused ends this coordinator, and so does Retire, once it is done. When
+there was nothing to write for a while, nothing is written: so a coordinator learns that the table
+was taken from it, as by one that was removed while its process stood still, and went on. That one
+is gone soon, but the homes that it wrote stand, and the entities that ran there are fenced.
 
 A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
 shards of a dead node are wanted at once, not when somebody asks.
@@ -49,7 +52,9 @@ from shardbus.sharding.table import ShardTable
 from shardbus.sharding.tenure import Reign, Tenure, backoff
 from shardbus.sharding.timers import Timers
 
-GRACE, WRITE = "grace", "write"
+GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
+CONFIRM_S = 10.0
+"""After so long without a write the store is asked whether it still takes one."""
 
 
 class Coordinator:
@@ -237,6 +242,8 @@ class Coordinator:
         for timer in self._timers.due(now):
             if timer == WRITE and self._ledger.writing is not None:
                 self._persist(self._ledger.writing)
+            elif timer == CONFIRM and (nothing := self._ledger.write_nothing()) is not None:
+                self._persist(nothing)
         self.balance.tick(now)
         for home, tries in self._starts.tick(now):
             self._on_silence(home, tries, now)
@@ -277,6 +284,7 @@ class Coordinator:
         patience = LOSS_PATIENCE if self._tenure.forgotten else 1.0
         self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
         self._timers.set(GRACE, self._registry.grace_until)
+        self._timers.set(CONFIRM, now + CONFIRM_S)
         self.balance.first_look(now)
         self._bury(now)
 
@@ -301,6 +309,7 @@ class Coordinator:
         if writing is None or writing.op_id != op_id:
             return
         self._timers.cancel(WRITE)
+        self._timers.set(CONFIRM, now + CONFIRM_S)
         homes = self._ledger.written()
         for home in homes:
             self._starts.host(home, now)
