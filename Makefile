@@ -1,7 +1,8 @@
 # Every target sets up .venv by itself. Needed: make, and Python 3.11 or later.
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
-#   make test | lint | types | bench
+#   make test | lint | types | bench          the quick benchmarks; the others: benchmarks/harness.py
+#   make peers                      the table and the plot of docs/performance.md
 #   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
 #                                   membership, or whole nodes, under seeded faults
 
@@ -14,8 +15,9 @@ FIRST := 0
 SEEDS := 1000
 JOBS := 2
 WHAT :=
+QUICK := tell ask activation typed storm scraped
 
-.PHONY: demo test simulate lint types bench clean
+.PHONY: demo test simulate lint types bench peers clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
@@ -37,7 +39,12 @@ types: .venv/all.stamp
 	$(BIN)/basedpyright
 
 bench: .venv/all.stamp
-	@for benchmark in tell ask activation; do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+	@for benchmark in $(QUICK); do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
+
+peers: .venv/all.stamp
+	@rm -f .venv/lines.json
+	@for b in tell ask activation; do $(BIN)/python -m benchmarks.$$b >> .venv/lines.json || exit 1; done
+	@$(BIN)/python -m benchmarks.peers .venv/lines.json docs
 
 clean:
 	rm -rf .venv

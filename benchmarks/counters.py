@@ -11,10 +11,29 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from shardbus import Entity, ShardBus, handler
 
 bus = ShardBus("bench")
+
+
+@dataclass
+class Hit:
+    """The payload as a message of its own type."""
+
+    payload: bytes
+
+
+@dataclass
+class Reading:
+    """A message as applications have them."""
+
+    sensor: str
+    at: float
+    value: int
+    payload: bytes
 
 
 class Meter:
@@ -55,6 +74,30 @@ class Counter(Entity):
         meter.hit()
         return self.count
 
+    @handler
+    def take(self, hit: Hit) -> int:
+        """The same, with a message of one field."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+    @handler
+    def note(self, reading: Reading) -> int:
+        """The same, with a message of four fields."""
+        self.count += 1
+        meter.hit()
+        return self.count
+
+    @handler
+    def work(self, microseconds: int) -> int:
+        """The same, and keep a core busy for so long."""
+        until = time.perf_counter_ns() + 1000 * microseconds
+        while time.perf_counter_ns() < until:
+            pass
+        self.count += 1
+        meter.hit()
+        return self.count
+
 
 def resident() -> int:
     """Bytes of memory in use by this process."""
@@ -63,7 +106,7 @@ def resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def serve(path: str) -> None:
+def serve(path: str, meter: Meter = meter, more: Callable[[], dict[str, int]] = dict) -> None:
     """Answer the questions of `harness.Host` from a thread, which sleeps while nobody asks."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
@@ -75,9 +118,11 @@ def serve(path: str) -> None:
             with connection, connection.makefile("rw") as f:
                 for line in f:
                     word, _, argument = line.strip().partition(" ")
-                    answer = {"n": meter.n, "first": meter.first, "last": meter.last}
+                    answer = {"n": meter.n, "first": meter.first, "last": meter.last} | more()
                     if word == "expect":
                         meter.expect(int(argument))
+                    elif word == "cpu":
+                        answer["cpu"] = time.process_time_ns()
                     elif word == "rss":
                         answer["rss"] = resident()
                     f.write(json.dumps(answer) + "\n")
@@ -86,5 +131,7 @@ def serve(path: str) -> None:
     threading.Thread(target=loop, daemon=True).start()
 
 
-if "BENCH_CONTROL" in os.environ:
+if "BENCH_CONTROL" in os.environ and os.environ.get("BENCH_APP", "counters") == "counters":
     serve(os.environ["BENCH_CONTROL"])
+elif "BENCH_CONTROLS" in os.environ:  # a folder, for several processes of one application
+    serve(f"{os.environ['BENCH_CONTROLS']}/{os.getpid()}")

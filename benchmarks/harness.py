@@ -9,6 +9,12 @@ ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.tell          tells a second
     python -m benchmarks.ask           asks one at a time and 256 in flight
     python -m benchmarks.activation    first messages to new entities, and their memory
+    python -m benchmarks.typed         the same work with dataclasses for bytes
+    python -m benchmarks.storm         first messages to very many entities at once
+    python -m benchmarks.sizes         payloads of 16 bytes to 64 KiB
+    python -m benchmarks.entities      100 to 1,000,000 entities in one process
+    python -m benchmarks.workers       one to four nodes on one machine
+    python -m benchmarks.scraped       what it costs that /metrics is read
 
 BENCH_RUNS (3) and BENCH_SECONDS (4) make them shorter or longer.
 """
@@ -29,6 +35,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from itertools import cycle
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -42,6 +49,7 @@ IDS = [f"entity-{i * STRIDE % ENTITIES}" for i in range(ENTITIES)]
 RUNS = int(os.environ.get("BENCH_RUNS", "3"))
 SECONDS = float(os.environ.get("BENCH_SECONDS", "4"))
 STALL_S = 20.0
+DIGITS = {"x": 3, "us": 2}
 VERSIONS = {
     "python": sys.version.split()[0],
     "pyzmq": zmq.pyzmq_version(),
@@ -54,7 +62,7 @@ def emit(name: str, value: float, unit: str, **parameters: object) -> None:
     """Print one result."""
     line = {
         "name": name,
-        "value": round(value, 3 if unit == "x" else 1),
+        "value": round(value, DIGITS.get(unit, 1)),
         "unit": unit,
         "parameters": parameters,
         "versions": VERSIONS,
@@ -89,7 +97,7 @@ class Host:
             await asyncio.sleep(0.05)
 
     async def ask(self, word: str) -> dict[str, int]:
-        """One question: `expect N`, `seen`, `counts` or `rss`."""
+        """One question: `expect N`, `seen`, `cpu` or `rss`."""
         self._writer.write(f"{word}\n".encode())
         answer: dict[str, int] = json.loads(await self._reader.readline())
         return answer
@@ -157,6 +165,32 @@ async def told(side: Side, rounds: int) -> float:
     for _ in range(rounds):
         await side.tell(IDS)
     return (n - 1) / await side.host.finished(n)
+
+
+class Cost(NamedTuple):
+    """Messages a second, and microseconds of processor time for each, at both ends."""
+
+    rate: float
+    host: float
+    producer: float
+
+
+async def costed(side: Side, rounds: int) -> Cost:
+    """As `told`. Processor time says more than the clock where others use the machine, too."""
+    before, mine = (await side.host.ask("cpu"))["cpu"], time.process_time_ns()
+    rate = await told(side, rounds)
+    after, n = (await side.host.ask("cpu"))["cpu"], 1000 * rounds * ENTITIES
+    return Cost(rate, (after - before) / n, (time.process_time_ns() - mine) / n)
+
+
+async def warmed(side: Side, seconds: float = SECONDS) -> int:
+    """Warm it up, and find out how many rounds take about so long."""
+    rounds = 1
+    while True:
+        rate = await told(side, rounds)
+        if rounds * ENTITIES / rate > seconds / 8:
+            return max(1, round(rate * seconds / ENTITIES))
+        rounds *= 4
 
 
 async def asked(side: Side, lanes: int, seconds: float) -> tuple[float, list[float]]:

@@ -27,14 +27,19 @@ from benchmarks.harness import IN_FLIGHT, PAYLOAD, Side, free_port, spawned
 from shardbus import AsyncClient
 
 BATCH = 256
+MESSAGE_BYTES = 256 * 2**10
+"""Batches of large payloads are shorter: ZeroMQ queues a thousand of them."""
 SHARDS = 64
 CHUNK = 1_000
 
 
 class Product(Side):
-    """shardbus."""
+    """shardbus. `handler` is the one that is called, with `message`."""
 
-    name = "shardbus"
+    def __init__(
+        self, name: str = "shardbus", handler: str = "hit", message: object = PAYLOAD
+    ) -> None:
+        self.name, self._handler, self._message = name, handler, message
 
     async def __aenter__(self) -> Product:
         self._stack = AsyncExitStack()
@@ -46,8 +51,9 @@ class Product(Side):
         )
         self.host = await self._stack.enter_async_context(spawned("-c", start, *arguments.split()))
         client = AsyncClient(f"tcp://127.0.0.1:{port}", cluster=bus.name)
-        self._client = await self._stack.enter_async_context(client)
-        self._refs: dict[str, Any] = {}
+        self.client = await self._stack.enter_async_context(client)
+        self.http = http
+        self._calls: dict[str, Any] = {}
         return self
 
     async def __aexit__(
@@ -58,29 +64,32 @@ class Product(Side):
     ) -> None:
         await self._stack.aclose()
 
-    def _ref(self, entity_id: str) -> Any:
-        ref = self._refs.get(entity_id)
-        if ref is None:
-            ref = self._refs[entity_id] = self._client.ref(Counter, entity_id)
-        return ref
+    def _call(self, entity_id: str) -> Any:
+        call = self._calls.get(entity_id)
+        if call is None:
+            ref = self.client.ref(Counter, entity_id)
+            call = self._calls[entity_id] = getattr(ref, self._handler)
+        return call
 
     async def tell(self, ids: Iterable[str]) -> None:
         """Send one message to each."""
+        message = self._message
         for i, entity_id in enumerate(ids, 1):
-            await self._ref(entity_id).hit.tell(PAYLOAD)
+            await self._call(entity_id).tell(message)
             if i % CHUNK == 0:
                 await asyncio.sleep(0)
 
     def ask(self, entity_id: str) -> Any:
         """Ask one."""
-        return self._ref(entity_id).hit(PAYLOAD)
+        return self._call(entity_id)(self._message)
 
 
 class Raw(Side):
     """Bare pyzmq; `name` chooses which."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, payload: bytes = PAYLOAD) -> None:
+        self.name, self._payload = name, payload
+        self._batch = max(1, min(BATCH, MESSAGE_BYTES // len(payload)))
 
     async def __aenter__(self) -> Raw:
         self._stack = AsyncExitStack()
@@ -119,11 +128,12 @@ class Raw(Side):
         """Send one message to each."""
         ids = list(ids)
         if self.name == "raw_batched":
-            for at in range(0, len(ids), BATCH):
-                self._send([(_shard(key), key, PAYLOAD) for key in ids[at : at + BATCH]])
+            for at in range(0, len(ids), self._batch):
+                batch = ids[at : at + self._batch]
+                self._send([(_shard(key), key, self._payload) for key in batch])
             return
         for i, key in enumerate(ids):
-            self._ticked.put((_shard(key), key, PAYLOAD))
+            self._ticked.put((_shard(key), key, self._payload))
             if i % IN_FLIGHT == 0:
                 await asyncio.sleep(0)
 
@@ -131,7 +141,7 @@ class Raw(Side):
         """Ask one; only with raw_ticked."""
         self._corr = corr = self._corr + 1
         future = self._waiting[corr] = asyncio.get_running_loop().create_future()
-        self._ticked.put((_shard(entity_id), entity_id, PAYLOAD, corr))
+        self._ticked.put((_shard(entity_id), entity_id, self._payload, corr))
         return await future
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.harness import ENTITIES, RUNS, SECONDS, Side, emit, median, told
+from benchmarks.harness import ENTITIES, RUNS, Side, emit, median, told, warmed
 from benchmarks.sides import Product, Raw
 
 
@@ -12,7 +12,7 @@ async def main() -> None:
     """Measure and print."""
     async with Product() as product, Raw("raw_batched") as raw:
         sides = (product, raw)
-        rounds = {side: await _warm(side) for side in sides}
+        rounds = {side: await warmed(side) for side in sides}
         rates: dict[Side, list[float]] = {side: [] for side in sides}
         for _ in range(RUNS):
             for side in sides:
@@ -31,16 +31,6 @@ async def main() -> None:
         emit(
             "tell/ratio", median(ratios), "x", of="raw_batched", pairs=[round(r, 3) for r in ratios]
         )
-
-
-async def _warm(side: Side) -> int:
-    """Rounds that take about SECONDS."""
-    rounds = 1
-    while True:
-        rate = await told(side, rounds)
-        if rounds * ENTITIES / rate > 0.5:
-            return max(1, round(rate * SECONDS / ENTITIES))
-        rounds *= 4
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import cycle, islice
 
 PORTS = cycle(random.Random().sample(range(10_000, 21_000), 11_000))
@@ -18,4 +18,14 @@ def free_port() -> int:
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+    raise RuntimeError("every port is taken")
+
+
+def free_block(size: int) -> int:
+    """The first of so many neighbouring ports that nothing listens on."""
+    for first in islice(PORTS, 11_000):
+        with ExitStack() as probes, suppress(OSError):
+            for port in range(first, first + size):
+                probes.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
     raise RuntimeError("every port is taken")

@@ -64,3 +64,12 @@ def layers(given: dict[str, Any]) -> list[Layer]:
     from shardbus.loading import nested_at
 
     return [(name, nested_at(FLAGS[name], value)) for name, value in given.items() if value]
+
+
+def words(given: dict[str, Any]) -> list[str]:
+    """The flags again, as words of a command line."""
+    found = []
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            found += [name, str(one)] if one else []
+    return found

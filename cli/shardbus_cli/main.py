@@ -14,7 +14,19 @@ from typing import Annotated
 
 import typer
 
-from shardbus_cli import ask, balance, config, data, doctor, limits, node, service, simulate, view
+from shardbus_cli import (
+    ask,
+    balance,
+    bench,
+    config,
+    data,
+    doctor,
+    limits,
+    node,
+    service,
+    simulate,
+    view,
+)
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
@@ -43,6 +55,7 @@ READING: tuple[Callable[..., None], ...] = (
     doctor.doctor,
     config.check,
     simulate.simulate,
+    bench.bench,
     service.cordon,
     service.uncordon,
     service.drain,

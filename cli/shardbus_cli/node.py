@@ -15,10 +15,12 @@ from shardbus_cli.parameters import NODE_URL, App, AsJson, Assignments, ConfigFi
 if TYPE_CHECKING:
     from shardbus import ShardBus
     from shardbus.loading import Layer
+    from shardbus.runtime.leash import Leash
     from shardbus.settings import Settings
 
 app = typer.Typer(help="Start a node, or send one away.", no_args_is_help=True)
 
+WORKERS_MAX = 256
 Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or host:port.")]
 
 
@@ -41,13 +43,19 @@ def start(
     ready_fd: Annotated[
         int | None, typer.Option("--ready-fd", metavar="FD", help="Descriptor told when Up.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, max=WORKERS_MAX, help="Run N nodes as one, on as many cores."
+        ),
+    ] = None,
+    leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
 ) -> None:
     """Start a node and run it until it is told to leave (SIGTERM or Ctrl-C; twice: at once)."""
-    from shardbus.runtime.downing import check_auto_down
-    from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import layers_of
     from shardbus_cli.logs import configure
 
+    leash = _leash(leash_fd)
     given = {
         "--host": host,
         "--port": port,
@@ -63,9 +71,49 @@ def start(
     }
     settings = _settings(layers_of(file, flags.layers(given), assignments))
     configure(settings.log.level, settings.log.format)
+    if workers:
+        arguments = ["node", "start", app, *flags.words(given)]
+        arguments += ["--config", str(file)] if file else []
+        arguments += [word for text in assignments or () for word in ("--set", text)]
+        raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
+    raise SystemExit(_load_and_run(app, settings, ready_fd, leash))
+
+
+def _leash(fd: int | None) -> Leash | None:
+    """Held from the beginning: a worker ends with its supervisor, whatever it is at."""
+    if fd is None:
+        return None
+    from shardbus.runtime.leash import Leash
+
+    leash = Leash(fd)
+    leash.hold()
+    return leash
+
+
+def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd: int | None) -> int:
+    import sys
+
+    from shardbus.errors import ConfigError
+    from shardbus_cli.workers.plan import plan_of
+    from shardbus_cli.workers.supervisor import supervise
+
+    form = settings.log.format
+    if form == "auto":
+        form = "pretty" if sys.stderr.isatty() else "json"
+    plan = plan_of(settings, workers, arguments, form)
+    try:
+        return supervise(plan, settings, ready_fd)
+    except ConfigError as refused:
+        raise Failure(refused.message, refused.hint, code=Code.FAILED) from refused
+
+
+def _load_and_run(app: str, settings: Settings, ready_fd: int | None, leash: Leash | None) -> int:
+    from shardbus.runtime.downing import check_auto_down
+    from shardbus_cli.app_loader import load_app
+
     bus = load_app(app)
     check_auto_down(settings.cluster.downing, bus.types)
-    raise SystemExit(_run(bus, settings, ready_fd))
+    return _run(bus, settings, ready_fd, leash)
 
 
 def _settings(layers: list[Layer]) -> Settings:
@@ -77,7 +125,9 @@ def _settings(layers: list[Layer]) -> Settings:
     return settings
 
 
-def _run(bus: ShardBus, settings: Settings, ready_fd: int | None) -> int:
+def _run(
+    bus: ShardBus, settings: Settings, ready_fd: int | None, leash: Leash | None = None
+) -> int:
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
     from shardbus.errors import ConfigError
     from shardbus.runtime.run import run_node
@@ -87,7 +137,7 @@ def _run(bus: ShardBus, settings: Settings, ready_fd: int | None) -> int:
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
     try:
-        return run_node(bus, settings, ready_fd=ready_fd)
+        return run_node(bus, settings, ready_fd=ready_fd, leash=leash)
     except ConfigError as refused:
         raise Failure(refused.message, refused.hint, code=Code.FAILED) from refused
 

@@ -83,8 +83,9 @@ async def _leave(node: Node, progress: Progress) -> None:
 
 
 def longest_move(node: Node) -> float:
-    """Seconds that a shard may take to move; so long may messages wait here for its home."""
-    return max((kind.settings.handoff_timeout for kind in node.kinds.values()), default=0.0)
+    """Seconds that a shard may take to move; so long may messages wait here for its home. May be
+    called from any thread."""
+    return max((kind.settings.handoff_timeout for kind in tuple(node.kinds.values())), default=0.0)
 
 
 async def _for_a_while(node: Node, condition: Callable[[], bool], seconds: float = PART_S) -> None:

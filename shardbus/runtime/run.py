@@ -6,7 +6,8 @@ The first SIGTERM or SIGINT hands off and leaves, phase by phase; the second sto
 whole cluster stops, the node ends by itself and hands nothing off. Each phase has its time, but no
 timeout ends a function that blocks the loop, nor a task that takes no cancelling. So from the first
 signal on a thread waits for the end, a while longer than all phases may take, and then ends the
-process.
+process. A node that a supervisor started hears of it by its leash, too, and reports there instead
+of on standard output.
 
 Source: docs/reference/cli.md; B.12, B.15, B.141.
 """
@@ -21,17 +22,23 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
+from dataclasses import replace
+from functools import partial
 from traceback import walk_stack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.app import create_app
 from shardbus.http.server import serve
-from shardbus.membership.member import Status
+from shardbus.membership.events import SetService
+from shardbus.membership.member import Service, Status
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.departure import LEFT, leave, longest_move
 from shardbus.runtime.entity_type import EntityType
+from shardbus.runtime.leash import InLoop, Leash
 from shardbus.runtime.node import Node
+from shardbus.runtime.release import VersionSource, with_version
 from shardbus.runtime.slow import places
 from shardbus.settings import Settings
 from shardbus.store.opening import default_url, mask_url, open_store
@@ -43,6 +50,7 @@ CALLBACKS_S = 5.0
 AFTERWARDS_S = 10.0
 """For callbacks and sockets after the last phase."""
 GC_THRESHOLDS = (20_000, 20, 50)
+T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
 
 
@@ -51,6 +59,7 @@ class Application(Protocol):
 
     name: str
     types: dict[str, EntityType]
+    version_source: VersionSource | None
 
     def attach(self, node: Node | None) -> None: ...
 
@@ -62,9 +71,10 @@ class _Deadline:
         self._timer: threading.Timer | None = None
 
     def set(self, node: Node) -> None:
-        """The node begins to leave."""
-        seconds = node.phases.total(longest_move(node)) + AFTERWARDS_S
-        self._timer = threading.Timer(seconds, self._end, (node, threading.get_ident()))
+        """The node begins to leave, or shall, while its loop may be stuck."""
+        self.cancel()
+        main = threading.main_thread().ident
+        self._timer = threading.Timer(leaves_within(node), self._end, (node, main))
         self._timer.daemon = True
         self._timer.start()
 
@@ -76,7 +86,8 @@ class _Deadline:
     @staticmethod
     def _end(node: Node, thread: int) -> None:
         place = " < ".join(places(walk_stack(sys._current_frames().get(thread))))
-        _say(f"error: {node.phases.current} does not end, at {place}: this process is stopped")
+        phase = node.phases.current or "what keeps the loop"
+        _say(f"error: {phase} does not end, at {place}: this process is stopped")
         os._exit(NOT_DRAINED)
 
 
@@ -92,8 +103,23 @@ class _Signals:
             self.second.set()
         self.first.set()
 
+    def stop_at_once(self) -> None:
+        self.first.set()
+        self.second.set()
 
-def run_node(bus: Application, settings: Settings, *, ready_fd: int | None = None) -> int:
+
+def leaves_within(node: Node) -> float:
+    """Seconds after which a node that was told to leave has ended, if need be by force."""
+    return node.phases.total(longest_move(node)) + AFTERWARDS_S
+
+
+def run_node(
+    bus: Application,
+    settings: Settings,
+    *,
+    ready_fd: int | None = None,
+    leash: Leash | None = None,
+) -> int:
     """Run a node until it is told to stop; returns the exit code of docs/reference/cli.md."""
     # What a node keeps, entities above all, lives long and is seldom cyclic: Python's defaults
     # would look through a million of them again and again while they start.
@@ -101,29 +127,44 @@ def run_node(bus: Application, settings: Settings, *, ready_fd: int | None = Non
     gc.set_threshold(*GC_THRESHOLDS)
     deadline = _Deadline()
     try:
-        return asyncio.run(_run(bus, settings, ready_fd, deadline))
+        return asyncio.run(_run(bus, settings, ready_fd, deadline, leash))
     finally:
         deadline.cancel()
 
 
 async def _run(
-    bus: Application, settings: Settings, ready_fd: int | None, deadline: _Deadline
+    bus: Application,
+    settings: Settings,
+    ready_fd: int | None,
+    deadline: _Deadline,
+    leash: Leash | None,
 ) -> int:
     signals = _Signals()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.stop)
+    known = await _unless_stopped(with_version(settings.node, bus.version_source), signals)
+    if known is None:
+        return OK
+    settings = replace(settings, node=known)
     url = settings.store.url or default_url(bus.name)
     store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
     node = Node(bus.name, bus.types, settings, store)
     server = serve(create_app(Admin(node), settings.http), settings.http.host, settings.http.port)
+    if leash is not None:
+        close = partial(_begin_to_close, node, leash)
+        late = partial(deadline.set, node)
+        leash.attach(InLoop(loop, close, signals.first.set, signals.stop_at_once, late))
     try:
         await node.start()
         bus.attach(node)
         await server.start()
         node.questions.on_leave = signals.stop
         node.join(f"{settings.http.host}:{server.port}")
-        ready = asyncio.ensure_future(_announce(node, ready_fd, server.port, mask_url(url)))
+        if leash is not None:
+            _report(leash, "serves", node, server.port, leave_within=leaves_within(node))
+        told = _announce(node, ready_fd, server.port, mask_url(url), leash)
+        ready = asyncio.ensure_future(told)
         code = await _live(node, signals)
         ready.cancel()
         if code is None:
@@ -145,6 +186,18 @@ async def _run(
     return code
 
 
+async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T | None:
+    """What comes of it; None if the node shall stop before."""
+    doing = asyncio.ensure_future(work)
+    first = asyncio.ensure_future(signals.first.wait())
+    await asyncio.wait({doing, first}, return_when=asyncio.FIRST_COMPLETED)
+    first.cancel()
+    if not doing.done():
+        doing.cancel()
+        return None
+    return doing.result()
+
+
 async def _live(node: Node, signals: _Signals) -> int | None:
     """Wait until the node shall leave (None), or has ended by itself (its exit code)."""
     first = asyncio.ensure_future(signals.first.wait())
@@ -153,7 +206,7 @@ async def _live(node: Node, signals: _Signals) -> int | None:
     first.cancel()
     if node.stopped.done():
         return _ended(node)
-    _notify("STOPPING=1")
+    notify("STOPPING=1")
     return None
 
 
@@ -186,29 +239,59 @@ async def _go(node: Node, signals: _Signals) -> int:
     return NOT_DRAINED
 
 
-async def _announce(node: Node, ready_fd: int | None, http: int, store: str) -> None:
+async def _announce(
+    node: Node, ready_fd: int | None, http: int, store: str, leash: Leash | None
+) -> None:
     """Say once that the node is Up and its regions are registered."""
     while not all(check.ok for check in Admin(node).readiness().values()):
         await asyncio.sleep(READY_POLL_S)
     assert node.view is not None
     up = sum(m.status is Status.UP for m in node.view.members)
+    if leash is not None:
+        _report(leash, "ready", node, http, cluster=node.cluster_name, up=up, store=store)
+        return
     host = node.settings.http.host
     print(
         f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
         f"http://{host}:{http}, store {store}",
         flush=True,
     )
-    _notify("READY=1")
+    notify("READY=1")
     if ready_fd is not None:
         os.write(ready_fd, b"ready\n")
         os.close(ready_fd)
+
+
+def _begin_to_close(node: Node, leash: Leash) -> None:
+    """Take no shard any more."""
+    closing = node.loop.create_task(_close(node, leash))
+    node.stopped.add_done_callback(lambda _: closing.cancel())
+
+
+async def _close(node: Node, leash: Leash) -> None:
+    """Say so when all know; one that is no member yet has nothing to say."""
+    if node.view is not None and node.is_up:
+        node.cluster.post(SetService(node.me, Service.CORDONED))
+        while not (node.view.converged and _service(node) is not Service.OPEN):
+            await asyncio.sleep(READY_POLL_S)
+    leash.say("closed")
+
+
+def _service(node: Node) -> Service:
+    mine = node.view.member(node.me) if node.view is not None else None
+    return mine.service if mine is not None else Service.CORDONED
+
+
+def _report(leash: Leash, what: str, node: Node, http: int, **facts: object) -> None:
+    address, where = str(node.me.address), [node.settings.http.host, http]
+    leash.say(what, node=address, http=where, **facts)
 
 
 def _say(text: str) -> None:
     print(f"shardbus: {text}", file=sys.stderr, flush=True)
 
 
-def _notify(state: str) -> None:
+def notify(state: str) -> None:
     """systemd's notification, if it started us."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:

@@ -26,12 +26,17 @@ from shardbus.cluster import (
 from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
 from shardbus.membership.member import Status
+from shardbus.membership.messages import Greeting, InitJoin
 from shardbus.runtime import departure
 from shardbus.runtime.admin import Admin
+from shardbus.runtime.node import Node
 from shardbus.runtime.observers import QUEUE_MAX, Observers
-from shardbus.settings import DowningSettings
-from shardbus.wire.batch import Kind, read_header
+from shardbus.settings import DowningSettings, NodeSettings, Settings
+from shardbus.store.memory import MemoryData, MemoryStore
+from shardbus.wire.batch import Kind, Membership, encode_body, read_header
+from shardbus.wire.gossip import encode
 from tests.loopback.nodes import QUICK, Nodes, http
+from tests.ports import free_port
 from tests.waiting import until
 
 STOPS: list[StopReason] = []
@@ -54,6 +59,18 @@ def application() -> ShardBus:
             return len(text)
 
     return bus
+
+
+async def test_a_node_that_listens_and_does_not_join_yet_takes_no_question() -> None:
+    """Others that have it among their seeds may ask so early. They ask again."""
+    own = NodeSettings(port=free_port(), gossip_port=free_port())
+    node = Node("shop", {}, Settings(node=own), MemoryStore(MemoryData()))
+    await node.start()
+    node.endpoint.took_membership(
+        encode_body(Membership(node.me, encode(InitJoin(Greeting("shop", 1, {})))))
+    )
+    assert node.endpoint.dropped_frames == {"early": 1}
+    await node.close()
 
 
 @pytest.fixture

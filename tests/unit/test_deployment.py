@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardbus import ShardBus
+from shardbus.runtime.leash import Leash
 from shardbus.settings import Settings
 from shardbus_cli import main as cli
 from shardbus_cli import node
@@ -31,7 +32,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The nodes that commands would have started."""
     found: Started = []
 
-    def run(bus: ShardBus, settings: Settings, ready_fd: int | None) -> int:
+    def run(bus: ShardBus, settings: Settings, ready_fd: int | None, leash: Leash | None) -> int:
         found.append((bus.name, settings))
         return 0
 

@@ -1,0 +1,57 @@
+"""What it costs that `/metrics` is read: tells with and without a reader, in turn, on one host.
+
+Counting is always on, for it is plain additions; there is nothing to switch off. What a monitoring
+system adds is that somebody asks. It asks once a second here, oftener than most do.
+
+    python -m benchmarks.scraped
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from urllib.request import urlopen
+
+from benchmarks.harness import RUNS, Cost, costed, emit, median, warmed
+from benchmarks.sides import Product
+
+EVERY_S = 1.0
+
+
+async def main() -> None:
+    """Measure and print."""
+    async with Product() as side:
+        rounds = await warmed(side)
+        costs: dict[bool, list[Cost]] = {False: [], True: []}
+        for _ in range(RUNS):
+            for read in costs:
+                reader = asyncio.create_task(_read(side.http)) if read else None
+                costs[read].append(await costed(side, rounds))
+                if reader is not None:
+                    reader.cancel()
+                    with contextlib.suppress(asyncio.CancelledError):
+                        await reader
+        for read, found in costs.items():
+            name = f"scraped/{'read' if read else 'unread'}"
+            emit(name, median(c.rate for c in found), "msg/s", runs=[round(c.rate) for c in found])
+            emit(f"{name}_host_cpu", median(c.host for c in found), "us")
+        pairs = list(zip(costs[True], costs[False], strict=True))
+        less = [1 - read.rate / unread.rate for read, unread in pairs]
+        more = [read.host / unread.host - 1 for read, unread in pairs]
+        emit("scraped/less", median(less), "x", of="unread", pairs=[round(v, 3) for v in less])
+        emit("scraped/host_cpu_more", median(more), "x", pairs=[round(v, 3) for v in more])
+
+
+async def _read(port: int) -> None:
+    while True:
+        await asyncio.to_thread(_page, f"http://127.0.0.1:{port}/metrics")
+        await asyncio.sleep(EVERY_S)
+
+
+def _page(url: str) -> None:
+    with urlopen(url, timeout=5) as answer:
+        answer.read()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,199 @@
+"""`bench`: what a node does on this machine. It starts one, sends to it, and ends it.
+
+    start     first messages to new entities
+    tell      tells to all of them in turn, as fast as they go
+    ask       one at a time
+    ask256    256 in flight
+
+Counters in one process, messages from this one, over the loopback. Tells are timed from the first
+that is sent until every entity has said how many it had, and it must be all: an order of seconds
+says more than one of moments. What others do on the same machine, and bare sockets, is not compared
+here; `benchmarks/` does that.
+
+Source: docs/reference/cli.md; docs/performance.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import cycle
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exits import Code, Failure
+
+if TYPE_CHECKING:
+    from shardbus import AsyncClient
+
+LANES = 256
+STRIDE = 7_919
+START_S, END_S = 60.0, 30.0
+CHUNK = 1_000
+Row = dict[str, Any]
+
+
+def bench(
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="For each measurement.")] = 2.0,
+    entities: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="So many counters.")
+    ] = 10_000,
+    payload: Annotated[int, typer.Option(min=0, max=65_536, help="Bytes in a message.")] = 64,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each.")] = False,
+) -> None:
+    """Measure tells, asks and starts of entities on this machine, with a node of its own."""
+    rows = asyncio.run(_measured(seconds, entities, bytes(i % 251 for i in range(payload))))
+    if as_json:
+        for row in rows:
+            output.data(json.dumps(row))
+        return
+    shown = [{**row, "value": f"{row['value']:,.0f}"} for row in rows]
+    output.table(("name", "value", "unit"), shown)
+
+
+async def _measured(seconds: float, entities: int, payload: bytes) -> list[Row]:
+    async with _node() as address:
+        from shardbus import AsyncClient
+        from shardbus_cli.bench_app import bus
+
+        async with AsyncClient(address, cluster=bus.name, timeout=60.0) as client:
+            work = _Work(client, entities, payload)
+            rows = [await work.start(), await work.tell(seconds)]
+            for lanes, name in ((1, "ask"), (LANES, f"ask{LANES}")):
+                rows += await work.ask(name, lanes, seconds)
+            await work.check()
+            return rows
+
+
+class _Work:
+    """What is sent. `sent` counts messages, so that none can be missing unseen."""
+
+    def __init__(self, client: AsyncClient, entities: int, payload: bytes) -> None:
+        from shardbus_cli.bench_app import Counter
+
+        step = STRIDE if entities % STRIDE else 1
+        numbers = (i * step % entities for i in range(entities))
+        self._refs: list[Any] = [client.ref(Counter, f"counter-{i}") for i in numbers]
+        self._payload, self._sent = payload, 0
+        self._facts = {"entities": entities, "payload": len(payload)}
+
+    async def start(self) -> Row:
+        """First messages to all of them."""
+        began = time.monotonic()
+        await self._round()
+        await self.check()
+        return self._row("start", len(self._refs) / (time.monotonic() - began), "entities/s")
+
+    async def tell(self, seconds: float) -> Row:
+        """Rounds of tells until the time is over."""
+        began, before = time.monotonic(), self._sent
+        while time.monotonic() < began + seconds:
+            await self._round()
+        await self.check()
+        rate = (self._sent - before) / (time.monotonic() - began)
+        return self._row("tell", rate, "messages/s")
+
+    async def ask(self, name: str, lanes: int, seconds: float) -> list[Row]:
+        """Closed loops of asks; how many, and how long one takes."""
+        refs: Iterator[Any] = cycle(self._refs)
+        taken: list[float] = []
+        began = time.monotonic()
+
+        async def lane() -> None:
+            while (at := time.monotonic()) < began + seconds:
+                await next(refs).hit(self._payload)
+                taken.append(1e6 * (time.monotonic() - at))
+
+        await asyncio.gather(*(lane() for _ in range(lanes)))
+        rate = len(taken) / (time.monotonic() - began)
+        self._sent += len(taken)
+        taken.sort()
+        found = [self._row(name, rate, "requests/s")]
+        for part in (50, 99):
+            value = taken[min(len(taken) - 1, len(taken) * part // 100)]
+            found.append(self._row(f"{name}_p{part}", value, "us"))
+        return found
+
+    async def check(self) -> None:
+        """Every message was handled, each once.
+
+        Raises:
+            Failure: they were not.
+        """
+        left, found = iter(self._refs), 0
+
+        async def lane() -> None:
+            nonlocal found
+            for ref in left:
+                handled = await ref.total()
+                found += handled
+
+        await asyncio.gather(*(lane() for _ in range(LANES)))
+        if found != self._sent:
+            raise Failure(f"{self._sent} messages were sent, {found} handled", "report it")
+
+    async def _round(self) -> None:
+        for i, ref in enumerate(self._refs, 1):
+            await ref.hit.tell(self._payload)
+            if i % CHUNK == 0:
+                await asyncio.sleep(0)
+        self._sent += len(self._refs)
+
+    def _row(self, name: str, value: float, unit: str) -> Row:
+        return {"name": name, "value": round(value, 1), "unit": unit, "parameters": self._facts}
+
+
+@asynccontextmanager
+async def _node() -> AsyncIterator[str]:
+    """A node of its own; its address. It ends with this process, however that goes, and by force:
+    it keeps nothing."""
+    from shardbus_cli.workers.process import WorkerProcess
+    from shardbus_cli.workers.speech import Speech
+
+    loop = asyncio.get_running_loop()
+    ready, ended = loop.create_future(), loop.create_future()
+
+    def on_said(said: Row) -> None:
+        if said["is"] == "ready" and not ready.done():
+            ready.set_result(said["node"])
+
+    process, speech = WorkerProcess(0, on_said, ended.set_result), Speech()
+    speech.start()
+    port, gossip = _free_ports()
+    process.start(_command(port, gossip), speech)
+    try:
+        await asyncio.wait((ready, ended), timeout=START_S, return_when="FIRST_COMPLETED")
+        if not ready.done():
+            raise Failure("the node did not start", "its log stands above", code=Code.FAILED)
+        yield f"tcp://{ready.result()}"
+    finally:
+        process.kill()
+        await _within(ended, END_S)
+        speech.close()
+
+
+def _command(port: int, gossip: int) -> Callable[[int], list[str]]:
+    def command(fd: int) -> list[str]:
+        own = f"--port {port} --gossip-port {gossip} --http-port 0 --store memory://"
+        own += f" --log-level error --leash-fd {fd}"
+        return ["node", "start", "shardbus_cli.bench_app:bus", *own.split()]
+
+    return command
+
+
+async def _within(future: Awaitable[Any], seconds: float) -> None:
+    await asyncio.wait((asyncio.ensure_future(future),), timeout=seconds)
+
+
+def _free_ports() -> list[int]:
+    """Two that nothing listens on."""
+    with socket.socket() as one, socket.socket() as other:
+        for probe in (one, other):
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in (one, other)]

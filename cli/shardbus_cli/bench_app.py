@@ -1,0 +1,26 @@
+"""The application of `shardbus bench`: counters."""
+
+from __future__ import annotations
+
+from shardbus import Entity, ShardBus, handler
+
+bus = ShardBus("bench")
+
+
+@bus.entity(name="counter", shards=64, passivate_after=3600.0)
+class Counter(Entity):
+    """Counts what it is sent."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    @handler
+    def hit(self, payload: bytes) -> int:
+        """One more."""
+        self.value += 1
+        return self.value
+
+    @handler
+    def total(self) -> int:
+        """How many there were."""
+        return self.value

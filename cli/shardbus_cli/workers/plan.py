@@ -1,0 +1,112 @@
+"""What each worker of a unit is told: its ports, its seeds, its command line. Pure.
+
+    worker n    ROUTER port + 2n, gossip gossip_port + 2n, HTTP http.port + 1 + n
+
+Two apart, since gossip is one above by default. HTTP of the unit itself is on `http.port`. Where
+that is 0, workers take free ports, too. Everything else a worker reads as a lone node would: from
+the same file, environment and command line. What differs is added behind it as `--set`, which wins.
+
+Source: docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shardbus.errors import ConfigError
+from shardbus.ids import Address
+from shardbus.settings import Settings
+
+STEP = 2
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """The ports of one worker, and the address that others know it by."""
+
+    number: int
+    address: Address
+    port: int
+    gossip_port: int
+    http_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All workers of a unit. `seeds` are those that the user named."""
+
+    workers: tuple[Worker, ...]
+    seeds: tuple[str, ...]
+    arguments: tuple[str, ...]
+    log_format: str
+
+    def command(self, number: int, fd: int, *, again: bool) -> list[str]:
+        """The arguments of `shardbus` for a worker. `again`: it ran before."""
+        worker = self.workers[number]
+        own = {
+            "node.port": worker.port,
+            "node.gossip_port": worker.gossip_port,
+            "node.advertise": worker.address,
+            "node.seeds": ",".join(self.seeds_of(number, again=again)),
+            "http.port": worker.http_port,
+            "log.format": self.log_format,
+        }
+        sets = [word for key, value in own.items() for word in ("--set", f"{key}={value}")]
+        return [*self.arguments, *sets, "--leash-fd", str(fd)]
+
+    def seeds_of(self, number: int, *, again: bool) -> tuple[str, ...]:
+        """The user's seeds, and all workers: one that comes back finds those that stayed, whoever
+        else is away. Only the first start of worker 0 has nobody to look for."""
+        if number == 0 and not again and not self.seeds:
+            return ()
+        own = (str(worker.address) for worker in self.workers)
+        return tuple(dict.fromkeys((*self.seeds, *own)))
+
+
+def plan_of(settings: Settings, workers: int, arguments: Sequence[str], log_format: str) -> Plan:
+    """Share out the ports.
+
+    Raises:
+        ConfigError: a port is above 65535 or given out twice, or the store is one process's own.
+    """
+    if settings.store.url.startswith("memory:"):
+        raise ConfigError(
+            f"store.url is {settings.store.url!r}, which every worker would have for itself",
+            hint="use sqlite:// or redis:// with --workers",
+        )
+    node = settings.node
+    known = Address.advertised(node.advertise or node.host, node.port)
+    gossip, http = node.gossip_port or node.port + 1, settings.http.port
+    planned = tuple(
+        Worker(
+            n,
+            Address(known.host, known.port + STEP * n),
+            node.port + STEP * n,
+            gossip + STEP * n,
+            http and http + 1 + n,
+        )
+        for n in range(workers)
+    )
+    _check(planned, http)
+    return Plan(planned, node.seeds, tuple(arguments), log_format)
+
+
+def _check(workers: Sequence[Worker], http: int) -> None:
+    taken: dict[int, str] = {http: "HTTP of the unit"} if http else {}
+    for worker in workers:
+        ports = {
+            f"ROUTER of worker {worker.number}": worker.port,
+            f"gossip of worker {worker.number}": worker.gossip_port,
+            f"HTTP of worker {worker.number}": worker.http_port,
+        }
+        for what, port in ports.items():
+            if max(port, worker.address.port) > PORT_MAX:
+                raise ConfigError(f"{what} would be port {port}", hint="choose a lower node.port")
+            if port and port in taken:
+                raise ConfigError(
+                    f"port {port} would be {taken[port]} and {what}",
+                    hint="choose node.port, node.gossip_port and http.port further apart",
+                )
+            taken[port] = what

@@ -1,0 +1,218 @@
+"""The loop of a unit's supervisor: it starts workers and does what the crew says.
+
+It hosts nothing and loads no application, so it has little to fail at. Its signals are those of a
+node: the first SIGTERM or SIGINT lets all workers leave, the second stops them at once.
+
+Source: the package's page; docs/reference/cli.md; B.12, C.8.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from functools import partial
+from typing import Any
+
+from shardbus.http.server import serve
+from shardbus.runtime.run import notify
+from shardbus.settings import Settings
+from shardbus_cli.output import data, note
+from shardbus_cli.workers import crew
+from shardbus_cli.workers.crew import Crew, Stage
+from shardbus_cli.workers.front import Json, Place, create_front
+from shardbus_cli.workers.plan import Plan
+from shardbus_cli.workers.process import WorkerProcess
+from shardbus_cli.workers.speech import Speech
+
+log = logging.getLogger("shardbus.workers")
+
+ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
+"""Where a worker that listens everywhere is asked."""
+
+
+def supervise(plan: Plan, settings: Settings, ready_fd: int | None) -> int:
+    """Run a unit until it is told to stop, or cannot go on; returns the exit code.
+
+    Raises:
+        ConfigError: the port of HTTP cannot be had. Nothing was started.
+    """
+    return asyncio.run(Supervisor(plan, settings, ready_fd).run())
+
+
+class Supervisor:
+    """See the module. It is what `front` shows."""
+
+    def __init__(self, plan: Plan, settings: Settings, ready_fd: int | None) -> None:
+        self._plan, self._settings, self._ready_fd = plan, settings, ready_fd
+        self._crew = Crew(len(plan.workers))
+        self._processes: dict[int, WorkerProcess] = {}
+        self._said: dict[int, Json] = {}
+        self._speech = Speech()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def run(self) -> int:
+        """From the first process to the last."""
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        http = self._settings.http
+        self._server = serve(create_front(self, http), http.host, http.port)
+        await self._server.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._leave)
+        self._speech.start()
+        self._handle(crew.Begin())
+        try:
+            return await self._ended
+        finally:
+            for process in self._processes.values():
+                process.kill()
+            await self._server.stop()
+            await asyncio.to_thread(self._speech.close)
+
+    # ---- what front shows
+
+    @property
+    def announced(self) -> bool:
+        """It was ready once."""
+        return self._crew.announced
+
+    @property
+    def leaving(self) -> bool:
+        """It was told to, or cannot go on."""
+        return self._crew.leaving
+
+    @property
+    def expected(self) -> list[int]:
+        """The workers that have not left by order."""
+        return [n for n, s in enumerate(self._crew.standings) if s.stage is not Stage.GONE]
+
+    @property
+    def serving(self) -> dict[int, Place]:
+        """HTTP of the workers that serve: those that are ready, and then the others."""
+        found: dict[int, Place] = {}
+        for wanted in (Stage.READY, Stage.JOINING):
+            for n, said in self._said.items():
+                if self._crew.standings[n].stage is wanted:
+                    host, port = str(said["http"][0]), int(said["http"][1])
+                    found[n] = (ANY_INTERFACE.get(host, host), port)
+        return found
+
+    def rows(self) -> list[Json]:
+        """One for each worker."""
+        return [self._row(n) for n in range(len(self._plan.workers))]
+
+    def _row(self, number: int) -> Json:
+        standing, said = self._crew.standings[number], self._said.get(number, {})
+        running = standing.stage in crew.RUNNING
+        process = self._processes.get(number)
+        host, port = said.get("http", ("", 0))
+        return {
+            "worker": number,
+            "stage": standing.stage.value,
+            "address": str(self._plan.workers[number].address),
+            "http": f"{host}:{port}" if port else "",
+            "pid": process.pid if process is not None and running else None,
+            "starts": standing.starts,
+        }
+
+    # ---- what happens
+
+    def _leave(self) -> None:
+        if not self._crew.leaving:
+            notify("STOPPING=1")
+            note(f"shardbus: {len(self.expected)} workers leave")
+        self._handle(crew.Leave())
+
+    def _on_said(self, number: int, said: Json) -> None:
+        match said.get("is"):
+            case "serves":
+                self._said[number] = said
+                self._handle(crew.Serves(number, float(said["leave_within"])))
+            case "ready":
+                self._said[number] = said
+                self._handle(crew.IsReady(number))
+            case "closed":
+                self._handle(crew.Closed(number))
+            case _:
+                log.warning("worker %d said what nobody understands", number)
+
+    def _on_ended(self, number: int, code: int) -> None:
+        self._said.pop(number, None)
+        self._handle(crew.Ended(number, code))
+
+    def _on_time(self) -> None:
+        self._carry_out(self._crew.tick(time.monotonic()))
+
+    def _handle(self, event: crew.Event) -> None:
+        self._carry_out(self._crew.handle(event, time.monotonic()))
+
+    # ---- what is done about it
+
+    def _carry_out(self, effects: list[crew.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case crew.Start(number, again):
+                    self._start(number, again=again)
+                case crew.Tell(number, word):
+                    self._processes[number].tell(word)
+                case crew.Kill(number):
+                    log.error("worker %d does not end in time: it is killed", number)
+                    self._processes[number].kill()
+                case crew.Rests(number, code, seconds):
+                    how = _how(code)
+                    log.error("worker %d %s; it is started again in %g s", number, how, seconds)
+                case crew.Announce():
+                    self._announce()
+                case crew.End(code):
+                    self._ended.set_result(code)
+        self._set_timer()
+
+    def _start(self, number: int, *, again: bool) -> None:
+        process = WorkerProcess(
+            number, partial(self._on_said, number), partial(self._on_ended, number)
+        )
+        self._processes[number] = process
+        try:
+            process.start(partial(self._plan.command, number, again=again), self._speech)
+        except OSError as failed:
+            log.error("worker %d cannot be started: %s", number, failed)
+            self._loop.call_soon(self._on_ended, number, crew.FAILED)
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self._crew.deadline()
+        if due is not None and not self._ended.done():
+            wait = max(0.0, due - time.monotonic())
+            self._timer = self._loop.call_later(wait, self._on_time)
+
+    def _announce(self) -> None:
+        """The one line that says that the unit is ready."""
+        said: Any = max(self._said.values(), key=lambda said: said["up"])
+        addresses = ", ".join(str(worker.address) for worker in self._plan.workers)
+        where = f"http://{self._settings.http.host}:{self._server.port}"
+        told = f"in cluster {said['cluster']!r} ({said['up']} up), {where}, store {said['store']}"
+        data(f"ready: {len(self._plan.workers)} workers {addresses} {told}")
+        _flush()
+        notify("READY=1")
+        if self._ready_fd is not None:
+            os.write(self._ready_fd, b"ready\n")
+            os.close(self._ready_fd)
+
+
+def _flush() -> None:
+    import sys
+
+    sys.stdout.flush()
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
