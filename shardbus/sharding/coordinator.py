@@ -11,10 +11,9 @@ One turn of its life, made by `tick`:
 When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
 new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
 under way, what is asked gathers for the next one. A write without an answer is tried again as the
-same operation. One that is refused ends this coordinator, and so does Retire, once it is done. When
-there was nothing to write for a while, nothing is written: so a coordinator learns that the table
-was taken from it, as by one that was removed while its process stood still, and went on. That one
-is gone soon, but the homes that it wrote stand, and the entities that ran there are fenced.
+same operation. One that is refused ends this coordinator, and so does Retire, once it is done. Who
+writes nothing for long writes just that, and so learns of another that has taken the table: one
+that was removed in its sleep, perhaps, which is gone soon, but what it wrote stands.
 
 A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
 shards of a dead node are wanted at once, not when somebody asks.
