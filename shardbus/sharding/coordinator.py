@@ -12,8 +12,8 @@ When the write is durable, `Persisted` applies it to the table and announces it:
 new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
 under way, what is asked gathers for the next one. A write without an answer is tried again as the
 same operation. One that is refused ends this coordinator, and so does Retire, once it is done. Who
-writes nothing for long writes just that, and so learns of another that has taken the table: one
-that was removed in its sleep, perhaps, which is gone soon, but what it wrote stands.
+has nothing to write for long writes just that, to learn whether one that was removed in its sleep
+has taken the table: it will be gone soon, but what it wrote stands.
 
 A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
 shards of a dead node are wanted at once, not when somebody asks.
@@ -40,7 +40,7 @@ from shardbus.sharding.directions import Directions
 from shardbus.sharding.forecast import Forecast, forecast
 from shardbus.sharding.handoff import Handoff, Purpose
 from shardbus.sharding.history import History
-from shardbus.sharding.ledger import Ledger, Wish, Writing, nobody
+from shardbus.sharding.ledger import CONFIRM_S, Ledger, Wish, Writing, nobody
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.outbox import Kind, Outbox
@@ -53,8 +53,6 @@ from shardbus.sharding.tenure import Reign, Tenure, backoff
 from shardbus.sharding.timers import Timers
 
 GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
-CONFIRM_S = 10.0
-"""After so long without a write the store is asked whether it still takes one."""
 
 
 class Coordinator:
@@ -249,7 +247,7 @@ class Coordinator:
         for timer in self._timers.due(now):
             if timer == WRITE and self._ledger.writing is not None:
                 self._persist(self._ledger.writing)
-            elif timer == CONFIRM and (nothing := self._ledger.write_nothing()) is not None:
+            elif timer == CONFIRM and (nothing := self._ledger.write_nothing()):
                 self._persist(nothing)
         self.balance.tick(now)
         for home, tries in self._starts.tick(now):

@@ -62,6 +62,8 @@ class Wish:
 
 
 NO_WISH = Wish()
+CONFIRM_S = 10.0
+"""After so long without a write the store is asked whether it still takes one."""
 
 Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
 """Who may be given shards, if these are to be avoided."""

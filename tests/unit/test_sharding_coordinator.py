@@ -13,8 +13,9 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.advice import Advice
 from shardbus.sharding.allocation import AllocationStrategy, External, LeastShard
-from shardbus.sharding.coordinator import COALESCE, CONFIRM_S, Coordinator
+from shardbus.sharding.coordinator import COALESCE, Coordinator
 from shardbus.sharding.directions import Directions
+from shardbus.sharding.ledger import CONFIRM_S
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import SLOW
 from shardbus.sharding.outbox import CHUNK, Kind, Outbox
