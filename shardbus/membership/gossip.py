@@ -227,18 +227,29 @@ class Gossip:
     # -- questions -------------------------------------------------------------------------------
 
     def verdicts(self) -> dict[NodeId, Flag]:
-        """Every member that is not reachable, with the worst word on it. Observers that are Down do
-        not count."""
+        """Every member that is not reachable, with the worst word on it. The word of the unheeded
+        does not count."""
         if self.reachability.all_reachable():
             return {}
-        return self.reachability.verdicts(ignore=self.down())
+        return self.reachability.verdicts(ignore=self.unheeded())
 
     def records(self) -> list[tuple[NodeId, NodeId, Flag]]:
-        """Every (observer, subject, flag) that is not reachable. Observers that are Down do not
+        """Every (observer, subject, flag) that is not reachable. The word of the unheeded does not
         count."""
         if self.reachability.all_reachable():
             return []
-        return self.reachability.records(ignore=self.down())
+        return self.reachability.records(ignore=self.unheeded())
+
+    def unheeded(self) -> dict[NodeId, Member]:
+        """Observers that are Down, or that are Exiting and somebody else cannot reach: one that has
+        ended before it was removed takes nothing back, and would stand in the way of its own
+        removal."""
+        down = self.down()
+        exiting = {n: m for n, m in self.members.items() if m.status is Status.EXITING}
+        if not exiting:
+            return down
+        others = self.reachability.verdicts(ignore=down | exiting)
+        return down | {n: m for n, m in exiting.items() if n in others}
 
     def down(self) -> dict[NodeId, Member]:
         """The members that are Down."""

@@ -11,7 +11,9 @@ One turn of its life, made by `tick`:
 When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
 new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
 under way, what is asked gathers for the next one. A write without an answer is tried again as the
-same operation. One that is refused ends this coordinator, and so does Retire, once it is done.
+same operation. One that is refused ends this coordinator, and so does Retire, once it is done. Who
+has nothing to write for long writes just that, to learn whether one that was removed in its sleep
+has taken the table: it will be gone soon, but what it wrote stands.
 
 A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
 shards of a dead node are wanted at once, not when somebody asks.
@@ -38,7 +40,7 @@ from shardbus.sharding.directions import Directions
 from shardbus.sharding.forecast import Forecast, forecast
 from shardbus.sharding.handoff import Handoff, Purpose
 from shardbus.sharding.history import History
-from shardbus.sharding.ledger import Ledger, Wish, Writing, nobody
+from shardbus.sharding.ledger import CONFIRM_S, Ledger, Wish, Writing, nobody
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.outbox import Kind, Outbox
@@ -50,7 +52,7 @@ from shardbus.sharding.table import ShardTable
 from shardbus.sharding.tenure import Reign, Tenure, backoff
 from shardbus.sharding.timers import Timers
 
-GRACE, WRITE = "grace", "write"
+GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
 
 
 class Coordinator:
@@ -245,6 +247,8 @@ class Coordinator:
         for timer in self._timers.due(now):
             if timer == WRITE and self._ledger.writing is not None:
                 self._persist(self._ledger.writing)
+            elif timer == CONFIRM and (nothing := self._ledger.write_nothing()):
+                self._persist(nothing)
         self.balance.tick(now)
         for home, tries in self._starts.tick(now):
             self._on_silence(home, tries, now)
@@ -286,6 +290,7 @@ class Coordinator:
         patience = LOSS_PATIENCE if self._tenure.forgotten else 1.0
         self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
         self._timers.set(GRACE, self._registry.grace_until)
+        self._timers.set(CONFIRM, now + CONFIRM_S)
         self.balance.first_look(now)
         self._bury(now)
 
@@ -310,6 +315,7 @@ class Coordinator:
         if writing is None or writing.op_id != op_id:
             return
         self._timers.cancel(WRITE)
+        self._timers.set(CONFIRM, now + CONFIRM_S)
         homes = self._ledger.written(now)
         for home in homes:
             self._starts.host(home, now)

@@ -62,6 +62,8 @@ class Wish:
 
 
 NO_WISH = Wish()
+CONFIRM_S = 10.0
+"""After so long without a write the store is asked whether it still takes one."""
 
 Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
 """Who may be given shards, if these are to be avoided."""
@@ -215,8 +217,13 @@ class Ledger:
             {s: home for s, home in self.adopted.items() if home.node in self.table.regions}
         )
         homes.update(self._allocations(strategy, hosts))
-        if not homes:
-            return None
+        return self._write(homes) if homes else None
+
+    def write_nothing(self) -> Writing | None:
+        """A write that the store refuses if this epoch is over, and that changes nothing."""
+        return None if self.writing is not None else self._write({})
+
+    def _write(self, homes: dict[str, Home | None]) -> Writing:
         self._ops += 1
         self.writing = Writing(self.table.epoch << EPOCH_SHIFT | self._ops, homes)
         return self.writing

@@ -62,6 +62,8 @@ class Load:
     services: int = 0
     """How often somebody is cordoned or drained, and opened again."""
     rebalances: int = 0
+    sleeps: int = 0
+    """How often a node stands still until the others may have removed it, and then goes on."""
     hurried: bool = False
     buffer_size: int = 100_000
     allocation: str = "least-shards"
@@ -127,6 +129,9 @@ def draw_load(
         allocation=dice.choices(allocations, list(ALLOCATIONS.values()))[0],
         interval_s=dice.choice((0.5, 2.0, 10.0)),
     )
+    dice = Random(f"sleeps {seed}")
+    if dice.random() < 0.3:
+        thin = replace(thin, sleeps=dice.randint(1, 3))
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)

@@ -5,7 +5,8 @@ a way: a request takes time, is carried out when it arrives, whatever has become
 the answer takes time again. The server may be slow, may be out of reach, may fail before or after
 it did its work, may lose everything, and may come back with what it had a while ago.
 
-`lied` says that it lost or brought back something: what it said before does not hold any more.
+`lied` says that it lost or brought back something: what it said before does not hold any more. As
+long as it has not, whatever it lets a former home do with an entity's state is told to `on_stale`.
 
 Source: docs/simulation.md; DESIGN section 8; C.12, C.20, C.35, N.7.
 """
@@ -44,7 +45,11 @@ class StoreServer:
         self.slow_s = 0.0
         """The longest way beside the usual."""
         self.lied = False
+        self.on_stale: Callable[[str], object] = lambda _: None
+        self.saves: dict[int, None] = {}
+        """Those that were done: one that is repeated does nothing, and is no save."""
         self._kept: MemoryData | None = None
+        self._fences: dict[tuple[str, str], int] = {}
 
     def calm(self) -> None:
         """From now on it answers, at once and truly."""
@@ -65,9 +70,18 @@ class StoreServer:
 
     def _replace(self, data: MemoryData) -> None:
         self.lied = True
+        self._fences.clear()
         held = self.data
         held.tables, held.states = data.tables, data.states
         held.remembered, held.leases = data.remembered, data.leases
+
+    def let(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
+        """It has loaded or saved a state under this fence."""
+        key = (entity_type, entity_id)
+        highest = self._fences.get(key, 0)
+        if fence < highest:
+            self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
+        self._fences[key] = max(fence, highest)
 
     def way(self) -> float:
         """How long a request or an answer takes."""
@@ -157,11 +171,25 @@ class SimStore:
         return await self._ask(lambda: self._store.remove_table(entity_type))
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
-        return await self._ask(lambda: self._store.load_state(entity_type, entity_id, fence))
+        async def load() -> bytes | None:
+            data = await self._store.load_state(entity_type, entity_id, fence)
+            self._server.let("loaded", entity_type, entity_id, fence)
+            return data
+
+        return await self._ask(load)
 
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
         batch = list(saves)
-        return await self._ask(lambda: self._store.save_states(batch))
+
+        async def save() -> list[StaleFence | None]:
+            results = await self._store.save_states(batch)
+            for one, stale in zip(batch, results, strict=True):
+                if stale is None and one.op_id not in self._server.saves:
+                    self._server.saves[one.op_id] = None
+                    self._server.let("saved", one.entity_type, one.entity_id, one.fence)
+            return results
+
+        return await self._ask(save)
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int

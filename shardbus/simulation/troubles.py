@@ -19,6 +19,7 @@ SLOW_S = 0.6
 FAILING = 0.4
 AWAY_S = 8.0
 SERVICE_S = 8.0
+SLEEP_S = (6.0, 25.0)
 SPELLS = 2
 """How often a mood of the store comes."""
 
@@ -46,6 +47,7 @@ class Troubles:
             (load.stops, self._stop_shards),
             (load.services, self._serve),
             (load.rebalances, self._rebalance),
+            (load.sleeps, self._sleep),
             (SPELLS if load.store in moods else 0, moods.get(load.store, self._forget)),
         )
         for times, what in kinds:
@@ -111,6 +113,13 @@ class Troubles:
         for resident in self._working():
             for succession in resident.node.successions.values():
                 resident.loop.call_soon(succession.coordination.handle, events.Rebalance())
+
+    def _sleep(self) -> None:
+        if working := self._working():
+            struck = self.dice.choice(working)
+            seconds = self.dice.uniform(*SLEEP_S)
+            self._mark(struck.name, f"sleeps for {seconds:.3f} s")
+            self.fleet.pause(struck.name, seconds)
 
     def _serve(self) -> None:
         working = self._working()

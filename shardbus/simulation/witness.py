@@ -4,7 +4,8 @@ Every letter (a tell or an ask with a number, from one sender to one entity) is 
 is sent, when an entity handles it, and when its sender hears something. What must hold at once:
 
     I1   an entity starts nowhere while another activation of it lives, unless that one's node has
-         been removed by others; and only such a one goes on after a newer has started
+         been removed by others; only such a one goes on after a newer has started, and the store
+         lets it neither load nor save any more
     I2   per sender and entity numbers only grow, and none comes twice
     I6   of one epoch there is one coordinator, and epochs grow
     said whoever was refused for certain was not handled, and whoever was answered was
@@ -14,6 +15,9 @@ disorder (I3, I4); entities that were remembered run (I5); nothing waits any mor
 
 A letter can be lost with a process only if it was under way in that time: it was sent before
 everybody knew of the end, and no later letter of its line had been handled before the end began.
+
+Whoever has been removed and does not know it may even be a coordinator, and may take the table for
+a moment: what starts there is nobody's predecessor.
 
 A store that lost or brought back something excuses what rests on its word: two activations may then
 live at a time, and what was remembered may be forgotten.
@@ -94,6 +98,7 @@ class Witness:
         self._denied: dict[tuple[Line, int], str] = {}
         self._epochs: dict[str, tuple[int, NodeId]] = {}
         self._ends = Ends(fleet)
+        fleet.store.on_stale = lambda what: self._broken("I1", what)
 
     def _broken(self, rule: str, detail: str) -> Violation:
         """Kept, because whoever it is raised in may go on in spite of it."""
@@ -146,7 +151,9 @@ class Witness:
         self._note(cell, "started")
         key = (cell.entity_type, cell.entity_id)
         node = NodeId.parse(cell.node)
-        if not self.fleet.store.lied and not self._removed(node):
+        if self._removed(node):
+            return
+        if not self.fleet.store.lied:
             for other in self._living(cell, node):
                 if not self._removed(other):
                     raise self._broken("I1", f"{key} starts at {node} and lives at {other}")
@@ -166,7 +173,8 @@ class Witness:
         if seq <= within:
             raise self._broken("I2", f"{line} {seq} after {within} at {cell.node}")
         self._within[line, cell.fence] = seq
-        if cell.fence >= self._fences.get(line[1:], 0):
+        fence = self._fences.get(line[1:], cell.fence)
+        if cell.fence == fence:
             last = self._last.get(line, 0)
             if seq <= last:
                 raise self._broken("I2", f"{line} {seq} after {last} at {cell.node}")

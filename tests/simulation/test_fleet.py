@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -44,7 +45,8 @@ def test_nothing_breaks(block: int) -> None:
 
 def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     """It was once: in this run the client is refused after the last news of who is a member."""
-    load = draw_load(5017, nodes=7, seconds=20.0, strategy="lease-majority")
+    load = draw_load(5017, nodes=7, seconds=20.0, strategy="lease-majority", density="thin")
+    load = replace(load, sleeps=0)
     outcome = simulate_fleet(load)
     assert outcome.broken is None, outcome.report()
 
@@ -52,6 +54,16 @@ def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
 def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     """In this run each of two former homes once kept the other's Flush behind its own."""
     outcome = simulate_fleet(draw_load(4, seconds=12.0, density="dense"))
+    assert outcome.broken is None, outcome.report()
+
+
+def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() -> None:
+    """It woke, took the table for a few seconds, and went; the other one had nothing to write and
+    never learned that its shards were fenced."""
+    load = draw_load(5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin")
+    faults = replace(load.faults, pauses=4, pause_s=40.0, one_ways=0, swizzles=0)
+    load = replace(load, every_s=0.1, store="slow", clients=2, faults=faults)
+    outcome = simulate_fleet(load)
     assert outcome.broken is None, outcome.report()
 
 
@@ -91,7 +103,7 @@ def test_seeds_bring_different_loads() -> None:
     assert {load.store for load in drawn} == {
         "sound", "slow", "failing", "away", "forgetful", "rolled back",
     }  # fmt: skip
-    for name in ("cuts", "stops", "services", "rebalances", "hurried", "clients"):
+    for name in ("cuts", "stops", "services", "rebalances", "sleeps", "hurried", "clients"):
         assert {bool(getattr(load, name)) for load in drawn} == {True, False}
     assert drawn[5].sharding().allocation == drawn[5].allocation
 

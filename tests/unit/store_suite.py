@@ -154,13 +154,14 @@ class TablesAndLeases:
         assert table is not None
         assert table.epoch == 2
 
+    @pytest.mark.parametrize("homes", [{"7": (A, 1)}, {}], ids=["a home", "nothing"])
     @pytest.mark.parametrize("epoch", [1, 3])
     async def test_homes_under_another_epoch_are_refused(
-        self, store: StateStore, epoch: int
+        self, store: StateStore, epoch: int, homes: dict[str, tuple[NodeId, int] | None]
     ) -> None:
         await store.claim_epoch("counter", 2, "crc32/100")
         with pytest.raises(StaleEpoch) as refused:
-            await store.write_homes("counter", epoch, {"7": (A, 1)}, 1)
+            await store.write_homes("counter", epoch, homes, 1)
         assert (refused.value.epoch, refused.value.stored) == (epoch, 2)
         table = await store.load_table("counter")
         assert table is not None

@@ -266,6 +266,17 @@ def test_TU1_convergence(copy: Gossip, flags: dict[NodeId, Flag], waiting: list[
     assert copy.converged() is not bool(waiting)
 
 
+@pytest.mark.parametrize("observer", [A, D], ids=["one that stays", "another that goes"])
+def test_who_ended_while_it_was_exiting_does_not_stand_in_its_own_way(observer: NodeId) -> None:
+    """C found that it does not reach B, and ended before it was removed."""
+    copy = state("abd", a=U, b=U, c=X, d=X)
+    rows = {C: Row(1, {B: Flag.UNREACHABLE})}
+    assert replace(copy, reachability=Reachability(rows)).waiting_for() == [B]
+    rows[observer] = Row(1, {C: Flag.TERMINATED})
+    waiting = replace(copy, reachability=Reachability(rows)).waiting_for()
+    assert waiting == ([] if observer == A else [B])
+
+
 def test_TU1_the_word_of_a_downed_observer_does_not_count() -> None:
     copy = replace(
         state("a", a=U, b=DOWN), reachability=Reachability({B: Row(1, {A: Flag.UNREACHABLE})})

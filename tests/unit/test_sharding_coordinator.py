@@ -15,6 +15,7 @@ from shardbus.sharding.advice import Advice
 from shardbus.sharding.allocation import AllocationStrategy, External, LeastShard
 from shardbus.sharding.coordinator import COALESCE, Coordinator
 from shardbus.sharding.directions import Directions
+from shardbus.sharding.ledger import CONFIRM_S
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import SLOW
 from shardbus.sharding.outbox import CHUNK, Kind, Outbox
@@ -41,6 +42,8 @@ class Desk:
         self.now = 0.0
         self.coordinator = Coordinator("t", A, LAYOUT, self.settings, strategy or LeastShard())
         self.writes: list[ev.Persist] = []
+        self.taken = False
+        """Somebody else has claimed an epoch in the store."""
         self.notes: list[str] = []
         self.stopped = ""
         self.said_stopped: list[str] = []
@@ -78,6 +81,8 @@ class Desk:
             match effect:
                 case ev.Send(to, message):
                     said.append((to, message))
+                case ev.Persist() if not effect.homes:
+                    said += self.tell(self.confirm(effect))
                 case ev.Persist():
                     self.writes.append(effect)
                 case ev.Stop(reason):
@@ -89,6 +94,11 @@ class Desk:
                 case _:
                     pass
         return said
+
+    def confirm(self, nothing: ev.Persist) -> ev.CoordinatorEvent:
+        """What the store says at once to a write of nothing."""
+        op_id = nothing.op_id
+        return ev.PersistFailed(op_id, True) if self.taken else ev.Persisted(op_id)
 
     def written(self) -> list[tuple[NodeId, ev.Message]]:
         """The last write is durable."""
@@ -356,6 +366,27 @@ def test_an_owner_that_does_not_stop_keeps_the_shard_until_it_says_so_or_dies() 
     assert len(desk.writes) == writes
     desk.tell(ev.Received(A, msg.ShardStopped(A, (home,))))
     assert desk.writes[-1].homes == {"2": (B, FENCE + 2)}
+
+
+def test_who_lost_the_table_learns_it_though_there_is_nothing_to_write() -> None:
+    desk = ready()
+    desk.home("1")
+    desk.wait(5 * CONFIRM_S)
+    assert desk.stopped == ""
+    desk.taken = True
+    desk.wait(CONFIRM_S)
+    assert desk.stopped == "the store has a newer epoch"
+
+
+def test_the_store_is_not_asked_whether_it_takes_writes_while_it_is_written() -> None:
+    desk = ready()
+    desk.taken = True
+    desk.wait(CONFIRM_S - 1.0)
+    desk.ask(A, "1")
+    desk.wait(2.0)
+    desk.written()
+    desk.wait(CONFIRM_S - 1.0)
+    assert desk.stopped == ""
 
 
 @pytest.mark.parametrize("acked", [True, False])
@@ -952,7 +983,10 @@ def test_a_lost_table_is_waited_for_longer() -> None:
     coordinator.handle(ev.Received(A, msg.Register(A, False, LAYOUT, ())), 0.0)
     coordinator.handle(ev.Received(A, msg.GetShardHome(("1",))), 0.0)
     for now, expected in ((0.0, False), (25.0, False), (30.0, True)):
-        assert any(isinstance(e, ev.Persist) for e in coordinator.tick(now)) is expected
+        writes = [e for e in coordinator.tick(now) if isinstance(e, ev.Persist)]
+        assert any(write.homes for write in writes) is expected
+        for write in writes:
+            coordinator.handle(ev.Persisted(write.op_id), now)
 
 
 def test_an_outbox_gathers_orders_and_splits() -> None:
