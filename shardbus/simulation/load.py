@@ -45,6 +45,7 @@ class Load:
     rebalances: int = 0
     hurried: bool = False
     buffer_size: int = 100_000
+    mailbox: int = 10_000
     allocation: str = "least-shards"
     interval_s: float = 2.0
     """Between two looks at the balance."""
@@ -60,6 +61,7 @@ class Load:
         return replace(
             ShardingSettings(),
             buffer_size=self.buffer_size,
+            mailbox=self.mailbox,
             allocation=self.allocation,
             rebalance_interval=self.interval_s,
             rebalance_threshold=1,
