@@ -138,9 +138,10 @@ async def spawned(*args: str) -> AsyncIterator[Host]:
     """A host started as `python ARGS`, with its control socket in `BENCH_CONTROL`."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         control = f"{folder}/control"
-        root = str(Path(__file__).parent.parent)
+        root = Path(__file__).parent.parent
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
-        environment |= {"BENCH_CONTROL": control, "BENCH_FOLDER": folder, "PYTHONPATH": root}
+        environment |= {"BENCH_CONTROL": control, "BENCH_FOLDER": folder}
+        environment["PYTHONPATH"] = f"{root}:{root / 'cli'}"
         process = subprocess.Popen(
             [sys.executable, *args],
             env=environment,

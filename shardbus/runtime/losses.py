@@ -3,7 +3,9 @@
 A member that left may still pass on what it was sent, and says goodbye when it has done so. One
 that died says nothing any more: what had never left for it goes to the next home, ahead of what
 waits, since it is older; what had, and was not acknowledged, may have arrived or not, and is
-counted. While a member lives, a new link takes the place of a lost one.
+counted. While a member lives, a new link takes the place of a lost one. One that is no member any
+more has ended only when our own link to it has, for what never left on that comes back then, and
+must not come too late.
 
 Source: docs/architecture.md; S3.58-S3.64; C.5; N.3.
 """
@@ -60,11 +62,14 @@ class Losses:
         for message in unsent:
             if message.key[0] in by_kind:
                 by_kind[message.key[0]].append(message)
+        member = node.is_member(session.tag)
+        is_node = isinstance(session.tag, NodeId)
+        ended = is_node and not member and not node.endpoint.watch(session.tag)
         for name, kind in node.kinds.items():
             if lost := session.unconfirmed.get(name):
                 kind.host.counts.drop("unconfirmed", lost)
-            if node.is_member(session.tag):
+            if member:
                 kind.router.reconnect(session)
                 kind.router.resend(by_kind[name])
-            elif isinstance(session.tag, NodeId):
+            elif ended:
                 kind.router.gone(session.tag, by_kind[name])

@@ -66,6 +66,7 @@ class Load:
     """How often a node stands still until the others may have removed it, and then goes on."""
     hurried: bool = False
     buffer_size: int = 100_000
+    mailbox: int = 10_000
     allocation: str = "least-shards"
     interval_s: float = 2.0
     """Between two looks at the balance."""
@@ -81,6 +82,7 @@ class Load:
         return replace(
             ShardingSettings(),
             buffer_size=self.buffer_size,
+            mailbox=self.mailbox,
             allocation=self.allocation,
             rebalance_interval=self.interval_s,
             rebalance_threshold=1,

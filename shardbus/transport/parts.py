@@ -149,18 +149,16 @@ class Lane:
             if last:
                 self._numbered.append((seq, first.body))
 
-    def give_up(self, sent: int) -> tuple[list[bytes], list[bytes]]:
-        """Batches whose last part was never handed on, in order, and the others. `sent`: the last
-        number that was."""
-        fresh = [body for seq, body in self._numbered if seq > sent]
-        lost = [body for seq, body in self._numbered if seq <= sent]
-        fresh += [waiting.body for waiting in self._queue]
+    def give_up(self) -> tuple[list[tuple[int, bytes]], list[bytes]]:
+        """Batches whose last part has a number, by that number, as the window's are by theirs; and
+        those that come behind everything with a number."""
+        numbered, queued = list(self._numbered), [waiting.body for waiting in self._queue]
         self._queue.clear()
         self._numbered.clear()
         self._ahead.clear()
         self._targets.clear()
         self._window.aside = 0
-        return fresh, lost
+        return numbered, queued
 
 
 class Assembly:

@@ -199,14 +199,13 @@ class Window:
 
     # ---- the end
 
-    def give_up(self) -> tuple[list[bytes], list[bytes]]:
-        """Batches that were never handed on, in order, and the others: nobody knows whether they
-        arrived. Parts are not among them."""
-        left = [*self._unacked, *self._waiting]
-        fresh = [body for seq, body, kind in left if kind is Kind.DATA and seq > self.sent]
-        lost = [body for seq, body, kind in left if kind is Kind.DATA and seq <= self.sent]
+    def give_up(self) -> list[tuple[int, bytes]]:
+        """Batches that are not acknowledged, with their numbers, in order. Those up to `sent` were
+        handed on: nobody knows whether they arrived. Parts are not among them."""
+        rows = (*self._unacked, *self._waiting)
+        left = [(seq, body) for seq, body, kind in rows if kind is Kind.DATA]
         self._waiting.clear()
         self._unacked.clear()
         self.outstanding = self.in_flight = 0
         self.writable = True
-        return fresh, lost
+        return left

@@ -18,6 +18,7 @@ from test_seeds import run_cli
 from shardbus.errors import StaleEpoch, StoreUnavailable
 from shardbus.ids import Address
 from shardbus.membership.events import EpochSeen
+from shardbus.runtime.crowd import Crowd
 from shardbus.settings import ClusterSettings
 from shardbus.simulation.checks import Checks, Violation
 from shardbus.simulation.fleet import Fleet
@@ -31,6 +32,7 @@ from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.traffic import KEPT, PLAIN, REMEMBERED, Stage
 from shardbus.simulation.wires import HEARTBEAT_S, Exchange, SimWiring
 from shardbus.simulation.witness import Witness
+from shardbus.transport import parts, session
 from shardbus.transport.wiring import Fate
 
 SEEDS, BLOCK, SECONDS = 30, 10, 12.0
@@ -41,6 +43,26 @@ def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         outcome = simulate_fleet(draw_load(seed, seconds=SECONDS))
         assert outcome.broken is None, outcome.report()
+
+
+def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Links hold what comes, and batches pass each other, all the time."""
+    for module in (parts, session):
+        monkeypatch.setattr(module, "LARGE_WEIGHT", 600)
+    monkeypatch.setattr(parts, "PART_BYTES", 200)
+    pauses, pause = [], Crowd.pause
+
+    def counted(self: Crowd, held: session.Session) -> None:
+        pauses.append(held)
+        pause(self, held)
+
+    monkeypatch.setattr(Crowd, "pause", counted)
+    for seed in range(5):
+        outcome = simulate_fleet(replace(draw_load(seed, seconds=SECONDS), mailbox=2, cuts=12))
+        assert outcome.broken is None, outcome.report()
+    assert len(pauses) > 10
 
 
 def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:

@@ -25,8 +25,9 @@ from shardbus.sharding.routes import Route, Way
 from shardbus.simulation.fleet_run import simulate_fleet
 from shardbus.simulation.load import Load, draw_load
 from shardbus.store import memory
-from shardbus.transport import session
+from shardbus.transport import parts, session
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.parts import Lane
 from shardbus.transport.session import Session
 from shardbus.transport.window import Window
 
@@ -189,7 +190,7 @@ def a_full_socket_is_tried_once(patch: Patch) -> None:
 
     def opened(self: Session, ack: int) -> None:
         self._window.open = True
-        session._wake(self._opening)
+        session.wake(self._opening)
         self._on_ack(ack)
         self._window.resend()
 
@@ -258,6 +259,18 @@ def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None
     patch.setattr(starting, "_wanted", lambda cell: cell.stopping is None)
 
 
+def a_message_passes_a_large_one_for_the_same_entity(patch: Patch) -> None:
+    tiny_parts(patch)
+    patch.setattr(Lane, "_may_pass", lambda self, runs: True)
+
+
+def tiny_parts(patch: Patch) -> None:
+    """Every other batch is a large one."""
+    for module in (parts, session):
+        patch.setattr(module, "LARGE_WEIGHT", 600)
+    patch.setattr(parts, "PART_BYTES", 200)
+
+
 @dataclass(frozen=True)
 class Planted:
     """A defect, by which rules it is found, and what the runs are like in which it is sought."""
@@ -283,6 +296,7 @@ PLANTED = (
     Planted(a_shard_is_down_before_its_entities_are, ("I1", "I2", "I11", "raised"), {"stops": 3}),
     Planted(duplicates_are_taken, ("I2",), {"cuts": 12}),
     Planted(nothing_is_sent_again, ("I2", "I3", "I11"), {"cuts": 12}),
+    Planted(a_message_passes_a_large_one_for_the_same_entity, ("I2",), {"cuts": 12}),
     Planted(an_entity_starts_before_it_is_remembered, ("I11",), {}),
     Planted(a_handoff_is_forgotten_like_a_passivation, ("I11",), {"stops": 3}),
     Planted(an_unreachable_node_is_taken_for_dead, ("I1", "I2", "I11"), {}),

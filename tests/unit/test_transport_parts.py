@@ -203,6 +203,16 @@ async def test_one_that_was_not_sent_to_its_end_comes_back_in_order() -> None:
     assert b.taker.got == []
 
 
+async def test_what_came_behind_the_last_part_comes_back_behind_it() -> None:
+    a, _ = pair()
+    a.has_room = False
+    a.session.tell(ADD, "large", LARGE[: LARGE_WEIGHT + 1])
+    a.session.drained()  # its parts have numbers now, and none was handed on
+    a.session.tell(ADD, "large", b"second")
+    await turns()
+    assert [len(u.payload) for u in a.session.close(GONE)] == [LARGE_WEIGHT + 1, len(b"second")]
+
+
 async def test_one_that_was_sent_to_its_end_may_have_arrived() -> None:
     a, _ = pair()
     a.session.tell(ADD, "1", LARGE)
