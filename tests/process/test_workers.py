@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -57,6 +57,13 @@ def workers(unit: NodeProcess) -> list[dict[str, Any]]:
 
 def pids(unit: NodeProcess) -> list[int]:
     return [row["pid"] for row in workers(unit)]
+
+
+def ask(unit: NodeProcess, path: str) -> TextIO:
+    """The answer as it comes."""
+    with socket.create_connection(("127.0.0.1", unit.http_port), PATIENCE_S) as asked:
+        asked.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        return asked.makefile(newline=None)
 
 
 def lives(pid: int) -> bool:
@@ -116,9 +123,11 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
         done = lab.run(*command, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
         assert await done.ended(PATIENCE_S) == code, done.err.read_text()
         assert text in done.out.read_text() + done.err.read_text()
-    with socket.create_connection(("127.0.0.1", unit.http_port), 3) as asked:
-        asked.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        page = asked.makefile().read()
+    with await asyncio.to_thread(ask, unit, "/v1/events") as events:
+        assert events.readline() == "HTTP/1.1 200 OK\n"
+        assert next(line for line in events if line.startswith("data: "))
+    with await asyncio.to_thread(ask, unit, "/metrics") as metrics:
+        page = metrics.read()
     for worker in range(WORKERS):
         assert f'shardbus_shards{{worker="{worker}",entity_type="account"}}' in page
     assert page.count("# TYPE shardbus_shards gauge") == 1

@@ -273,7 +273,7 @@ class Crew:
         if before is Stage.READY and now - standing.ready_at >= RAN_WELL_S:
             standing.ends = 0
         rest = min(FIRST_REST_S * 2.0**standing.ends, LONGEST_REST_S)
-        standing.ends += 1
+        standing.ends += rest < LONGEST_REST_S
         standing.stage, standing.until = Stage.RESTING, now + rest
         return [Rests(number, code, rest)]
 
