@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from shardbus import Entity, ShardBus, handler
@@ -105,7 +106,7 @@ def resident() -> int:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def serve(path: str) -> None:
+def serve(path: str, meter: Meter = meter, more: Callable[[], dict[str, int]] = dict) -> None:
     """Answer the questions of `harness.Host` from a thread, which sleeps while nobody asks."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
@@ -117,7 +118,7 @@ def serve(path: str) -> None:
             with connection, connection.makefile("rw") as f:
                 for line in f:
                     word, _, argument = line.strip().partition(" ")
-                    answer = {"n": meter.n, "first": meter.first, "last": meter.last}
+                    answer = {"n": meter.n, "first": meter.first, "last": meter.last} | more()
                     if word == "expect":
                         meter.expect(int(argument))
                     elif word == "cpu":
@@ -130,7 +131,7 @@ def serve(path: str) -> None:
     threading.Thread(target=loop, daemon=True).start()
 
 
-if "BENCH_CONTROL" in os.environ:
+if "BENCH_CONTROL" in os.environ and os.environ.get("BENCH_APP", "counters") == "counters":
     serve(os.environ["BENCH_CONTROL"])
 elif "BENCH_CONTROLS" in os.environ:  # a folder, for several processes of one application
     serve(f"{os.environ['BENCH_CONTROLS']}/{os.getpid()}")

@@ -53,11 +53,6 @@ def check(settings: Settings) -> None:
             f"cluster.quarantine_after ({cluster.quarantine_after:g} s) must be more than "
             f"app_stall_timeout ({cluster.app_stall_timeout:g} s), or a busy node is quarantined"
         )
-    if downing.lease_ttl <= 2 * settings.store.timeout:
-        raise ConfigError(
-            f"cluster.downing.lease_ttl ({downing.lease_ttl:g} s) must be more than twice "
-            f"store.timeout ({settings.store.timeout:g} s), or a lease runs out while it is renewed"
-        )
     if http.write and not http.token:
         raise ConfigError(
             "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"

@@ -32,6 +32,7 @@ from shardbus.runtime.entity_type import (
 from shardbus.runtime.observers import Callback
 from shardbus.runtime.passivation import Passivation
 from shardbus.runtime.phases import PHASES
+from shardbus.runtime.release import VersionSource
 from shardbus.settings import ShardingSettings
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.addressing import Region
@@ -59,6 +60,8 @@ class ShardBus:
         self._when_up: list[Callback] = []
         self._when_removed: list[Callback] = []
         self._at_shutdown: list[tuple[str, Callback]] = []
+        self.version_source: VersionSource | None = None
+        """For the runtime: says which version of the application this is."""
 
     def message(self, cls: C) -> C:
         """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
@@ -239,6 +242,20 @@ class ShardBus:
             return callback
 
         return decorate
+
+    def version(self, source: K) -> K:
+        """Ask what is decorated, plain or async and without arguments, which version of the
+        application this is, before the node joins; unless `node.version` says it, or it returns
+        None. If it fails, or takes longer than `node.version_timeout`, the node does not start
+        [B.19].
+
+        Raises:
+            ConfigError: there is one already.
+        """
+        if self.version_source is not None:
+            raise ConfigError("two functions say the version: keep one")
+        self.version_source = source
+        return source
 
     def attach(self, node: Running | None) -> None:
         """For the runtime: a node runs in this process, or does no more."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
@@ -98,7 +99,7 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
     """How each message is read and handled."""
     invokers: dict[str, Invoker] = {}
     for name, value in _handlers(cls).items():
-        function = in_thread(value.function) if value.thread else value.function
+        function = _placed(cls, name, value)
         waits = is_coroutine_function(function)
         decoders = interface.methods[name].decoders
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
@@ -118,6 +119,19 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
             hint=f"say with which it begins, as in receive = {behaviours[0].__name__}",
         )
     return invokers
+
+
+def _placed(cls: type, name: str, value: Handler[Any, Any]) -> Callable[..., Any]:
+    """The handler's function, to be called on the loop; what blocks runs in a thread."""
+    thread: object = value.thread
+    if isinstance(thread, bool) and not thread:
+        return value.function
+    if thread is not True and not isinstance(thread, ThreadPoolExecutor):
+        where = f"handler {name} of {cls.__name__}"
+        raise ConfigError(f"{where}: thread is {thread!r}, neither true nor a ThreadPoolExecutor")
+    if is_coroutine_function(value.function):
+        raise ConfigError(f"handler {name} of {cls.__name__} is async: it cannot run in a thread")
+    return in_thread(value.function, None if thread is True else thread)
 
 
 def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:

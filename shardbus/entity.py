@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
 from shardbus.errors import Unhandled
@@ -19,6 +20,10 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+Thread = bool | ThreadPoolExecutor
+"""Whether a handler runs in a worker thread, and whose."""
 
 
 class Called(Protocol[P, R_co]):
@@ -39,7 +44,7 @@ class Called(Protocol[P, R_co]):
 class Handler(Generic[P, R]):
     """A method that can be asked and told. Inside its own entity it is the plain method."""
 
-    def __init__(self, function: Callable[..., Any], *, thread: bool) -> None:
+    def __init__(self, function: Callable[..., Any], *, thread: Thread) -> None:
         self.function = function
         self.thread = thread
         self.__doc__ = function.__doc__
@@ -59,11 +64,12 @@ def handler(function: Callable[Concatenate[S, P], Awaitable[R]]) -> Handler[P, R
 def handler(function: Callable[Concatenate[S, P], R]) -> Handler[P, R]: ...
 @overload
 def handler(
-    *, thread: bool = False
+    *, thread: Thread = False
 ) -> Callable[[Callable[Concatenate[S, P], R]], Handler[P, R]]: ...
-def handler(function: Callable[..., Any] | None = None, *, thread: bool = False) -> Any:
+def handler(function: Callable[..., Any] | None = None, *, thread: Thread = False) -> Any:
     """Make a method a handler, sync or async. A sync one runs on the event loop and must not block;
-    `@handler(thread=True)` runs a blocking one in a worker thread, still one message at a time."""
+    `@handler(thread=True)` runs a blocking one in a worker thread, still one message at a time, and
+    `@handler(thread=pool)` in one of that pool of the application's own [S2.90]."""
     if function is not None:
         return Handler(function, thread=False)
     return lambda f: Handler(f, thread=thread)

@@ -122,7 +122,12 @@ def check_id(what: str, value: str) -> str:
     return value
 
 
-def shard_of(entity_id: str, shards: int) -> str:
+def shard_number(entity_id: str, shards: int) -> int:
     """The shard of an entity under the default function, `crc32`: the same in every process and for
     ever."""
-    return str(crc32(entity_id.encode()) % shards)
+    return crc32(entity_id.encode()) % shards
+
+
+def shard_of(entity_id: str, shards: int) -> str:
+    """The same as a shard id: the number as text."""
+    return str(shard_number(entity_id, shards))

@@ -68,6 +68,9 @@ class NodeSettings:
     version: str = text(
         "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
     )
+    version_timeout: float = seconds(
+        30.0, "for the application to say its version, where it does and none is set"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,6 @@ class DowningSettings:
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
     role: str = text("", "count only members with this role; empty counts all")
-    lease_ttl: float = seconds(20.0, "of the lease in the state store that decides an equal split")
     static_quorum_size: int = count(0, "votes that a side needs under static-quorum", off=True)
     down_if_alone: bool = flag(True, "under keep-oldest an oldest that is alone goes")
     acquire_lease_delay_for_minority: float = seconds(
@@ -177,6 +179,9 @@ class ShardingSettings:
         100, "shards of a type; every node must agree, and it cannot change while a table is stored"
     )
     role: str = text("", "host only on nodes with this role; empty is every node")
+    coordinator_role: str = text(
+        "", "coordinate on the oldest node with this role; empty is that of the type, * is any"
+    )
     remember: bool = flag(False, "entities that were running start again after a move or a crash")
     passivate_after: float = seconds(
         120.0, "an idle entity is stopped; remembered ones are not", off=True
@@ -198,7 +203,13 @@ class ShardingSettings:
     slow_handler_after: float = seconds(
         20.0, "a handler that waits for so long is named in a warning", off=True
     )
-    mailbox: int = count(10_000, "messages that may wait for one entity")
+    mailbox: int = count(10_000, "messages that may wait for one entity; then its senders wait")
+    mailbox_bytes: int = size(
+        64 * 2**20, "of messages in all mailboxes, per type and node; then senders wait"
+    )
+    mailbox_patience: float = seconds(
+        5.0, "senders wait for a full mailbox that stands still; then tells are dropped", off=True
+    )
     buffer_size: int = count(
         100_000, "messages that may wait for shards without a home, per type and node"
     )
@@ -242,7 +253,7 @@ class ShardingSettings:
     allocation: str = text(
         "least-shards",
         "strategy of types whose class names none",
-        choices=("least-shards", "threshold", "consistent-hashing", "external"),
+        choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")
     rebalance_threshold: int = count(
@@ -253,6 +264,9 @@ class ShardingSettings:
         0, "shards on the move at a time, for the other strategies", off=True
     )
     rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    rebalance_load_tolerance: float = number(
+        0.2, "least-load: a difference in messages that is let be, as part of the mean", low=0.01
+    )
     use_lease: str = text(
         "off",
         "what runs only while its node holds a lease in the state store; all nodes alike",

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.redis_server import RedisServer
 
 pytest.register_assert_rewrite("store_suite")
+
+settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("wild", deadline=None, max_examples=2_000)
+"""The same examples in every run, and no clock; `--hypothesis-profile=wild` looks for others."""
+settings.load_profile("default")
 
 DATABASES = 16
 REAL = ("loopback", "process")

@@ -37,8 +37,8 @@ ADVICE = {
     " leaving one for its shards",
     "not-converged": "somebody has not seen the newest membership: look at the members named, and"
     " at /v1/gossip",
-    "no-coordinator": "it runs on the oldest member with the type's role: is there one that is Up,"
-    " and does its store answer?",
+    "no-coordinator": "it runs on the oldest member with the type's coordinator_role, or its role:"
+    " is there one that is Up, and does its store answer?",
     "coordinator-silent": "its node does not answer; what is said about this type is what the asked"
     " node knows",
     "coordinator-disputed": "the members do not agree about who leads; see unreachable and"

@@ -8,7 +8,8 @@ printed is in the order of the seeds all the same.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from time import perf_counter
@@ -52,6 +53,10 @@ def simulate(
         bool,
         typer.Option("--sharding", help="Whole nodes with entities, clients and a store."),
     ] = False,
+    load: Annotated[
+        str | None,
+        typer.Option(help="With --sharding: thin or dense; drawn from the seed if not given."),
+    ] = None,
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that work at the same time.")
     ] = 1,
@@ -60,15 +65,22 @@ def simulate(
     ] = False,
 ) -> None:
     """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
-    from shardbus.simulation.options import STRATEGIES
+    from shardbus.simulation.load import DENSITIES, draw_load
+    from shardbus.simulation.options import STRATEGIES, draw
 
-    if strategy is not None and strategy not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
-        raise typer.BadParameter(f"{strategy!r} is none of {known}", param_hint="--strategy")
+    _one_of("--strategy", strategy, STRATEGIES)
+    _one_of("--load", load, DENSITIES)
+    if load is not None and not sharding:
+        raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
     first = seed or 0
     count = seeds or (SEEDS if seed is None else 1)
-    draw = _draw_load if sharding else _draw
-    drawn = [draw(number, nodes, seconds, strategy) for number in range(first, first + count)]
+    numbers = range(first, first + count)
+    drawn: list[Options | Load] = [
+        draw_load(number, nodes, seconds, strategy, load)
+        if sharding
+        else draw(number, nodes, seconds, strategy)
+        for number in numbers
+    ]
     began, outcomes = perf_counter(), []
     for outcome in _run_all(drawn, jobs):
         outcomes.append(outcome)
@@ -82,18 +94,9 @@ def simulate(
         raise typer.Exit(Code.UNHEALTHY)
 
 
-def _draw(seed: int, nodes: int | None, seconds: float, strategy: str | None) -> Options | Load:
-    from shardbus.simulation.options import draw
-
-    return draw(seed, nodes, seconds, strategy)
-
-
-def _draw_load(
-    seed: int, nodes: int | None, seconds: float, strategy: str | None
-) -> Options | Load:
-    from shardbus.simulation.load import draw_load
-
-    return draw_load(seed, nodes, seconds, strategy)
+def _one_of(option: str, value: str | None, known: Iterable[str]) -> None:
+    if value is not None and value not in known:
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
 
 
 def _run_all(drawn: list[Options | Load], jobs: int) -> Iterator[Outcome]:
@@ -124,6 +127,7 @@ def row(outcome: Outcome) -> dict[str, object]:
         "simulated_s": round(outcome.simulated_s, 6),
         "settled_s": outcome.settled_s,
         "survivors": outcome.survivors,
+        "counts": dict(outcome.counts),
         "broken": None if broken is None else {"rule": broken.rule, "detail": broken.detail},
         "options": asdict(cast("Any", outcome.options)),
         "replay": outcome.options.command(),
@@ -140,6 +144,10 @@ def _sum_up(outcomes: list[Outcome], took: float) -> None:
         "simulated_seconds": round(simulated),
         "per_wall_second": round(simulated / took),
     }
+    counts: Counter[str] = Counter()
+    for outcome in outcomes:
+        counts.update(outcome.counts)
+    facts |= counts
     if settled:
         facts["agreed_after_median_s"] = settled[len(settled) // 2]
         facts["agreed_after_most_s"] = settled[-1]

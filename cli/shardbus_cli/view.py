@@ -106,7 +106,10 @@ def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
 def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the shards of a type and where they live."""
     if answer := _page(node, as_json, "v1", "shards", entity_type):
-        output.table(("shard", "node", "state", "fence", "entities"), answer.get("shards", ()))
+        rows = answer.get("shards", ())
+        loads = any(row.get("load") is not None for row in rows)
+        columns = ("shard", "node", "state", "fence", "entities", *(("load",) if loads else ()))
+        output.table(columns, rows)
         note_held(answer)
 
 
@@ -138,17 +141,29 @@ def where(
 def explain(
     entity_type: Annotated[str, typer.Argument(metavar="TYPE|downing", help="Type, or `downing`.")],
     entity_id: Annotated[str, typer.Argument(metavar="[ID]", help="Id of the entity.")] = "",
+    shard: Annotated[str | None, typer.Option(help="Of this shard, instead of an entity.")] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Say why an entity is where it is and what it waits for; or how splits were decided."""
+    """Say why an entity or a shard is where it is, how it came there and what it waits for; or how
+    splits were decided."""
     if entity_type == "downing" and not entity_id:
         _explain_downing(_page(node, as_json, "v1", "downing"))
         return
-    if not entity_id:
-        raise Failure("explain what?", "give TYPE and ID, or `downing`", code=Code.USAGE)
-    if answer := _page(node, as_json, "v1", "explain", entity_type, entity_id):
+    if bool(entity_id) == (shard is not None):
+        hint = "give TYPE and ID, or TYPE --shard S, or `downing`"
+        raise Failure("explain what?", hint, code=Code.USAGE)
+    what = (entity_type, entity_id) if shard is None else (entity_type,)
+    if answer := _page(node, as_json, "v1", "explain", *what, shard=shard):
+        history = answer.pop("history", None)
         output.facts(answer)
+        if history:
+            output.data("")
+            output.table(("at", "from", "to", "why", "epoch", "fence", "seconds"), history)
+        elif history is None:
+            output.note("its coordinator does not answer, so its past is not known")
+        else:
+            output.note("nothing has become of it since its coordinator rules")
 
 
 def _explain_downing(answer: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
-from shardbus.transport.router import DONE, Router
+from shardbus.transport.router import Router
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Members, TypeInfo, decode_control
@@ -101,7 +101,8 @@ class AsyncClient(Unaddressed):
         )
         self._endpoint.start()
         self._kinds = Kinds(self._endpoint, self.to_contact)
-        self._routers = self._kinds.routers
+        self.routers = self._kinds.routers
+        """For the blocking client: what `router_of` has found."""
         self._seek()
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -135,7 +136,9 @@ class AsyncClient(Unaddressed):
             self._seeking.cancel()
         self.lost_messages += self.buffered
         self._kinds.close()
+        sessions = self._endpoint.sessions()
         self._endpoint.close()
+        self.lost_messages += sum(sum(session.unconfirmed.values()) for session in sessions)
 
     # ---- sending
 
@@ -145,7 +148,8 @@ class AsyncClient(Unaddressed):
         Raises:
             ConfigError: the class is no entity class, or the id is not one.
         """
-        return cast("E", Ref(self._kinds.of_class(kind), entity_id, self.timeout_ms))
+        router = self.routers.get(kind) or self._kinds.of_class(kind)
+        return cast("E", Ref(router, entity_id, self.timeout_ms))
 
     def region(self, kind: type) -> Region:
         """The type as a region, which finds the entity by the message, with the class's
@@ -159,7 +163,7 @@ class AsyncClient(Unaddressed):
         With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
         MessageTooLarge, UnknownEntityType: nothing was sent.
         """
-        router = self._routers.get(kind) or self._kinds.known(kind)
+        router = self.routers.get(kind) or self._kinds.known(kind)
         if router is None:
             return self._tell_later(kind, entity_id, message, args)
         if not args:
@@ -170,7 +174,7 @@ class AsyncClient(Unaddressed):
     async def _tell_later(
         self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
     ) -> None:
-        router = await self._router(kind)
+        router = await self.router_of(kind)
         key, payload = pack(router, message, args)
         await router.tell(key, entity_id, payload)
 
@@ -189,11 +193,11 @@ class AsyncClient(Unaddressed):
 
     async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
         """Send a batch of (entity id, message), in order."""
-        router = self._kinds.known(kind) or await self._router(kind)
-        send = router.send
+        router = self._kinds.known(kind) or await self.router_of(kind)
+        send, done = router.send, router.done
         for entity_id, message in messages:
             waits = send(entity_id, message)
-            if waits is not DONE:
+            if waits is not done:
                 await waits
 
     def ask(
@@ -209,7 +213,7 @@ class AsyncClient(Unaddressed):
         With further arguments `message` is the name of a handler. Raises a RequestError; its
         `definite` says whether the handler surely did not run."""
         timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
-        router = self._routers.get(kind) or self._kinds.known(kind)
+        router = self.routers.get(kind) or self._kinds.known(kind)
         if router is None:
             return self._ask_later(kind, entity_id, message, args, timeout_ms)
         return ask(router, entity_id, message, args, timeout_ms)
@@ -222,7 +226,7 @@ class AsyncClient(Unaddressed):
         args: tuple[Any, ...],
         timeout_ms: int,
     ) -> Any:
-        return await ask(await self._router(kind), entity_id, message, args, timeout_ms)
+        return await ask(await self.router_of(kind), entity_id, message, args, timeout_ms)
 
     async def call(
         self,
@@ -234,7 +238,7 @@ class AsyncClient(Unaddressed):
     ) -> Any:
         """Ask a handler by its name, also one without arguments."""
         timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
-        router = self._kinds.known(kind) or await self._router(kind)
+        router = self._kinds.known(kind) or await self.router_of(kind)
         return await call(router, entity_id, handler, args, timeout_ms)
 
     async def start_entity(
@@ -243,12 +247,12 @@ class AsyncClient(Unaddressed):
         """Start an entity without a message; returns when it runs. A remembered one stays from then
         on. Raises as `ask`."""
         timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
-        router = self._kinds.known(kind) or await self._router(kind)
+        router = self._kinds.known(kind) or await self.router_of(kind)
         await start_entity(router, entity_id, timeout_ms)
 
     async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
         """Tell a handler by its name, also one without arguments."""
-        router = self._kinds.known(kind) or await self._router(kind)
+        router = self._kinds.known(kind) or await self.router_of(kind)
         await router.tell(router.key(handler), entity_id, encode_value(args))
 
     async def ask_many(
@@ -258,7 +262,7 @@ class AsyncClient(Unaddressed):
         timeout: float | None = None,
     ) -> list[Any]:
         """Ask a batch of (entity id, message); answers or errors, in their order."""
-        router = self._kinds.known(kind) or await self._router(kind)
+        router = self._kinds.known(kind) or await self.router_of(kind)
         timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
         asks = [ask(router, entity_id, m, (), timeout_ms) for entity_id, m in messages]
         return await asyncio.gather(*asks, return_exceptions=True)
@@ -274,7 +278,8 @@ class AsyncClient(Unaddressed):
             if waits:
                 await asyncio.wait(waits)
 
-    async def _router(self, kind: str | type) -> Router:
+    async def router_of(self, kind: str | type) -> Router:
+        """For the blocking client: how to send to a type. Raises UnknownEntityType."""
         return await self._kinds.learn(kind, self.timeout_ms / 1000)
 
     @property

@@ -1,5 +1,5 @@
 """`Client`: the asynchronous client for programs without an event loop. It runs one in a thread of
-its own.
+its own; threads reach it by a `pipeline`.
 
 Source: docs/how-to.md.
 """
@@ -13,8 +13,13 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, AsyncClient
+from shardbus.client.pipeline import Pipeline, Told
+from shardbus.ids import check_id
 from shardbus.transport.addressing import Region
-from shardbus.transport.refs import Call, Ref
+from shardbus.transport.asks import Key
+from shardbus.transport.refs import NO_ARGUMENTS, START, named, pack
+from shardbus.transport.router import Router
+from shardbus.wire.schema import Decode, Method, decode_value
 
 E = TypeVar("E")
 T = TypeVar("T")
@@ -33,13 +38,16 @@ class Client:
     ) -> None:
         self._addresses, self._cluster = addresses, cluster
         self._timeout, self._connect_timeout = timeout, connect_timeout
+        self._timeout_ms = int(timeout * 1000)
         self._loop = asyncio.new_event_loop()
+        self._pipeline = Pipeline(self._loop, timeout)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardbus", daemon=True)
 
     def __enter__(self) -> Client:
         self._thread.start()
         try:
             self._client = self._run(self._open)
+            self._routers = self._client.routers
         except BaseException:
             self._stop()
             raise
@@ -69,25 +77,20 @@ class Client:
         return await client.__aenter__()
 
     def _stop(self) -> None:
+        self._pipeline.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-
-    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        async def call() -> T:
-            return await work()
-
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
 
     # ---- sending
 
     def ref(self, kind: type[E], entity_id: str) -> E:
         """A reference whose handlers block until they are answered. Raises as `AsyncClient.ref`."""
-
-        async def make() -> Any:
-            return self._client.ref(kind, entity_id)
-
-        return cast("E", _BlockingRef(self._run, self._run(make)))
+        router = self._routers.get(kind)
+        if router is None:
+            router = self._run(lambda: self._client.router_of(kind))
+        check_id("an entity id", entity_id)
+        return cast("E", BlockingRef(self._pipeline, router, entity_id, self._timeout_ms))
 
     def region(self, kind: type) -> BlockingRegion:
         """The type as a region, which finds the entity by the message. Raises as
@@ -99,19 +102,26 @@ class Client:
         return BlockingRegion(self._run, self._run(make))
 
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send without waiting for an answer; blocks while the send buffer is full."""
-        self._run(lambda: self._client.tell(kind, entity_id, message, *args))
+        """Send without waiting for an answer; blocks while the send buffer is full.
+
+        It is sent from the client's own thread, and what stands in its way then (BufferFull, with
+        no home for longer than `timeout`) is raised by a later call. Raises as
+        `AsyncClient.tell`."""
+        self._pipeline.tell(self._told(kind, entity_id, message, args))
 
     def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
         """Send, or raise BufferFull where `tell` would wait."""
+        self._pipeline.tell_nowait(self._told(kind, entity_id, message, args))
 
-        async def tell() -> None:
-            self._client.tell_nowait(kind, entity_id, message, *args)
-
-        self._run(tell)
+    def _told(
+        self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
+    ) -> Told:
+        router = self._router(kind)
+        key, payload = pack(router, message, args)
+        return router, key, check_id("an entity id", entity_id), payload
 
     def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
-        """Send a batch of (entity id, message), in order."""
+        """Send a batch of (entity id, message), in order. Raises as `AsyncClient.tell_many`."""
         batch = list(messages)
         self._run(lambda: self._client.tell_many(kind, batch))
 
@@ -124,7 +134,11 @@ class Client:
         timeout: float | None = None,
     ) -> Any:
         """Send and return the answer. Raises a RequestError."""
-        return self._run(lambda: self._client.ask(kind, entity_id, message, *args, timeout=timeout))
+        if args and isinstance(message, str):
+            return self.call(kind, entity_id, message, *args, timeout=timeout)
+        router = self._router(kind)
+        key, payload = pack(router, message, args)
+        return self._answered(router, key, entity_id, payload, timeout, decode_value)
 
     def call(
         self,
@@ -135,17 +149,32 @@ class Client:
         timeout: float | None = None,
     ) -> Any:
         """Ask a handler by its name, also one without arguments."""
-        return self._run(
-            lambda: self._client.call(kind, entity_id, handler, *args, timeout=timeout)
-        )
+        router = self._router(kind)
+        key, payload, decode = named(router, handler, args)
+        return self._answered(router, key, entity_id, payload, timeout, decode)
+
+    def _answered(
+        self,
+        router: Router,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout: float | None,
+        decode: Decode,
+    ) -> Any:
+        timeout_ms = self._timeout_ms if timeout is None else int(timeout * 1000)
+        check_id("an entity id", entity_id)
+        return self._pipeline.ask(router, key, entity_id, payload, timeout_ms, decode)
 
     def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
         """Start an entity without a message; returns when it runs."""
         self._run(lambda: self._client.start_entity(kind, entity_id, timeout))
 
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name, also one without arguments."""
-        self._run(lambda: self._client.cast(kind, entity_id, handler, *args))
+        """Tell a handler by its name, also one without arguments. Raises as `tell`."""
+        router = self._router(kind)
+        key, payload, _ = named(router, handler, args)
+        self._pipeline.tell((router, key, check_id("an entity id", entity_id), payload))
 
     def ask_many(
         self,
@@ -157,9 +186,20 @@ class Client:
         batch = list(messages)
         return self._run(lambda: self._client.ask_many(kind, batch, timeout))
 
+    @property
+    def lost_messages(self) -> int:
+        """Tells that could not be sent, and those of which nobody knows whether they arrived."""
+        return self._pipeline.dropped + self._client.lost_messages
+
     def flush(self) -> None:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
+
+    def _router(self, kind: str | type) -> Router:
+        return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
+
+    def _run(self, work: Callable[[], Awaitable[T]]) -> T:
+        return self._pipeline.run(work)
 
 
 class BlockingRegion:
@@ -177,37 +217,81 @@ class BlockingRegion:
         return self._run(lambda: self._region.ask(message, timeout))
 
 
-class _BlockingCall:
+class BlockingCall:
     """A handler that blocks its caller's thread."""
 
-    __slots__ = ("_call", "_run")
+    __slots__ = ("_id", "_method", "_pipeline", "_router", "_timeout_ms")
 
-    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], call: Call) -> None:
-        self._run, self._call = run, call
+    def __init__(
+        self, pipeline: Pipeline, router: Router, entity_id: str, method: Method, timeout_ms: int
+    ) -> None:
+        self._pipeline, self._router, self._id = pipeline, router, entity_id
+        self._method, self._timeout_ms = method, timeout_ms
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(lambda: self._call(*args, **kwargs))
+        """Ask. Raises as `Call`, and a RequestError."""
+        method, router = self._method, self._router
+        key, payload = router.key(method.name), method.encode(args, kwargs)
+        read, timeout_ms = method.decode_result, self._timeout_ms
+        return self._pipeline.ask(router, key, self._id, payload, timeout_ms, read)
 
     def tell(self, *args: Any, **kwargs: Any) -> None:
-        self._run(lambda: self._call.tell(*args, **kwargs))
+        """Send without an answer. Raises as `Client.tell`."""
+        self._pipeline.tell(self._item(args, kwargs))
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
-        async def tell() -> None:
-            self._call.tell_nowait(*args, **kwargs)
+        """Send, or raise BufferFull where `tell` would wait."""
+        self._pipeline.tell_nowait(self._item(args, kwargs))
 
-        self._run(tell)
+    def _item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Told:
+        method, router = self._method, self._router
+        return router, router.key(method.name), self._id, method.encode(args, kwargs)
 
 
-class _BlockingRef:
-    """One entity, for threads."""
+class BlockingRef:
+    """One entity, for threads. Its attributes are its handlers."""
 
-    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], ref: Ref) -> None:
-        self._run, self._ref = run, ref
+    def __init__(self, pipeline: Pipeline, router: Router, entity_id: str, timeout_ms: int) -> None:
+        self._pipeline, self._router = pipeline, router
+        self.entity_id, self._timeout_ms = entity_id, timeout_ms
 
-    def __getattr__(self, name: str) -> _BlockingCall:
-        call = _BlockingCall(self._run, getattr(self._ref, name))
-        self.__dict__[name] = call
+    def __getattr__(self, name: str) -> BlockingCall:
+        interface = self._router.interface
+        method = interface.methods.get(name)
+        if method is None:
+            raise AttributeError(f"entity type {interface.name!r} has no handler {name!r}")
+        call = BlockingCall(self._pipeline, self._router, self.entity_id, method, self._timeout_ms)
+        setattr(self, name, call)
         return call
 
+    def within(self, timeout: float) -> BlockingRef:
+        """The same entity with another deadline for asks, in seconds."""
+        return BlockingRef(self._pipeline, self._router, self.entity_id, int(timeout * 1000))
+
+    @property
+    def entity_type(self) -> str:
+        """The type's name."""
+        return self._router.interface.name
+
+    def start_entity(self) -> None:
+        """Start it without a message; returns when it runs."""
+        key, timeout_ms = self._router.key(START), self._timeout_ms
+        self._pipeline.ask(
+            self._router, key, self.entity_id, NO_ARGUMENTS, timeout_ms, decode_value
+        )
+
+    def tell(self, message: object) -> None:
+        """Send a message to `receive`. Raises as `Client.tell`."""
+        key, payload = pack(self._router, message, ())
+        self._pipeline.tell((self._router, key, self.entity_id, payload))
+
+    def ask(self, message: object) -> Any:
+        """Ask `receive`. Raises a RequestError."""
+        key, payload = pack(self._router, message, ())
+        timeout_ms = self._timeout_ms
+        return self._pipeline.ask(
+            self._router, key, self.entity_id, payload, timeout_ms, decode_value
+        )
+
     def __repr__(self) -> str:
-        return repr(self._ref)
+        return f"<ref {self._router.interface.name} {self.entity_id!r}>"

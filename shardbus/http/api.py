@@ -76,6 +76,14 @@ class NodeApi(Protocol):
         """Why an entity is where it is, and what it waits for."""
         ...
 
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        """Where a shard is, and how it came there.
+
+        Raises:
+            ConfigError: the type has no such shard.
+        """
+        ...
+
     async def downing(self) -> Json:
         """What this node decided after splits, and by which rule."""
         ...

@@ -19,6 +19,7 @@
     POST /v1/rebalance/{type}                look at the balance now; ?pause=true &moves=N
     POST /v1/limit/{type}                    ?limit=N, 0 for none; on all nodes, or on ?node=NODE
     POST /v1/stop/{type}                     ?shard=S ...: until somebody sends to them
+    GET  /v1/explain/{type}                  ?shard=S: where it is, and how it came there
     GET  /v1/limit/{type}                    the limit on entities in memory, by node
     GET  /v1/places/{type}                   where shards shall live, for strategy `external`
     POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
@@ -215,6 +216,10 @@ class _Pages:
         return await _answer(self.node.where(*_type_and_id(request)))
 
     async def explain(self, request: Request) -> Response:
+        shard = request.query_params.get("shard")
+        if shard is not None and len(_after(request, 2)) == 1:
+            check_id("shard", shard)
+            return await _answer(self.node.explain_shard(_type(request), shard))
         return await _answer(self.node.explain(*_type_and_id(request)))
 
     async def entities(self, request: Request) -> Response:

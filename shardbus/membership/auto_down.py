@@ -50,4 +50,4 @@ class AutoDown:
         side = tuple(n for n in gossip.members if n not in self.since)
         split = Split(side=side, cut=tuple(unreachable))
         reason = f"unreachable for {self.after:g} s"
-        return Decision(Outcome.DOWN_OTHERS, due, "", reason, RULE, split)
+        return Decision(Outcome.DOWN_OTHERS, due, reason, RULE, split)

@@ -4,7 +4,7 @@
     exchange    the state, and spreading it           gossip, exchange, targets
     heartbeats  who does not answer                   heartbeat, detector
     deaths      whose process is gone                 confirm
-    resolver    who stays after a split               resolver, downing
+    resolver    who stays after a split               resolver, downing, strategies
     leader      moving members through their lives    leader
 
 Events go in by `handle`, time by `tick`; both return effects. After either, `_settle` runs until
@@ -33,6 +33,7 @@ from shardbus.membership import events as ev
 from shardbus.membership.admission import Door
 from shardbus.membership.audit import broken_rules
 from shardbus.membership.confirm import DeathWatch, ProbeOutcome
+from shardbus.membership.downing import EPOCHS, first_epoch
 from shardbus.membership.exchange import Exchange
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.heartbeat import Heartbeats
@@ -250,7 +251,8 @@ class Cluster:
             case Step.NONE:
                 pass
             case Step.FOUND_CLUSTER:
-                self._enter(Gossip().with_members(self.me, self._door.me), now)
+                founded = Gossip().with_members(self.me, self._door.me)
+                self._enter(founded.with_epoch(self.me, EPOCHS, first_epoch(self.me)), now)
             case Step.ENTER:
                 self._enter(progress.gossip or self.gossip, now)
             case Step.TAKE_IN:
@@ -317,9 +319,13 @@ class Cluster:
         self._out += [ev.Probe(node) for node in plan.probe]
         if plan.ask:
             self._out.append(plan.ask)
+        after = self.gossip
         if plan.decision:
             self._out.append(ev.Notice(DowningDecided(plan.decision)))
-            self._change(downed(self.gossip, self.me, plan.decision.down), now)
+            after = downed(after, self.me, plan.decision.down)
+        if plan.epoch:
+            after = after.with_epoch(self.me, EPOCHS, plan.epoch)
+        self._change(after, now)
 
     def _change(self, after: Gossip, now: float) -> None:
         """Take this state, and tell those that are out by it."""

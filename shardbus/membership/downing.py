@@ -33,6 +33,14 @@ side's Up members. Every strategy compares these two kinds of number, never two 
 `elders` are the Up and Leaving members by age down to the first that is Up. Those of two sides
 always share one: the older of both sides' first Up members is at least Leaving on the other side.
 
+**Decisions by lease are numbered.** Whoever downs others by a lease does it under the next epoch
+after the highest it knows, and each epoch has a lease of its own in the store, granted once and for
+good. The epoch spreads with the marks, in the same version. So who decides late, after a sleep or
+because its links broke last, asks for an epoch that has been taken, and loses, however late it is.
+Who wins an epoch knows what was decided in all before, and would have stopped if it had been downed
+in one. A cluster begins to count at a number of its founder's, so that leases of a former cluster
+in the same store are never asked for.
+
 Not here: who wins (`strategies`), when it is decided (`resolver`).
 
 Source: S1.25, S1.50, B.31, B.35, B.40, C.26; docs/architecture.md; T.U17.
@@ -50,6 +58,10 @@ from shardbus.membership.member import Member, Status, age_order
 from shardbus.membership.reachability import Flag, Row
 
 NOTHING_SAID = Row(0, {})
+EPOCHS = "$downing"
+"""Under this name the epoch of the decisions by lease stands among the others. No entity type can
+have it."""
+FIRST_EPOCHS = 2**61
 UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
 MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, *UP, Status.LEAVING)
 
@@ -87,15 +99,20 @@ class Split:
     elders: tuple[NodeId, ...] = ()
     """The oldest, as the module's text defines them; empty if nobody is Up."""
 
+    @property
+    def speaker(self) -> NodeId | None:
+        """Who asks for a lease on behalf of our side: everybody who sees this split names the same
+        one, though bad links may let several believe that they lead."""
+        return next((n for n in (*self.ours, *self.side) if n not in self.broken), None)
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do and why. `down` is who is to be downed if it is done; `lease` the name of the
-    lease, or empty; `delay` the seconds to wait before asking for it."""
+    """What to do and why. `down` is who is to be downed if it is done; `delay` the seconds to wait
+    before asking for the lease, if one decides."""
 
     outcome: Outcome
     down: tuple[NodeId, ...]
-    lease: str
     reason: str
     rule: str = ""
     """The strategy that decided."""
@@ -146,6 +163,16 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         theirs=tuple(n for n in voters if (n in possible and n in cut) or n in unaware),
         elders=_elders(voters.values()),
     )
+
+
+def first_epoch(founder: NodeId) -> int:
+    """From which a new cluster counts its decisions by lease."""
+    return founder.uid % FIRST_EPOCHS
+
+
+def lease_of(epoch: int) -> str:
+    """The name of the lease for this decision."""
+    return f"downing/{epoch}"
 
 
 def told(decision: Decision) -> str:

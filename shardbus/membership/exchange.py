@@ -212,11 +212,9 @@ class Exchange:
         if self.me not in remote.members and self.me not in remote.tombstones:
             return [Dropped(sender, "gossip without this node")]
         before = self.gossip
-        merged = before.merge(remote)
+        self.gossip = merged = before.received(remote, self.me)
         if self.me not in merged.members:
-            self.gossip = merged
             return []
-        self.gossip = merged = self._renewed(merged, before, remote).with_seen(self.me)
         if not merged.same_version(before):
             self._got_from = sender
         if not merged.same_version(remote) or merged.seen - remote.seen - {self.me}:
@@ -224,17 +222,6 @@ class Exchange:
         if self.me not in remote.seen:
             return [Publish(sender, GossipSeen(merged.clock))]
         return []
-
-    def _renewed(self, merged: Gossip, before: Gossip, remote: Gossip) -> Gossip:
-        """The merged state, as a version of this node's own if its clock may stand for another
-        content elsewhere."""
-        buried = (node in before.clock.counters for node in remote.tombstones)
-        buried_there = (node in remote.clock.counters for node in before.tombstones)
-        if not any(buried) and not any(buried_there):
-            return merged
-        if any(merged.same_version(c) and _same_content(merged, c) for c in (remote, before)):
-            return merged
-        return merged.with_members(self.me)
 
     def _says_out(self, gossip: Gossip) -> bool:
         """True if that copy knows this node as Down or removed, which is never undone."""
@@ -264,12 +251,3 @@ class Exchange:
         return sender in self.gossip.tombstones or (
             member is not None and member.status is Status.DOWN
         )
-
-
-def _same_content(one: Gossip, other: Gossip) -> bool:
-    return (
-        one.members == other.members
-        and one.reachability == other.reachability
-        and one.epochs == other.epochs
-        and one.meta == other.meta
-    )

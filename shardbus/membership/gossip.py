@@ -9,15 +9,16 @@ same value.
     members        each incarnation and its status           the later status, the lower up number
     reachability   who cannot reach whom                     per observer the newer row
     tombstones     incarnations that were removed            union; they erase all other traces
-    epochs         highest coordinator epoch per type        the higher
+    epochs         highest coordinator epoch per type, and   the higher
+                   that of the decisions by lease
     meta           bytes of the application, by name         the later version of each
     clock          how many changes each node has made       the higher counter per node
     seen           who has this very version                 see below
 
 Each change bumps its author's counter in the clock and leaves only the author in `seen`. So the
-clock names a version: equal clocks mean equal content. `seen` belongs to one version: a merge keeps
-the seen nodes of those copies whose version is the merged one. Copies that changed concurrently
-merge to a version that nobody has seen yet.
+clock names a version: equal clocks mean equal content (`received` sees to that). `seen` belongs to
+one version: a merge keeps the seen nodes of those copies whose version is the merged one. Copies
+that changed concurrently merge to a version that nobody has seen yet.
 
 **Convergence**: a node can prove from its copy that everybody who matters has this version. Only
 then may the leader act. Those who matter are the members that are Up, Leaving or stopping with the
@@ -191,6 +192,30 @@ class Gossip:
         )
         seen = [copy.seen for copy in (self, other) if copy.same_version(merged)]
         return replace(merged, seen=frozenset().union(*seen))
+
+    def received(self, other: Gossip, by: NodeId) -> Gossip:
+        """The merge as node `by` makes it, and has seen. Burying a node takes its counter away, so
+        that a change which only one of the two knew would leave no trace in the clock: then the
+        merged copy becomes a version of `by`'s own, which names no other content elsewhere."""
+        merged = self.merge(other)
+        if by not in merged.members:
+            return merged
+        buried = any(node in self.clock.counters for node in other.tombstones)
+        buried_there = any(node in other.clock.counters for node in self.tombstones)
+        if (buried or buried_there) and not any(
+            merged.same_version(copy) and merged.same_content(copy) for copy in (other, self)
+        ):
+            merged = merged.with_members(by)
+        return merged.with_seen(by)
+
+    def same_content(self, other: Gossip) -> bool:
+        """Whether the two say the same, apart from their versions."""
+        return (
+            self.members == other.members
+            and self.reachability == other.reachability
+            and self.epochs == other.epochs
+            and self.meta == other.meta
+        )
 
     def same_version(self, other: Gossip) -> bool:
         """True if the two have the same content (`seen` may differ)."""

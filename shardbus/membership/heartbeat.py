@@ -73,7 +73,6 @@ class Verdict:
 
     node: NodeId
     available: bool
-    phi: float
 
 
 @dataclass(slots=True)
@@ -257,7 +256,7 @@ class Heartbeats:
             available = detector.available(now) and not self._gave_no_sign(watch)
             if available is watch.suspected:
                 watch.suspected = not available
-                verdicts.append(Verdict(node, available, detector.phi(now)))
+                verdicts.append(Verdict(node, available))
         return verdicts
 
     def _gave_no_sign(self, watch: Watch) -> bool:

@@ -23,7 +23,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of what membership says and means. Nodes of different versions refuse each other."""
 
 

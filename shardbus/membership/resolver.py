@@ -1,13 +1,31 @@
 """When to decide about a split, and by whom.
 
     a member is flagged      ──> wait until nothing has changed for stable_after ──> decide
-    all found a member gone  ──> the leader sweeps everybody else ──> decide at once about the gone
+    links of our side fail   ──> the same, but who must go goes by itself
+    all found a member gone  ──> leader, speaker sweep the others ──> decide about the gone at once
     flags come and go        ──> no wait ends: after a while everybody downs itself
 
-The leader carries out «down the others» and asks for the lease; every node carries out «down
-ourselves», so that a losing side does not depend on its leader. A lease that is not granted, or not
-answered for in time, is a lost split. The lease of an equal split belongs to the side, not to the
-node: while news travels, two of one side may both believe that they lead it.
+The leader carries out «down the others», the speaker of the side asks for the lease. Every node of
+a side that goes carries out «down ourselves», so that it does not depend on its leader.
+
+**Cut off for as long.** One that is flagged counts as cut off until it has seen the version, so
+each new version makes it look so for a moment, though it may be with us; and if its last link to us
+broke a moment ago, nobody has flagged that yet. So nobody is decided about who has not been cut off
+for stable_after.
+
+**Whose votes.** Some member may be heard by us, but not hear us, and stand with the others. It is
+not flagged, and has no part in our picture. So the leader carries out «down the others» once all
+that vote here have seen the picture; those who have not after some patience count as cut off.
+
+**Bad links.** Whoever must go for the links of our side to work knows what we know, and downs
+itself. If we did it, and the last of its links broke just then, it would not hear of it, and decide
+about the split that it sees. Only one that has not gone after some patience is downed by the
+others: it is starved, perhaps.
+
+**The lease** of an epoch is taken for good: nobody renews it or gives it back. One that is not
+granted, or not answered for in time, is a lost split. One that is granted too late, because the
+picture has changed since it was asked for, is not acted upon: its epoch is spread without any
+marks, so that others may ask for the next one.
 
 **Later for the winner.** With `down_removal_margin` the others are downed so much later than the
 losers go, since the losers' entities need time to stop before they are started here. Members that
@@ -23,9 +41,6 @@ least 4 s), and the set of unreachable members has changed more than twice since
 once at least back. Members that only fall away, one after the other, are no flapping, nor are more
 observers who say the same.
 
-The lease of lease-majority has one name for all splits, so it must outlast the moment at which the
-last side of this split asks for it: its ttl is longer by the waits that a side may go through.
-
 Not here: what is decided (`downing`, `strategies`), probes (`confirm`).
 
 Source: S1.31, B.31-B.34, B.39; docs/architecture.md; T.U17.
@@ -39,32 +54,38 @@ from typing import assert_never
 from shardbus.ids import NodeId
 from shardbus.membership.auto_down import AutoDown
 from shardbus.membership.confirm import ProbeOutcome, Sweep
-from shardbus.membership.downing import Decision, Outcome, Split, survey
+from shardbus.membership.downing import EPOCHS, Decision, Outcome, Split, lease_of, survey
 from shardbus.membership.events import AcquireLease
-from shardbus.membership.gossip import Gossip
-from shardbus.membership.strategies import LEASE, Strategy, lease_owner, strategy_of, unstable
+from shardbus.membership.gossip import VOTING, Gossip
+from shardbus.membership.strategies import Strategy, strategy_of, unstable
 from shardbus.settings import DowningSettings
 
 LEASE_WITHIN = 5.0
 """Seconds for the answer of the store."""
+FOR_GOOD = 1e9
+"""For so many seconds the lease of an epoch is taken: thirty years."""
 LEAST_UNREST = 4.0
 TOLERATED_CHANGES = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do now. A decision is final: whoever is in its `down` is to be marked Down."""
+    """What to do now. A decision is final: whoever is in its `down` is to be marked Down. `epoch`
+    is over with that, and is to be spread in the same version; 0: none is."""
 
     probe: tuple[NodeId, ...] = ()
     ask: AcquireLease | None = None
     decision: Decision | None = None
+    epoch: int = 0
 
 
 @dataclass(slots=True)
 class Asked:
-    """A lease that was asked for. If it is granted, the decision is carried out at `act_at`."""
+    """The lease of this epoch was asked for. If it is granted, the decision is carried out at
+    `act_at`."""
 
     decision: Decision
+    epoch: int
     ends_at: float
     act_at: float
 
@@ -100,10 +121,14 @@ class Resolver:
         self._picture: object = None
         self._unreachable: frozenset[NodeId] = frozenset()
         self._split = Split()
+        self._cut_since: dict[NodeId, float] = {}
+        self._aware: frozenset[NodeId] = frozenset()
         self._unrest: Unrest | None = None
         self._sweep: Sweep | None = None
         self._asked: Asked | None = None
         self._won: Asked | None = None
+        self._epoch = 0
+        self._unused = 0
 
     def deadline(self) -> float | None:
         """When `consider` may have something new to say."""
@@ -113,6 +138,7 @@ class Resolver:
             return None
         settings = self.settings
         times = [self._settled_at, self._settled_at + settings.down_removal_margin]
+        times.append(self._settled_at + self._patience)
         if settings.strategy == "lease-majority":
             times.append(self._settled_at + settings.acquire_lease_delay_for_minority)
         if self._asked:
@@ -135,8 +161,9 @@ class Resolver:
     def on_lease(self, name: str, granted: bool | None) -> Plan:
         """The store answered."""
         asked = self._asked
-        if asked is None or asked.decision.lease != name:
-            return Plan()
+        if asked is None or lease_of(asked.epoch) != name:
+            unused = granted and not self._won and lease_of(self._epoch + 1) == name
+            return Plan(epoch=self._epoch + 1) if unused else Plan()
         self._asked = None
         before = asked.decision
         if granted:
@@ -145,7 +172,7 @@ class Resolver:
             if asked.act_at > self._considered_at:
                 self._won = replace(asked, decision=decision)
                 return Plan()
-            return Plan(decision=decision)
+            return Plan(decision=decision, epoch=asked.epoch)
         why = "the store cannot be reached" if granted is None else "the other side has the lease"
         lost = f"{before.reason}; {why}"
         side = before.split.side
@@ -162,49 +189,71 @@ class Resolver:
         self._considered_at = now
         self._look(gossip, now)
         split = self._split
+        if self._unused > self._epoch:
+            return Plan(epoch=self._unused)
         if not split.cut and not split.broken:
             return Plan()
         if self._asked:
             late = now >= self._asked.ends_at
-            return self.on_lease(self._asked.decision.lease, None) if late else Plan()
+            return self.on_lease(lease_of(self._asked.epoch), None) if late else Plan()
         if self._won:
-            return Plan(decision=self._won.decision) if now >= self._won.act_at else Plan()
-        if leading and split.gone:
-            plan = self._hurry(decide, gossip, now)
+            won = Plan(decision=self._won.decision, epoch=self._won.epoch)
+            return won if now >= self._won.act_at else Plan()
+        if split.gone and (leading or split.speaker == self.me):
+            plan = self._hurry(decide, gossip, leading, now)
             if plan != Plan():
                 return plan
         if now < self._settled_at:
             return self._give_up(now)
-        decision = decide(split)
-        if decision.outcome is not Outcome.DOWN_OURSELVES and not leading:
-            return Plan()
-        margin = self.settings.down_removal_margin if split.cut else 0.0
-        settled = self._settled_at
-        return self._act(decision, settled + decision.delay, settled + margin, now)
+        decision, since = decide(split), self._settled_at
+        if split.cut:
+            if decision.outcome is Outcome.DOWN_OTHERS and (unaware := self._unaware(gossip)):
+                if not leading or now < since + self._patience:
+                    return Plan()
+                decision = decide(survey(gossip, self.me, self.settings.role, unaware))
+            margin = self.settings.down_removal_margin
+            return self._act(decision, leading, since + decision.delay, since + margin, now)
+        if self.me in split.broken:
+            return Plan(decision=replace(decision, outcome=Outcome.DOWN_OURSELVES, down=(self.me,)))
+        since += self._patience
+        return self._act(decision, leading, since, since, now)
 
     @property
     def _settled_at(self) -> float:
-        return max(self.changed_at, self._doubt_until) + self.settings.stable_after
+        quiet = max(self.changed_at, self._doubt_until, *self._cut_since.values())
+        return quiet + self.settings.stable_after
+
+    def _unaware(self, gossip: Gossip) -> list[NodeId]:
+        return [
+            node
+            for node in self._split.side
+            if gossip.members[node].status in VOTING and node not in self._aware
+        ]
 
     def _look(self, gossip: Gossip, now: float) -> None:
         if gossip is self._looked_at:
             return
         self._looked_at = gossip
         statuses = tuple((node, member.status) for node, member in gossip.members.items())
-        picture = (statuses, tuple(gossip.records()))
+        self._epoch = gossip.epochs.get(EPOCHS, 0)
+        picture = (statuses, tuple(gossip.records()), self._epoch)
         whole = not gossip.verdicts()
         self._split = Split() if whole else survey(gossip, self.me, self.settings.role)
+        lasted = now >= self._settled_at
+        self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
         if picture == self._picture:
+            self._aware |= gossip.seen
             return
-        self._count(frozenset(gossip.verdicts()), now)
-        self._picture, self.changed_at = picture, now
+        self._count(frozenset(gossip.verdicts()), lasted, now)
+        self._picture, self.changed_at, self._aware = picture, now, gossip.seen
+        self._unused = self._won.epoch if self._won else 0
         self._sweep = self._asked = self._won = None
 
-    def _count(self, unreachable: frozenset[NodeId], now: float) -> None:
+    def _count(self, unreachable: frozenset[NodeId], lasted: bool, now: float) -> None:
         before, self._unreachable = self._unreachable, unreachable
         if not self._split.cut and not self._split.broken:
             self._unrest = None
-        elif self._unrest is None or now >= self._settled_at:
+        elif self._unrest is None or lasted:
             self._unrest = Unrest(now)
         elif unreachable != before:
             self._unrest.changes += 1
@@ -223,7 +272,7 @@ class Resolver:
         rule = self.settings.strategy
         return Plan(decision=unstable(self._split, rule, now - unrest.since))
 
-    def _hurry(self, decide: Strategy, gossip: Gossip, now: float) -> Plan:
+    def _hurry(self, decide: Strategy, gossip: Gossip, leading: bool, now: float) -> Plan:
         """Some are proved gone: sweep, and decide as soon as the doubtful cannot matter."""
         if self._sweep is None:
             others = [n for n in self._split.side if n != self.me and n not in gossip.verdicts()]
@@ -239,29 +288,25 @@ class Resolver:
             return Plan()
         if decision.outcome is not Outcome.DOWN_OURSELVES:
             decision = replace(decision, down=gone)
-        return self._act(decision, now, now, now)
+        return self._act(decision, leading, now, now, now)
 
-    def _act(self, decision: Decision, ask_at: float, act_at: float, now: float) -> Plan:
-        """Carry it out, or ask whether to. A lease is asked for from `ask_at` on, others are downed
-        from `act_at` on."""
+    def _act(
+        self, decision: Decision, leading: bool, ask_at: float, act_at: float, now: float
+    ) -> Plan:
+        """This node's part in it: carry it out, or ask whether to. A lease is asked for from
+        `ask_at` on, others are downed from `act_at` on."""
         match decision.outcome:
-            case Outcome.ASK_LEASE if now >= ask_at:
-                self._asked = Asked(decision, now + LEASE_WITHIN, act_at)
-                shared = decision.lease != LEASE
-                owner = lease_owner(decision.split) if shared else str(self.me)
-                return Plan(ask=AcquireLease(decision.lease, owner, self._ttl(decision)))
-            case Outcome.DOWN_OTHERS if now < act_at:
-                return Plan()
-            case Outcome.DOWN_OTHERS | Outcome.DOWN_OURSELVES:
+            case Outcome.ASK_LEASE:
+                if decision.split.speaker != self.me or now < ask_at:
+                    return Plan()
+                epoch = self._epoch + 1
+                self._asked = Asked(decision, epoch, now + LEASE_WITHIN, act_at)
+                return Plan(ask=AcquireLease(lease_of(epoch), str(self.me), FOR_GOOD))
+            case Outcome.DOWN_OTHERS:
+                return Plan(decision=decision) if leading and now >= act_at else Plan()
+            case Outcome.DOWN_OURSELVES:
                 return Plan(decision=decision)
-            case Outcome.ASK_LEASE | Outcome.NOTHING:
+            case Outcome.NOTHING:
                 return Plan()
             case _:
                 assert_never(decision.outcome)
-
-    def _ttl(self, decision: Decision) -> float:
-        settings = self.settings
-        if decision.lease != LEASE:
-            return settings.lease_ttl
-        waits = 2 * settings.stable_after + LEAST_UNREST
-        return settings.lease_ttl + waits + settings.acquire_lease_delay_for_minority

@@ -10,37 +10,38 @@ go. `ours`, `theirs`, `elders`: see `downing`.
     keep-oldest      all elders here stay    else            go
       down_if_alone  ours alone      go      the elders are theirs, and they are alone there   stay
     lease-majority   whoever gets the lease; ours < theirs: asks a little later   ours = 0: go
+                     the lease decides about broken links, too
     down-all                                                 go
 
 Going means: every node of the side downs its own side, so that a loser does not depend on its
-leader. Staying means: the leader downs the others.
+leader. Staying means: the leader downs the others. A lease is asked for by one of the side, and is
+that of the next epoch.
 
 **Never two winners**, whatever legal step one side is ahead of the other:
 
-- keep-majority: ours <= what the other side counts as theirs, and the other way round. When both
-  ask for the lease, both compute the same set of votes, which names it. A side that asks has a
-  vote, so the other does not see all of it on its way out.
+- keep-majority: ours <= what the other side counts as theirs, and the other way round. So if one
+  stays without the lease, the other does not even ask for it. A side that asks has a vote, so the
+  other does not see all of it on its way out.
 - static-quorum: a winner has size votes and leaves fewer than size to everybody else.
 - keep-oldest: two sides' elders share one, which is on one side only. The oldest alone stays only
   if it has a second Up member, or if nobody else may vote; then the others do not find it alone, or
   have no vote.
-- lease-majority: there is one name, and the store grants it once until it runs out.
+- the lease: two sides that know the same epoch ask for the same lease, and the store grants it
+  once. One that knows a later epoch knows who was downed in it.
 
 Source: B.31, B.35-B.40; T.U17.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from hashlib import sha1
+from collections.abc import Callable
+from dataclasses import replace
 
 from shardbus.ids import NodeId
 from shardbus.membership.downing import Decision, Outcome, Split
 from shardbus.settings import DowningSettings
 
 Strategy = Callable[[Split], Decision]
-
-LEASE = "downing/lease-majority"
 
 
 def strategy_of(settings: DowningSettings) -> Strategy | None:
@@ -68,7 +69,7 @@ def keep_majority(split: Split) -> Decision:
         return _go(split, rule, f"minority: {counted}")
     if not split.ours:
         return _go(split, rule, f"nobody here votes: {counted}")
-    return _ask(split, rule, f"equal split: {counted}", lease_name(split))
+    return _ask(split, rule, f"equal split: {counted}")
 
 
 def static_quorum(split: Split, size: int) -> Decision:
@@ -117,34 +118,18 @@ def lease_majority(split: Split, minority_delay: float) -> Decision:
     """Whoever gets the lease stays. A minority asks later, to let the majority be first."""
     rule, counted = "lease-majority", _counted(split)
     if common := _common(split, rule):
-        return common
+        lease = Outcome.ASK_LEASE if common.down else Outcome.NOTHING
+        return replace(common, outcome=lease)
     if not split.ours:
         return _go(split, rule, f"nobody may ask for the lease: {counted}")
     if len(split.ours) < len(split.theirs):
-        return _ask(split, rule, f"minority: {counted}", LEASE, minority_delay)
-    return _ask(split, rule, f"no minority: {counted}", LEASE)
+        return _ask(split, rule, f"minority: {counted}", minority_delay)
+    return _ask(split, rule, f"no minority: {counted}")
 
 
 def unstable(split: Split, rule: str, seconds: float) -> Decision:
     """Nobody stays, because no picture lasted long enough to decide by it."""
     return _go(split, rule, f"who reaches whom has kept changing for {seconds:.1f} s")
-
-
-def lease_name(split: Split) -> str:
-    """The name of the lease that decides this equal split: the same on both sides of it, another
-    for any other."""
-    return "downing/" + _digest((*split.ours, *split.theirs))
-
-
-def lease_owner(split: Split) -> str:
-    """Under which name this side asks for that lease. Two of a side may both believe that they lead
-    it; they decide the same, so neither may lose to the other."""
-    return "side/" + _digest(split.side)
-
-
-def _digest(nodes: Iterable[NodeId]) -> str:
-    names = " ".join(map(str, sorted({*nodes})))
-    return sha1(names.encode(), usedforsecurity=False).hexdigest()[:20]
 
 
 def _counted(split: Split) -> str:
@@ -156,22 +141,22 @@ def _common(split: Split, rule: str) -> Decision | None:
     if split.cut:
         return None
     if not split.broken:
-        return Decision(Outcome.NOTHING, (), "", "no member is unreachable", rule, split)
+        return Decision(Outcome.NOTHING, (), "no member is unreachable", rule, split)
     names = ", ".join(map(str, split.broken))
     reason = f"links within this side fail: {names}"
-    return Decision(Outcome.DOWN_OTHERS, split.broken, "", reason, rule, split)
+    return Decision(Outcome.DOWN_OTHERS, split.broken, reason, rule, split)
 
 
 def _stay(split: Split, rule: str, reason: str) -> Decision:
-    return Decision(Outcome.DOWN_OTHERS, _others(split), "", reason, rule, split)
+    return Decision(Outcome.DOWN_OTHERS, _others(split), reason, rule, split)
 
 
 def _go(split: Split, rule: str, reason: str) -> Decision:
-    return Decision(Outcome.DOWN_OURSELVES, split.side, "", reason, rule, split)
+    return Decision(Outcome.DOWN_OURSELVES, split.side, reason, rule, split)
 
 
-def _ask(split: Split, rule: str, reason: str, lease: str, delay: float = 0.0) -> Decision:
-    return Decision(Outcome.ASK_LEASE, _others(split), lease, reason, rule, split, delay)
+def _ask(split: Split, rule: str, reason: str, delay: float = 0.0) -> Decision:
+    return Decision(Outcome.ASK_LEASE, _others(split), reason, rule, split, delay)
 
 
 def _others(split: Split) -> tuple[NodeId, ...]:

@@ -40,7 +40,8 @@ class MembershipView:
     leader: NodeId | None = None
     converged: bool = False
     epochs: Mapping[str, int] = field(default_factory=dict)
-    """The highest coordinator epoch known, per entity type."""
+    """The highest coordinator epoch known, per entity type; and that of the decisions by lease
+    (`downing.EPOCHS`)."""
     meta: Mapping[str, bytes] = field(default_factory=dict)
     """What the application has written, by name."""
 

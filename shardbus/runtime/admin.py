@@ -94,6 +94,7 @@ class Admin(TypePages):
                     "shards": kind.kind.interface.shards,
                     "layout": kind.kind.interface.layout,
                     "role": settings.role,
+                    "coordinator_role": kind.coordinator_role,
                     "remember": settings.remember,
                     "hosted_here": kind.hosts,
                     "coordinator": str(kind.coordinator) if kind.coordinator else None,
@@ -170,11 +171,18 @@ class Admin(TypePages):
             detail = f"coordinator {kind.coordinator}" if known else "not registered yet"
             if not known and kind.stranger is not None and kind.stranger == kind.coordinator:
                 detail = kind.missing
-            role = kind.settings.role
-            if role and self._node.view is not None and self._node.view.oldest(role) is None:
+            if self._nobody_has(kind.settings.role):
+                role = kind.settings.role
                 known, detail = True, f"nobody hosts it: no member is up with role {role!r}"
+            elif not known and self._nobody_has(kind.coordinator_role):
+                role = kind.coordinator_role
+                detail = f"nobody coordinates it: no member is up with role {role!r}"
             checks[f"coordinator:{name}"] = Check(known, detail)
         return checks
+
+    def _nobody_has(self, role: str) -> bool:
+        view = self._node.view
+        return bool(role) and view is not None and view.oldest(role) is None
 
     def metrics(self) -> bytes:
         """The metrics in Prometheus's text format."""

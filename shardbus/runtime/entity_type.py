@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -143,10 +144,11 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function)
 
 
-def in_thread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A blocking handler as a coroutine function that runs it in a worker thread."""
+def in_thread(function: Callable[..., Any], pool: ThreadPoolExecutor | None) -> Callable[..., Any]:
+    """A blocking handler as a coroutine function that runs it in a worker thread: of that pool, or
+    of the loop's own."""
 
     async def call(entity: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(None, function, entity, *args)
+        return await asyncio.get_running_loop().run_in_executor(pool, function, entity, *args)
 
     return call

@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from shardbus.errors import (
@@ -33,9 +33,11 @@ from shardbus.errors import (
 )
 from shardbus.runtime.answers import answer, told
 from shardbus.runtime.context import Context, Message
+from shardbus.runtime.crowd import MESSAGE_BYTES, Crowd
+from shardbus.runtime.delivery import Delivery
 from shardbus.runtime.entity_type import Directive, EntityType, Invoker, StopReason
-from shardbus.runtime.starting import Keeper, Starter
-from shardbus.runtime.waiting import Waiting, Way
+from shardbus.runtime.starting import MOVES, Keeper, Starter
+from shardbus.runtime.waiting import Waiting
 from shardbus.settings import ShardingSettings
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -46,12 +48,8 @@ log = logging.getLogger("shardbus.entity")
 SETTLE_MAX = 256
 """Messages handled in one go before the loop's other work gets a turn."""
 
-Arrive = Callable[[str, bytes, int], Context | None]
-"""Starts the entity of a message (entity id, payload, correlation id) that is not active, or, if it
-does not belong here, takes the message and returns None."""
 
-
-class Execution:
+class Execution(Delivery):
     """See the module."""
 
     def __init__(
@@ -62,18 +60,14 @@ class Execution:
         keeper: Keeper,
         finish: Callable[[Context], None],
     ) -> None:
+        super().__init__()
         self.kind, self.settings, self.loop = kind, settings, loop
         self._starter = Starter(kind, settings, keeper)
         self.counts = self._starter.counts
-        self.cell: Context | None = None
-        """The entity that is handling a message at this very moment; below, the message."""
-        self.way: Way | None = None
-        self.payload = b""
-        self.corr = 0
-        self.tick = 0
         self._finish = finish
         self.waiting = Waiting(kind.name, loop, self)
         self._driver = self.waiting.driver
+        self.crowd = Crowd(settings, loop)
         self._mailbox_max = settings.mailbox
 
     def advance(self, tick: int) -> None:
@@ -81,69 +75,6 @@ class Execution:
         self.tick = self._starter.tick = tick
 
     # ---- messages
-
-    def deliver(
-        self,
-        find: Callable[[str], Context | None],
-        arrive: Arrive,
-        invoker: Invoker,
-        session: Session | None,
-        rows: Iterable[tuple[str, bytes, int]],
-        deadline: int,
-        chain: Chain = (),
-    ) -> None:
-        """The hot path: a run of messages for one method, as (entity id, payload, correlation id).
-
-        Each finds its entity (`arrive` starts it), is read, handled and answered right here;
-        nothing is made for it but its arguments and its answer. An entity that is busy gets it into
-        its mailbox; a handler that waits is carried on by a task.
-        """
-        function, is_async = invoker.function, invoker.is_async
-        one, decoders = invoker.one, invoker.decoders
-        single = invoker.single
-        tick, driver, outer = self.tick, self._driver, self._now()
-        self.way = (invoker, session, chain)
-        driver.enter()
-        try:
-            for entity_id, payload, corr in rows:
-                cell = find(entity_id) or arrive(entity_id, payload, corr)
-                if cell is None:
-                    continue
-                cell.used = tick
-                if cell.busy:
-                    self.queue(cell, Message(invoker, payload, session, corr, deadline, chain))
-                    continue
-                self.cell, self.payload, self.corr = cell, payload, corr
-                try:
-                    if single is not None:
-                        value = function(cell.entity, single(payload)[0])
-                    elif one is not None:
-                        value = function(cell.entity, one(payload))
-                    else:
-                        value = function(cell.entity, *decoders[payload[0]](payload))
-                    if is_async:
-                        self._carry_on(cell, value, driver.first(value), session, corr)
-                        continue
-                except Exception as e:
-                    if not (is_async and isinstance(e, StopIteration)):
-                        if self._raised(cell, invoker, payload, e, session, corr):
-                            self._look_again(cell)
-                        continue
-                    value = e.value
-                except asyncio.CancelledError as e:
-                    if self._raised(cell, invoker, payload, e, session, corr):
-                        self._look_again(cell)
-                    continue
-                if session is not None:
-                    answer(cell, value, session, corr)
-                if cell.stopping is not None or cell.mailbox:
-                    self.settle(cell)
-        finally:
-            driver.leave()
-            self.cell, self.way, self.payload, self.corr = outer
-
-    def _now(self) -> Any:
-        return self.cell, self.way, self.payload, self.corr
 
     def receive(self, cell: Context, message: Message, *, counts: bool = True) -> None:
         """Handle one message now if the entity is idle, else queue it. `counts`: the entity is in
@@ -169,10 +100,13 @@ class Execution:
                 text = f"{self.kind.name} {cell.entity_id!r} stopped as it started"
                 message.session.fail(message.corr, Unhandled(text))
             return
-        mailbox = cell.mailbox
+        mailbox, crowd = cell.mailbox, self.crowd
         if mailbox is None:
             mailbox = cell.mailbox = deque()
-        if len(mailbox) < self._mailbox_max:
+            crowd.has_mailbox(cell)
+        crowd.room -= len(message.payload) + MESSAGE_BYTES
+        roomy = crowd.room > 0 and len(mailbox) < self._mailbox_max
+        if roomy or crowd.admits(cell, message):
             mailbox.append(message)
             return
         self.counts.drop("mailbox_full")
@@ -343,16 +277,26 @@ class Execution:
         self._starter.failed(cell, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
-        parting = cell.parting
-        ends = cell.stopping is not None or (parting is not None and parting.told)
-        if ends or directive is Directive.STOP:
-            reason = StopReason.FAILURE if parting is None else parting.reason
-            cell.stopping = cell.stopping or reason
+        if self._ends(cell, directive):
             return True
         cell.end_incarnation()
         cell.entity = None
         self._begin(cell)
         return False
+
+    def _ends(self, cell: Context, directive: Directive) -> bool:
+        """Whether one that failed shall not start again as it is. In a shard that is to move it
+        does, if messages wait for it; if it shall stop, its next incarnation gets them."""
+        parting = cell.parting
+        if parting is not None and parting.told:
+            cell.stopping = cell.stopping or parting.reason
+            return True
+        reason = cell.stopping or (None if parting is None else parting.reason)
+        waits = reason in MOVES and bool(cell.mailbox)
+        if directive is Directive.STOP:
+            cell.stopping = StopReason.FAILURE if waits or reason is None else reason
+            return True
+        return cell.stopping is not None and not waits
 
     def _supervise(self, error: Exception) -> Directive:
         try:
@@ -363,4 +307,5 @@ class Execution:
 
     def close(self) -> None:
         """The process ends: nothing that waits goes on."""
+        self.crowd.stop()
         self.waiting.close()

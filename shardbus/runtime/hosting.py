@@ -16,7 +16,7 @@ from typing import Any
 
 from shardbus.errors import StaleFence, Unhandled
 from shardbus.runtime.aside import Aside
-from shardbus.runtime.context import OWN, Context, Message
+from shardbus.runtime.context import AFTER_CURRENT, OWN, Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
 from shardbus.runtime.recovery import Recovery
@@ -201,6 +201,8 @@ class Host:
         the entities that wait for that."""
         cell = Context(self, hosted, entity_id)
         cell.mailbox = mailbox
+        if mailbox is not None:
+            self.execution.crowd.has_mailbox(cell)
         (self.active if hosted.open else hosted.cells)[entity_id] = cell
         hosted.live += 1
         cell.used = self.execution.tick
@@ -285,12 +287,12 @@ class Host:
 
     def _may_return(self, cell: Context) -> bool:
         """Whether what waits for an entity that has stopped starts a new incarnation. In a shard
-        that stops only if it went of its own accord, for then its messages were to wait."""
+        that stops only if it went of its own accord or by a failure, not because of the shard."""
         hosted = cell.shard
         if hosted.stopping is None:
             return True
         listed = self.memory is None or self.memory.knows(hosted, cell.entity_id)
-        alone = cell.stopping in (StopReason.PASSIVATION, StopReason.STOPPED)
+        alone = cell.stopping in AFTER_CURRENT and cell.stopping is not hosted.stopping
         return listed and (alone or (cell.parting is not None and cell.parting.holds))
 
     def _stopped_alone(self, memory: Memory, hosted: HostedShard, cell: Context) -> None:
@@ -336,6 +338,7 @@ class Host:
 
     def sweep(self, tick: int) -> None:
         """Cut off who does not stop, passivate who shall not stay. Called about once a second."""
+        self.execution.crowd.sweep()
         self.ending.sweep(tick)
         self.residents.sweep(tick)
 

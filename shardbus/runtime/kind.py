@@ -24,6 +24,7 @@ from shardbus.runtime.context import Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
 from shardbus.runtime.reentrancy import NodeRouter
+from shardbus.runtime.sampling import Sampling
 from shardbus.runtime.starting import Keeper
 from shardbus.runtime.tenancy import Tenancy
 from shardbus.settings import ShardingSettings
@@ -33,13 +34,17 @@ from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import Failure
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.envelope import Envelope
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.refs import start_entity
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
 
 log = logging.getLogger("shardbus.sharding")
 
 START_MS = 30_000
+
+EVERY_NODE = "*"
+"""As `coordinator_role`: whatever role the type has."""
 
 
 class Surroundings(Protocol):
@@ -107,6 +112,7 @@ class Kind:
         interface = kind.interface
         region = Region(kind.name, node.me, interface.layout, settings, proxy=not hosts)
         self.router = NodeRouter(interface, region, self, loop, node.endpoint.clock)
+        self.sampling = Sampling(self.router.shard_of)
         self.coordinator: NodeId | None = None
         """Where this node believes the coordinator to be."""
         self.stranger: NodeId | None = None
@@ -117,7 +123,25 @@ class Kind:
         self._stop_reason = StopReason.HANDOFF
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
-        self._deliver = self.host.execution.deliver
+        self._deliver, self._crowd = self.host.execution.deliver, self.host.execution.crowd
+
+    @property
+    def coordinator_role(self) -> str:
+        """The role of the nodes among which the oldest coordinates; empty is every node."""
+        wanted = self.settings.coordinator_role or self.settings.role
+        return "" if wanted == EVERY_NODE else wanted
+
+    @property
+    def shared(self) -> dict[str, str]:
+        """What every node that knows the type must say alike: where its entities live, who may
+        coordinate them, and what runs only with a lease."""
+        values = {
+            "layout": self.kind.interface.layout,
+            "role": self.settings.role,
+            "coordinator_role": self.coordinator_role,
+            "use_lease": self.settings.use_lease,
+        }
+        return {f"types.{self.name}.{key}": value for key, value in values.items()}
 
     # ---- what arrives
 
@@ -136,9 +160,19 @@ class Kind:
                 self._pass_on(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
             return cell
 
+        crowd = self._crowd
+        crowd.arrives(not session.forced)
         rows = zip(run.ids, run.payloads, repeat(0))
-        self._deliver(self._find, arrive, invoker, None, rows, 0)
-        self.host.counts.accepted += len(run.ids)
+        try:
+            self._deliver(self._find, arrive, invoker, None, rows, 0)
+        finally:
+            crowd.soft = False
+        if crowd.met:
+            crowd.pause(session)
+        counts = self.host.counts
+        counts.accepted += len(run.ids)
+        if counts.accepted >= self.sampling.mark:
+            self.sampling.take(counts.accepted, run.ids)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Messages whose senders wait."""
@@ -155,6 +189,9 @@ class Kind:
             for corr in run.corrs:
                 session.fail(corr, Unhandled(text))
             return
+        if run.timeout_ms <= 0:
+            self.host.counts.drop("expired", len(run.ids))  # held on its way for too long
+            return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
@@ -166,7 +203,10 @@ class Kind:
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
         self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain)
-        self.host.counts.accepted += len(run.ids)
+        counts = self.host.counts
+        counts.accepted += len(run.ids)
+        if counts.accepted >= self.sampling.mark:
+            self.sampling.take(counts.accepted, run.ids)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """A message that another node, or our own router, sends on."""
@@ -179,7 +219,10 @@ class Kind:
                 session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
             return
         if session is not self._node.loopback:  # from there it was counted when it came
-            self.host.counts.accepted += 1
+            counts = self.host.counts
+            counts.accepted += 1
+            if counts.accepted >= self.sampling.mark:
+                self.sampling.take(counts.accepted, (message.id,))
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
         asker = session if message.corr else None
         waiting = Message(invoker, message.payload, asker, message.corr, deadline, message.chain)

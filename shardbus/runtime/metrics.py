@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
+    HistogramMetricFamily,
     Metric,
     SummaryMetricFamily,
 )
+
+from shardbus.sharding.history import BUCKETS
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
@@ -46,17 +50,21 @@ class _Collector:
         forwarded = _counter("messages_forwarded", "Messages that arrived here and were sent on")
         dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
+        pauses = _counter("sender_pauses", "Times that a sender had to wait for a mailbox")
         for name, kind in kinds.items():
             received.add_metric([name], kind.host.counts.accepted)
             forwarded.add_metric([name], kind.relayed_messages)
             buffered.add_metric([name], kind.router.region.buffered[0])
+            pauses.add_metric([name], kind.host.execution.crowd.pauses)
             for reason, count in sorted(kind.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
         for reason, count in sorted(endpoint.dropped_frames.items()):
             dropped.add_metric(["", reason], count)
         late = CounterMetricFamily("shardbus_asks_timed_out", "Asks without an answer in time")
         late.add_metric([], endpoint.asks_timed_out)
-        return [received, forwarded, dropped, buffered, late]
+        edges = CounterMetricFamily("shardbus_missed_edges", "Messages only a watchdog found")
+        edges.add_metric([], endpoint.wiring.missed_edges)
+        return [received, forwarded, dropped, buffered, pauses, late, edges]
 
     def _entities(self) -> Iterable[Metric]:
         started = _counter("entities_started", "Entities started", "cause")
@@ -89,8 +97,20 @@ class _Collector:
                 handoffs.add_metric([name, what.removeprefix("handoff_")], count)
             else:
                 notes.add_metric([name, what], count)
+        waiting = _gauge("entities_waiting_to_start", "Remembered entities that are still to start")
+        moves = HistogramMetricFamily(
+            "shardbus_handoff_duration_seconds",
+            "From the beginning of a move, or a node's end, until the store has the next home",
+            labels=["entity_type"],
+        )
+        for name, kind in self._node.kinds.items():
+            waiting.add_metric([name], kind.host.recovery.waiting)
+            coordinator = self._node.successions[name].coordination.coordinator
+            if coordinator is not None:
+                history = coordinator.history
+                moves.add_metric([name], _buckets(history.moved), history.moved_seconds)
         ends = [started, stopped, failures, evicted, cut_off, slow]
-        return [*ends, entities, limit, shards, handoffs, notes]
+        return [*ends, entities, limit, shards, handoffs, notes, waiting, moves]
 
     def _cluster(self) -> Iterable[Metric]:
         node = self._node
@@ -117,6 +137,12 @@ class _Collector:
         build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])
         build.add_metric([VERSION], 1)
         return [members, phi, epoch, lag, errors, latency, build]
+
+
+def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:
+    """So many took at most so long, with all that took less."""
+    bounds = [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
+    return list(zip(bounds, accumulate(counts), strict=True))
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

@@ -35,7 +35,14 @@ NOTEWORTHY = frozenset(
 """Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
 
 ALARMING = frozenset(
-    {"lease_lost", "too_few_shards", "too_many_shards", "strategy_failed", "rows_dropped"}
+    {
+        "lease_lost",
+        "too_few_shards",
+        "too_many_shards",
+        "hot_shard",
+        "strategy_failed",
+        "rows_dropped",
+    }
 )
 """Those that somebody should look into."""
 

@@ -37,19 +37,21 @@ from shardbus.runtime.observers import Observers
 from shardbus.runtime.phases import Phases
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
+from shardbus.runtime.sampling import report_loads
 from shardbus.runtime.slow import SlowHandlers
 from shardbus.runtime.steering import Steering
 from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
 from shardbus.settings import Settings
 from shardbus.sharding import events
-from shardbus.sharding.allocation import strategy_of
 from shardbus.sharding.coordinator import Coordinator
+from shardbus.sharding.least_load import LeastLoad
+from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
-from shardbus.transport.session import Loopback
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 from shardbus.wire.schema import Interface
@@ -147,8 +149,10 @@ class Node:
             )
         check_leases(name, chosen, self.settings.store)
         hosts = kind.hosted_by(chosen.role, self.settings.node)
-        self.kinds[name] = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
         strategy = kind.strategy or strategy_of(chosen)
+        made = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
+        made.sampling.switch(on=isinstance(strategy, LeastLoad))
+        self.kinds[name] = made
 
         def make() -> Coordinator:
             return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
@@ -167,8 +171,9 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
         )
-        shared = {f"types.{k.name}.layout": k.kind.interface.layout for k in self.kinds.values()}
-        shared |= fingerprint(self.settings.cluster.downing)
+        shared = fingerprint(self.settings.cluster.downing)
+        for kind in self.kinds.values():
+            shared |= kind.shared
         self._thread = self.cluster = self._make_membership(
             member,
             self.cluster_name,
@@ -347,6 +352,7 @@ class Node:
             self._swept = tick
             for kind in self.kinds.values():
                 kind.host.sweep(tick)
+                report_loads(kind, self, tick)
                 waiting = kind.host.execution.waiting
                 self.slow.look(waiting, kind.settings.slow_handler_after, tick)
             self._quarantine_the_deaf()

@@ -3,7 +3,7 @@
 A link between two live processes sends again what is not acknowledged, for ever. If nothing at all
 arrives for `cluster.quarantine_after` while membership says that the member is reachable, one of
 the two is broken in a way that no waiting mends: it must start anew. Which of the two goes is for
-the downing strategy to say.
+the downing strategy to say. A member that says it has no room is not broken.
 
 Only looks count, not the clock: a look adds what has passed since the one before, and at most one
 second. So a node whose own loop stood still does not accuse others.
@@ -26,7 +26,8 @@ LONGEST_LOOK_S = 1.0
 class Stall:
     """A session on which nothing is acknowledged. `seconds`: for so long."""
 
-    acked: int
+    sign: tuple[int, int]
+    """What would change if something got through: acknowledgements, and pleas to wait."""
     seconds: float = 0.0
 
 
@@ -50,9 +51,9 @@ class Quarantine:
         before, self._stalls = self._stalls, {}
         found = []
         for session in stalled:
-            stall = before.get(session)
-            if stall is None or stall.acked != session.acked:
-                stall = Stall(session.acked)
+            stall, sign = before.get(session), (session.acked, session.told_to_wait)
+            if stall is None or stall.sign != sign:
+                stall = Stall(sign)
             else:
                 stall.seconds += passed
             self._stalls[session] = stall

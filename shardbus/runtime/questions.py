@@ -69,6 +69,7 @@ class Questions:
         self._answers: dict[str, Callable[..., Any]] = {
             "stats": self.stats,
             "table": self.table,
+            "shard": self.shard,
             "plan": self.plan,
             "rebalance": self.rebalance,
             "running": self.running,
@@ -187,11 +188,31 @@ class Questions:
         if coordinator is None:
             return None
         homes = coordinator.table.homes
+        load_of = coordinator.balance.load_of
         shards = [
-            [home.shard, str(home.node), home.fence, coordinator.state_of(home.shard)]
-            for home in homes.values()
+            [shard, str(home.node), home.fence, coordinator.state_of(shard), load_of(shard)]
+            for shard, home in homes.items()
         ]
         return {"epoch": coordinator.epoch, "shards": shards, **_pace(coordinator)}
+
+    def shard(self, name: str, shard: str) -> dict[str, Any] | None:
+        """Where a shard is and how it came there, the changes with their age in seconds; None if
+        the coordinator is not here."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        home, now = coordinator.table.homes.get(shard), self._node.loop.time()
+        changes = []
+        for c in coordinator.history.of(shard):
+            ends = (node and str(node) for node in (c.source, c.target))
+            changes.append([now - c.at, *ends, c.why, c.epoch, c.fence, c.seconds])
+        return {
+            "epoch": coordinator.epoch,
+            "node": str(home.node) if home is not None else None,
+            "fence": home.fence if home is not None else None,
+            "state": coordinator.state_of(shard),
+            "changes": changes,
+        }
 
     def plan(self, name: str, add: int, remove: list[str]) -> dict[str, Any] | None:
         """What would move with so many nodes more and without these; None if the coordinator is not

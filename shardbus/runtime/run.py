@@ -22,9 +22,11 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Coroutine
+from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.app import create_app
@@ -36,6 +38,7 @@ from shardbus.runtime.departure import LEFT, leave, longest_move
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.leash import InLoop, Leash
 from shardbus.runtime.node import Node
+from shardbus.runtime.release import VersionSource, with_version
 from shardbus.runtime.slow import places
 from shardbus.settings import Settings
 from shardbus.store.opening import default_url, mask_url, open_store
@@ -47,6 +50,7 @@ CALLBACKS_S = 5.0
 AFTERWARDS_S = 10.0
 """For callbacks and sockets after the last phase."""
 GC_THRESHOLDS = (20_000, 20, 50)
+T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
 
 
@@ -55,6 +59,7 @@ class Application(Protocol):
 
     name: str
     types: dict[str, EntityType]
+    version_source: VersionSource | None
 
     def attach(self, node: Node | None) -> None: ...
 
@@ -138,6 +143,10 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.stop)
+    known = await _unless_stopped(with_version(settings.node, bus.version_source), signals)
+    if known is None:
+        return OK
+    settings = replace(settings, node=known)
     url = settings.store.url or default_url(bus.name)
     store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
     node = Node(bus.name, bus.types, settings, store)
@@ -175,6 +184,18 @@ async def _run(
         if hasattr(node, "endpoint"):
             await node.close()
     return code
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T | None:
+    """What comes of it; None if the node shall stop before."""
+    doing = asyncio.ensure_future(work)
+    first = asyncio.ensure_future(signals.first.wait())
+    await asyncio.wait({doing, first}, return_when=asyncio.FIRST_COMPLETED)
+    first.cancel()
+    if not doing.done():
+        doing.cancel()
+        return None
+    return doing.result()
 
 
 async def _live(node: Node, signals: _Signals) -> int | None:

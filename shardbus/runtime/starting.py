@@ -2,9 +2,10 @@
 
 A start that fails is tried again for as long as the entity is wanted, the first time at once, then
 with a doubling backoff; messages wait meanwhile. At a hand-off it is wanted for as long as messages
-wait, since they come before those that the next home will get; but one that a stop message waits
-for, which it could not answer, ends. That a newer activation has loaded the state is such a failure
-too: the entity lives elsewhere, and this shard will be told to stop, or has been: then it ends.
+wait, since they come before those that the next home will get; a stop message alone, which it could
+not answer, is not waited for. Then only a store that does not answer is asked again, until the
+entity is cut off. That a newer activation has loaded the state is a failure too: the entity lives
+elsewhere, and this shard will be told to stop, or has been: then it ends.
 
 Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
 """
@@ -21,6 +22,9 @@ from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.settings import ShardingSettings
 
 log = logging.getLogger("shardbus.entity")
+
+MOVES = (StopReason.HANDOFF, StopReason.SHUTDOWN)
+"""Such a stop comes after what waits for the entity."""
 
 FAILURE_MEMORY_TICKS = 200
 """A failure so long ago (10 s) does not lengthen the next backoff."""
@@ -65,9 +69,14 @@ def _may_pass(error: Exception) -> bool:
 
 def _wanted(cell: Context) -> bool:
     """Whether it shall start, though it may have been told to stop meanwhile."""
-    if cell.stopping in (StopReason.HANDOFF, StopReason.SHUTDOWN):
-        return bool(cell.mailbox)
+    if cell.stopping in MOVES:
+        return _awaited(cell)
     return cell.stopping is None
+
+
+def _awaited(cell: Context) -> bool:
+    """Whether messages of others wait for it."""
+    return any(not message.own for message in cell.mailbox or ())
 
 
 class Starter:
@@ -95,11 +104,17 @@ class Starter:
             except Exception as e:  # StaleFence too: the region will learn that the shard has moved
                 self.failed(cell, "failed to start", e)
                 cell.entity = None
-                if cell.parting is not None:
-                    cell.stopping = cell.parting.reason
+                if self._ends(cell, e):
                     return
-                if cell.stopping is not None and not _may_pass(e):
-                    return
+
+    def _ends(self, cell: Context, error: Exception) -> bool:
+        """Whether it is not tried again: it shall stop, and nobody waits for it, or in vain."""
+        told = None if cell.parting is None else cell.parting.reason
+        reason = cell.stopping or told
+        if reason is None or (reason in MOVES and _may_pass(error) and _awaited(cell)):
+            return False
+        cell.stopping = reason
+        return True
 
     def construct(self, cell: Context) -> None:
         cls: Any = self._kind.cls

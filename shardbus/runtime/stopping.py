@@ -22,7 +22,8 @@ off, which is 5 s before `handoff_timeout` ends: what waits for it is cancelled,
 the next incarnation may start. Its code may still run, if it does not let itself be cancelled. A
 shard on the move has a clock of its own (`hosting`).
 
-**Failures.** Who fails once it has its stop message, or cannot start while one waits for it, stops.
+**Failures.** Who fails once it has its stop message stops, and so does who cannot start while one
+waits for it; at a hand-off not before it has been tried for what came before that (`starting`).
 Nobody is asked twice.
 
 Source: S0.23, S2.27, S2.40-S2.42; B.50; C.18.

@@ -5,6 +5,9 @@
         │                  │  └───────────────Ruling, Over─────────────┘
         └──who is oldest───┴──> the region, which registers there
 
+The oldest is that of the nodes with the type's role, or with `coordinator_role`, if that is set:
+then a node may coordinate that hosts nothing.
+
 The region turns to the next oldest as soon as membership shows it, though the leaving one may still
 rule: the next one keeps what it is asked until its turn has come.
 
@@ -12,7 +15,7 @@ With `use_lease`, the coordinator begins once this node holds the lease of the t
 is over once it is given back. If the lease is lost, the coordinator stops at once; that counts as
 an end by itself, and it begins again when the lease is to be had.
 
-Source: B.97, B.99, T.G4, S0.18, S0.33, S2.62; docs/architecture.md.
+Source: B.60, B.97, B.99, T.G4, S0.18, S0.33, S2.62; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class Succession:
     def __init__(
         self, kind: Kind, make: Callable[[], Coordinator], node: Surroundings, removal_margin: float
     ) -> None:
-        self.singleton = Singleton(kind.name, node.me, kind.settings.role, removal_margin)
+        self.singleton = Singleton(kind.name, node.me, kind.coordinator_role, removal_margin)
         settings = kind.settings
         self._lease = f"singleton/{quote(kind.name, safe='')}"
         self._leasing: Leasing | None = None
@@ -124,7 +127,7 @@ class Succession:
         self._handle(handover.Seen(view, view.stopping))
         if epoch:
             kind.router.handle(events.EpochSeen(epoch))
-        oldest = view.oldest(kind.settings.role)
+        oldest = view.oldest(kind.coordinator_role)
         node = oldest.node if oldest is not None and view.status in REGISTERING else None
         if node != kind.coordinator:
             kind.coordinator = node

@@ -30,6 +30,7 @@ FOR_COORDINATOR: frozenset[type] = frozenset(
         messages.ShardStarted,
         messages.BeginHandOffAck,
         messages.ShardStopped,
+        messages.ShardLoads,
         messages.GracefulShutdownRequest,
     }
 )

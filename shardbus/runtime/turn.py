@@ -71,15 +71,15 @@ class Driver:
     """Steps coroutines on one loop. The unused turn is kept for the next first step.
 
     Between `enter` and `leave` the turn is the current task, so that many first steps pay for it
-    once: there a coroutine is stepped by `first`.
+    once: there a coroutine is stepped by `begin`.
     """
 
-    __slots__ = ("_base", "_context", "_depth", "_loop", "_outer", "_owner", "turn")
+    __slots__ = ("_context", "_depth", "_loop", "_outer", "_owner", "base", "turn")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, owner: Any = None) -> None:
         self._loop, self._owner = loop, owner
-        self._base = copy_context()
-        self._base.run(OWNER.set, owner)
+        self.base = copy_context()
+        self.base.run(OWNER.set, owner)
         self.turn = Turn(owner)
         """The current task of the next first step."""
         self._depth = 0
@@ -104,22 +104,26 @@ class Driver:
             if self._outer is not None:
                 _enter_task(self._loop, self._outer)
 
-    def first(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+    def fresh(self) -> Context:
+        """A context for a coroutine that is to `begin`. It equals `base` for as long as nobody has
+        set anything in it."""
+        return self.base.copy()
+
+    def begin(self, coroutine: Coroutine[Any, Any, Any], context: Context) -> Any:
         """Between `enter` and `leave`: run until it waits or ends.
 
         Returns what it waits for. Raises StopIteration with the result when it ends, or whatever it
         raises.
         """
-        context = self._base.copy()
         waits_for = context.run(coroutine.send, None)
         self._context = context
         return waits_for
 
     def step(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """`first`, anywhere."""
+        """`begin`, anywhere."""
         self.enter()
         try:
-            return self.first(coroutine)
+            return self.begin(coroutine, self.fresh())
         finally:
             self.leave()
 

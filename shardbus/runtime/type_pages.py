@@ -7,6 +7,7 @@ Source: docs/reference/http.md; S2.82, S2.83; B.61, B.69.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import ConfigError, RequestError
@@ -16,6 +17,7 @@ from shardbus.runtime.limits import limits
 from shardbus.runtime.steering import address_of
 
 if TYPE_CHECKING:
+    from shardbus.runtime.kind import Kind
     from shardbus.runtime.node import Node
 
 ENTITIES_MAX = 1000
@@ -32,6 +34,25 @@ _STATES = {
 def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
     """Sorts numbers as numbers."""
     return len(row["shard"]), row["shard"]
+
+
+def _changes(told: Mapping[str, Any] | None) -> list[Json] | None:
+    """What became of a shard, oldest first; None if nobody could say."""
+    if told is None:
+        return None
+    now = datetime.now(UTC)
+    return [
+        {
+            "at": (now - timedelta(seconds=age)).isoformat(timespec="milliseconds"),
+            "from": source,
+            "to": target,
+            "why": why,
+            "epoch": epoch,
+            "fence": fence or None,
+            "seconds": round(seconds, 3),
+        }
+        for age, source, target, why, epoch, fence, seconds in told["changes"]
+    ]
 
 
 class TypePages:
@@ -73,8 +94,9 @@ class TypePages:
                 "state": _STATES.get(state, "running"),
                 "fence": fence,
                 "entities": live.get((node, shard), 0) if node in answered else None,
+                "load": round(load[0], 2) if load and load[0] is not None else None,
             }
-            for shard, node, fence, state in table["shards"]
+            for shard, node, fence, state, *load in table["shards"]
         ]
         rows.sort(key=_by_shard)
         return {
@@ -149,8 +171,39 @@ class TypePages:
             "epoch": region.epoch,
             "why": why,
             "buffered": {"messages": messages, "bytes": size},
+            "history": _changes(await self._told(kind, shard)),
         }
         return answer
+
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        """Where a shard is, and how it came there."""
+        kind = self._steering.kind(type)
+        if not kind.router.has_shard(shard):
+            raise ConfigError(f"{type!r} has no shard {shard!r}")
+        told = await self._told(kind, shard)
+        known = told or {}
+        if told is None and (home := kind.router.region.home_of(shard)) is not None:
+            known = {"node": str(home.node), "fence": home.fence}
+        return {
+            "type": type,
+            "shard": shard,
+            "node": known.get("node"),
+            "state": known.get("state", "unknown"),
+            "fence": known.get("fence"),
+            "coordinator": str(kind.coordinator) if kind.coordinator else None,
+            "epoch": known.get("epoch", kind.router.region.epoch),
+            "history": _changes(told),
+        }
+
+    async def _told(self, kind: Kind, shard: str) -> dict[str, Any] | None:
+        """What the coordinator says of a shard; None if it does not answer."""
+        if kind.coordinator is None:
+            return None
+        try:
+            told = await self._node.questions.ask(kind.coordinator, "shard", kind.name, shard)
+        except RequestError:
+            return None
+        return dict(told) if told is not None else None
 
     # ---- what is done to it
 

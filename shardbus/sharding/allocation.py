@@ -21,6 +21,8 @@ strategy's to move. Ties go to the first in address order, which every node comp
 - **External** puts a shard where somebody outside said. While no candidate is there, or nobody said
   anything, it goes to the region with the fewest, and stays there until that changes.
 
+Not here: the strategy that goes by load (`least_load`), and how strategies are named (`named`).
+
 Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64; B.64-B.67, B.69; C.9, C.11; T.SU1-T.SU5.
 """
 
@@ -34,7 +36,6 @@ from heapq import heapify, heapreplace
 from typing import NamedTuple, Protocol
 
 from shardbus.ids import Address, NodeId
-from shardbus.settings import ShardingSettings
 from shardbus.sharding.table import ShardTable
 
 VIRTUAL_NODES = 10
@@ -286,21 +287,6 @@ class External:
             and place != node.address
         ]
         return moves[: max(0, self.max_moves - len(in_flight))] if self.max_moves else moves
-
-
-def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
-    """The strategy that the settings of a type name, with its limits."""
-    match settings.allocation:
-        case "threshold":
-            return LeastShardThreshold(
-                settings.rebalance_threshold, settings.max_simultaneous_rebalance
-            )
-        case "consistent-hashing":
-            return ConsistentHashing(max_moves=settings.rebalance_absolute_limit)
-        case "external":
-            return External(settings.rebalance_absolute_limit)
-        case _:
-            return LeastShard(settings.rebalance_absolute_limit, settings.rebalance_relative_limit)
 
 
 def _point(text: str) -> int:

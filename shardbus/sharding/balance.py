@@ -7,20 +7,26 @@ has not begun is dropped then. While shards wait for homes, it is looked at agai
 
 What drains, and what needs a home, is none of this: it goes on.
 
+Where the strategy goes by load (`least_load`), it is told before what regions have reported.
+
 At each look it is also seen whether there are enough shards, and not too many (`advice`).
 
-Source: S2.18, S2.19; B.65, B.66, B.69, B.77; C.9, C.11, C.31; N.10; T.S20.
+Source: S2.18, S2.19; B.65, B.66, B.69, B.77; C.9, C.11, C.31; N.9, N.10; T.S20.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding.advice import Advice
 from shardbus.sharding.allocation import AllocationStrategy, External, Move
 from shardbus.sharding.checked import Checked
 from shardbus.sharding.directions import Directions
+from shardbus.sharding.heat import Heat
+from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.ledger import Ledger
 from shardbus.sharding.moves import Moves
 from shardbus.sharding.registry import Registry
@@ -36,8 +42,8 @@ class Balance:
     """The strategy of one coordinator, and when it is asked for a plan."""
 
     __slots__ = (
-        "_advice", "_due", "_interval", "_ledger", "_moves", "_moves_max", "_registry", "paused",
-        "strategy",
+        "_advice", "_due", "_heat", "_interval", "_ledger", "_moves", "_moves_max", "_registry",
+        "paused", "strategy",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +61,7 @@ class Balance:
         self._moves_max = settings.max_moves_in_flight
         self._registry, self._ledger, self._moves = registry, ledger, moves
         self._due: float | None = None
+        self._heat = Heat()
         self._advice = Advice(settings.shards if layout.startswith(PLAIN) else 0)
 
     @property
@@ -79,6 +86,16 @@ class Balance:
         if isinstance(asked, External):
             self.strategy.strategy = replace(asked, places=told.places)
 
+    def hear(self, node: NodeId, loads: Mapping[str, float], now: float) -> None:
+        """A region says what its shards get."""
+        if isinstance(self.strategy.strategy, LeastLoad):
+            self._heat.hear(node, loads, self._ledger.table, now)
+            self._weigh(now)
+
+    def load_of(self, shard: str) -> float | None:
+        """Messages a second, if anybody measures."""
+        return self._heat.loads.get(shard)
+
     def look(self, at: float) -> None:
         """Look then, whenever it would have been otherwise."""
         self._due = at
@@ -101,7 +118,16 @@ class Balance:
         if self._ledger.writing is not None or self._ledger.wanted:
             self._due = now + COALESCE
             return
+        self._weigh(now)
         self._moves.plan(self.strategy, table, self._registry.candidates(), now)
+
+    def _weigh(self, now: float) -> None:
+        """Let the strategy know the loads of now."""
+        asked, table = self.strategy.strategy, self._ledger.table
+        if isinstance(asked, LeastLoad):
+            asked = replace(asked, loads=self._heat.known(table))
+            self.strategy.strategy = asked
+            self._moves.notes += self._heat.tell(asked.hot(len(table.regions)), now)
 
     def ready(self) -> list[Move]:
         """The moves of the plan that may begin now."""

@@ -37,6 +37,7 @@ from shardbus.sharding.desk import Desk
 from shardbus.sharding.directions import Directions
 from shardbus.sharding.forecast import Forecast, forecast
 from shardbus.sharding.handoff import Handoff, Purpose
+from shardbus.sharding.history import History
 from shardbus.sharding.ledger import Ledger, Wish, Writing, nobody
 from shardbus.sharding.messages import Home
 from shardbus.sharding.moves import Moves
@@ -105,6 +106,11 @@ class Coordinator:
     def table(self) -> ShardTable:
         """The table, as durable in the store."""
         return self._ledger.table
+
+    @property
+    def history(self) -> History:
+        """What became of the shards since this coordinator rules."""
+        return self._ledger.history
 
     @property
     def stopping(self) -> tuple[str, ...]:
@@ -187,7 +193,7 @@ class Coordinator:
             for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
                 self._begin(shard, Purpose.DRAIN, None, now)
         for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
-            self._drained(node)
+            self._drained(node, now)
         for move in self.balance.ready():
             self._begin(move.shard, Purpose.REBALANCE, move.target, now)
         self._plan(now)
@@ -224,7 +230,9 @@ class Coordinator:
                     self._moves.on_ack(home, sender, now)
             case msg.ShardStopped(_, homes):
                 for home in homes:
-                    self._on_stopped(home, sender)
+                    self._on_stopped(home, sender, now)
+            case msg.ShardLoads(node, loads):
+                self.balance.hear(node, loads, now)
             case msg.GracefulShutdownRequest(_):
                 if self._registry.registered.get(sender) is False:
                     self._registry.draining[sender] = None
@@ -242,7 +250,7 @@ class Coordinator:
             self._on_silence(home, tries, now)
         self._moves.tick(now)
 
-    def _on_stopped(self, home: Home, sender: NodeId) -> None:
+    def _on_stopped(self, home: Home, sender: NodeId, now: float) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
             return
         handoff = self._moves.on_stopped(home)
@@ -252,7 +260,7 @@ class Coordinator:
             if home.shard in self._starts or self._settings.remember:
                 self._ledger.want(home.shard)
             self._starts.started(home.shard)
-            self._ledger.free(home)
+            self._ledger.free(home, "ended", now)
             self._stops.freed(home.shard)
             self._note("shard_freed", home.shard)
 
@@ -264,7 +272,7 @@ class Coordinator:
         dead = {node: None for node in known if not self._registry.is_live(node)}
         for handoff in self._moves.bury(dead, now):
             self._on_freed(handoff)
-        for shard in self._ledger.bury(dead):
+        for shard in self._ledger.bury(dead, now):
             self._starts.started(shard)
         for node in dead:
             self._outbox.forget(node)
@@ -301,7 +309,7 @@ class Coordinator:
         if writing is None or writing.op_id != op_id:
             return
         self._timers.cancel(WRITE)
-        homes = self._ledger.written()
+        homes = self._ledger.written(now)
         for home in homes:
             self._starts.host(home, now)
         self._desk.tell(homes)
@@ -330,7 +338,7 @@ class Coordinator:
         """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it; what is
         remembered always goes on."""
         home = handoff.home
-        self._ledger.free(home)
+        self._ledger.free(home, handoff.purpose.value, handoff.begun)
         if self._stops.freed(home.shard) and not self._settings.remember:
             return
         drained = handoff.purpose is Purpose.DRAIN
@@ -339,10 +347,10 @@ class Coordinator:
             source = (home.node,) if drained else ()
             self._ledger.want(home.shard, Wish(handoff.target, tuple(handoff.waiting) + source))
 
-    def _drained(self, node: NodeId) -> None:
+    def _drained(self, node: NodeId, now: float) -> None:
         """Nothing is left there: confirm that."""
         self._registry.register(node, proxy=True)
-        self._ledger.add(node, proxy=True)
+        self._ledger.add(node, now, proxy=True)
         self._outbox.region_stopped(node)
         self._note("region_drained", str(node))
 

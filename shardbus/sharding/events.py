@@ -26,11 +26,7 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.directions import Directions
 from shardbus.store.protocol import StoredTable
 
-Message = (
-    msg.Register | msg.RegisterAck | msg.RegisterRefused | msg.GetShardHome | msg.Wait
-    | msg.ShardHomes | msg.HostShard | msg.ShardStarted | msg.BeginHandOff | msg.BeginHandOffAck
-    | msg.HandOff | msg.ShardStopped | msg.GracefulShutdownRequest | msg.RegionStopped
-)  # fmt: skip
+Message = msg.Message
 
 
 class Envelope(Protocol):

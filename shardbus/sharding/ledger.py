@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation import AllocationStrategy, Move
+from shardbus.sharding.history import History
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
     EPOCH_SHIFT,
@@ -88,7 +89,7 @@ class Findings:
 class Ledger:
     """The table and what is to change in it."""
 
-    __slots__ = ("_fence", "_ops", "adopted", "freed", "table", "wanted", "writing")
+    __slots__ = ("_fence", "_ops", "adopted", "freed", "history", "table", "wanted", "writing")
 
     def __init__(self, layout: str) -> None:
         self.table = ShardTable(0, layout)
@@ -96,6 +97,7 @@ class Ledger:
         self.freed: dict[str, Home] = {}
         self.adopted: dict[str, Home] = {}
         self.writing: Writing | None = None
+        self.history = History()
         self._ops = 0
         self._fence = 0
 
@@ -131,9 +133,10 @@ class Ledger:
         if wish != NO_WISH or shard not in self.wanted:
             self.wanted[shard] = wish
 
-    def free(self, home: Home) -> None:
-        """The shard stopped at its home."""
+    def free(self, home: Home, why: str, since: float) -> None:
+        """The shard stopped at its home; why, and since when it was about to."""
         self.freed[home.shard] = home
+        self.history.leaves(home, why, since)
 
     def arriving(self) -> list[Move]:
         """The moves to a chosen target whose shard has left and has no durable home yet."""
@@ -169,12 +172,12 @@ class Ledger:
             home is None or home.node != node for home in coming
         )
 
-    def add(self, node: NodeId, *, proxy: bool) -> None:
+    def add(self, node: NodeId, now: float, *, proxy: bool) -> None:
         """The node is a region or a proxy; the shards of a region that became a proxy are
         wanted."""
         events: list[TableEvent] = []
         if proxy and node in self.table.regions:
-            self._orphan(node)
+            self._orphan(node, "proxy", now)
             events.append(RegionTerminated(node))
         if not proxy and node in self.table.proxies:
             events.append(ProxyTerminated(node))
@@ -184,13 +187,13 @@ class Ledger:
             events.append(RegionRegistered(node))
         self.table = self.table.updated_all(events)
 
-    def bury(self, nodes: Iterable[NodeId]) -> list[str]:
+    def bury(self, nodes: Iterable[NodeId], now: float) -> list[str]:
         """The nodes are dead; returns their shards, which are wanted now."""
         events: list[TableEvent] = []
         orphans: list[str] = []
         for node in nodes:
             if node in self.table.regions:
-                orphans += self._orphan(node)
+                orphans += self._orphan(node, "node_gone", now)
                 events.append(RegionTerminated(node))
             else:
                 events.append(ProxyTerminated(node))
@@ -218,16 +221,21 @@ class Ledger:
         self.writing = Writing(self.table.epoch << EPOCH_SHIFT | self._ops, homes)
         return self.writing
 
-    def written(self) -> list[Home]:
+    def written(self, now: float) -> list[Home]:
         """The write is durable: apply it, and return the new homes, to be announced."""
         assert self.writing is not None
         writing, self.writing = self.writing, None
         events: list[TableEvent] = []
         homes: list[Home] = []
         for shard, home in writing.homes.items():
-            if shard in self.table.homes:
+            before = self.table.homes.get(shard)
+            if before is not None:
                 events.append(ShardHomeDeallocated(shard))
             self.freed.pop(shard, None)
+            reported = self.adopted.get(shard) == home is not None
+            if home is None or home.node in self.table.regions:
+                epoch = self.table.epoch
+                self.history.written(shard, before, home, epoch, now, reported=reported)
             if home is None:
                 continue
             self.adopted.pop(shard, None)
@@ -283,9 +291,10 @@ class Ledger:
         reported = max((home.fence for home in self.adopted.values()), default=0)
         return max(self.table.next_fence, self._fence + 1, reported + 1)
 
-    def _orphan(self, node: NodeId) -> list[str]:
+    def _orphan(self, node: NodeId, why: str, now: float) -> list[str]:
         shards = list(self.table.shards_at(node))
         for shard in shards:
+            self.history.leaves(self.table.homes[shard], why, now)
             self.freed.pop(shard, None)
             self.want(shard)
         return shards

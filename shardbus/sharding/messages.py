@@ -16,14 +16,16 @@ a later one.
     region       BeginHandOffAck ───────> coordinator    once its Flush to the old home was echoed
     coordinator  HandOff ───────────────> the old home
     region       ShardStopped ──────────> coordinator    after the last entity stopped
+    region       ShardLoads ────────────> coordinator    now and then, where it goes by load
     region       GracefulShutdownRequest> coordinator    move everything away from me
     coordinator  RegionStopped ─────────> region         it hosts nothing, and gets nothing
 
-Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52; N.1 for epoch and fence.
+Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52; N.1 for epoch and fence; N.9.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -145,6 +147,15 @@ class ShardStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardLoads:
+    """Messages a second of each shard of this region, those without any left out. Nothing depends
+    on it but where shards are moved for balance, and nothing is answered."""
+
+    node: NodeId
+    loads: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
 class GracefulShutdownRequest:
     """Move every shard of this region away; it takes no new ones. Answer: RegionStopped, once it
     hosts nothing."""
@@ -159,7 +170,14 @@ class RegionStopped:
     node: NodeId
 
 
+Message = (
+    Register | RegisterAck | RegisterRefused | GetShardHome | Wait | ShardHomes | HostShard
+    | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | ShardLoads
+    | GracefulShutdownRequest | RegionStopped
+)  # fmt: skip
+
 MESSAGES: tuple[type, ...] = (
     Register, RegisterAck, RegisterRefused, GetShardHome, Wait, ShardHomes, HostShard, ShardStarted,
-    BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, GracefulShutdownRequest, RegionStopped,
+    BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, ShardLoads, GracefulShutdownRequest,
+    RegionStopped,
 )  # fmt: skip

@@ -74,7 +74,7 @@ class Reception:
         if register.proxy:
             for shard in self._ledger.table.shards_at(node):
                 self.forget(shard)
-        self._ledger.add(node, proxy=register.proxy)
+        self._ledger.add(node, now, proxy=register.proxy)
         if not register.proxy:
             self._reconcile(node, register.hosted, now)
         known = [home for home in self._ledger.homes() if home.shard not in self._moves.handoffs]

@@ -211,7 +211,7 @@ class Region:
                 self._on_question(sender, shards, now)
             case (
                 msg.Register() | msg.ShardStarted() | msg.BeginHandOffAck() | msg.ShardStopped()
-                | msg.GracefulShutdownRequest()
+                | msg.ShardLoads() | msg.GracefulShutdownRequest()
             ):  # fmt: skip
                 self._note("unexpected", f"{type(message).__name__} from {sender}")
             case _:

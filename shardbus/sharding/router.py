@@ -8,8 +8,8 @@ Order per sender and entity is kept because a router
 2. forwards what arrives for a shard that is not here in the order of arrival, Flushes of others
    among it, so that their echo comes from behind what they had sent;
 3. lets in, while the shard runs here already but the Flush towards its old home is still out, only
-   what that home sends on: everything else, local senders included, waits until the echo shows that
-   nothing older is coming.
+   what that home sends on, or who had sent nothing there by us: everything else, local senders
+   included, waits until the echo shows that nothing older is coming.
 
 A message that comes from the very node that it would be sent to shows that one of the two is
 behind: it waits while the coordinator is asked. `hop_limit` ends longer circles.
@@ -25,7 +25,7 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding.messages import Home
-from shardbus.sharding.routes import Buffers, Route, Way
+from shardbus.sharding.routes import Buffers, Passed, Route, Way
 from shardbus.sharding.timers import Timers
 
 GONE_MAX = 1000
@@ -95,21 +95,20 @@ class Router:
             return
         if route.way is Way.KNOWN and route.home is not None:
             if not self._circles(event, route.home):
+                route.passed.note(event.via, event.hops)
                 self._out.append(ev.Release(event.shard, route.home.node, (event.envelope,)))
                 return
             self._doubt(route, now)
-        old = route.home if route.way is Way.FLUSHING else None
-        if old is not None and event.via == old.node:
-            if route.next is not None and self._is_open(route.next):
-                self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
-                return
-            queue = route.returned
-        else:
-            queue = route.waiting
+        free = route.is_free(event.via)
+        if free and route.next is not None and self._is_open(route.next):
+            route.ahead.note(event.via, event.hops)
+            self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
+            return
         if not self._buffers.take(event.envelope):
             self._out.append(ev.Reject(event.shard, event.envelope, ev.REJECT_BUFFER_FULL))
             return
-        queue.append(event.envelope)
+        route.ahead.note(event.via, event.hops)
+        (route.returned if free else route.waiting).append(event.envelope)
         self._ask(route, now)
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
@@ -336,6 +335,7 @@ class Router:
         route.returned, route.waiting = [], []
         self._buffers.give(released)
         route.way, route.home, route.next = Way.KNOWN, home, None
+        route.passed, route.ahead = route.ahead, Passed()
         self._timers.cancel(route.shard)
         if released:
             self._out.append(ev.Release(route.shard, home.node, tuple(released)))
@@ -363,6 +363,7 @@ class Router:
         if route.owed is not None:
             self.acks[route.shard] = route.owed
         route.way, route.home, route.owed = Way.UNKNOWN, None, None
+        route.ahead.join(route.passed)
         route.point(home)
         self._open(route)
 

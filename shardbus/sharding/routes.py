@@ -19,7 +19,10 @@ over may put a shard back to the home it was about to leave: then the fence just
 counts again, if the new epoch is above the one of BeginHandOff.
 
 Messages that come back from the old home while this region flushes towards it have been sent before
-the Flush. They are `returned`, and are let through to the next home ahead of those `waiting`.
+the Flush. They are `returned`, and are let through to the next home ahead of those `waiting`. So is
+what comes from a process that had sent nothing to the old home this way (`Passed`): nothing older
+of it can come back. If that waited too, two homes in a row that each flush towards the one before
+could wait for each other: the Flush of one lies behind what the other keeps.
 
 `Buffers` counts all that waits in the region, in messages and in bytes.
 
@@ -35,6 +38,9 @@ from shardbus.ids import NodeId
 from shardbus.sharding.events import Envelope
 from shardbus.sharding.messages import Home
 
+PASSED_MAX = 100
+"""So many processes are told apart, of those whose messages went to a home."""
+
 
 class Way(Enum):
     """The state of a route."""
@@ -42,6 +48,33 @@ class Way(Enum):
     UNKNOWN = "unknown"
     KNOWN = "known"
     FLUSHING = "flushing"
+
+
+class Passed:
+    """Whose messages went on to a home. One that has been forwarded before it came may be
+    anybody's, and so may any of very many."""
+
+    __slots__ = ("_anybody", "_nodes")
+
+    def __init__(self) -> None:
+        self._nodes: dict[NodeId, None] = {}
+        self._anybody = False
+
+    def note(self, via: NodeId | None, hops: int) -> None:
+        """A message goes on that came from there, forwarded so often before."""
+        if hops or len(self._nodes) >= PASSED_MAX:
+            self._anybody = True
+        elif via is not None:
+            self._nodes[via] = None
+
+    def join(self, other: Passed) -> None:
+        """Those too."""
+        self._nodes |= other._nodes
+        self._anybody = self._anybody or other._anybody or len(self._nodes) > PASSED_MAX
+
+    def may_include(self, via: NodeId) -> bool:
+        """Whether something that this process sent may be among them."""
+        return self._anybody or via in self._nodes
 
 
 @dataclass(slots=True)
@@ -67,6 +100,10 @@ class Route:
     """Somebody else wants to know the home, so it is asked for without messages too."""
     waiting: list[Envelope] = field(default_factory=list)
     returned: list[Envelope] = field(default_factory=list)
+    passed: Passed = field(default_factory=Passed)
+    """What went to the home."""
+    ahead: Passed = field(default_factory=Passed)
+    """What went, or will go, to the next home."""
 
     def believes(self, home: Home, epoch: int) -> bool:
         """Whether this home is news, or at least not old."""
@@ -100,6 +137,12 @@ class Route:
         self.next = home
         self.floor = home.fence
         self.left = None
+
+    def is_free(self, via: NodeId | None) -> bool:
+        """Whether what comes from there need not wait for the echo."""
+        if self.way is not Way.FLUSHING or self.home is None or via is None:
+            return False
+        return via == self.home.node or not self.passed.may_include(via)
 
     @property
     def needs_home(self) -> bool:

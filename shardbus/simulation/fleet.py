@@ -257,9 +257,9 @@ class Fleet(World):
         return client
 
     def enter(self, process: Process, *seeds: str) -> None:
+        """Its application is told; the machine will hear of it."""
         resident = self.residents[process.name]
-        process.seeds = tuple(address_of(seed) for seed in seeds)
-        joins = [str(address) for address in process.seeds]
+        joins = [str(address_of(seed)) for seed in seeds]
         resident.loop.call_soon(resident.node.join_by, joins)
 
     def leave(self, process: Process) -> None:

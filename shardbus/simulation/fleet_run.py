@@ -10,6 +10,9 @@ silent, and in the quiet nothing may be missing:
     nobody buffers, nobody waits                                                 (I11)
 
 In the end the whole cluster stops by one command.
+
+A store that granted the lease of a downing decision twice leaves two clusters, which take turns at
+one table and one store: nothing is demanded of them in the quiet.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class FleetRun:
 
     def __init__(self, load: Load) -> None:
         self.load = load
-        self.stage = Stage(load.seed, load.shards)
+        self.stage = Stage(load)
         self.fleet = Fleet(
             f"fleet {load.seed}", load.faults.settings(), load.sharding(), self.stage.bus.types
         )
@@ -61,6 +64,8 @@ class FleetRun:
         self.fleet.on_step = Checks(self.fleet, gentle=False).after
         self.senders: list[Sender] = []
         self.settled_s: float | None = None
+        self._counts: dict[str, int] | None = None
+        """What there was until the verdict: afterwards everybody ends."""
 
     def run(self) -> Outcome:
         """Run it."""
@@ -82,6 +87,7 @@ class FleetRun:
             survivors=len(members(fleet)),
             events=fleet.events,
             digest=fleet.trace.digest,
+            counts=self._counts or self.witness.counts(),
         )
 
     # ---- the phases
@@ -104,6 +110,7 @@ class FleetRun:
             sender.stopped = True
         self._until(self._unquiet, QUIET_WITHIN, "I11")
         self._verdict()
+        self._counts = self.witness.counts()
         for client in fleet.clients.values():
             client.end(badly=False)
             fleet.exchange.ended(client.name, silent=False)
@@ -142,7 +149,7 @@ class FleetRun:
     def _add_sender(self, home: Resident) -> None:
         name = f"s{len(self.senders) + 1}"
         dice = Random(f"sender {self.load.seed} {name}")
-        sender = Sender(name, home, self.stage, dice, self.load.every_s)
+        sender = Sender(name, home, self.stage, dice, self.load)
         self.senders.append(sender)
 
     # ---- the quiet
@@ -154,7 +161,8 @@ class FleetRun:
     def _unquiet(self) -> str:
         """Why it is not quiet; empty if it is."""
         working = self._working()
-        if not any(r.process.machine.view.status is Status.UP for r in working):
+        up = any(r.process.machine.view.status is Status.UP for r in working)
+        if self.fleet.leases.twice or not up:
             return ""
         for resident in working:
             if why := waiting(resident):

@@ -1,7 +1,11 @@
-"""What a seed brings to whole nodes: the faults of membership, and those of sharding beside them.
+"""What a seed brings to whole nodes: the faults of membership, those of sharding, and the letters.
 
-`draw_load` draws both from the seed. The store of the tables has moods of its own; settings are
+`draw_load` draws all from the seed. The store of the tables has moods of its own; settings are
 drawn too, so that deadlines that never pass in a calm cluster do.
+
+Letters are thin or dense. Thin, every letter has time to meet a fault alone. Dense, they fill
+batches, windows and mailboxes, go to many entities and in storms to ids that nobody has used, and
+entities leave memory soon: what few letters do to a cluster, and what many do.
 
 Source: DESIGN section 9.
 """
@@ -24,6 +28,7 @@ HURRIED = {
     "retry_interval": 0.3,
 }
 """Deadlines so short that they pass."""
+DENSITIES = ("thin", "dense")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +38,22 @@ class Load:
     faults: Options
     shards: int = 8
     clients: int = 1
+    density: str = "thin"
     every_s: float = 0.3
     """Between two bursts of one sender."""
+    burst: int = 6
+    """The most letters of one."""
+    rests: float = 0.2
+    """How likely a sender rests between two letters of one."""
+    entities: int = 6
+    """Ids of each type that are used again and again."""
+    storms: float = 0.0
+    """The part of bursts of which each letter goes to an id of its own, which nobody has used."""
+    thinks: float = 0.1
+    """The part of letters whose handler waits."""
+    passivate_s: float = 120.0
+    limit: int = 0
+    """Entities of the type that keeps nothing, in memory of one node; 0: any number."""
     store: str = "sound"
     cuts: int = 0
     """Connections that break for no reason."""
@@ -63,6 +82,7 @@ class Load:
             allocation=self.allocation,
             rebalance_interval=self.interval_s,
             rebalance_threshold=1,
+            passivate_after=self.passivate_s,
             **hurry,  # type: ignore[arg-type]
         )
 
@@ -73,14 +93,18 @@ class Load:
 
     def command(self) -> str:
         """What replays this run."""
-        return f"{self.faults.command()} --sharding"
+        return f"{self.faults.command()} --sharding --load {self.density}"
 
 
 def draw_load(
-    seed: int, nodes: int | None = None, seconds: float = SECONDS, strategy: str | None = None
+    seed: int,
+    nodes: int | None = None,
+    seconds: float = SECONDS,
+    strategy: str | None = None,
+    density: str | None = None,
 ) -> Load:
-    """The load of this seed; the number of nodes and the strategy are drawn too if none is
-    given."""
+    """The load of this seed; the number of nodes, the strategy and the density are drawn too if
+    none is given."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -88,7 +112,7 @@ def draw_load(
         return value if dice.random() < probability else 0
 
     moods, allocations = list(STORES), list(ALLOCATIONS)
-    return Load(
+    thin = Load(
         faults=draw(seed, nodes, seconds, strategy),
         shards=dice.choice((1, 4, 8, 8, 24)),
         clients=dice.randint(0, 2),
@@ -102,4 +126,25 @@ def draw_load(
         buffer_size=dice.choice((20, 100_000, 100_000)),
         allocation=dice.choices(allocations, list(ALLOCATIONS.values()))[0],
         interval_s=dice.choice((0.5, 2.0, 10.0)),
+    )
+    dice = Random(f"density {seed}")
+    drawn = dice.choice(DENSITIES)
+    return thin if (density or drawn) == "thin" else _dense(thin, dice)
+
+
+def _dense(thin: Load, dice: Random) -> Load:
+    """The same with many letters: some 20,000 in 30 s."""
+    burst = dice.choice((20, 60, 200))
+    letters_per_s = dice.uniform(40.0, 200.0)
+    return replace(
+        thin,
+        density="dense",
+        burst=burst,
+        every_s=round(burst / 2 / letters_per_s, 3),
+        rests=dice.choice((0.0, 0.01, 0.05)),
+        entities=dice.choice((6, 60, 400)),
+        storms=dice.choice((0.05, 0.2, 0.4)),
+        thinks=dice.choice((0.0, 0.01, 0.1)),
+        passivate_s=dice.choice((0.5, 2.0, 120.0)),
+        limit=dice.choice((0, 0, 30)),
     )

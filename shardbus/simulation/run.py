@@ -15,8 +15,8 @@ that are all gone, or never joined themselves, waits for ever, and may.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from shardbus.ids import NodeId
@@ -62,7 +62,7 @@ class Broken:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How a run ended. `settled_s`: how long after healing everybody agreed; None if they never
-    did. `digest` is equal for equal runs."""
+    did. `digest` is equal for equal runs. `counts`: what else there was, by name."""
 
     options: Drawn
     broken: Broken | None
@@ -71,6 +71,7 @@ class Outcome:
     survivors: int
     events: int
     digest: str
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def report(self) -> str:
         """What a person needs to understand a violation and to see it again."""

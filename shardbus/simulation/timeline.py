@@ -30,7 +30,8 @@ class Timeline:
     def step(self) -> None:
         """The next thing that happens."""
         at, _, action = heapq.heappop(self._queue)
-        self.now = max(self.now, at)
+        if at > self.now:
+            self.now = at
         action()
 
     def run(self, seconds: float) -> None:

@@ -4,7 +4,8 @@ Three entity types, for the three ways of keeping something: `plain` keeps nothi
 state with each letter, `remembered` comes back by itself. Each tells the witness what it sees.
 
 Senders live in nodes and in clients. Each sends letters in bursts, tells and asks in one line, to
-entities of its choice, until it is told to stop or its process ends.
+entities of its choice, until it is told to stop or its process ends. How many and to whom is in the
+`Load`; of a dense one some bursts are storms, each letter to an entity that nobody has used.
 
 Source: docs/simulation.md.
 """
@@ -20,11 +21,17 @@ from shardbus.app import ShardBus
 from shardbus.entity import Entity, handler
 from shardbus.errors import BufferFull, RequestError
 from shardbus.simulation.fleet import Resident, SimClient, SimNode
+from shardbus.simulation.load import Load
 from shardbus.simulation.witness import Letter, Witness
 
 PLAIN, KEPT, REMEMBERED = "plain", "kept", "remembered"
-ENTITIES = 6
-BURST = 6
+KINDS = {
+    "thin": (PLAIN, PLAIN, KEPT, REMEMBERED),
+    "dense": (PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, KEPT, REMEMBERED),
+}
+ASKS = 0.4
+"""The part of letters that are asks; in a dense load each burst has its own."""
+ASKS_DENSE = (0.0, 0.05, ASKS, 1.0)
 SLOW_S = 0.05
 """The longest that a handler waits, now and then."""
 
@@ -39,13 +46,14 @@ class Book:
 class Stage:
     """The application of one run; its witness is there before the first letter."""
 
-    def __init__(self, seed: int, shards: int) -> None:
+    def __init__(self, load: Load) -> None:
         self.witness: Witness
-        self.dice = Random(f"stage {seed}")
+        self.dice = Random(f"stage {load.seed}")
         self.bus = ShardBus("test")
-        self._declare(shards)
+        self._thinks = load.thinks
+        self._declare(load.shards, load.limit)
 
-    def _declare(self, shards: int) -> None:
+    def _declare(self, shards: int, limit: int) -> None:
         stage = self
 
         class Plain(Entity):
@@ -56,6 +64,11 @@ class Stage:
             async def take(self, sender: str, seq: int) -> int:
                 stage.witness.took(self.context, sender, seq)
                 await stage.think()
+                return seq
+
+            @handler
+            def note(self, sender: str, seq: int) -> int:
+                stage.witness.took(self.context, sender, seq)
                 return seq
 
         class Kept(Entity):
@@ -75,48 +88,75 @@ class Stage:
                 stage.witness.has_saved(self.context, self.state.count)
                 return seq
 
+            @handler
+            def note(self, sender: str, seq: int) -> int:
+                stage.witness.took(self.context, sender, seq)
+                return seq
+
         class Remembered(Plain):
             """The same, and comes back."""
 
         self.classes = {
-            PLAIN: self.bus.entity(name=PLAIN, shards=shards)(Plain),
+            PLAIN: self.bus.entity(name=PLAIN, shards=shards, active_entity_limit=limit)(Plain),
             KEPT: self.bus.entity(name=KEPT, shards=shards)(Kept),
             REMEMBERED: self.bus.entity(name=REMEMBERED, shards=shards, remember=True)(Remembered),
         }
 
     async def think(self) -> None:
         """Most handlers are done at once."""
-        if self.dice.random() < 0.1:
+        if self.dice.random() < self._thinks:
             await asyncio.sleep(self.dice.uniform(0.0, SLOW_S))
 
 
 class Sender:
-    """Sends from one process. `every_s`: between two bursts, on average."""
+    """Sends from one process."""
 
-    def __init__(
-        self, name: str, home: Resident, stage: Stage, dice: Random, every_s: float
-    ) -> None:
+    def __init__(self, name: str, home: Resident, stage: Stage, dice: Random, load: Load) -> None:
         self.name, self.stopped = name, False
-        self._home, self._stage, self._dice, self._every_s = home, stage, dice, every_s
+        self._home, self._stage, self._dice, self._load = home, stage, dice, load
         self._witness = stage.witness
+        self._kinds = KINDS[load.density]
+        self._fresh = 0
         home.spawn(self._run())
 
     async def _run(self) -> None:
-        dice = self._dice
+        dice, load = self._dice, self._load
         while not self.stopped:
-            await asyncio.sleep(dice.expovariate(1.0 / self._every_s))
+            await asyncio.sleep(dice.expovariate(1.0 / load.every_s))
             if not self._ready():
                 continue
-            kind = dice.choice((PLAIN, PLAIN, KEPT, REMEMBERED))
-            entity_id = f"e{dice.randrange(ENTITIES)}"
-            await self._burst(kind, entity_id, dice.randint(1, BURST))
+            kind = dice.choice(self._kinds)
+            if load.density == "thin":
+                entity_id = f"e{dice.randrange(load.entities)}"
+                await self._burst(kind, entity_id, dice.randint(1, load.burst))
+            else:
+                await self._dense_burst(kind)
 
-    async def _burst(self, kind: str, entity_id: str, letters: int) -> None:
-        dice = self._dice
+    async def _dense_burst(self, kind: str) -> None:
+        """To one entity, or a storm."""
+        dice, load = self._dice, self._load
+        letters, asks = dice.randint(1, load.burst), dice.choice(ASKS_DENSE)
+        handler = "note" if dice.random() < 0.5 else "take"
+        storm = dice.random() < load.storms
+        await self._burst(
+            kind, "" if storm else f"e{dice.randrange(load.entities)}", letters, asks, handler
+        )
+
+    async def _burst(
+        self, kind: str, entity_id: str, letters: int, asks: float = ASKS, handler: str = "take"
+    ) -> None:
+        """So many letters to this entity; without one, to as many new ones."""
+        dice, rests = self._dice, self._load.rests
+        ref = self._ref(kind, entity_id) if entity_id else None
         while letters and not self.stopped:
             letters -= 1
-            await self._send(kind, entity_id)
-            if dice.random() < 0.2:
+            if ref is None:
+                self._fresh += 1
+                to = f"{self.name}-{self._fresh}"
+                await self._send(kind, to, self._ref(kind, to), asks, handler)
+            else:
+                await self._send(kind, entity_id, ref, asks, handler)
+            if dice.random() < rests:
                 await asyncio.sleep(dice.uniform(0.0, 0.1))
 
     def _ready(self) -> bool:
@@ -126,16 +166,16 @@ class Sender:
         assert isinstance(home, SimNode)
         return home.node.is_up and not home.process.leaving
 
-    async def _send(self, kind: str, entity_id: str) -> None:
-        asked = self._dice.random() < 0.4
+    async def _send(self, kind: str, entity_id: str, ref: Any, asks: float, handler: str) -> None:
+        asked = self._dice.random() < asks
         letter = self._witness.send(self.name, self._home, kind, entity_id, asked)
-        take = self._ref(kind, entity_id).take
+        call = getattr(ref, handler)
         try:
             if asked:
-                answer = take(self.name, letter.seq)
+                answer = call(self.name, letter.seq)
                 answer.add_done_callback(lambda done: self._hear(letter, kind, done))
             else:
-                await take.tell(self.name, letter.seq)
+                await call.tell(self.name, letter.seq)
         except BufferFull as full:
             self._witness.failed(letter, full)
 

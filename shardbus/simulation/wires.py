@@ -131,6 +131,8 @@ class Exchange:
 class SimWiring:
     """The wiring of one process: `Wiring` over the exchange."""
 
+    missed_edges = 0
+
     def __init__(self, exchange: Exchange, name: str, loop: VirtualLoop) -> None:
         self.exchange, self.name, self._loop = exchange, name, loop
 

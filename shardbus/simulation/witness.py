@@ -12,6 +12,9 @@ is sent, when an entity handles it, and when its sender hears something. What mu
 And when all is quiet: every letter was handled, or refused, or was with a process that ended in
 disorder (I3, I4); entities that were remembered run (I5); nothing waits any more (I11).
 
+A letter can be lost with a process only if it was under way in that time: it was sent before
+everybody knew of the end, and no later letter of its line had been handled before the end began.
+
 A store that lost or brought back something excuses what rests on its word: two activations may then
 live at a time, and what was remembered may be forgotten.
 
@@ -22,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from shardbus.errors import RequestError
@@ -30,6 +34,7 @@ from shardbus.membership.member import Status
 from shardbus.runtime.context import Context
 from shardbus.runtime.node import Node
 from shardbus.simulation.checks import Violation
+from shardbus.simulation.ends import Ends
 from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
@@ -43,6 +48,9 @@ COUNTED = (
 )  # fmt: skip
 """Drops that are nobody's fault: deadlines that passed, bounds that were reached, peers that were
 given up."""
+
+MOVED = "handoff_stopped"
+"""What a coordinator notes of a shard that has left its home."""
 
 Line = tuple[str, str, str]
 """Sender, entity type, entity id: letters of one line keep their order."""
@@ -59,6 +67,8 @@ class Letter:
     asked: bool = False
     handled: bool = False
     outcome: str = ""
+    passed_at: float = inf
+    """When a later letter of its line was handled and this one was not: it never will be."""
 
     def __str__(self) -> str:
         return f"{self.line} {self.seq}, sent at {self.sent_at:.3f}"
@@ -83,8 +93,7 @@ class Witness:
         self._fences: dict[tuple[str, str], int] = {}
         self._denied: dict[tuple[Line, int], str] = {}
         self._epochs: dict[str, tuple[int, NodeId]] = {}
-        self._known_at = 0.0
-        """Since then everybody knows who has ended in disorder."""
+        self._ends = Ends(fleet)
 
     def _broken(self, rule: str, detail: str) -> Violation:
         """Kept, because whoever it is raised in may go on in spite of it."""
@@ -158,14 +167,22 @@ class Witness:
             raise self._broken("I2", f"{line} {seq} after {within} at {cell.node}")
         self._within[line, cell.fence] = seq
         if cell.fence >= self._fences.get(line[1:], 0):
-            if seq <= self._last.get(line, 0):
-                raise self._broken("I2", f"{line} {seq} after {self._last[line]} at {cell.node}")
+            last = self._last.get(line, 0)
+            if seq <= last:
+                raise self._broken("I2", f"{line} {seq} after {last} at {cell.node}")
+            for missing in range(last + 1, seq):
+                self._pass(line, missing)
             self._last[line] = seq
         elif not self.fleet.store.lied and not self._removed(NodeId.parse(cell.node)):
             raise self._broken("I1", f"{line} {seq} is handled at {cell.node}, no home")
         self.handled += 1
         letter.handled = True
         self._close(letter)
+
+    def _pass(self, line: Line, seq: int) -> None:
+        letter = self._open.get((line, seq))
+        if letter is not None:
+            letter.passed_at = min(letter.passed_at, self.fleet.now)
 
     def loaded(self, cell: Context, count: int) -> None:
         """An entity that saves has its state."""
@@ -217,26 +234,15 @@ class Witness:
     # ---- in the end
 
     def look(self) -> None:
-        """Every now and then: whose disorderly end does somebody not know of yet?"""
-        for resident in self.fleet.everybody():
-            if resident.ended_badly and not resident.known:
-                self._known_at = self.fleet.now
-                resident.known = not self._missed(resident.process.id)
-
-    def _missed(self, node: NodeId) -> bool:
-        living = (p for p in self.fleet.running() if p.member)
-        members = (p.machine.view.member(node) for p in living)
-        return any(m is not None and m.status is not Status.DOWN for m in members)
+        """Every now and then."""
+        self._ends.look()
 
     def lost(self) -> str:
-        """More letters than were counted as dropped of which nobody knows, though they were sent
-        after everybody knew of every disorderly end; empty if there are none. Clients may learn of
-        one by silence alone, and of nothing from a node that is no member."""
+        """More letters than were counted as dropped of which nobody knows, though no disorderly end
+        explains them; empty if there are none."""
         lost: dict[str, list[Letter]] = {}
-        for letter in self._open.values():
-            late = 0.0 if letter.by.hosts else CLIENT_LATE_S
-            known = letter.sent_at > self._known_at + late
-            if not letter.handled and not letter.outcome and known and letter.by.in_touch:
+        for letter in self._unaccounted():
+            if not self._excused(letter):
                 lost.setdefault(letter.line[1], []).append(letter)
         for name, letters in lost.items():
             dropped = sum(dropped_by(r, name) for r in self.fleet.everybody())
@@ -244,6 +250,39 @@ class Witness:
             if len(letters) > dropped:
                 return f"{letters[0]}: {len(letters)} are lost, {dropped} counted"
         return ""
+
+    def _unaccounted(self) -> list[Letter]:
+        """Letters that were not handled, and whose senders are there and were not told so."""
+        return [
+            letter
+            for letter in self._open.values()
+            if not letter.handled and not letter.outcome and letter.by.in_touch
+        ]
+
+    def _excused(self, letter: Letter) -> bool:
+        """Whether it may have been with somebody who ended in disorder. Clients may learn of an end
+        by silence alone, and of nothing from a node that is no member."""
+        late = 0.0 if letter.by.hosts else CLIENT_LATE_S
+        return self._ends.explain(letter.sent_at - late, letter.passed_at)
+
+    def counts(self) -> dict[str, int]:
+        """What there was. The letters are the sum of those that follow, up to the activations."""
+        told = [one for one in self._open.values() if not one.handled and one.outcome]
+        silent = [one for one in self._open.values() if not one.handled and not one.outcome]
+        there = self._unaccounted()
+        excused = sum(self._excused(letter) for letter in there)
+        notes = (resident.node.notes for resident in self.fleet.everybody())
+        return {
+            "letters": self.sent,
+            "handled": self.handled,
+            "refused": self.refused,
+            "unsure": len(told),
+            "lost_with_their_sender": len(silent) - len(there),
+            "lost_with_another": excused,
+            "counted_as_dropped": len(there) - excused,
+            "activations": self.activations,
+            "moves": sum(n for noted in notes for (_, what), n in noted.items() if what == MOVED),
+        }
 
     def pending(self) -> int:
         """Letters whose sender waits."""

@@ -79,20 +79,25 @@ class Clock:
 class Asks:
     """The asks of one session that have no outcome yet."""
 
-    __slots__ = ("_clock", "_corr", "entries")
+    __slots__ = ("_clock", "corr", "entries")
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._corr = 0
+        self.corr = 0
+        """The last correlation id."""
         self.entries: dict[int, Waiting | tuple[Any, Decode | None, int]] = {}
+        """By correlation id, as plain tuples: a named one costs as much as the rest of an ask's
+        bookkeeping."""
 
     def expect(self, waiter: Any, decode: Decode | None, timeout_ms: int) -> int:
         """Somebody waits from now on; returns the correlation id."""
-        corr = self._corr = self._corr + 1
-        clock = self._clock
-        # A plain tuple: a named one costs as much as the rest of an ask's bookkeeping.
-        self.entries[corr] = (waiter, decode, clock.tick + timeout_ms // clock.TICK_MS + 2)
+        corr = self.corr = self.corr + 1
+        self.entries[corr] = (waiter, decode, self.deadline(timeout_ms))
         return corr
+
+    def deadline(self, timeout_ms: int) -> int:
+        """The tick at which an ask made now has waited for too long."""
+        return self._clock.after(timeout_ms)
 
     def take(self, corr: int) -> Waiting | None:
         """Who waited for it; it is somebody else's affair now."""

@@ -26,7 +26,7 @@ from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import Clock, Unsent
 from shardbus.transport.link import Link
-from shardbus.transport.session import Receiver, Session
+from shardbus.transport.session import NUMBERED, SESSION_KINDS, Receiver, Session
 from shardbus.transport.wiring import Door, Fate, Wiring, ZmqWiring
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -257,7 +257,7 @@ class Endpoint:
         header = pack_header(PROTOCOL_VERSION, kind, self.tag, self.uid, uid, seq, ack)
         fate = self._door.send(identity, header, body)
         if fate is Fate.NO_WAY:
-            return kind != Kind.DATA  # data waits until the peer connects again
+            return kind not in NUMBERED  # these wait until the peer connects again
         return fate is Fate.TAKEN
 
     def _on_parts(self, parts: list[bytes]) -> None:
@@ -287,10 +287,10 @@ class Endpoint:
             return
         inbound.heard = self.clock.tick
         session = inbound.session
-        if header.kind == Kind.DATA:
-            session.on_data(header.seq, header.ack, body)
-        elif header.kind in (Kind.ACK, Kind.NAK):
-            session.on_ack(header.kind, header.seq, header.ack)
+        if header.kind in SESSION_KINDS:
+            session.on_frame(header.kind, header.seq, header.ack, body)
+            if session.torn:
+                self._forget(inbound, NodeLost(f"{session.name} lacks what it acknowledged"))
         elif header.kind == Kind.BYE:
             self._forget(inbound, NodeLost(f"{session.name} has left"))
 

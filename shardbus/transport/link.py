@@ -1,9 +1,11 @@
 """A connection that this process opened: one DEALER to one ROUTER, and the session over it.
 
 It says HELLO until it is welcomed, again after every reconnect, and watches the connection's
-events. With `probe`, a broken connection is followed by a fresh one to the same port: refused means
-that the process is gone, and the session is lost at once; anything else proves nothing, and only
-`SILENCE_S` without a word ends it.
+events. With `probe`, a broken connection is followed by fresh ones to the same port: refused means
+that the process is gone, and the session is lost; anything else proves nothing, and only
+`SILENCE_S` without a word ends it. A session that was open is not given up for one refusal: a proxy
+or a gateway in between may refuse for a moment, and what was sent would be lost. It must last for
+`REFUSED_S`.
 
 Source: docs/architecture.md.
 """
@@ -17,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.ids import Address, NodeId
-from shardbus.transport.session import Session
+from shardbus.transport.session import SESSION_KINDS, Session
 from shardbus.transport.wiring import Connection
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -38,6 +40,8 @@ log = logging.getLogger("shardbus.link")
 HELLO_EVERY_S = 0.5
 SILENCE_S = 15.0
 PROBE_S = 1.0
+REFUSED_S = 0.5
+KNOCK_S = 0.05
 
 
 class Link:
@@ -121,10 +125,11 @@ class Link:
         header = read_header(head)
         self._heard_at = self._endpoint.loop.time()
         match header.kind:
-            case Kind.DATA if self._welcomed:
-                self.session.on_data(header.seq, header.ack, body)
-            case Kind.ACK | Kind.NAK if self._welcomed:
-                self.session.on_ack(header.kind, header.seq, header.ack)
+            case kind if self._welcomed and kind in SESSION_KINDS:
+                self.session.on_frame(kind, header.seq, header.ack, body)
+                if self.session.torn:
+                    error = NodeLost(f"{self.session.name} lacks what it acknowledged")
+                    self._endpoint.lose(self, error, gone=False)
             case Kind.WELCOME:
                 self._on_welcome(header.ack, body)
             case Kind.REFUSED:
@@ -180,10 +185,21 @@ class Link:
 
     async def _look(self) -> None:
         """Is anybody listening there?"""
+        endpoint = self._endpoint
+        since = endpoint.loop.time()
+        while not await self._answers():
+            if not self._opened or endpoint.loop.time() - since >= REFUSED_S:
+                self._probing = None
+                error = NodeLost(f"{self.session.name} is gone: connection refused")
+                endpoint.lose(self, error)
+                return
+            await asyncio.sleep(KNOCK_S)
+        self._probing = None
+
+    async def _answers(self) -> bool:
+        """False if a fresh connection was refused, and nothing else has come to stand."""
         there = True
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(PROBE_S):
                 there = await self._endpoint.wiring.knock(self.address)
-        self._probing = None
-        if not there:
-            self._endpoint.lose(self, NodeLost(f"{self.session.name} is gone: connection refused"))
+        return there or self._welcomed

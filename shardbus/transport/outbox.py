@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 from shardbus.errors import EntityFailed, MessageTooLarge
@@ -32,6 +31,9 @@ from shardbus.wire.schema import Decode
 BATCH_WEIGHT_MAX = 64 * 1024
 ENVELOPE_WEIGHT = 192
 """What an envelope weighs besides its payload: a batch is full at 64 KiB or some 340 small ones."""
+ASK_WEIGHT = 512
+"""An ask and an answer weigh more. Somebody waits: with batches of some 120, many asks travel in
+several of them, so that both sides have work at the same time instead of taking turns."""
 
 
 def too_large(size: int) -> MessageTooLarge:
@@ -43,23 +45,24 @@ class Outbox(ABC):
     """See the module. A subclass says what `flush` does."""
 
     __slots__ = (
-        "_add_ask_corr",
-        "_add_ask_id",
-        "_add_ask_payload",
-        "_add_reply",
-        "_add_reply_corr",
-        "_add_tell_id",
-        "_add_tell_payload",
+        "_ask_corrs",
+        "_ask_deadline",
+        "_ask_ids",
         "_ask_key",
+        "_ask_payloads",
         "_ask_timeout_ms",
         "_asks",
         "_chained_key",
         "_expect",
         "_loop",
         "_replies",
+        "_reply_corrs",
+        "_reply_payloads",
         "_runs",
         "_scheduled",
+        "_tell_ids",
         "_tell_key",
+        "_tell_payloads",
         "_weight",
         "writable",
     )
@@ -76,15 +79,15 @@ class Outbox(ABC):
         self._ask_key: Key | Chain | None = None
         """What the messages of the open run of asks share: their key, or the chain they come by."""
         self._chained_key: Key | None = None
-        self._ask_timeout_ms = 0
+        self._ask_timeout_ms = self._ask_deadline = 0
         self._replies: ReplyRun | None = None
-        self._add_tell_id: Callable[[str], None]
-        self._add_tell_payload: Callable[[bytes], None]
-        self._add_ask_id: Callable[[str], None]
-        self._add_ask_payload: Callable[[bytes], None]
-        self._add_ask_corr: Callable[[int], None]
-        self._add_reply_corr: Callable[[int], None]
-        self._add_reply: Callable[[bytes], None]
+        self._tell_ids: list[str]
+        self._tell_payloads: list[bytes]
+        self._ask_ids: list[str]
+        self._ask_payloads: list[bytes]
+        self._ask_corrs: list[int]
+        self._reply_corrs: list[int]
+        self._reply_payloads: list[bytes]
 
     # ---- sending
 
@@ -92,10 +95,10 @@ class Outbox(ABC):
         """Add a message to the open batch."""
         if key is not self._tell_key:
             self._open_tells(key)
-        self._add_tell_id(entity_id)
-        self._add_tell_payload(payload)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        self._tell_ids.append(entity_id)
+        self._tell_payloads.append(payload)
+        self._weight = weight = self._weight + len(payload) + ENVELOPE_WEIGHT
+        if weight > BATCH_WEIGHT_MAX:
             self._full()
 
     def ask(
@@ -111,12 +114,14 @@ class Outbox(ABC):
         or a Waiter."""
         if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
             self._open_asks(key, timeout_ms)
-        corr = self._expect(waiter, decode, timeout_ms)
-        self._add_ask_id(entity_id)
-        self._add_ask_payload(payload)
-        self._add_ask_corr(corr)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        asks = self._asks
+        corr = asks.corr = asks.corr + 1
+        asks.entries[corr] = (waiter, decode, self._ask_deadline)
+        self._ask_ids.append(entity_id)
+        self._ask_payloads.append(payload)
+        self._ask_corrs.append(corr)
+        self._weight = weight = self._weight + len(payload) + ASK_WEIGHT
+        if weight > BATCH_WEIGHT_MAX:
             self._full()
 
     def ask_within(
@@ -138,13 +143,10 @@ class Outbox(ABC):
         ):
             self._open_asks(key, timeout_ms, chain)
             self._ask_key, self._chained_key = chain, key
-        self._add_ask(entity_id, payload, self._expect(waiter, decode, timeout_ms))
-
-    def _add_ask(self, entity_id: str, payload: bytes, corr: int) -> None:
-        self._add_ask_id(entity_id)
-        self._add_ask_payload(payload)
-        self._add_ask_corr(corr)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
+        self._ask_ids.append(entity_id)
+        self._ask_payloads.append(payload)
+        self._ask_corrs.append(self._expect(waiter, decode, timeout_ms))
+        self._weight += len(payload) + ASK_WEIGHT
         if self._weight > BATCH_WEIGHT_MAX:
             self._full()
 
@@ -152,9 +154,9 @@ class Outbox(ABC):
         """Answer an ask that came by this session."""
         if self._replies is None:
             self._open_replies()
-        self._add_reply_corr(corr)
-        self._add_reply(payload)
-        self._weight += len(payload) + ENVELOPE_WEIGHT
+        self._reply_corrs.append(corr)
+        self._reply_payloads.append(payload)
+        self._weight += len(payload) + ASK_WEIGHT
         if self._weight > BATCH_WEIGHT_MAX:
             self._full_of_replies()
 
@@ -203,7 +205,7 @@ class Outbox(ABC):
     def _open_tells(self, key: Key) -> None:
         run = TellRun(key[0], key[1], [], [])
         self._runs.append(run)
-        self._add_tell_id, self._add_tell_payload = run.ids.append, run.payloads.append
+        self._tell_ids, self._tell_payloads = run.ids, run.payloads
         self._tell_key, self._ask_key = key, None
         self._schedule()
 
@@ -211,15 +213,16 @@ class Outbox(ABC):
         run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
         self._runs.append(run)
         self._weight += len(chain) * ENVELOPE_WEIGHT
-        self._add_ask_id, self._add_ask_payload = run.ids.append, run.payloads.append
-        self._add_ask_corr = run.corrs.append
+        self._ask_ids, self._ask_payloads = run.ids, run.payloads
+        self._ask_corrs = run.corrs
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
+        self._ask_deadline = self._asks.deadline(timeout_ms)
         self._schedule()
 
     def _open_replies(self) -> None:
         self._replies = run = ReplyRun([], [])
         self._runs.append(run)
-        self._add_reply_corr, self._add_reply = run.corrs.append, run.payloads.append
+        self._reply_corrs, self._reply_payloads = run.corrs, run.payloads
         self._schedule()
 
     def _full(self) -> None:
@@ -231,7 +234,7 @@ class Outbox(ABC):
             run.ids.pop()
             if isinstance(run, AskRun):
                 self._asks.take(run.corrs.pop())
-            self._weight -= size + ENVELOPE_WEIGHT
+            self._weight -= size
             raise too_large(size)
         self._spill()
 
@@ -240,7 +243,7 @@ class Outbox(ABC):
         run = self._replies
         if run is not None and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
             corr, size = run.corrs.pop(), len(run.payloads.pop())
-            self._weight -= size + ENVELOPE_WEIGHT
+            self._weight -= size
             text = f"the answer has {size} bytes, at most {PAYLOAD_BYTES_MAX}"
             self.fail(corr, EntityFailed("MessageTooLarge", text))
             return

@@ -3,8 +3,8 @@
 The descriptor is edge-triggered: it stirs once for any number of messages, and a send on the same
 socket can swallow the edge. So whoever is woken drains until nothing is left, whoever has sent
 looks again, and a watchdog that reads once a second bounds what a missed edge can cost. A drain
-takes at most `turn` messages before it lets the loop's other work run, so that a busy peer delays
-nobody for long.
+takes at most `TURN_MAX` messages before it lets the loop's other work run, so that a busy peer
+delays nobody for long; and of several peers ZeroMQ hands over one message each, in turn.
 
 Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower on the same
 work.
@@ -23,25 +23,24 @@ WATCHDOG_S = 1.0
 
 
 class Reader:
-    """Calls `on_message(parts)` for every message of one socket. Counts the edges that only the
-    watchdog found."""
+    """Calls `on_message(parts)` for every message of one socket, and `on_missed` when only the
+    watchdog found one."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         socket: zmq.Socket[bytes],
         on_message: Callable[[list[bytes]], None],
-        on_turn: Callable[[], None] | None = None,
+        on_missed: Callable[[], None] | None = None,
     ) -> None:
         self._loop = loop
         self._socket = socket
         self._on_message = on_message
-        self._on_turn = on_turn
+        self._on_missed = on_missed
         self._fd = int(socket.getsockopt(zmq.FD))
         self._scheduled = False
         self._closed = False
         self._watchdog: asyncio.TimerHandle | None = None
-        self.missed_edges = 0
 
     def start(self) -> None:
         """Begin to read."""
@@ -98,12 +97,11 @@ class Reader:
             if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
                 raise
             self.close()
-        if taken and self._on_turn is not None:
-            self._on_turn()
         return taken
 
     def _watch(self) -> None:
-        if self._watchdog is not None and not self._scheduled and self._drain():
-            self.missed_edges += 1
+        found = self._watchdog is not None and not self._scheduled and self._drain()
+        if found and self._on_missed is not None:
+            self._on_missed()
         if not self._closed:
             self._watchdog = self._loop.call_later(WATCHDOG_S, self._watch)

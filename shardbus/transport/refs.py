@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shardbus.errors import BufferFull, ConfigError
+from shardbus.transport.asks import Key
 from shardbus.transport.envelope import Envelope
-from shardbus.transport.router import DONE, Router
-from shardbus.wire.schema import Method, decode_value, encode_value, method_of, pack_value
+from shardbus.transport.router import Route, Router
+from shardbus.wire.schema import Decode, Method, decode_value, encode_value, method_of, pack_value
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,6 +24,7 @@ START = "$start"
 """Names no handler: what asks for it only wants the entity to run [StartEntity]."""
 NO_ARGUMENTS = encode_value(())
 
+UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
 ASK_TIMEOUT_MS = 5000
 """For an answer inside a node, unless the sender says otherwise."""
 
@@ -37,11 +39,12 @@ class Call:
 
     __slots__ = ("_counts", "_decode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
 
-    def __init__(self, router: Router, entity_id: str, method: Method, timeout_ms: int) -> None:
-        self._router, self._id, self._method = router, entity_id, method
+    def __init__(
+        self, router: Router, entity_id: str, route: Route, method: Method, timeout_ms: int
+    ) -> None:
+        self._router, self._id, self._route, self._method = router, entity_id, route, method
         self._timeout_ms, self._decode = timeout_ms, method.decode_result
         self._key = router.key(method.name)
-        self._route = router.route_of(entity_id)
         self._counts = method.counts
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -49,7 +52,7 @@ class Call:
         if not kwargs and len(args) in self._counts:
             try:
                 return pack_value(args)
-            except (TypeError, ValueError, OverflowError, RecursionError):
+            except UNPACKABLE:
                 pass
         return self._method.encode(args, kwargs)
 
@@ -69,13 +72,18 @@ class Call:
         Raises:
             BufferFull: the shard has no home and its buffer is full.
         """
-        payload = self._pack(args, kwargs)
-        route = self._route
-        out = route.out
+        if kwargs or len(args) not in self._counts:
+            payload = self._method.encode(args, kwargs)
+        else:
+            try:
+                payload = pack_value(args)
+            except UNPACKABLE:
+                payload = self._method.encode(args, kwargs)
+        out = self._route.out
         if out is None:
-            return self._router.deliver(Envelope(self._key, route.shard, self._id, payload))
+            return self._router.deliver(Envelope(self._key, self._route.shard, self._id, payload))
         out.tell(self._key, self._id, payload)
-        return DONE if out.writable else out.room()
+        return self._router.done if out.writable else out.room()
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send, or raise BufferFull where `tell` would wait."""
@@ -90,7 +98,7 @@ class Ref:
 
     def __init__(self, router: Router, entity_id: str, timeout_ms: int) -> None:
         self._router, self.entity_id, self._timeout_ms = router, entity_id, timeout_ms
-        router.route_of(entity_id)  # refuses what is no id
+        self._route = router.route_of(entity_id)
 
     @property
     def entity_type(self) -> str:
@@ -101,8 +109,8 @@ class Ref:
         method = self._router.interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
-        call = Call(self._router, self.entity_id, method, self._timeout_ms)
-        self.__dict__[name] = call
+        call = Call(self._router, self.entity_id, self._route, method, self._timeout_ms)
+        setattr(self, name, call)  # writing to __dict__ would make a dict for each reference
         return call
 
     def __repr__(self) -> str:
@@ -141,9 +149,15 @@ def call(
     router: Router, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
     """Ask a handler by its name."""
+    key, payload, decode = named(router, handler, args)
+    return router.ask(key, entity_id, payload, timeout_ms, decode)
+
+
+def named(router: Router, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+    """A message for a handler that is named: its method, its bytes, and how to read the answer."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
-    return router.ask(router.key(handler), entity_id, encode_value(args), timeout_ms, decode)
+    return router.key(handler), encode_value(args), decode
 
 
 def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
@@ -151,7 +165,7 @@ def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Fut
     return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
-def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[tuple[str, str], bytes]:
+def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """The method and the bytes of a message by names."""
     if not args:
         return router.key(method_of(message)), encode_value(message)

@@ -18,10 +18,12 @@ Source: S0.6, S0.11-S0.15, S2.22-S2.24; docs/architecture.md.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError
-from shardbus.ids import NodeId, check_id, shard_of
+from shardbus.ids import NodeId, check_id, shard_number
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Failure, Key, Unsent
@@ -34,18 +36,6 @@ from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pac
 
 ROUTES_MAX = 200_000
 FLUSH_TIMEOUT_MS = 60_000
-
-
-class _Done:
-    """An awaitable that is done: what a tell with room returns, at the price of no coroutine."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Any:
-        return iter(())
-
-
-DONE = _Done()
 
 
 class Route:
@@ -102,8 +92,13 @@ class Router:
         self.buffered_asks: dict[Envelope, None] = {}
         self.refused: RequestError | None = None
         self._by_id: dict[str, Route] = {}
+        self._numbered: dict[int, Route] = {}
+        """The routes by the number that the default shard function gives: no text is made of it."""
         self._shell, self._loop, self._clock = shell, loop, clock
-        self._create_future = loop.create_future
+        self._create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=loop)
+        self.done = loop.create_future()
+        """What a tell with room returns: one for all, as it costs nothing to await."""
+        self.done.set_result(None)
         self._clockwork = Clockwork(region.deadline, self._tick)
         self._keys: dict[str, Key] = {}
         self._key_of_class: dict[type, Key] = {}
@@ -125,7 +120,15 @@ class Router:
         check_id("an entity id", entity_id)
         if self._shard_of is not None:
             return check_id("a shard id", self._shard_of(entity_id))
-        return shard_of(entity_id, self._shards)
+        return self._numbered_route(entity_id).shard
+
+    def _numbered_route(self, entity_id: str) -> Route:
+        """The route of an entity's shard, by the default shard function."""
+        number = shard_number(entity_id, self._shards)
+        route = self._numbered.get(number)
+        if route is None:
+            route = self._numbered[number] = self.route(str(number))
+        return route
 
     def has_shard(self, shard: str) -> bool:
         """Whether the type's shard function can give this shard."""
@@ -139,7 +142,11 @@ class Router:
         if route is None:
             if len(self._by_id) >= ROUTES_MAX:
                 self._by_id.clear()
-            route = self._by_id[entity_id] = self.route(self.shard_of(entity_id))
+            if self._shard_of is not None:
+                route = self.route(self.shard_of(entity_id))
+            else:
+                route = self._numbered_route(check_id("an entity id", entity_id))
+            self._by_id[entity_id] = route
         return route
 
     def route(self, shard: str) -> Route:
@@ -163,7 +170,7 @@ class Router:
         if out is None:
             return self.deliver(Envelope(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
-        return DONE if out.writable else out.room()
+        return self.done if out.writable else out.room()
 
     def send(self, entity_id: str, message: object) -> Any:
         """`tell` a message of `receive`.
@@ -183,7 +190,7 @@ class Router:
         if out is None:
             return self.deliver(Envelope(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
-        return DONE if out.writable else out.room()
+        return self.done if out.writable else out.room()
 
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
@@ -200,6 +207,24 @@ class Router:
         else:
             out.ask(key, entity_id, payload, timeout_ms, future, decode)
         return future
+
+    def ask_for(
+        self,
+        answer: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        """The same for an answer of the caller's own making, which is no future of this loop."""
+        route = self.route_of(entity_id)
+        if route.out is not None:
+            route.out.ask(key, entity_id, payload, timeout_ms, answer, decode)
+        else:
+            deadline = self._clock.after(timeout_ms)
+            shard = route.shard
+            self.deliver(Envelope(key, shard, entity_id, payload, 0, answer, decode, deadline))
 
     def ask_within(
         self,
@@ -235,18 +260,18 @@ class Router:
         out = self.route(envelope.shard).out
         if out is not None:
             envelope.send(out, self._clock)
-            return DONE if out.writable else out.room()
+            return self.done if out.writable else out.room()
         if self.refused is not None:
             envelope.refuse(self.refused)
             if envelope.waiter is None:
                 raise self.refused
-            return DONE
+            return self.done
         if envelope.waiter is not None:
             self.buffered_asks[envelope] = None
         self.handle(events.Deliver(envelope.shard, envelope))
         if envelope.error is not None and envelope.waiter is None:
             raise envelope.error
-        return DONE
+        return self.done
 
     def arrived(self, envelope: Envelope, via: NodeId | None) -> None:
         """A message came over a link, and the shard is not ours to deliver it."""

@@ -2,8 +2,8 @@
 
 ZeroMQ's `send` is not delivery: what its buffers hold when a connection breaks is gone, silently.
 So each direction numbers its batches, acknowledges and resends (`window`), and every ask has
-exactly one outcome (`asks`). `outbox` makes batches of messages; here batches are sent, and what
-arrives is handed out.
+exactly one outcome (`asks`). `outbox` makes batches of messages; here they are sent, and `intake`
+hands out what arrives, once the receiver has room for it.
 
 An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
 lone message waits for nobody and a busy sender pays for one frame per hundreds of messages. An
@@ -19,29 +19,29 @@ Source: docs/architecture.md; S0.35, S0.36.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any, Protocol
 
-from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
+from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, Clock, Unsent
+from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
-from shardbus.transport.window import WINDOW_BYTES, Transmit, Window
+from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
+from shardbus.transport.remains import still_wanted, take_back, tells
+from shardbus.transport.window import Transmit, Window
 from shardbus.wire.batch import (
     AskRun,
     Control,
-    Fail,
     Flush,
     Kind,
     Relayed,
-    ReplyRun,
-    Run,
     TellRun,
     decode_batch,
     encode_batch,
 )
 
-log = logging.getLogger("shardbus.link")
-
+NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
+"""Frames that must arrive, each once and in order."""
+SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
 
@@ -63,10 +63,13 @@ class Session(Outbox):
     __slots__ = (
         "__weakref__",
         "_ack_armed",
+        "_assembly",
         "_drained",
+        "_intake",
+        "_lane",
+        "_late",
         "_looking",
         "_opening",
-        "_receiver",
         "_room",
         "_transmit",
         "_window",
@@ -74,6 +77,8 @@ class Session(Outbox):
         "lost",
         "name",
         "tag",
+        "told_to_wait",
+        "torn",
         "unconfirmed",
     )
 
@@ -94,16 +99,28 @@ class Session(Outbox):
         """For a lost session: tells, by type, of which nobody knows whether they arrived."""
         self.gone = True
         """For a lost session: the other process has ended, or left. If not, it may still live."""
-        self._receiver, self._transmit = receiver, transmit
+        self.told_to_wait = 0
+        """How often the other side has said that it lives, and has no room."""
+        self.torn = False
+        """The other side lacks what it had acknowledged: this cannot go on."""
+        self._transmit = transmit
         self._window = Window(transmit)
+        self._lane, self._assembly = Lane(self._window), Assembly()
+        self._intake = self._make_intake(receiver, clock)
         self._ack_armed = self._looking = False
+        self._late = False
+        """Some asks that may have to be sent again are over."""
         self._opening: list[asyncio.Future[None]] = []
         self._room: list[asyncio.Future[None]] = []
         self._drained: list[tuple[int, asyncio.Future[None]]] = []
 
+    def _make_intake(self, receiver: Receiver, clock: Clock) -> Intake:
+        free = self._acknowledge_late
+        return Intake(self, receiver, self._window, self._asks, self._loop, clock, free)
+
     def flush(self) -> None:
         """Send the open batch now."""
-        runs = self._runs
+        runs, weight = self._runs, self._weight
         if not runs:
             return
         self._reset_batch()
@@ -111,7 +128,10 @@ class Session(Outbox):
             self._asks.abandon(self.lost)
             return
         window = self._window
-        window.put(encode_batch(runs))
+        if weight > LARGE_WEIGHT or self._lane.busy:
+            self._lane.put(runs, weight)
+        else:
+            window.put(encode_batch(runs))
         self.writable = window.writable
         if window.blocked:
             self._look_for_room()
@@ -153,7 +173,7 @@ class Session(Outbox):
     @property
     def outstanding(self) -> int:
         """Bytes that were sent or wait to be sent, without an acknowledgement."""
-        return self._window.outstanding
+        return self._window.outstanding + self._window.aside
 
     @property
     def unflushed(self) -> bool:
@@ -176,6 +196,7 @@ class Session(Outbox):
     def drained(self) -> asyncio.Future[None]:
         """Done when everything sent so far is acknowledged, or the session is lost."""
         self.flush()
+        self._lane.rush()
         waiting: list[asyncio.Future[None]] = []
         future = self._future(self._window.outstanding == 0, waiting)
         if waiting:
@@ -195,8 +216,11 @@ class Session(Outbox):
     def opened(self, ack: int) -> None:
         """The handshake is done (again): the peer has everything up to `ack`; send the rest."""
         self._window.open, self._window.blocked = True, False
-        _wake(self._opening)
+        wake(self._opening)
         self._on_ack(ack)
+        if self._late:
+            self._late = False
+            self._window.rewrite(lambda body: still_wanted(body, self._asks))
         self._window.resend()
         self._look_for_room()
 
@@ -204,13 +228,21 @@ class Session(Outbox):
         """The connection broke: keep everything until it is `opened` again."""
         self._window.open = False
 
+    def on_frame(self, kind: int, seq: int, ack: int, body: bytes) -> None:
+        """A frame of one of the `SESSION_KINDS` arrived. Raises as `on_data`."""
+        if kind == Kind.DATA:
+            self.on_data(seq, ack, body)
+        elif kind in NUMBERED:
+            self._on_part(seq, ack, body, last=kind == Kind.LAST_PART)
+        else:
+            self.on_ack(kind, seq, ack)
+
     def on_data(self, seq: int, ack: int, body: bytes) -> None:
         """A DATA frame arrived.
 
         Raises:
             RemoteProtocolError: its body does not fit. It counts as received, so that it cannot
-            block
-                the rest.
+                block the rest.
         """
         self._on_ack(ack)
         window = self._window
@@ -218,12 +250,29 @@ class Session(Outbox):
             return
         if window.owes_ack and not self._ack_armed:
             self._ack_armed = True
-            self._loop.call_later(ACK_DELAY_S, self._ack_late)
-        self._dispatch(decode_batch(body))
+            self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
+        self._intake.take(seq, body)
+
+    def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
+        """A part of a large batch arrived."""
+        self._on_ack(ack)
+        if self._window.take(seq):
+            self._assembly.add(part)
+            if last:
+                self._intake.take(seq, self._assembly.take())
+            else:
+                self._intake.take_part(seq)
+            if self._window.owes_ack:
+                self._window.acknowledge()  # the next part waits for it
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
-        """An ACK or NAK frame arrived; `seq` is the last one that the peer has sent."""
+        """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
+        if kind == Kind.NAK and ack < self._window.acked:
+            self.torn = True
+            return
         self._on_ack(ack)
+        if kind == Kind.HELD:
+            self.told_to_wait += 1
         if kind == Kind.NAK:
             self._window.resend()
             self._look_for_room()
@@ -233,52 +282,49 @@ class Session(Outbox):
     def keep_alive(self) -> None:
         """Tell the peer where we are, so that it hears from us and both find what is missing."""
         if self.open:
-            self._window.acknowledge()
+            self._window.acknowledge(Kind.HELD if self._intake.holding else Kind.ACK)
 
-    def _ack_late(self) -> None:
+    # ---- the receiver's room
+
+    @property
+    def forced(self) -> bool:
+        """What the receiver is given now cannot be held back: it drops what it has no room for."""
+        return self._intake.forced
+
+    def pause(self) -> None:
+        """The receiver has no room: hold what comes for it, until `resume`."""
+        self._intake.pause()
+
+    def resume(self) -> None:
+        """It has room again."""
+        if self.lost is None:
+            self._intake.resume()
+
+    def _acknowledge_late(self) -> None:
         self._ack_armed = False
         if self._window.owes_ack and self.lost is None:
             self._window.acknowledge()
 
     def _on_ack(self, ack: int) -> None:
         window = self._window
-        if window.on_ack(ack):
+        roomy = window.on_ack(ack)
+        if self._lane.active:
+            self._lane.on_ack(window.acked)
+        if roomy:
             self.writable = True
-            _wake(self._room)
+            wake(self._room)
         if window.blocked:
             self._look_for_room()
         while self._drained and self._drained[0][0] <= window.acked:
-            _wake([self._drained.pop(0)[1]])
-
-    def _dispatch(self, runs: list[Run]) -> None:
-        receiver = self._receiver
-        for run in runs:
-            try:
-                match run:
-                    case TellRun():
-                        receiver.on_tells(self, run)
-                    case AskRun():
-                        receiver.on_asks(self, run)
-                    case ReplyRun():
-                        self._asks.on_replies(run)
-                    case Fail():
-                        self._asks.on_fail(run)
-                    case Relayed():
-                        receiver.on_relayed(self, run)
-                    case Control():
-                        receiver.on_control(self, run)
-                    case Flush():
-                        receiver.on_flush(self, run)
-            except RemoteProtocolError as e:
-                log.warning("dropped a run from %s: %s", self.name, e)
-            except Exception:
-                log.exception("failed on a %s from %s", type(run).__name__, self.name)
+            wake([self._drained.pop(0)[1]])
 
     # ---- deadlines and the end
 
     def expire(self) -> int:
         """Fail the asks whose deadline has passed; says how many there were."""
-        return self._asks.expire(self.name)
+        late = self._asks.expire(self.name)
+        self._late = self._late or late > 0
+        return late
 
     def close(self, error: RequestError) -> list[Unsent]:
         """The other process is gone, or we leave it: everybody who waits gets `error`, but for
@@ -286,96 +332,39 @@ class Session(Outbox):
         way."""
         if self.lost is not None:
             return []
-        self.lost = error
-        fresh, lost = self._window.give_up()
-        self.unconfirmed = _tells([run for body in lost for run in decode_batch(body)])
-        unsent = self._take_back([run for body in fresh for run in decode_batch(body)] + self._runs)
+        self._intake.let_go()
+        self.lost, sent = error, self._window.sent
+        (fresh, lost), (later, lost_too) = self._window.give_up(), self._lane.give_up(sent)
+        fresh, lost = fresh + later, lost + lost_too
+        self.unconfirmed = tells([run for body in lost for run in decode_batch(body)])
+        left = [run for body in fresh for run in decode_batch(body)] + self._runs
+        unsent = take_back(left, self._asks)
         self._reset_batch()
         self.writable = True
         self._asks.abandon(error)
-        _wake(self._opening)
-        _wake(self._room)
-        _wake([future for _, future in self._drained])
+        wake(self._opening)
+        wake(self._room)
+        wake([future for _, future in self._drained])
         self._drained.clear()
         return unsent
 
-    def _take_back(self, runs: list[Run]) -> list[Unsent]:
-        unsent: list[Unsent] = []
-        take = self._asks.take
-        for run in runs:
-            match run:
-                case TellRun():
-                    key = (run.type, run.method)
-                    rows = zip(run.ids, run.payloads, strict=True)
-                    unsent += [Unsent(key, "", i, p, 0, None, ()) for i, p in rows]
-                case AskRun():
-                    key = (run.type, run.method)
-                    asked = zip(run.ids, run.payloads, run.corrs, strict=True)
-                    found = [(i, p, take(corr)) for i, p, corr in asked]
-                    chain = run.chain
-                    unsent += [
-                        Unsent(key, "", i, p, 0, w, chain) for i, p, w in found if w is not None
-                    ]
-                case Relayed():
-                    key = (run.type, run.method)
-                    waiting = take(run.corr)
-                    if waiting is not None or not run.corr:
-                        unsent.append(
-                            Unsent(
-                                key, run.shard, run.id, run.payload, run.hops, waiting, run.chain
-                            )
-                        )
-                case _:
-                    pass  # replies and machines' messages meant this very process
-        return unsent
-
     def finish(self) -> None:
-        """Send what is open, and say goodbye. What is not acknowledged yet may be lost: wait for
-        `drained` first."""
+        """Send what is open, and say goodbye. What is not acknowledged yet, in either direction, is
+        lost, and our tells count as `unconfirmed`: wait for `drained` first."""
         self.flush()
+        self._lane.rush()
+        self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
-        self.close(NodeLost(f"the link to {self.name} is closed"))
+        for message in self.close(NodeLost(f"the link to {self.name} is closed")):
+            if message.waiting is None:
+                name = message.key[0]
+                self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
 
 
-def _tells(runs: list[Run]) -> dict[str, int]:
-    """How many messages without an answer there are, by type."""
-    counts: dict[str, int] = {}
-    for run in runs:
-        if isinstance(run, TellRun):
-            counts[run.type] = counts.get(run.type, 0) + len(run.ids)
-        elif isinstance(run, Relayed) and not run.corr:
-            counts[run.type] = counts.get(run.type, 0) + 1
-    return counts
-
-
-def _wake(futures: list[asyncio.Future[None]]) -> None:
+def wake(futures: list[asyncio.Future[None]]) -> None:
+    """They wait no longer."""
     for future in futures:
         if not future.done():
             future.set_result(None)
     futures.clear()
-
-
-class Loopback(Session):
-    """A session of a process with itself: what is flushed is received at once, by the same
-    rules."""
-
-    __slots__ = ()
-
-    def __init__(
-        self, name: str, loop: asyncio.AbstractEventLoop, clock: Clock, receiver: Receiver
-    ) -> None:
-        super().__init__(name, loop, clock, receiver, lambda kind, seq, ack, body: True)
-
-    def flush(self) -> None:
-        runs = self._runs
-        if runs:
-            self._reset_batch()
-            self.writable = True
-            _wake(self._room)
-            self._dispatch(runs)
-
-    def _spill(self) -> None:
-        """Never deliver inside a sender's call: the entity that sends may be the one that
-        receives."""
-        self.writable = self._weight < WINDOW_BYTES

@@ -24,8 +24,8 @@ COMMON: dict[int, int] = {
     zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
     zmq.MAXMSGSIZE: BODY_BYTES_MAX,  # per frame; the peer that sends more is disconnected
     zmq.HEARTBEAT_IVL: 1000,  # ms; frees connections whose peer vanished without a FIN
-    zmq.HEARTBEAT_TIMEOUT: 5000,
-    zmq.HEARTBEAT_TTL: 5000,
+    zmq.HEARTBEAT_TIMEOUT: 3000,
+    zmq.HEARTBEAT_TTL: 3000,
     zmq.HANDSHAKE_IVL: 3000,  # ms; silent connections are dropped
     zmq.SNDHWM: 2000,  # messages; a link's window is smaller, so that this limit is never met
     zmq.RCVHWM: 2000,

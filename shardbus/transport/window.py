@@ -5,8 +5,12 @@ got.
                 ^──────── resend: the link was made anew, or the receiver named a gap
 
 Batches are numbered from 1. The receiver takes them in order, drops what it has had and names gaps;
-the sender keeps what is not acknowledged and, while more than a window of bytes is outstanding, is
-not `writable`.
+the sender keeps what is not acknowledged and, while more than a window of bytes or batches is
+outstanding, is not `writable`. Twice a window is handed on at most: what does not ask whether there
+is room, as the machines' messages, still gets through behind a window that is full.
+
+What has *arrived* is not *received* while the receiver is `holding`: it is acknowledged once it is
+`handled`.
 
 No clock and no socket in here: `transmit(kind, seq, ack, body)` hands a frame on and says whether
 it was taken. What is never handed on can be given back.
@@ -32,18 +36,22 @@ class Window:
     """See the module. `on_room` is called when `writable` becomes true again."""
 
     __slots__ = (
-        "_sent",
         "_seq",
         "_to_ack",
         "_transmit",
         "_unacked",
         "_waiting",
         "acked",
+        "arrived",
+        "aside",
         "blocked",
         "duplicates",
+        "holding",
+        "in_flight",
         "open",
         "outstanding",
         "received",
+        "sent",
         "writable",
     )
 
@@ -56,16 +64,25 @@ class Window:
         self.writable = True
         self.outstanding = 0
         """Bytes that wait or are not acknowledged."""
-        self.received = 0
+        self.aside = 0
+        """Bytes that have no number yet, but count as sent."""
+        self.in_flight = 0
+        """Bytes of those outstanding that were handed on."""
+        self.arrived = 0
         """The last batch that was taken."""
+        self.holding = False
+        """What is taken has to be `handled` before it counts as received."""
+        self.received = 0
+        """The last batch that may be acknowledged."""
         self.acked = 0
         """The last of ours that the other side has taken."""
         self.duplicates = 0
+        self.sent = 0
+        """The last of ours that was handed on."""
         self._seq = 0
-        self._sent = 0
         self._to_ack = 0
-        self._waiting: deque[tuple[int, bytes]] = deque()
-        self._unacked: deque[tuple[int, bytes]] = deque()
+        self._waiting: deque[tuple[int, bytes, Kind]] = deque()
+        self._unacked: deque[tuple[int, bytes, Kind]] = deque()
 
     @property
     def last(self) -> int:
@@ -79,44 +96,65 @@ class Window:
 
     # ---- sending
 
-    def put(self, body: bytes) -> None:
-        """Number a batch and send it, as far as there is room."""
+    def put(self, body: bytes, kind: Kind = Kind.DATA) -> int:
+        """Number a batch, or a part of one, and send it, as far as there is room; the number."""
         self._seq += 1
-        self._waiting.append((self._seq, body))
+        self._waiting.append((self._seq, body, kind))
         self.outstanding += len(body)
         self.pump()
-        if self.outstanding > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
+        self.look()
+        return self._seq
+
+    def look(self) -> None:
+        """Is that enough for now?"""
+        if self.outstanding + self.aside > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
             self.writable = False
 
     def pump(self) -> None:
         """Hand on what the window has room for."""
         waiting, unacked = self._waiting, self._unacked
-        while waiting and self.open and not self.blocked and len(unacked) < WINDOW_BATCHES:
-            seq, body = waiting[0]
-            if not self._transmit(Kind.DATA, seq, self.received, body):
+        while waiting and self.open and not self.blocked and self._has_room:
+            seq, body, kind = waiting[0]
+            if not self._transmit(kind, seq, self.received, body):
                 self.blocked = True
                 return
             self._to_ack = 0
-            self._sent = max(self._sent, seq)
+            self.sent = max(self.sent, seq)
+            self.in_flight += len(body)
             unacked.append(waiting.popleft())
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._unacked) < 2 * WINDOW_BATCHES and self.in_flight < 2 * WINDOW_BYTES
 
     def resend(self) -> None:
         """Send everything that is not acknowledged once more."""
         self._waiting.extendleft(reversed(self._unacked))
         self._unacked.clear()
+        self.in_flight = 0
         self.pump()
+
+    def rewrite(self, change: Callable[[bytes], bytes]) -> None:
+        """Before they are sent again: change the batches that are not acknowledged."""
+        for queue in (self._unacked, self._waiting):
+            for at, (seq, body, kind) in enumerate(queue):
+                if kind is Kind.DATA:
+                    queue[at] = (seq, change(body), kind)
+        self.outstanding = sum(len(body) for _, body, _ in (*self._unacked, *self._waiting))
 
     def on_ack(self, ack: int) -> bool:
         """The other side has everything up to `ack`; whether there is room again."""
         unacked = self._unacked
-        if not unacked or unacked[0][0] > ack:
-            return False
+        if not unacked or unacked[0][0] > ack or ack > self.sent:
+            return False  # nothing new, or not true
         while unacked and unacked[0][0] <= ack:
-            seq, body = unacked.popleft()
+            seq, body, _ = unacked.popleft()
             self.acked = seq
             self.outstanding -= len(body)
+            self.in_flight -= len(body)
         self.pump()
-        half = self.outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
+        outstanding = self.outstanding + self.aside
+        half = outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
         if self.writable or not half:
             return False
         self.writable = True
@@ -126,42 +164,49 @@ class Window:
 
     def take(self, seq: int) -> bool:
         """Whether a batch is the next one. A duplicate is acknowledged again, a gap is named."""
-        if seq == self.received + 1:
-            self.received = seq
-            self._to_ack += 1
-            if self._to_ack >= ACK_EVERY:
-                self.acknowledge()
+        if seq == self.arrived + 1:
+            self.arrived = seq
+            if not self.holding:
+                self.handled(seq)
             return True
-        if seq <= self.received:
+        if seq <= self.arrived:
             self.duplicates += 1
             self.acknowledge()
         else:
             self.acknowledge(Kind.NAK)
         return False
 
+    def handled(self, seq: int) -> None:
+        """A batch that was taken counts as received."""
+        self.received = seq
+        self._to_ack += 1
+        if self._to_ack >= ACK_EVERY:
+            self.acknowledge()
+
     @property
     def owes_ack(self) -> bool:
-        """Something was taken and not acknowledged yet."""
+        """Something was received and not acknowledged yet."""
         return self._to_ack > 0
 
     def acknowledge(self, kind: Kind = Kind.ACK) -> None:
         """Say what was taken, and what was sent last, so that the other side can find a gap."""
-        if self._transmit(kind, self._sent, self.received, b""):
+        if self._transmit(kind, self.sent, self.received, b""):
             self._to_ack = 0
 
     def missing(self, seq: int) -> bool:
         """Whether the other side has sent something that never came."""
-        return seq > self.received
+        return seq > self.arrived
 
     # ---- the end
 
     def give_up(self) -> tuple[list[bytes], list[bytes]]:
         """Batches that were never handed on, in order, and the others: nobody knows whether they
-        arrived."""
-        fresh = [body for seq, body in self._waiting if seq > self._sent]
-        lost = [body for seq, body in (*self._unacked, *self._waiting) if seq <= self._sent]
+        arrived. Parts are not among them."""
+        left = [*self._unacked, *self._waiting]
+        fresh = [body for seq, body, kind in left if kind is Kind.DATA and seq > self.sent]
+        lost = [body for seq, body, kind in left if kind is Kind.DATA and seq <= self.sent]
         self._waiting.clear()
         self._unacked.clear()
-        self.outstanding = 0
+        self.outstanding = self.in_flight = 0
         self.writable = True
         return fresh, lost

@@ -64,6 +64,9 @@ class Connection(Protocol):
 class Wiring(Protocol):
     """See the module. Belongs to one event loop, from `open` on."""
 
+    missed_edges: int
+    """How often only a watchdog found that something had come."""
+
     def open(self, loop: asyncio.AbstractEventLoop) -> None: ...
     def listen(self, host: str, port: int, name: str, on_frame: OnFrame) -> Door:
         """Listen there.
@@ -98,11 +101,16 @@ class ZmqWiring:
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self.missed_edges = 0
         self.loop: asyncio.AbstractEventLoop
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop on which frames arrive."""
         self.loop = loop
+
+    def missed(self) -> None:
+        """Messages were there, and no edge had told."""
+        self.missed_edges += 1
 
     def listen(self, host: str, port: int, name: str, on_frame: OnFrame) -> Door:
         """Bind a ROUTER."""
@@ -137,7 +145,7 @@ class _Router:
         self, wiring: ZmqWiring, host: str, port: int, name: str, on_frame: OnFrame
     ) -> None:
         self._socket = bind_router(wiring.context, host, port, name.encode())
-        self._reader = Reader(wiring.loop, self._socket, on_frame)
+        self._reader = Reader(wiring.loop, self._socket, on_frame, wiring.missed)
         self._reader.start()
 
     def send(self, to: bytes, head: bytes, body: bytes) -> Fate:
@@ -168,7 +176,7 @@ class _Dealer:
     ) -> None:
         self._on_up, self._on_down = on_up, on_down
         self._socket = connect_dealer(wiring.context, address.host, address.port)
-        self._reader = Reader(wiring.loop, self._socket, on_frame)
+        self._reader = Reader(wiring.loop, self._socket, on_frame, wiring.missed)
         self._events = Reader(wiring.loop, self._socket.get_monitor_socket(_EVENTS), self._on_event)
         self._reader.start()
         self._events.start()

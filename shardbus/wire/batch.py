@@ -3,7 +3,8 @@
 A frame is one ZeroMQ message of two parts, a fixed header and a body:
 
     header  version u8, kind u8, cluster u32, sender uid u64, receiver uid u64, seq u64, ack u64
-    body    HELLO, WELCOME, REFUSED, MEMBERSHIP: one struct; DATA: a batch; the others: empty
+    body    HELLO, WELCOME, REFUSED, MEMBERSHIP: one struct; DATA: a batch; PART and LAST_PART: the
+            next bytes of a large batch; the others: empty
 
 A batch is a MessagePack array of *runs*, in the order in which their messages were sent. A run
 holds neighbours that share everything but id and payload, as columns: the common case, one producer
@@ -77,6 +78,10 @@ class Kind(IntEnum):
     MEMBERSHIP = 8
     LEAVING = 9
     UNKNOWN = 10
+    HELD = 11
+    """An ACK of one who has no room for what has come."""
+    PART = 12
+    LAST_PART = 13
 
 
 class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):

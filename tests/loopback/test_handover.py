@@ -11,6 +11,7 @@ import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.membership.singleton import State
+from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from shardbus.sharding import messages
 from shardbus.sharding.tenure import Reign
@@ -192,3 +193,72 @@ async def test_what_regions_ask_too_early_is_kept_for_the_one_that_is_next(nodes
     assert heard == []
     coordination.prepare()
     assert [getattr(event, "message", None) for event in heard].count(early) == 1
+
+
+async def test_B60_a_node_that_hosts_nothing_coordinates_and_hands_over_to_the_next_such(
+    nodes: Nodes, claims: list[tuple[int, list[str]]]
+) -> None:
+    bus, _ = application()
+    roles = {"role": "worker", "coordinator_role": "control"}
+    workers = [await nodes.start(bus, up=False, roles=("worker",), **roles)]
+    await until(lambda: workers[0].is_up, "the oldest of all")
+    checks = Admin(workers[0]).readiness()
+    assert checks["coordinator:counter"].detail == (
+        "nobody coordinates it: no member is up with role 'control'"
+    )
+    assert not checks["coordinator:counter"].ok
+    first = await nodes.start(bus, roles=("control",), **roles)
+    second = await nodes.start(bus, roles=("control",), **roles)
+    workers.append(await nodes.start(bus, roles=("worker",), **roles))
+    await nodes.agree(4)
+    everybody = list(nodes.all)
+    asking = Asking(workers[1])
+    await asking.more(30)
+    assert rulers(everybody) == [first]
+    homes = {node.me: len(node.kinds["counter"].host.shards) for node in everybody}
+    assert homes[first.me] == homes[second.me] == 0
+    assert min(homes[worker.me] for worker in workers) > 0
+    before = list(nodes.data.tables["counter"].homes)
+    await nodes.leave(first)
+    await until(lambda: rulers(everybody) == [second], "the second rules")
+    await asking.more()
+    await nodes.leave(workers[0])
+    await asking.more()
+    assert rulers(everybody) == [second]
+    await asking.stop()
+    assert claims == [(1, []), (2, [])]
+    kept = nodes.data.tables["counter"].homes
+    assert {kept[shard][0] for shard in before} == {workers[1].me}
+
+
+async def test_B60_the_next_one_with_the_role_takes_over_from_one_that_crashed(
+    nodes: Nodes,
+) -> None:
+    bus, _ = application()
+    roles = {"coordinator_role": "control"}
+    worker = await nodes.start(bus, up=False, **roles)
+    first = await nodes.start(bus, roles=("control",), **roles)
+    second = await nodes.start(bus, roles=("control",), **roles)
+    await nodes.agree(3)
+    everybody = list(nodes.all)
+    await until(lambda: rulers(everybody) == [first], "the first rules")
+    nodes.all.remove(first)
+    await first.close()
+    await until(lambda: rulers(everybody) == [second], "the second rules")
+    asking = Asking(worker)
+    await asking.more()
+    await asking.stop()
+    assert epoch_of(second) > 1
+
+
+async def test_B60_any_node_may_coordinate_a_type_with_a_role(nodes: Nodes) -> None:
+    bus, _ = application()
+    roles = {"role": "worker", "coordinator_role": "*"}
+    first = await nodes.start(bus, **roles)
+    worker = await nodes.start(bus, roles=("worker",), **roles)
+    await nodes.agree(2)
+    asking = Asking(first)
+    await asking.more()
+    await asking.stop()
+    assert rulers([first, worker]) == [first]
+    assert not first.kinds["counter"].host.shards

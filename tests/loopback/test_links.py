@@ -4,9 +4,8 @@ connection does."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 
@@ -17,63 +16,10 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
+from tests.proxy import Proxy
 from tests.waiting import until
 
 KEY = ("page", "hit")
-
-
-class Proxy:
-    """Passes bytes on to one port. `cut` closes connections; `half` closes only the client's side,
-    so that the server does not notice."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self.port = free_port()
-        self.connections = 0
-        self._pairs: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
-        self._held: list[asyncio.StreamWriter] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        self._pairs.append((writer, far_writer))
-        for source, sink in ((reader, far_writer), (far_reader, writer)):
-            task = asyncio.get_running_loop().create_task(self._pump(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
-            while data := await source.read(65536):
-                sink.write(data)
-                await sink.drain()
-        if sink not in self._held:
-            sink.close()
-
-    def cut(self) -> None:
-        """Break every connection, with what is under way on it."""
-        for near, far in self._pairs:
-            near.transport.abort()
-            far.transport.abort()
-        self._pairs.clear()
-
-    def half(self) -> None:
-        """Break the client's side only."""
-        for near, far in self._pairs:
-            self._held.append(far)
-            near.transport.abort()
-        self._pairs.clear()
-
-    async def close(self) -> None:
-        self._server.close()
-        self.cut()
-        for far in self._held:
-            far.transport.abort()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class Taker:
@@ -182,3 +128,137 @@ async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None
     world.proxy.cut()
     await until(lambda: world.lost, "the loss")
     assert not world.session.gone
+
+
+# Every fault of the proxy, with tells and asks under way
+
+
+class Traffic:
+    """Numbers its tells, and asks for an echo of its asks; each has one outcome."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.told: list[bytes] = []
+        self.outcomes: list[object] = []
+        self.asked = 0
+
+    async def tell(self, count: int, size: int = 8) -> None:
+        session = self.world.session
+        for _ in range(count):
+            payload = len(self.told).to_bytes(size, "big")
+            self.told.append(payload)
+            session.tell(KEY, "x", payload)
+            if not session.writable:
+                await session.room()
+            if len(self.told) % 100 == 0:
+                await asyncio.sleep(0)
+
+    async def ask(self, count: int) -> None:
+        for _ in range(count):
+            n = self.asked = self.asked + 1
+            self.outcomes.append(await ask(self.world, b"\xcd" + n.to_bytes(2, "big")) == n)
+
+    async def arrived(self) -> None:
+        """Everything has arrived once, in order, and every ask was answered."""
+        await self.world.session.drained()
+        assert self.world.taker.told == self.told
+        assert self.outcomes == [True] * self.asked
+        assert len(self.world.taker.asked) == self.asked
+        assert self.world.session.waiting_asks == 0
+        assert self.world.lost == []
+
+
+def reset_both(proxy: Proxy) -> None:
+    proxy.cut()
+
+
+def reset_near(proxy: Proxy) -> None:
+    proxy.half()
+
+
+def reset_far(proxy: Proxy) -> None:
+    proxy.half(far=True)
+
+
+def cut_a_frame(proxy: Proxy) -> None:
+    proxy.truncate(proxy.dice.randrange(1, 5000))
+
+
+def cut_an_answer(proxy: Proxy) -> None:
+    proxy.truncate(proxy.dice.randrange(1, 100), outward=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "times"),
+    [(reset_both, 20), (reset_near, 20), (reset_far, 1), (cut_a_frame, 20), (cut_an_answer, 20)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+async def test_a_fault_of_the_connection_loses_repeats_and_reorders_nothing(
+    world: World, fault: Callable[[Proxy], None], times: int
+) -> None:
+    """What the other end of a connection does not hear of is found out by heartbeats, later."""
+    traffic = Traffic(world)
+    for _ in range(times):
+        seen = world.proxy.connections
+        both = asyncio.gather(traffic.tell(1000), traffic.ask(20))
+        await asyncio.sleep(0)
+        fault(world.proxy)
+        await both
+        await until(lambda: world.proxy.connections > seen, "another connection")  # noqa: B023
+    await traffic.arrived()
+
+
+async def test_a_gateway_that_forgot_the_connection_is_found_out(world: World) -> None:
+    """Nothing comes back, not even a reset: ZeroMQ's heartbeats notice."""
+    traffic = Traffic(world)
+    await traffic.ask(1)
+    world.proxy.mute()
+    both = asyncio.gather(traffic.tell(2000), traffic.ask(5))
+    await until(lambda: world.proxy.connections > 1, "another connection")
+    await both
+    await traffic.arrived()
+
+
+async def test_a_slow_and_narrow_way_only_takes_longer(world: World) -> None:
+    world.proxy.delay, world.proxy.rate = 0.05, 400_000.0
+    traffic = Traffic(world)
+    await asyncio.gather(traffic.tell(3000, size=64), traffic.ask(5))
+    await traffic.arrived()
+    assert world.proxy.connections == 1
+
+
+async def test_a_slow_accept_and_a_refusal_for_a_while_delay_and_lose_nothing(world: World) -> None:
+    traffic = Traffic(world)
+    await traffic.ask(1)
+    world.proxy.slow_accept = 0.3
+    for _ in range(2):
+        world.proxy.refuse()
+        both = asyncio.gather(traffic.tell(1000), traffic.ask(3))
+        await until(lambda: not world.session.open, "the break")
+        await world.proxy.listen()
+        await both
+    await traffic.arrived()
+
+
+@pytest.mark.parametrize("outward", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_spoiled_byte_crashes_and_blocks_nobody(
+    world: World, seed: int, outward: bool
+) -> None:
+    """ZMTP has no checksum, and neither have frames: a byte that TCP lets through may cost a batch,
+    or be read as another value. What comes after it arrives."""
+    world.proxy.dice.seed(seed)
+    traffic = Traffic(world)
+    await traffic.ask(1)
+    world.proxy.corrupt(world.proxy.dice.randrange(300), outward=outward)
+    asks = [asyncio.ensure_future(ask(world, b"\x05")) for _ in range(3)]
+    await until(lambda: world.proxy.corrupted, "the fault")
+    await traffic.tell(200)
+    done = {len(world.taker.told)}
+    world.proxy.cut()
+    for waiting in asks:
+        waiting.cancel()
+    address = Address("127.0.0.1", world.proxy.port)
+    world.session = world.client.session_to(address, probe=True)
+    assert await ask(world, b"\x07") == 7
+    assert done

@@ -325,6 +325,20 @@ async def test_TSU18_a_node_with_another_layout_is_refused_with_both_values(node
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("setting", ["use_lease", "role", "coordinator_role"])
+async def test_B3_nodes_that_disagree_about_a_type_are_refused_with_both_values(
+    nodes: Nodes, setting: str
+) -> None:
+    bus = application()[0]
+    await nodes.start(bus, up=False, **{setting: "off" if setting == "use_lease" else "a"})
+    other = await nodes.start(bus, up=False, **{setting: "both"})
+    await until(lambda: other.refusals, "the refusal")
+    [reason] = other.refusals
+    assert f"setting types.counter.{setting} is" in reason
+    assert "'both'" in reason
+    assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
+
+
 async def test_TSU6_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) -> None:
     bus = ShardBus("shop")
 

@@ -348,3 +348,37 @@ async def test_the_checkup_says_that_the_store_does_not_answer(nodes: Nodes) -> 
     page = await get(first, "/v1/checkup")
     assert not page["store"]["answers"]
     assert "not open" in page["store"]["error"]
+
+
+async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(nodes: Nodes) -> None:
+    bus = application()
+    [first] = await nodes.cluster(bus, 1)
+    known = IDS[0]
+    shard = first.kinds["counter"].router.shard_of(known)
+    await first.ref("counter", known).add(1)
+    second = await nodes.start(bus)
+    await nodes.agree(2)
+    [born] = (await get(second, f"/v1/explain/counter?shard={shard}"))["history"][:1]
+    assert (born["from"], born["to"], born["why"]) == (None, str(first.me), "asked")
+    for i in IDS:
+        await second.ref("counter", i).add(1)
+    await nodes.leave(first)
+    said = await get(second, f"/v1/explain/counter?shard={shard}")
+    assert (said["node"], said["state"]) == (str(second.me), "running")
+    entity = await get(second, f"/v1/explain/counter/{known}")
+    assert entity["history"] == said["history"] == [], "it is a new coordinator's"
+    third = await nodes.start(bus)
+    await nodes.agree(2)
+    there = third.kinds["counter"].host.shards
+    await until(lambda: len(there) == 3, "the balance")
+    ways = [str(second.me), str(third.me), "rebalance"]
+    for moved in there:
+        page = await get(third, f"/v1/explain/counter?shard={moved}")
+        [move] = page["history"]
+        assert [move["from"], move["to"], move["why"]] == ways
+        assert (move["epoch"], move["fence"]) == (page["epoch"], page["fence"])
+    name = "shardbus_handoff_duration_seconds"
+    text = Admin(second).metrics().decode()
+    assert f'{name}_bucket{{entity_type="counter",le="+Inf"}} 3.0' in text
+    assert f'{name}_count{{entity_type="counter"}} 3.0' in text
+    await get(second, "/v1/explain/counter?shard=nothing", 400)

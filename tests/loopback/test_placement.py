@@ -270,3 +270,35 @@ async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: No
     assert sorted(found) == sorted(str(shard) for shard in range(SHARDS))
     assert {str(n.me) for where in found.values() for n in where} == {str(first.me), str(second.me)}
     assert first.notes[("counter", "strategy_failed")] == 1
+
+
+async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> None:
+    bus = application(allocation="least-load", rebalance_interval=0.5)
+    first, second = await nodes.cluster(bus, 2)
+    await touch(nodes, range(SHARDS))
+    assert len(first.kinds["counter"].host.shards) == SHARDS // 2
+    hot = [int(shard) for shard in first.kinds["counter"].host.shards][:4]
+    client = await nodes.client()
+
+    async def busy() -> None:
+        while True:
+            asks = (client.ask("counter", entity(shard), "add", 1) for shard in hot * 5)
+            await asyncio.gather(*asks)
+
+    sending = asyncio.ensure_future(busy())
+    await until(lambda: sum(home(nodes, s) is second for s in hot) == 2, "half of the heat")
+    rows = {row["shard"]: row["load"] for row in (await Admin(second).shards("counter"))["shards"]}
+    assert min(rows[str(shard)] for shard in hot) > max(
+        load for shard, load in rows.items() if int(shard) not in hot
+    )
+    sending.cancel()
+    await asyncio.wait([sending])
+    assert (first.notes.get(("counter", "hot_shard")), sending.cancelled()) == (None, True)
+
+
+async def test_where_nobody_goes_by_load_nobody_measures_it(nodes: Nodes) -> None:
+    first, _ = await nodes.cluster(application(), 2)
+    await touch(nodes, range(SHARDS))
+    assert not first.kinds["counter"].sampling.on
+    rows = (await Admin(first).shards("counter"))["shards"]
+    assert {row["load"] for row in rows} == {None}

@@ -11,6 +11,7 @@ import pytest
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.errors import NodeLost
+from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
@@ -143,3 +144,19 @@ async def test_who_is_cut_off_from_the_store_loses_nobody(nodes: Nodes) -> None:
     assert all(o == 2 or isinstance(o, NodeLost) for o in outcomes)
     answered = {i for i, outcome in zip(more, outcomes, strict=True) if outcome == 2}
     await until(lambda: answered | set(IDS) <= set(running(trio[:2])), "all who had answered")
+
+
+async def test_N14_a_gauge_says_how_many_are_still_to_start(nodes: Nodes) -> None:
+    for node in await begin(nodes, 1):
+        nodes.all.remove(node)
+        await node.close()
+    node = await nodes.start(
+        application(),
+        entity_recovery_strategy="constant",
+        entity_recovery_constant_rate_frequency=3600.0,
+    )
+    host = node.kinds["counter"].host
+    await until(lambda: host.entities + host.recovery.waiting == len(IDS), "the lists were read")
+    assert 0 < host.entities < len(IDS)
+    wanted = f'entities_waiting_to_start{{entity_type="counter"}} {len(IDS) - host.entities}.0'
+    assert f"shardbus_{wanted}" in Admin(node).metrics().decode()

@@ -58,6 +58,11 @@ class Page(Entity):
         return seq
 
     @handler
+    async def pass_on(self, page: int, producer: int, seq: int) -> None:
+        """Have another page hit: a message from entity to entity."""
+        await self.context.ref(Page, f"page-{page}").hit.tell(producer, seq)
+
+    @handler
     def where(self) -> str:
         return self.context.node
 
@@ -140,6 +145,21 @@ def at_shutdown(kind: str) -> None:
 
 
 at_shutdown(os.environ.get("APP_SHUTDOWN", ""))
+
+
+def say_version() -> None:
+    """The application finds its version in a file, once that is there."""
+
+    @bus.version
+    async def version() -> str:
+        print("which version?", flush=True)
+        while not (FOLDER / "VERSION").exists():
+            await asyncio.sleep(0.01)
+        return (FOLDER / "VERSION").read_text().strip()
+
+
+if os.environ.get("APP_VERSION"):
+    say_version()
 
 
 @bus.entity("stubborn", shards=2)

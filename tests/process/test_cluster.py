@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 from collections import Counter
@@ -15,7 +16,7 @@ import pytest
 from shardbus import RequestError
 from tests.ports import free_port
 from tests.process.app import Account, Stubborn
-from tests.process.nodes import NodeProcess, Processes
+from tests.process.nodes import ROOT, NodeProcess, Processes
 from tests.waiting import until
 
 DETECT_QUICKLY = (
@@ -47,6 +48,22 @@ async def test_sigint_leaves_too(lab: Processes) -> None:
     node.signal(signal.SIGINT)
     assert await node.ended() == 0
     assert "Traceback" not in node.err.read_text()
+
+
+async def test_S2_33_a_node_on_sqlite_runs_where_there_is_no_redis_client(
+    lab: Processes, tmp_path: Path
+) -> None:
+    missing = "raise ModuleNotFoundError(\"No module named 'redis'\", name='redis')\n"
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "redis.py").write_text(missing)
+    path = os.pathsep.join(map(str, (tmp_path / "without", ROOT, ROOT / "cli")))
+    node = await lab.start(PYTHONPATH=path)
+    async with lab.client() as client:
+        assert await client.ref(Account, "a").add(1) == 1
+    assert await node.terminate() == 0
+    other = lab.begin("--store", "redis://127.0.0.1:1/0", PYTHONPATH=path)
+    assert await other.ended() == 1
+    assert "needs the package 'redis'; pip install redis" in error_of(other)
 
 
 async def test_a_second_signal_stops_at_once(lab: Processes) -> None:
@@ -106,6 +123,28 @@ async def test_a_node_that_waits_for_others_can_be_stopped(lab: Processes) -> No
     await until(lambda: node.get("/livez"), "HTTP")
     assert node.get("/readyz") is None
     assert await node.terminate() == 0
+
+
+async def test_B19_a_node_joins_with_the_version_that_its_application_finds(lab: Processes) -> None:
+    first = await lab.start()
+    second = lab.begin(APP_VERSION="file")
+    third = lab.begin(APP_VERSION="file")
+    await until(lambda: "which version?" in third.out.read_text(), "the question")
+    assert await third.terminate() == 0
+    (lab.folder / "unnamed").write_text("1.2.0")
+    (lab.folder / "unnamed").rename(lab.folder / "VERSION")
+    await until(second.ready, "the node with a version")
+    rows = (await first.page("/v1/nodes"))["nodes"]
+    assert {row["address"]: row["version"] for row in rows} == {
+        first.address: "0.0.0",
+        second.address: "1.2.0",
+    }
+
+
+async def test_B19_a_node_without_its_version_does_not_start(lab: Processes) -> None:
+    node = lab.begin(settings=("node.version_timeout=200ms",), APP_VERSION="file")
+    assert await node.ended() == 1
+    assert "version has not said within 0.2 s which version this is" in error_of(node)
 
 
 def error_of(node: NodeProcess) -> str:

@@ -187,8 +187,8 @@ class Stage(Net):
                 self._said += 1
                 if isinstance(message, msg.GossipState | msg.Welcome):
                     self.words.version(message.gossip, process.id)
-            case ev.AcquireLease(name, _, ttl):
-                self.draw(me, f"asks for lease {self.words.lease(name)} for {ttl:g} s")
+            case ev.AcquireLease(name):
+                self.draw(me, f"asks for lease {self.words.lease(name)}")
             case ev.Stopped(reason):
                 self.draw(me, f"ends: {self.words.named(reason)}")
             case ev.Refused(reason):

@@ -49,9 +49,8 @@ class Words:
         return self._labels.get(node, str(node)) if node else "nobody"
 
     def lease(self, name: str) -> str:
-        """A lease's short name; the one for all splits has its own."""
-        short = name.removeprefix("downing/")
-        return short if "-" in short else self._leases.setdefault(name, f"L{len(self._leases) + 1}")
+        """A lease's short name."""
+        return self._leases.setdefault(name, f"L{len(self._leases) + 1}")
 
     def named(self, text: str) -> str:
         """The text with short names."""

@@ -16,8 +16,9 @@ from test_seeds import run_cli
 
 from shardbus.errors import StaleEpoch, StoreUnavailable
 from shardbus.ids import Address
+from shardbus.membership.events import EpochSeen
 from shardbus.settings import ClusterSettings
-from shardbus.simulation.checks import Violation
+from shardbus.simulation.checks import Checks, Violation
 from shardbus.simulation.fleet import Fleet
 from shardbus.simulation.fleet_run import FleetRun, simulate_fleet
 from shardbus.simulation.load import Load, draw_load
@@ -48,6 +49,12 @@ def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     assert outcome.broken is None, outcome.report()
 
 
+def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
+    """In this run each of two former homes once kept the other's Flush behind its own."""
+    outcome = simulate_fleet(draw_load(4, seconds=12.0, density="dense"))
+    assert outcome.broken is None, outcome.report()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_nothing_breaks_for_thousands_of_seeds() -> None:
@@ -68,12 +75,14 @@ def test_a_calm_run_loses_nothing_and_does_what_it_is_for() -> None:
 
 
 def test_a_seed_is_the_same_in_every_process_under_every_hash_seed() -> None:
-    arguments = ("--sharding", "--seed", "3", "--seeds", "2", "--seconds", "5", "--json")
+    """One of the two is thin, the other dense."""
+    arguments = ("--sharding", "--seed", "5", "--seeds", "2", "--seconds", "5", "--json")
     first, second = run_cli("0", *arguments), run_cli("4242", *arguments)
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     rows = [json.loads(line) for line in first.stdout.splitlines()]
-    assert all(row["replay"].endswith("--sharding") for row in rows)
+    assert all("--sharding --load " in row["replay"] for row in rows)
+    assert all(row["counts"]["letters"] > 0 for row in rows)
 
 
 def test_seeds_bring_different_loads() -> None:
@@ -87,13 +96,30 @@ def test_seeds_bring_different_loads() -> None:
     assert drawn[5].sharding().allocation == drawn[5].allocation
 
 
+def test_a_machine_that_was_not_told_to_join_yet_waits_for_nothing_and_may() -> None:
+    load = Load(Options(seed=1, nodes=1))
+    stage = Stage(load)
+    fleet = Fleet("x", ClusterSettings(), load.sharding(), stage.bus.types)
+    stage.witness = Witness(fleet)
+    fleet.on_step = Checks(fleet).after
+    fleet.add("n1")
+    process = fleet.add("n2")
+    fleet.run(0.1)
+    fleet.pause("n2", 2.0)
+    fleet.enter(process, "n1")
+    fleet.give(process, EpochSeen("a", 1))
+    fleet.run(3.0)
+    assert process.seeds
+    fleet.close()
+
+
 # -- the witness ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def witness() -> Witness:
-    stage = Stage(1, 4)
-    load = Load(Options(seed=1, nodes=1))
+    load = Load(Options(seed=1, nodes=1), shards=4)
+    stage = Stage(load)
     return Witness(Fleet("x", ClusterSettings(), load.sharding(), stage.bus.types))
 
 

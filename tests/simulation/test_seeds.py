@@ -52,6 +52,19 @@ def test_every_strategy_holds_behind_walls(strategy: str) -> None:
         check(replace(drawn, partitions=2, swizzles=1, bounces=1, wall_s=25.0, loss=0.0))
 
 
+def test_who_must_go_for_a_bad_link_and_loses_its_others_does_not_stay_beside_us() -> None:
+    """Two of the links of n4 break, so it must go; the last one breaks before that. Cut off, it
+    decides about the split that it sees, long after the lease of the last decision would have run
+    out."""
+    check(draw(6366, seconds=60.0))
+
+
+def test_who_is_heard_but_does_not_hear_votes_for_one_side_only() -> None:
+    """n4 stands with n1. Of n2 and n3 it hears nothing, but they hear its heartbeats, and counted
+    it among theirs."""
+    check(draw(13459, seconds=60.0))
+
+
 def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace() -> None:
     """They have removed each other, and will never agree; who joins one side is not missed by the
     other."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from shardbus.membership.member import Status
-from shardbus.settings import ClusterSettings
+from shardbus.settings import ClusterSettings, DowningSettings
 from shardbus.simulation.checks import Checks
 from shardbus.simulation.checks import content as content
 from shardbus.simulation.network import CutLink, partition
@@ -100,4 +100,14 @@ def cut_off_at_the_decision() -> Net:
     net.partition(["n01"], ["n02", "n03", "n04"])
     for process in asleep:
         process.paused_until = net.now
+    return net
+
+
+def half_asleep_behind_a_wall(strategy: str) -> Net:
+    """Four nodes in two halves. One half sleeps for a minute; the wall stands for ever."""
+    net = Net(1, ClusterSettings(downing=DowningSettings(strategy=strategy)))
+    net.start(4)
+    net.partition(["n01", "n02"], ["n03", "n04"])
+    for name in ("n03", "n04"):
+        net.pause(name, 60.0)
     return net

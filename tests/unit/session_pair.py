@@ -78,10 +78,7 @@ class Side:
         moved = bool(self.pipe)
         while self.pipe:
             kind, seq, ack, body = self.pipe.popleft()
-            if kind == Kind.DATA:
-                self.peer.session.on_data(seq, ack, body)
-            else:
-                self.peer.session.on_ack(kind, seq, ack)
+            self.peer.session.on_frame(kind, seq, ack, body)
         return moved
 
 

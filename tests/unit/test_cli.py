@@ -106,7 +106,12 @@ class FakeNode:
         return {"entities": rows * min(limit, 2), "next": "abc"}
 
     async def explain(self, type: str, id: str) -> Json:
-        return {"type": type, "id": id, "because": "least shards"}
+        return {"type": type, "id": id, "because": "least shards", "history": None}
+
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        move = {"at": "12:00", "from": "n1", "to": ME, "why": "drain", "epoch": 2, "fence": 9}
+        moves = [move | {"seconds": 0.02}] if shard == "7" else []
+        return {"type": type, "shard": shard, "node": ME, "history": moves}
 
     async def downing(self) -> Json:
         decision = {"outcome": "down others", "reason": "majority", "down": [ME], "gone": []}
@@ -245,6 +250,7 @@ def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
         ("where", "counter", "a/b c"),
         ("limit", "counter"),
         ("explain", "counter", "x"),
+        ("explain", "counter", "--shard", "7"),
         ("explain", "downing"),
         ("health",),
     ],
@@ -275,6 +281,19 @@ def test_plain_tables_are_aligned_and_never_cut(shell, url):
     assert first[heading.index("ROLES") :].startswith("web, backend")
     assert first[heading.index("SHARDS") :].split()[0] == "100"
     assert first.endswith("leader, oldest")
+
+
+def test_N13_explain_shows_what_became_of_a_shard(shell, url):
+    assert shell("explain", "counter", "--shard", "7") == Code.OK
+    *_, heading, row = shell.out.splitlines()
+    assert heading.split() == ["AT", "FROM", "TO", "WHY", "EPOCH", "FENCE", "SECONDS"]
+    assert row.split() == ["12:00", "n1", ME, "drain", "2", "9", "0.02"]
+    assert shell("explain", "counter", "--shard", "8") == Code.OK
+    assert shell.err == "nothing has become of it since its coordinator rules\n"
+    assert shell("explain", "counter", "x") == Code.OK
+    assert shell.err == "its coordinator does not answer, so its past is not known\n"
+    assert shell("explain", "counter") == Code.USAGE
+    assert shell("explain", "counter", "x", "--shard", "7") == Code.USAGE
 
 
 def test_ids_cannot_move_the_cursor(shell, url):

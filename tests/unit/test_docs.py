@@ -136,7 +136,7 @@ def test_every_metric_is_on_its_page_and_no_other() -> None:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
             kind, name = node.func.id.lower(), node.args[0]
-            known = any(word in kind for word in ("counter", "gauge", "summary"))
+            known = any(word in kind for word in ("counter", "gauge", "summary", "histogram"))
             if known and isinstance(name, ast.Constant):
                 plain = f"shardbus_{str(name.value).removeprefix('shardbus_')}"
                 made.add(f"{plain}_total" if "counter" in kind else plain)

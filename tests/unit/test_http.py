@@ -60,6 +60,9 @@ class FakeNode:
     async def explain(self, type: str, id: str) -> Json:
         return await self.answer("explain", type, id)
 
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        return await self.answer("explain_shard", type, shard)
+
     async def downing(self) -> Json:
         return await self.answer("downing")
 
@@ -154,6 +157,8 @@ async def client(node: FakeNode) -> AsyncIterator[httpx.AsyncClient]:
         ("/v1/shards/counter", ["shards", "counter"]),
         ("/v1/where/counter/page-7", ["where", "counter", "page-7"]),
         ("/v1/explain/counter/page-7", ["explain", "counter", "page-7"]),
+        ("/v1/explain/counter?shard=7", ["explain_shard", "counter", "7"]),
+        ("/v1/explain/counter/page-7?shard=7", ["explain", "counter", "page-7"]),
         ("/v1/where/a%2Fb/c%2Fd%20%C3%A9", ["where", "a/b", "c/d é"]),
         ("/v1/where/counter/a/b?x=1", ["where", "counter", "a/b"]),
         ("/v1/where/counter/%2e%2e", ["where", "counter", ".."]),

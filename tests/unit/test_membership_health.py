@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardbus.ids import NodeId
@@ -64,7 +64,6 @@ def test_B25_what_counts(steps: list[tuple[str, float]], lag: float, blame: floa
     assert health.patience == pytest.approx(min(lag + blame, 9.0))
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.floats(0, 1e6)), max_size=50))
 def test_patience_is_bounded_and_forgotten(steps: list[tuple[str, float]]) -> None:
     health = Health(DEFAULTS)
@@ -80,7 +79,6 @@ def test_patience_is_bounded_and_forgotten(steps: list[tuple[str, float]]) -> No
     assert health.patience == pytest.approx(0.0, abs=1e-6)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.floats(0, 100)), max_size=30))
 def test_it_can_be_switched_off(steps: list[tuple[str, float]]) -> None:
     health = Health(FailureDetectorSettings(self_health=False))
@@ -231,7 +229,6 @@ def test_N12_a_late_node_says_so_in_the_first_reply_already() -> None:
     assert watcher.hb.answer(beat, watcher.now + 1e6).lag == watcher.hb.health.patience_max
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=8))
 @example([0.8])
 @example([5.0, 0.8])

@@ -37,7 +37,7 @@ J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
     [
         (GREETING, ""),
         (replace(GREETING, cluster="bank"), "cluster name 'bank' is not 'shop'"),
-        (replace(GREETING, protocol=9), "membership protocol 9 is not 2"),
+        (replace(GREETING, protocol=9), f"membership protocol 9 is not {PROTOCOL}"),
         (
             replace(GREETING, settings={"shards": "50"}),
             "setting shards is '50' on one side and '100' on the other",

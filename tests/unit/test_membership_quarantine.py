@@ -113,4 +113,4 @@ def test_gossip_still_reaches_who_is_quarantined() -> None:
     nodes = net.start(2)
     net.give(nodes[0], ev.Quarantine(nodes[1].id))
     net.until(lambda: nodes[1].stopped == "downed", DECIDED)
-    assert nodes[0].view == [("n01", "up")]
+    net.until(lambda: nodes[0].view == [("n01", "up")], 1.0)

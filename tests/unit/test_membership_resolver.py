@@ -9,16 +9,17 @@ from test_membership_gossip import A, B, C, D, state
 
 from shardbus.ids import NodeId
 from shardbus.membership.confirm import ProbeOutcome
-from shardbus.membership.downing import Outcome
+from shardbus.membership.downing import EPOCHS, Outcome, lease_of
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
-from shardbus.membership.resolver import LEASE_WITHIN, Plan, Resolver
+from shardbus.membership.resolver import FOR_GOOD, LEASE_WITHIN, Plan, Resolver
 from shardbus.settings import DowningSettings
 
 UP = Status.UP
 SETTINGS = DowningSettings()
 STABLE = SETTINGS.stable_after
+PATIENCE = STABLE + 4.0
 FOUR = state(a=UP, b=UP, c=UP, d=UP)
 THREE = state(a=UP, b=UP, c=UP)
 
@@ -65,6 +66,59 @@ def test_news_of_who_has_seen_it_is_no_change() -> None:
     resolver = Resolver(A, SETTINGS)
     resolver.consider(replace(UNREACHABLE, seen=frozenset({A})), True, 10.0)
     assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE).decision is not None
+
+
+UNHEARD = replace(UNREACHABLE, seen=frozenset({A}))
+
+
+@pytest.mark.parametrize(
+    ("leading", "heard", "expected"),
+    [
+        (True, True, Outcome.DOWN_OTHERS),
+        (True, False, Outcome.DOWN_OURSELVES),
+        (False, False, None),
+    ],
+)
+def test_only_those_that_have_seen_the_picture_vote_for_us(
+    leading: bool, heard: bool, expected: Outcome | None
+) -> None:
+    """B is not flagged, but may not hear us, and stand with C."""
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNHEARD, leading, 10.0)
+    assert resolver.consider(UNHEARD, leading, 10.0 + STABLE) == Plan()
+    late = 10.0 + STABLE + PATIENCE
+    assert resolver.deadline() == late
+    copy = UNREACHABLE if heard else UNHEARD
+    assert outcome(resolver.consider(copy, leading, 11.0 + STABLE if heard else late)) is expected
+
+
+def test_who_has_seen_the_picture_need_not_have_seen_the_last_version() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert outcome(resolver.consider(UNHEARD, True, 10.0 + STABLE)) is Outcome.DOWN_OTHERS
+
+
+def test_who_looks_cut_off_since_a_moment_only_is_not_decided_about() -> None:
+    """It had seen the version before this one, and may yet see this one."""
+    resolver = Resolver(B, SETTINGS)
+    with_us = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+    resolver.consider(with_us, True, 10.0)
+    news = 9.5 + STABLE
+    assert resolver.consider(UNREACHABLE, True, news) == Plan()
+    assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE) == Plan()
+    assert resolver.deadline() == news + STABLE
+    assert outcome(resolver.consider(UNREACHABLE, True, news + STABLE)) is Outcome.DOWN_OTHERS
+
+
+def test_who_looks_cut_off_for_moments_does_not_keep_a_bad_link_from_being_cured() -> None:
+    resolver = Resolver(C, SETTINGS)
+    with_us = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+    others = replace(cut(THREE, Flag.UNREACHABLE, C), seen=frozenset({C}))
+    rows = Reachability({A: Row(1, {C: Flag.UNREACHABLE}), C: Row(1, {A: Flag.UNREACHABLE})})
+    with_us, others = (replace(copy, reachability=rows) for copy in (with_us, others))
+    resolver.consider(with_us, False, 10.0)
+    assert resolver.consider(others, False, 9.5 + STABLE) == Plan()
+    assert outcome(resolver.consider(with_us, False, 10.1 + STABLE)) is Outcome.DOWN_OURSELVES
 
 
 def test_what_heals_is_forgotten() -> None:
@@ -165,18 +219,18 @@ def test_a_majority_without_the_doubtful_does_not_wait_for_them() -> None:
     assert outcome(resolver.consider(copy, True, 10.2)) is Outcome.DOWN_OTHERS
 
 
-def test_both_of_a_side_that_believe_to_lead_it_ask_for_the_lease_under_one_name() -> None:
-    asked = []
-    for me, others in ((A, (C, D)), (B, (C, D)), (C, (A, B))):
+def test_one_of_each_side_asks_for_the_lease_though_all_believe_that_they_lead() -> None:
+    asked = {}
+    for me, others in ((A, (C, D)), (B, (C, D)), (C, (A, B)), (D, (A, B))):
         resolver, equal = Resolver(me, SETTINGS), cut(FOUR, Flag.TERMINATED, *others)
         [mate] = {A, B, C, D} - {me, *others}
         resolver.consider(equal, True, 10.0)
         resolver.on_probe(mate, ProbeOutcome.OPEN)
-        plan = resolver.consider(equal, True, 10.1)
-        assert plan.ask is not None
-        asked.append(plan.ask)
-    one, other, against = asked
-    assert one == other
+        asked[me] = resolver.consider(equal, True, 10.1).ask
+    assert asked[B] is asked[D] is None
+    one, against = asked[A], asked[C]
+    assert one is not None
+    assert against is not None
     assert against.name == one.name
     assert against.owner != one.owner
 
@@ -187,7 +241,7 @@ def asking() -> tuple[Resolver, Gossip, str]:
     resolver.consider(equal, True, 10.0)
     plan = resolver.consider(equal, True, 10.0 + STABLE)
     assert plan.ask is not None
-    assert plan.ask.ttl == SETTINGS.lease_ttl
+    assert plan.ask.ttl == FOR_GOOD
     assert resolver.consider(equal, True, 10.1 + STABLE) == Plan()
     return resolver, equal, plan.ask.name
 
@@ -208,7 +262,7 @@ def test_the_lease_decides(
     assert plan.decision is not None
     assert (plan.decision.outcome, plan.decision.down) == (expected, down)
     assert plan.decision.reason.endswith(why)
-    assert resolver.on_lease(name, True) == Plan()
+    assert plan.epoch == (1 if granted else 0)
 
 
 def test_no_answer_from_the_store_is_a_lost_split() -> None:
@@ -222,7 +276,8 @@ def test_an_answer_to_an_old_question_is_ignored() -> None:
     resolver, _, name = asking()
     assert resolver.on_lease("another", True) == Plan()
     resolver.consider(UNREACHABLE, True, 20.0)
-    assert resolver.on_lease(name, True) == Plan()
+    assert resolver.on_lease(name, False) == Plan()
+    assert resolver.on_lease(name, True).decision is None
 
 
 def test_no_strategy_no_decision() -> None:
@@ -268,12 +323,12 @@ LEASES = DowningSettings(strategy="lease-majority")
 DELAY = LEASES.acquire_lease_delay_for_minority
 
 
-def test_the_majority_asks_for_the_lease_at_once_and_for_long_enough() -> None:
+def test_the_majority_asks_for_the_lease_at_once_and_for_good() -> None:
     resolver = Resolver(A, LEASES)
     resolver.consider(UNREACHABLE, True, 10.0)
     ask = resolver.consider(UNREACHABLE, True, 10.0 + STABLE).ask
     assert ask is not None
-    assert ask.ttl > LEASES.lease_ttl + 2 * STABLE + DELAY
+    assert ask.ttl == FOR_GOOD
     assert outcome(resolver.on_lease(ask.name, True)) is Outcome.DOWN_OTHERS
 
 
@@ -309,10 +364,131 @@ def test_the_majority_asks_at_once_about_the_gone() -> None:
     assert resolver.consider(GONE, True, 10.1).ask is not None
 
 
-def test_who_does_not_lead_asks_for_nothing() -> None:
+def test_the_speaker_asks_whoever_leads() -> None:
+    for me, leading in ((A, False), (B, True)):
+        resolver = Resolver(me, LEASES)
+        resolver.consider(UNREACHABLE, leading, 10.0)
+        plan = resolver.consider(UNREACHABLE, leading, 60.0)
+        assert (plan.ask is not None) is (me == A)
+        assert plan.decision is None
+
+
+# -- epochs of the lease -----------------------------------------------------------------------
+
+
+def under(copy: Gossip, epoch: int) -> Gossip:
+    """The same, by somebody who knows of that many decisions."""
+    return replace(copy, epochs={EPOCHS: epoch})
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
+def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSettings) -> None:
+    """What was won is spread with the marks; the next decision asks for another lease."""
+    resolver, asked = Resolver(A, settings), []
+    for epoch in (7, 8):
+        equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), epoch)
+        resolver.consider(equal, True, 10.0 * epoch)
+        ask = resolver.consider(equal, True, 10.0 * epoch + STABLE).ask
+        assert ask is not None
+        plan = resolver.on_lease(ask.name, True)
+        assert outcome(plan) is Outcome.DOWN_OTHERS
+        assert plan.epoch == epoch + 1
+        asked.append(ask.name)
+    assert asked == [lease_of(8), lease_of(9)]
+
+
+def test_who_knows_an_older_epoch_asks_for_a_lease_that_is_taken() -> None:
+    winner, late = Resolver(A, LEASES), Resolver(C, LEASES)
+    here = under(cut(THREE, Flag.UNREACHABLE, C), 7)
+    there = under(replace(cut(THREE, Flag.UNREACHABLE, A, B), seen=frozenset({C})), 7)
+    winner.consider(here, True, 10.0)
+    late.consider(there, True, 1e6)
+    won = winner.consider(here, True, 60.0).ask
+    asked = late.consider(there, True, 1e6 + 60.0).ask
+    assert won is not None
+    assert asked is not None
+    assert asked.name == won.name
+    lost = late.on_lease(asked.name, False)
+    assert outcome(lost) is Outcome.DOWN_OURSELVES
+    assert lost.epoch == 0
+
+
+def test_a_lease_that_comes_too_late_is_used_up_without_a_decision() -> None:
+    """Otherwise nobody but this node could ever win the next decision."""
     resolver = Resolver(A, LEASES)
-    resolver.consider(UNREACHABLE, False, 10.0)
-    assert resolver.consider(UNREACHABLE, False, 60.0) == Plan()
+    split = under(UNREACHABLE, 7)
+    resolver.consider(split, True, 10.0)
+    ask = resolver.consider(split, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == Plan()
+    assert resolver.on_lease(ask.name, None) == Plan()
+    assert resolver.on_lease(ask.name, False) == Plan()
+    assert resolver.on_lease(ask.name, True) == Plan(epoch=8)
+    assert resolver.consider(under(THREE, 8), True, 11.1 + STABLE) == Plan()
+    assert resolver.on_lease(ask.name, True) == Plan()
+
+
+def test_a_lease_that_was_won_for_a_split_that_heals_within_the_margin_is_used_up() -> None:
+    resolver = Resolver(A, replace(LEASES, down_removal_margin=3.0))
+    split = under(UNREACHABLE, 7)
+    resolver.consider(split, True, 10.0)
+    ask = resolver.consider(split, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.on_lease(ask.name, True) == Plan()
+    assert resolver.on_lease(ask.name, True) == Plan()
+    assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == Plan(epoch=8)
+    assert resolver.consider(under(THREE, 8), True, 11.0 + STABLE) == Plan()
+
+
+# -- bad links ---------------------------------------------------------------------------------
+
+BAD_LINK = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
+def test_who_must_go_for_a_bad_link_goes_by_itself(settings: DowningSettings) -> None:
+    plans = {}
+    for me in (A, B, C):
+        resolver = Resolver(me, settings)
+        resolver.consider(BAD_LINK, me == A, 10.0)
+        plans[me] = resolver.consider(BAD_LINK, me == A, 10.0 + STABLE)
+    assert plans[A] == plans[B] == Plan()
+    gone = plans[C].decision
+    assert gone is not None
+    assert (gone.outcome, gone.down) == (Outcome.DOWN_OURSELVES, (C,))
+    assert gone.reason == f"links within this side fail: {C}"
+
+
+def test_of_two_that_must_go_for_bad_links_each_downs_itself_alone() -> None:
+    rows = {A: Row(1, {C: Flag.UNREACHABLE}), B: Row(1, {D: Flag.UNREACHABLE})}
+    copy = replace(FOUR, reachability=Reachability(rows), seen=frozenset(FOUR.members))
+    for me in (C, D):
+        resolver = Resolver(me, SETTINGS)
+        resolver.consider(copy, False, 10.0)
+        plan = resolver.consider(copy, False, 10.0 + STABLE)
+        assert plan.decision is not None
+        assert plan.decision.down == (me,)
+
+
+def test_who_does_not_go_for_a_bad_link_is_downed_by_the_leader() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(BAD_LINK, True, 10.0)
+    assert resolver.consider(BAD_LINK, True, 10.0 + STABLE) == Plan()
+    assert resolver.deadline() == 10.0 + STABLE + PATIENCE
+    plan = resolver.consider(BAD_LINK, True, 10.0 + STABLE + PATIENCE)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (Outcome.DOWN_OTHERS, (C,))
+
+
+def test_under_lease_majority_even_that_needs_the_lease() -> None:
+    resolver = Resolver(A, LEASES)
+    resolver.consider(BAD_LINK, True, 10.0)
+    assert resolver.consider(BAD_LINK, True, 10.0 + STABLE) == Plan()
+    ask = resolver.consider(BAD_LINK, True, 10.0 + STABLE + PATIENCE).ask
+    assert ask is not None
+    plan = resolver.on_lease(ask.name, True)
+    assert plan.decision is not None
+    assert (plan.decision.down, plan.epoch) == ((C,), 1)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +514,6 @@ def test_who_was_starved_doubts_what_it_knows() -> None:
 
 # -- unrest ------------------------------------------------------------------------------------
 
-PATIENCE = STABLE + 4.0
 FIVE = state(a=UP, b=UP, c=UP, d=UP, e=UP)
 E = list(FIVE.members)[4]
 

@@ -150,7 +150,6 @@ def test_TU17_lease_majority(
 ) -> None:
     decision = lease_majority(split(copy, *cut), 2.0)
     assert (decision.outcome, decision.delay) == (outcome, delay)
-    assert bool(decision.lease) is (outcome is LEASE)
     if outcome is LEASE:
         assert decision.down == cut
 
@@ -185,7 +184,8 @@ def test_TU17_only_members_with_the_role_count(
 def test_what_no_strategy_has_a_say_in(rule: str) -> None:
     assert RULES[rule](split(FIVE)).outcome is NOTHING
     indirectly = RULES[rule](split(FIVE, C, seen=(C,)))
-    assert (indirectly.outcome, indirectly.down) == (OTHERS, (C,))
+    asks = rule == "lease-majority"
+    assert (indirectly.outcome, indirectly.down) == (LEASE if asks else OTHERS, (C,))
     flags = dict.fromkeys((A, C, D, E), Flag.UNREACHABLE)
     cables = replace(
         FIVE, reachability=Reachability({B: Row(1, flags)}), seen=frozenset((*FIVE.members,))
@@ -286,12 +286,13 @@ def check(
     for name, rule in rules.items():
         decisions = [([rule(split) for split in splits], splits[0], copy) for splits, copy in found]
         for decided, _, _ in decisions:
-            assert len({(d.outcome, d.lease, d.delay) for d in decided}) == 1, (name, decided)
+            assert len({(d.outcome, d.delay) for d in decided}) == 1, (name, decided)
+            speakers = {d.split.speaker for d in decided if d.outcome is LEASE}
+            assert len(speakers) < 2, (name, decided)
         winners = [
             decided[0] for decided, split, copy in decisions if stays(decided[0], split, copy)
         ]
-        names = {d.lease for d in winners}
-        one = len(winners) < 2 or (len(names) == 1 and "" not in names)
+        one = len(winners) < 2 or all(d.outcome is LEASE for d in winners)
         assert one, (name, [told(decided[0]) for decided, _, _ in decisions])
 
 
@@ -315,7 +316,7 @@ def test_TU17_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_TU17_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
     """Any members, any ages, any three sides, some with the role that votes, any size of a quorum;
     one side is a legal step ahead about every member. Whoever decides for a side decides alike."""
@@ -371,7 +372,7 @@ def promised(rule: str, sides: list[list[NodeId]], size: int) -> list[str]:
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(1, 6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_TU17_against_what_is_promised_of_a_cluster_at_rest(where: list[int], size: int) -> None:
     nodes = [NodeId(f"n{i}", 1, 1) for i in range(len(where))]
     copy = view(nodes, [U] * len(nodes), [U] * len(nodes), range(1, len(nodes) + 1))

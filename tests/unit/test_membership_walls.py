@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from membership_net import Net
+from membership_net import Net, half_asleep_behind_a_wall
 from test_membership_cluster import stir
 
 from shardbus.membership import events as ev
@@ -154,6 +154,13 @@ def test_auto_down_makes_two_clusters() -> None:
     }
     assert views["n01"] == views["n02"] == ["n01", "n02"]
     assert views["n03"] == views["n04"] == ["n03", "n04"]
+
+
+@pytest.mark.parametrize("strategy", ["keep-majority", "lease-majority"])
+def test_who_wakes_late_behind_a_wall_finds_the_lease_of_the_decision_taken(strategy: str) -> None:
+    net = half_asleep_behind_a_wall(strategy)
+    net.run(120)
+    assert net.agreed(["n01", "n02"]), net.picture()
 
 
 def test_who_wakes_late_does_not_decide_by_the_first_thing_it_hears() -> None:

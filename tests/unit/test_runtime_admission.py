@@ -6,7 +6,7 @@ import random
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardbus.runtime.admission import (
@@ -54,7 +54,6 @@ class Memory:
 # The sketch
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([f"id-{n}" for n in range(30)]), max_size=200))
 def test_an_estimate_is_never_too_low(uses: list[str]) -> None:
     sketch = Sketch(100)
@@ -164,7 +163,6 @@ def test_the_climber_comes_to_rest_and_runs_when_the_work_changes() -> None:
     assert abs(climber.window - before) == pytest.approx(STEP_FIRST)
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), max_size=60))
 def test_the_window_stays_within_its_bounds(rates: list[float]) -> None:
     climber = Climber(WINDOW_MIN)

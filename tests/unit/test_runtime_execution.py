@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +14,7 @@ from hosting_bench import Bench
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.errors import (
+    ConfigError,
     EntityFailed,
     MailboxFull,
     SchemaError,
@@ -19,6 +23,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.runtime.entity_type import Directive
+from shardbus.wire.schema import encode_value
 from tests.waiting import turns, until
 
 
@@ -254,6 +259,48 @@ async def test_a_handler_that_raises_restarts_its_entity(method: str) -> None:
     assert b.entity("e") is not before
     assert b.cell("e") is cell
     assert b.host.counts.failures == 1
+
+
+class Mixed(Entity):
+    """Handlers in one run that return at once, wait, raise, and leave a colour behind."""
+
+    gates: Gates
+
+    @handler
+    async def go(self, what: str) -> str:
+        self.gates.log.append((self.context.entity_id, what, COLOUR.get()))
+        COLOUR.set(what)
+        if "wait" in what:
+            await self.gates.gate.wait()
+        if "raise" in what:
+            raise ValueError(what)
+        self.gates.log.append((self.context.entity_id, what, COLOUR.get()))
+        return what
+
+
+COLOUR: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="none")
+
+
+async def test_in_one_run_a_handler_that_waits_raises_or_sets_context_is_alone_with_it() -> None:
+    gates = Gates()
+    b = bench(Mixed, gates)
+    asked = ["return", "wait", "raise", "wait, raise", "return"]
+    rows, answers = [], []
+    for n, what in enumerate(asked):
+        corr, future = b.asker.expect()
+        rows.append((f"e{n}", encode_value((what,)), corr))
+        answers.append(future)
+    b._deliver("go", rows, b.asker, 10_000)
+    began = [(f"e{n}", what, "none") for n, what in enumerate(asked)]
+    assert [entry for entry in gates.log if entry[2] == "none"] == began
+    assert [a.done() for a in answers] == ["wait" not in what for what in asked]
+    gates.gate.set()
+    outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    told = [o if isinstance(o, str) else type(o).__name__ for o in outcomes]
+    assert told == ["return", "wait", "EntityFailed", "EntityFailed", "return"]
+    ended = [(f"e{n}", what, what) for n, what in enumerate(asked) if "raise" not in what]
+    assert sorted(entry for entry in gates.log if entry[2] != "none") == sorted(ended)
+    assert COLOUR.get() == "none"
 
 
 async def test_a_failure_in_a_run_leaves_the_rest_of_the_run() -> None:
@@ -692,3 +739,46 @@ async def test_an_object_of_a_message_class_reaches_receive() -> None:
 
     b = bench(Typed)
     assert await b.ask_message("e", Ledger(5)) == 5
+
+
+async def test_S2_90_a_blocking_handler_runs_in_threads_of_the_applications_own() -> None:
+    own, gate = ThreadPoolExecutor(1, "own"), threading.Event()
+
+    class Printer(Entity):
+        @handler(thread=own)
+        def here(self) -> str:
+            assert gate.wait(10)
+            return threading.current_thread().name
+
+        @handler(thread=True)
+        def there(self) -> str:
+            return threading.current_thread().name
+
+        @handler
+        def on_loop(self) -> str:
+            return threading.current_thread().name
+
+    bus = ShardBus("shop")
+    bus.entity("printer")(Printer)
+    b = Bench(bus)
+    busy = [b.ask(entity, "here") for entity in ("a", "b")]
+    assert await b.ask("c", "on_loop") == threading.current_thread().name
+    assert not (await b.ask("c", "there")).startswith("own"), "it does not wait for the others"
+    gate.set()
+    assert await asyncio.gather(*busy) == ["own_0", "own_0"]
+    own.shutdown()
+    with pytest.raises(EntityFailed, match="after shutdown"):
+        await b.ask("d", "here")
+
+
+@pytest.mark.parametrize(
+    ("thread", "says"),
+    [("a pool", "thread is 'a pool', neither true"), (True, "is async: it cannot run in a thread")],
+)
+def test_what_cannot_run_in_a_thread_is_refused(thread: Any, says: str) -> None:
+    class Wrong(Entity):
+        @handler(thread=thread)
+        async def go(self) -> None: ...
+
+    with pytest.raises(ConfigError, match=f"handler go of Wrong.*{says}"):
+        ShardBus("shop").entity()(Wrong)

@@ -11,7 +11,7 @@ import pytest
 from hosting_bench import Bench
 
 from shardbus import Entity, ShardBus, StopReason, handler
-from shardbus.errors import StaleFence, StoreUnavailable, Unhandled
+from shardbus.errors import EntityFailed, StaleFence, StoreUnavailable, Unhandled
 from tests.waiting import turns, until
 
 STRATEGIES = ["lru", "slru", "mru", "lfu", "composite"]
@@ -87,7 +87,7 @@ class Hurried(Order):
 
 def bench(log: Log, cls: type[Any] = Order, /, **options: Any) -> Bench:
     bus = ShardBus("shop")
-    declared = {k: options.pop(k) for k in ("stop_message",) if k in options}
+    declared = {k: options.pop(k) for k in ("stop_message", "supervision") if k in options}
     bus.entity("order", **declared)(cls)
     cls.log = log
     made = Bench(bus, **options)
@@ -242,19 +242,41 @@ async def test_B89_one_whose_work_is_under_way_is_not_in_the_way(strategy: str) 
 # Starts that fail while the shard is to move
 
 
+@pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("reason", [StopReason.HANDOFF, StopReason.SHUTDOWN])
 async def test_a_start_is_tried_again_for_messages_that_wait_though_the_shard_is_to_move(
-    reason: StopReason,
+    reason: StopReason, told: bool
 ) -> None:
-    b = bench(log := Log(), entity_restart_backoff_min=0.01)
+    cls, stop_message = (Hurried, {"stop_message": "stop"}) if told else (Order, {})
+    b = bench(log := Log(), cls, entity_restart_backoff_min=0.01, **stop_message)
     log.fail = [StoreUnavailable(str(n)) for n in range(4)]
     asks = [b.ask("e", "hit", n) for n in (1, 2)]
     await until(lambda: b.host.counts.failures > 1, "a few attempts")
     b.stop(reason)
     assert await asyncio.gather(*asks) == [1, 2]
     await b.stopped()
-    assert log.rows == [1, 2, reason]
+    assert log.rows == [1, 2, *(["stop"] if told else []), reason]
     assert b.dropped == {}
+
+
+async def test_a_store_that_stays_silent_at_a_handoff_is_asked_until_the_entity_is_cut_off() -> (
+    None
+):
+    b = bench(
+        log := Log(),
+        Hurried,
+        stop_message="stop",
+        entity_restart_backoff_min=0.01,
+        handoff_timeout=5,
+    )
+    log.fail = [StoreUnavailable("down")] * 100_000
+    waiting = [b.ask("e", "hit", n) for n in (1, 2)]
+    b.stop()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unhandled, Unhandled]
+    await b.stopped()
+    assert (b.dropped, b.host.counts.cut_off) == ({"stopped": 2}, 1)
+    assert log.rows == []
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -273,3 +295,93 @@ async def test_a_start_that_cannot_succeed_here_ends_with_the_shard(
         await waiting
     await b.stopped()
     assert b.host.counts.cut_off == 0
+
+
+# Handlers that fail while the shard is to move
+
+
+class Failing(Entity):
+    """Knows whether it is a fresh object: after a failure it must be."""
+
+    log: Log
+
+    def __init__(self) -> None:
+        self.spoiled = False
+
+    async def on_stop(self, reason: StopReason) -> None:
+        self.log.rows.append(reason)
+
+    @handler
+    async def spoil(self) -> None:
+        self.spoiled = True
+        await self.log.gate.wait()
+        raise self.log.fail[0]
+
+    @handler
+    def hit(self, n: int) -> int:
+        assert not self.spoiled
+        self.log.rows.append(n)
+        return n
+
+    def receive(self, message: str) -> None:
+        self.log.rows.append(message)
+        self.context.stop()
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("directive", ["restart", "stop"])
+async def test_one_that_fails_at_a_handoff_does_not_handle_what_waits_as_it_is(
+    directive: str, told: bool
+) -> None:
+    stop_message = {"stop_message": "stop"} if told else {}
+    b = bench(log := Log(), Failing, supervision={ValueError: directive}, **stop_message)
+    log.fail = [ValueError("spoiled")]
+    failing = b.ask("e", "spoil")
+    asks = [b.ask("e", "hit", n) for n in (1, 2)]
+    await turns()
+    b.stop()
+    log.gate.set()
+    with pytest.raises(EntityFailed):
+        await failing
+    assert await asyncio.gather(*asks) == [1, 2]
+    await b.stopped()
+    last = [*(["stop"] if told else []), StopReason.HANDOFF]
+    first = [StopReason.FAILURE] if directive == "stop" else []
+    assert log.rows == [*first, 1, 2, *last]
+    assert b.dropped == {}
+
+
+async def test_what_waits_for_a_stale_activation_is_not_handled_by_it_at_a_handoff() -> None:
+    class Stale(Failing):
+        async def on_start(self) -> None:
+            if self.log.rows:
+                raise StaleFence("order", "e", 7, 8)
+
+    b = bench(log := Log(), Stale, entity_restart_backoff_min=0.01)
+    log.fail = [StaleFence("order", "e", 7, 8)]
+    b.tell("e", "spoil")
+    waiting = b.ask("e", "hit", 1)
+    await turns()
+    b.stop()
+    log.gate.set()
+    with pytest.raises(Unhandled, match="stopped"):
+        await waiting
+    await b.stopped()
+    assert log.rows == [StopReason.FAILURE]
+    assert b.dropped == {"stopped": 1}
+
+
+async def test_a_stop_message_alone_is_no_reason_to_ask_a_silent_store_again() -> None:
+    class Silenced(Failing):
+        async def on_start(self) -> None:
+            if self.log.gate.is_set():
+                raise StoreUnavailable("down")
+
+    b = bench(log := Log(), Silenced, stop_message="stop", entity_restart_backoff_min=0.01)
+    log.fail = [ValueError("spoiled")]
+    b.tell("e", "spoil")
+    await turns()
+    b.stop()
+    log.gate.set()
+    await b.stopped()
+    assert (b.dropped, b.host.counts.cut_off, log.rows) == ({}, 0, [])

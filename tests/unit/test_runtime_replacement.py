@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardbus.runtime.admission import Composite
@@ -208,7 +208,6 @@ PAIRS: dict[str, tuple[Callable[[], Policy], Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@settings(deadline=None)
 @given(uses=st.lists(st.sampled_from("abcdefghij"), max_size=120))
 def test_the_clever_one_does_as_the_dumb_one(name: str, uses: list[str]) -> None:
     policy, dumb = (make() for make in PAIRS[name])
@@ -245,7 +244,6 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(deadline=None)
 @given(steps=STEPS)
 def test_a_policy_names_who_is_here_and_forgets_who_is_not(name: str, steps: Any) -> None:
     policy, here, now = EVERY[name](), set[str](), 0
@@ -272,7 +270,6 @@ def test_a_policy_names_who_is_here_and_forgets_who_is_not(name: str, steps: Any
 
 
 @pytest.mark.parametrize("name", EVERY)
-@settings(deadline=None)
 @given(steps=STEPS, busy=st.sets(st.sampled_from("abcdefghijkl")))
 def test_somebody_who_can_go_is_named_before_everybody_was_asked_twice(
     name: str, steps: Any, busy: set[str]
@@ -296,7 +293,6 @@ def test_somebody_who_can_go_is_named_before_everybody_was_asked_twice(
 # Ranks
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(-2, 4)), max_size=60))
 def test_ranks_keep_numbers_in_order_and_within_one_the_order_of_coming(
     puts: list[tuple[str, int]],

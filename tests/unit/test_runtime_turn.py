@@ -234,7 +234,7 @@ async def test_many_first_steps_between_one_enter_and_leave(running: Driver) -> 
         for pause in (at_once, a_turn, at_once, a_turn):
             coroutine = work(pause)
             try:
-                waits_for = running.first(coroutine)
+                waits_for = running.begin(coroutine, running.fresh())
             except StopIteration:
                 continue
             kept.append(running.take_over(coroutine, waits_for))

@@ -320,7 +320,6 @@ def test_a_part_does_not_outlast_its_whole():
 @pytest.mark.parametrize(
     ("assignments", "both"),
     [
-        (["store.timeout=10s"], ("cluster.downing.lease_ttl", "store.timeout")),
         (["node.port=7000", "node.gossip_port=7000"], ("node.port", "node.gossip_port")),
         (["node.port=65535"], ("node.port", "node.gossip_port")),
         (["node.host=0.0.0.0"], ("node.host", "node.advertise")),

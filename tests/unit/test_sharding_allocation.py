@@ -20,11 +20,11 @@ from shardbus.sharding.allocation import (
     LeastShard,
     LeastShardThreshold,
     Move,
-    strategy_of,
 )
 from shardbus.sharding.checked import Checked
 from shardbus.sharding.events import Note
 from shardbus.sharding.messages import Home
+from shardbus.sharding.named import strategy_of
 from shardbus.sharding.table import (
     RegionRegistered,
     ShardHomeAllocated,

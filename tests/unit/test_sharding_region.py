@@ -14,7 +14,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region import Region, State
-from shardbus.sharding.routes import Buffers
+from shardbus.sharding.routes import PASSED_MAX, Buffers
 
 ME, B, C, RULER, CLIENT = (NodeId(name, 1, 1) for name in ("me", "b", "c", "ruler", "client"))
 LAYOUT = "crc32/8"
@@ -339,6 +339,7 @@ def test_a_higher_fence_for_a_shard_that_runs_here_starts_it_anew() -> None:
 def test_a_new_home_that_still_flushes_lets_in_only_what_the_old_home_sends_on() -> None:
     post = Post()
     post.hear(homes(B, 5))
+    post.tell("sent on to B", via=C)
     post.hear(msg.HostShard(1, (home(ME, 6),)))
     post.tell("own")
     post.tell("from B, before it is ready", via=B)
@@ -350,6 +351,55 @@ def test_a_new_home_that_still_flushes_lets_in_only_what_the_old_home_sends_on()
     effects = post.do(ev.FlushDone("1", 1))
     assert released(effects) == [(ME, ["own", "from C"])]
     assert effects[-2:] == [ev.SetArrivals("1", True), ev.SetRoute("1", ME)]
+
+
+@pytest.mark.parametrize("ready", [False, True], ids=["it starts", "it runs"])
+def test_whose_messages_never_went_to_the_old_home_need_not_wait_for_its_echo(ready: bool) -> None:
+    """Else two homes in a row that flush towards each other's way would wait for each other."""
+    post = Post()
+    post.hear(homes(B, 5))
+    post.tell("sent on to B", via=C)
+    post.hear(msg.HostShard(1, (home(ME, 6),)))
+    if ready:
+        post.do(ev.ShardReady("1"))
+    effects = post.tell("own") + post.tell("m1", via=CLIENT) + post.tell("from C", via=C)
+    effects += post.tell("m2", via=CLIENT)
+    effects += [] if ready else post.do(ev.ShardReady("1"))
+    assert [letter for _, some in released(effects) for letter in some] == ["m1", "m2"]
+    effects = post.do(ev.FlushDone("1", 1))
+    assert released(effects) == [(ME, ["own", "from C"])]
+
+
+def test_what_was_forwarded_before_it_went_to_the_old_home_may_be_anybodys() -> None:
+    post = Post()
+    post.hear(homes(B, 5))
+    assert released(post.tell("of somebody, by C", via=C, hops=1)) == [(B, ["of somebody, by C"])]
+    post.hear(homes(ME, 6))
+    post.hear(msg.HostShard(1, (home(ME, 6),)))
+    post.do(ev.ShardReady("1"))
+    assert released(post.tell("m1", via=CLIENT)) == []
+
+
+def test_of_very_many_that_sent_to_the_old_home_by_us_none_is_told_apart() -> None:
+    post = Post()
+    post.hear(homes(B, 5))
+    for uid in range(PASSED_MAX + 1):
+        post.tell("m", via=NodeId("client", 0, uid))
+    post.hear(homes(C, 6))
+    assert released(post.tell("m1", via=NodeId("client", 0, PASSED_MAX))) == []
+    assert released(post.tell("m2", via=RULER)) == []
+
+
+def test_who_sent_to_a_home_by_us_waits_for_its_echo_after_a_move_that_changed_nothing() -> None:
+    """The old home hosts again under a higher fence, and the way to it is the same."""
+    post = Post()
+    post.hear(homes(B, 5))
+    post.tell("m1", via=CLIENT)
+    post.hear(msg.BeginHandOff(1, (home(B, 5),)))
+    post.hear(homes(B, 6))
+    post.hear(msg.BeginHandOff(1, (home(B, 6),)))
+    assert released(post.hear(homes(C, 7))) == []
+    assert released(post.tell("m2", via=CLIENT)) == []
 
 
 def test_a_message_from_its_own_home_waits_while_the_coordinator_is_asked() -> None:

@@ -8,9 +8,10 @@ import random
 import pytest
 from session_pair import Side, Taker, pair, quiet
 
-from shardbus.errors import NodeLost, RemoteProtocolError, Unhandled
+from shardbus.errors import AskTimeout, NodeLost, RemoteProtocolError, Unhandled
 from shardbus.transport.asks import Clock, Unsent
-from shardbus.transport.session import Loopback, Session
+from shardbus.transport.loopback import Loopback
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BYTES
 from shardbus.wire.batch import Control, Fail, Flush, Kind, Relayed, ReplyRun, TellRun, encode_batch
 from shardbus.wire.schema import decode_value
@@ -221,6 +222,33 @@ async def test_an_answer_to_an_ask_nobody_made_is_nothing() -> None:
     a, _ = pair()
     a.session.on_data(1, 0, encode_batch([ReplyRun([9], [b""]), Fail(8, "Unhandled", "", "")]))
     assert a.session.received == 1
+
+
+async def test_asks_that_are_over_are_not_sent_again_after_a_break() -> None:
+    a, b = pair()
+    a.session.tell(ADD, "1", b"p")
+    over, kept = ask(a.session, b"\x01", timeout_ms=50), ask(a.session, b"\x02")
+    waiter = over
+    a.session.relay(ADD, "17", "4", b"p", 1, 50, Gone())
+    a.session.tell(ADD, "5", b"p")
+    await turns()
+    a.session.suspend()
+    a.pipe.clear()
+    a.clock.tick += 10
+    assert a.session.expire() == 2
+    a.session.opened(0)
+    await quiet(a, b)
+    assert [row[1:] for row in b.taker.got] == [("1", b"p"), ("x", b"\x02"), ("5", b"p")]
+    assert isinstance(waiter.exception(), AskTimeout)
+    assert kept.result() == 2
+    b.session.keep_alive()
+    await quiet(a, b)
+    assert a.session.outstanding == 0
+
+
+class Gone:
+    def resolve(self, payload: bytes) -> None: ...
+    def fail(self, error: Exception) -> None: ...
 
 
 # The end

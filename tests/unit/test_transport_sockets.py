@@ -15,7 +15,17 @@ from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.sockets import DEALER, ROUTER, bind_router, connect_dealer
 from shardbus.transport.wiring import ZmqWiring
-from shardbus.wire.batch import PROTOCOL_VERSION, Kind, cluster_tag, pack_header
+from shardbus.wire.batch import (
+    PROTOCOL_VERSION,
+    Hello,
+    Kind,
+    TellRun,
+    cluster_tag,
+    encode_batch,
+    encode_body,
+    pack_header,
+    read_header,
+)
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
 from tests.waiting import until
@@ -258,3 +268,61 @@ async def test_an_answer_over_the_limit_does_not_break_the_link(ends: Ends) -> N
         await big
     taker.answers = True
     assert await ask(client, node, b"\x02") == 2
+
+
+# Incarnations
+
+
+async def test_frames_for_an_earlier_incarnation_reach_nobody(
+    ends: Ends, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Not even over a connection that has said who it is; it hears that the one it means is
+    gone."""
+    node = ends.node(uid=2)
+    stranger = connect_dealer(context, "127.0.0.1", address(node).port)
+    hello = encode_body(Hello("shop", "client#5", None, 1))
+    stranger.send_multipart(
+        [pack_header(PROTOCOL_VERSION, Kind.HELLO, node.tag, 5, 0, 0, 0), hello]
+    )
+    await until(lambda: node.clients == 1, "the session")
+    tell = encode_batch([TellRun("counter", "add", ["x"], [b""])])
+    for meant in (1, 2):
+        head = pack_header(PROTOCOL_VERSION, Kind.DATA, node.tag, 5, meant, 1, 0)
+        stranger.send_multipart([head, tell])
+    await until(lambda: ends.takers[0].got, "what was for this one")
+    assert ends.takers[0].got == [("tell", "x", b"")]
+    assert node.dropped_frames == {"no_session": 1}
+    kinds = [read_header(stranger.recv_multipart()[0]).kind for _ in range(2)]
+    assert kinds == [Kind.WELCOME, Kind.REFUSED]
+    stranger.close(0)
+
+
+async def test_a_hello_of_an_earlier_session_is_late(
+    ends: Ends, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    node = ends.node()
+    stranger = connect_dealer(context, "127.0.0.1", address(node).port)
+    for session in (2, 1):
+        hello = encode_body(Hello("shop", "client#5", None, session))
+        head = pack_header(PROTOCOL_VERSION, Kind.HELLO, node.tag, 5, 0, 0, 0)
+        stranger.send_multipart([head, hello])
+    await until(lambda: node.dropped_frames, "the second hello")
+    assert node.dropped_frames == {"late_hello": 1}
+    assert node.clients == 1
+    stranger.close(0)
+
+
+async def test_a_process_that_comes_back_to_its_port_is_heard_every_time(ends: Ends) -> None:
+    port, client = free_port(), ends.client()
+    for uid in range(2, 22):
+        node = await until(lambda: _again(ends, port, uid), "the port")  # noqa: B023
+        assert await ask(client, node, b"\x07") == 7
+        ends.kill(node)
+        await until(lambda: len(ends.lost) == uid - 1, "the loss")  # noqa: B023
+
+
+def _again(ends: Ends, port: int, uid: int) -> Endpoint | None:
+    try:
+        return ends.node(port=port, uid=uid)
+    except ConfigError:
+        return None

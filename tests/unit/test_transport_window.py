@@ -103,13 +103,14 @@ def test_too_many_batches_close_the_window_too(wire: Wire, window: Window) -> No
     for _ in range(WINDOW_BATCHES - 1):
         window.put(b"")
     assert window.writable
-    for _ in range(10):
+    for _ in range(WINDOW_BATCHES + 10):
         window.put(b"")
     assert not window.writable
-    assert wire.sent[-1] == WINDOW_BATCHES
+    assert wire.sent[-1] == 2 * WINDOW_BATCHES
     window.on_ack(4)
-    assert wire.sent[-1] == WINDOW_BATCHES + 4
-    assert window.on_ack(WINDOW_BATCHES // 2 + 9)
+    assert wire.sent[-1] == 2 * WINDOW_BATCHES + 4
+    assert not window.on_ack(WINDOW_BATCHES)
+    assert window.on_ack(WINDOW_BATCHES + WINDOW_BATCHES // 2 + 9)
 
 
 def test_a_link_without_room_is_tried_again_by_its_owner(wire: Wire, window: Window) -> None:

@@ -29,6 +29,7 @@ VALUES: dict[str, object] = {
     "homes": HOMES,
     "epoch": 7,
     "reason": "because",
+    "loads": {"17": 0.5, "ü": 2e6},
     "shards": ("1", "2"),
 }
 EXAMPLES: list[object] = [

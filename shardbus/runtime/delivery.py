@@ -1,0 +1,210 @@
+"""The hot path: a run of messages for one method, handled one by one where they arrived.
+
+Each finds its entity by one look-up in a dict (`arrive` starts one that is not active), its payload
+is read by the handler's own decoder, and the handler is called; nothing is made for a message but
+its arguments and its answer. An entity that is busy gets it into its mailbox.
+
+Handlers that are coroutine functions are awaited by a coroutine of ours, many in a row, which costs
+little more than a call while none of them waits. When one does, our coroutine is that message's
+from there on, a task carries it to its end, and a new one takes the rest. A handler that sets a
+context variable ends the row as well: what it has set is no other message's business.
+
+Source: S4.15, S4.19; C.30; B.108.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+from shardbus.runtime.answers import answer
+from shardbus.runtime.context import Context, Message
+from shardbus.runtime.entity_type import Invoker
+from shardbus.runtime.turn import Driver
+from shardbus.runtime.waiting import Way
+from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
+
+Find = Callable[[str], Context | None]
+Arrive = Callable[[str, bytes, int], Context | None]
+"""Starts the entity of a message (entity id, payload, correlation id) that is not active, or, if it
+does not belong here, takes the message and returns None."""
+
+
+class Delivery(ABC):
+    """See the module. A subclass says what becomes of what does not end here."""
+
+    def __init__(self) -> None:
+        self.cell: Context | None = None
+        """The entity that is handling a message at this very moment; below, the message."""
+        self.way: Way | None = None
+        self.payload = b""
+        self.corr = 0
+        self.tick = 0
+        """Coarse time, in units of 50 ms."""
+        self._driver: Driver
+
+    def deliver(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterable[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain = (),
+    ) -> None:
+        """Handle a run of messages, as (entity id, payload, correlation id)."""
+        tick, driver, outer = self.tick, self._driver, self._now()
+        self.way = (invoker, session, chain)
+        driver.enter()
+        try:
+            if invoker.is_async:
+                self._drive(find, arrive, invoker, session, iter(rows), deadline, chain)
+                return
+            function, single, one = invoker.function, invoker.single, invoker.one
+            for entity_id, payload, corr in rows:
+                cell = find(entity_id) or arrive(entity_id, payload, corr)
+                if cell is None:
+                    continue
+                cell.used = tick
+                if cell.busy:
+                    self.queue(cell, Message(invoker, payload, session, corr, deadline, chain))
+                    continue
+                self.cell, self.payload, self.corr = cell, payload, corr
+                try:
+                    if single is not None:
+                        value = function(cell.entity, single(payload)[0])
+                    elif one is not None:
+                        value = function(cell.entity, one(payload))
+                    else:
+                        value = function(cell.entity, *invoker.decoders[payload[0]](payload))
+                except (Exception, asyncio.CancelledError) as e:
+                    if self._raised(cell, invoker, payload, e, session, corr):
+                        self._look_again(cell)
+                    continue
+                if session is not None:
+                    answer(cell, value, session, corr)
+                if cell.stopping is not None or cell.mailbox:
+                    self.settle(cell)
+        finally:
+            driver.leave()
+            self.cell, self.way, self.payload, self.corr = outer
+
+    def _drive(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterator[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain,
+    ) -> None:
+        """A run for a coroutine function: one coroutine of ours awaits handler after handler, until
+        one waits. Then it is that message's, a task carries it on, and another takes the rest."""
+        more = True
+        while more:
+            context, carried = self._driver.fresh(), list[bool]()
+            coroutine = self._await_each(
+                find, arrive, invoker, session, rows, deadline, chain, context, carried
+            )
+            try:
+                waits_for = self._driver.begin(coroutine, context)
+            except StopIteration as end:
+                more = end.value
+            else:
+                carried.append(True)
+                cell = self.cell
+                assert cell is not None
+                self._carry_on(cell, coroutine, waits_for, session, self.corr)
+
+    async def _await_each(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterator[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain,
+        context: contextvars.Context,
+        carried: list[bool],
+    ) -> Any:
+        """Handle the rest of the rows. Returns, once it is `carried` on by a task, what the handler
+        that waited has returned; else whether there may be more rows, which need another context:
+        what a handler has set in it is no other message's business."""
+        function, single, one = invoker.function, invoker.single, invoker.one
+        tick, untouched = self.tick, self._driver.base
+        for entity_id, payload, corr in rows:
+            cell = find(entity_id) or arrive(entity_id, payload, corr)
+            if cell is None:
+                continue
+            cell.used = tick
+            if cell.busy:
+                self.queue(cell, Message(invoker, payload, session, corr, deadline, chain))
+                continue
+            self.cell, self.payload, self.corr = cell, payload, corr
+            try:
+                if one is not None:
+                    value = await function(cell.entity, one(payload))
+                elif single is not None:
+                    value = await function(cell.entity, single(payload)[0])
+                else:
+                    value = await function(cell.entity, *invoker.decoders[payload[0]](payload))
+            except (Exception, asyncio.CancelledError) as e:
+                if carried:
+                    raise
+                if self._raised(cell, invoker, payload, e, session, corr):
+                    self._look_again(cell)
+            else:
+                if carried:
+                    return value
+                if session is not None:
+                    answer(cell, value, session, corr)
+                if cell.stopping is not None or cell.mailbox:
+                    self.settle(cell)
+            if context != untouched:
+                return True
+        return False
+
+    def _now(self) -> Any:
+        return self.cell, self.way, self.payload, self.corr
+
+    @abstractmethod
+    def queue(self, cell: Context, message: Message) -> None:
+        """Put it into the mailbox."""
+
+    @abstractmethod
+    def settle(self, cell: Context) -> None:
+        """Go on with its mailbox, stop it, or let it be idle."""
+
+    @abstractmethod
+    def _look_again(self, cell: Context) -> None:
+        """`settle` if there is a reason to."""
+
+    @abstractmethod
+    def _raised(
+        self,
+        cell: Context,
+        invoker: Invoker,
+        payload: bytes,
+        error: BaseException,
+        session: Session | None,
+        corr: int,
+    ) -> bool:
+        """Reading or handling a message raised; whether the entity may go on."""
+
+    @abstractmethod
+    def _carry_on(
+        self,
+        cell: Context,
+        coroutine: Coroutine[Any, Any, Any],
+        waits_for: Any,
+        session: Session | None,
+        corr: int,
+    ) -> None:
+        """Let a task carry the message to its end."""

@@ -1,0 +1,277 @@
+"""Receivers that are slower than their senders: senders wait, memory is bounded, nothing is lost;
+and who stands still keeps nobody waiting for good."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from nodes import Nodes
+
+from shardbus import Entity, MailboxFull, ShardBus, handler
+from shardbus.client.asynchronous import AsyncClient
+from shardbus.runtime.crowd import Crowd
+from shardbus.runtime.node import Node
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
+from tests.waiting import until
+
+MAILBOX = 200
+BATCH = BATCH_WEIGHT_MAX // ENVELOPE_WEIGHT + 1
+"""Small messages in a batch, at most."""
+
+
+class Application:
+    """Entities that wait for a gate, and what they were told."""
+
+    def __init__(self) -> None:
+        bus = self.bus = ShardBus("slow")
+        self.told: dict[str, list[int]] = {}
+        self.gate = asyncio.Event()
+        self.gate.set()
+        app = self
+
+        @bus.entity("line", shards=8)
+        class Line(Entity):
+            @handler
+            async def put(self, number: int, payload: bytes = b"") -> None:
+                await app.gate.wait()
+                await asyncio.sleep(0)
+                app.told.setdefault(self.context.entity_id, []).append(number)
+
+            @handler
+            async def ping(self) -> str:
+                await app.gate.wait()
+                return self.context.node
+
+            @handler
+            async def chat(self, other: str, count: int) -> int:
+                """Tell another one more than it has room for, and it tells us."""
+                for number in range(count):
+                    await self.context.ref("line", other).put.tell(number, bytes(1000))
+                return count
+
+        self.line = Line
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def started(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node, AsyncClient]:
+    node = await nodes.start(app.bus, mailbox=MAILBOX, **sharding)
+    client = await nodes.client()
+    await client.ref(app.line, "a").ping()
+    return node, client
+
+
+def crowd(node: Node) -> Crowd:
+    return node.kinds["line"].host.execution.crowd
+
+
+async def plea(node: Node, client: AsyncClient) -> None:
+    """The node says what it says every few seconds: that it lives, and has no room."""
+
+    def told() -> int:
+        return sum(session.told_to_wait for session in client._endpoint.sessions())
+
+    before = told()
+    for session in node.endpoint.sessions():
+        session.keep_alive()
+    await until(lambda: told() > before, "a plea to wait")
+
+
+def mailbox(node: Node, entity_id: str) -> int:
+    cell = node.kinds["line"].host.active[entity_id]
+    return len(cell.mailbox or ())
+
+
+def dropped(node: Node) -> dict[str, int]:
+    return node.kinds["line"].host.counts.dropped
+
+
+async def test_a_slow_entity_slows_its_sender_and_loses_nothing(nodes: Nodes) -> None:
+    app = Application()
+    node, client = await started(nodes, app)
+    ref, longest = client.ref(app.line, "a"), 0
+    for number in range(100 * MAILBOX):
+        await ref.put.tell(number)
+        if number % 50 == 0:
+            await asyncio.sleep(0)
+            longest = max(longest, mailbox(node, "a"))
+    await client.flush()
+    await until(lambda: len(app.told["a"]) == 100 * MAILBOX, "every message", 60)
+    assert app.told["a"] == list(range(100 * MAILBOX))
+    assert dropped(node) == {}
+    assert crowd(node).pauses > 10
+    assert MAILBOX < longest <= MAILBOX + BATCH
+
+
+async def test_two_senders_of_one_slow_entity_both_come_through(nodes: Nodes) -> None:
+    app = Application()
+    node, client = await started(nodes, app)
+    clients = [client, await nodes.client(), await nodes.client()]
+
+    async def send(lane: int, client: AsyncClient) -> None:
+        for number in range(20 * MAILBOX):
+            await client.tell("line", "a", "put", number * 10 + lane)
+            if number % 50 == 0:
+                await asyncio.sleep(0)
+        await client.flush()
+
+    await asyncio.gather(*(send(lane, client) for lane, client in enumerate(clients)))
+    await until(lambda: len(app.told["a"]) == 60 * MAILBOX, "every message", 60)
+    for lane in range(3):
+        mine = [n // 10 for n in app.told["a"] if n % 10 == lane]
+        assert mine == list(range(20 * MAILBOX))
+    assert dropped(node) == {}
+
+
+async def test_while_the_entity_stands_still_the_sender_waits_and_the_window_is_all_it_takes(
+    nodes: Nodes,
+) -> None:
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=60.0)
+    app.gate.clear()
+    sent = 0
+
+    async def send() -> None:
+        nonlocal sent
+        while True:
+            await client.ref(app.line, "a").put.tell(sent, bytes(1000))
+            sent += 1
+            if sent % 50 == 0:
+                await asyncio.sleep(0)
+
+    sender = asyncio.ensure_future(send())
+    await until(lambda: crowd(node).pauses, "a pause")
+    await plea(node, client)  # behind every acknowledgement
+    await until(lambda: any(not s.writable for s in client._endpoint.sessions()), "a full window")
+    at_rest = sent
+    await plea(node, client)
+    assert sent == at_rest
+    assert mailbox(node, "a") <= MAILBOX + BATCH
+    assert dropped(node) == {}
+    app.gate.set()
+    await until(lambda: sent > at_rest, "room again")
+    sender.cancel()
+    await client.flush()
+    await until(lambda: len(app.told["a"]) >= sent, "what was sent", 60)
+    assert app.told["a"] == list(range(len(app.told["a"])))
+    assert dropped(node) == {}
+
+
+async def test_an_ask_to_a_full_mailbox_is_refused_at_once(nodes: Nodes) -> None:
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=60.0)
+    app.gate.clear()
+    asks = [asyncio.ensure_future(client.ref(app.line, "a").ping()) for _ in range(MAILBOX + 6)]
+    done, _ = await asyncio.wait(asks, return_when=asyncio.FIRST_COMPLETED)
+    assert isinstance(done.pop().exception(), MailboxFull)
+    await until(lambda: dropped(node) == {"mailbox_full": 5}, "the refusals")
+    app.gate.set()
+    answers = await asyncio.gather(*asks, return_exceptions=True)
+    assert sum(isinstance(answer, MailboxFull) for answer in answers) == 5
+    assert sum(isinstance(answer, str) for answer in answers) == MAILBOX + 1
+
+
+async def test_who_stands_still_for_too_long_keeps_nobody_waiting(nodes: Nodes) -> None:
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=0.2)
+    app.gate.clear()
+    for number in range(10 * MAILBOX):
+        await client.ref(app.line, "a").put.tell(number)
+    await client.flush()
+    lost = dropped(node)["mailbox_full"]
+    kept = 10 * MAILBOX - lost
+    assert MAILBOX <= kept <= MAILBOX + 1 + 2 * BATCH
+    app.gate.set()
+    await until(lambda: len(app.told.get("a", ())) == kept, "what was kept")
+    assert app.told["a"] == list(range(kept))
+    await client.ref(app.line, "a").ping()
+    await until(lambda: not crowd(node)._stuck, "room")
+    assert dropped(node) == {"mailbox_full": lost}
+
+
+async def test_without_patience_a_full_mailbox_drops_at_once(nodes: Nodes) -> None:
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=0.0)
+    app.gate.clear()
+    for number in range(3 * MAILBOX):
+        await client.ref(app.line, "a").put.tell(number)
+    await client.flush()
+    assert dropped(node) == {"mailbox_full": 2 * MAILBOX - 1}
+    assert crowd(node).pauses == 0
+    app.gate.set()
+
+
+async def test_all_mailboxes_together_have_a_bound_in_bytes(nodes: Nodes) -> None:
+    """A thousand entities with a little each."""
+    app = Application()
+    size, bound = 2000, 2_000_000
+    node, client = await started(nodes, app, mailbox_patience=60.0, mailbox_bytes=bound)
+    refs = [client.ref(app.line, f"e{n}") for n in range(500)]
+    await asyncio.gather(*(ref.ping() for ref in refs))
+    app.gate.clear()
+
+    async def send() -> None:
+        for number in range(10):
+            for ref in refs:
+                await ref.put.tell(number, bytes(size))
+
+    sender = asyncio.ensure_future(send())
+    await until(lambda: crowd(node).pauses, "a pause")
+    await until(lambda: any(not s.writable for s in client._endpoint.sessions()), "a full window")
+    waiting = sum(mailbox(node, f"e{n}") for n in range(500))
+    assert waiting * size < bound + 2 * BATCH_WEIGHT_MAX
+    with pytest.raises(MailboxFull):
+        await (await nodes.client()).ref(app.line, "e1").ping()
+    app.gate.set()
+    await sender
+    await client.flush()
+    await until(lambda: sum(map(len, app.told.values())) == 5000, "every message", 60)
+    assert all(told == list(range(10)) for told in app.told.values())
+    assert set(dropped(node)) == {"mailbox_full"}
+    assert dropped(node)["mailbox_full"] == 1  # the ask
+
+
+async def test_entities_that_wait_for_room_at_each_other_come_apart(nodes: Nodes) -> None:
+    """On two nodes, each tells the other more than it has room for, and handles nothing meanwhile:
+    a circle of waiting. After the patience messages are dropped and counted, and both go on."""
+    app = Application()
+    small = {"mailbox": MAILBOX, "mailbox_patience": 0.3}
+    first, second = await nodes.cluster(app.bus, 2, **small)
+    client = await nodes.client()
+    homes: dict[str, str] = {}
+    for name in map(str, range(20)):
+        homes.setdefault(await client.ref(app.line, name).ping(), name)
+    assert len(homes) == 2
+    a, b = homes.values()
+    count = 20_000  # 20 MB: more than mailboxes and windows hold
+    asks = [
+        client.ref(app.line, one).within(60).chat(other, count) for one, other in ((a, b), (b, a))
+    ]
+    assert await asyncio.gather(*asks) == [count, count]
+
+    def lost() -> int:
+        return sum(dropped(node).get("mailbox_full", 0) for node in (first, second))
+
+    await until(
+        lambda: len(app.told[a]) + len(app.told[b]) + lost() == 2 * count, "every outcome", 60
+    )
+    assert lost() > 0
+    for told in (app.told[a], app.told[b]):
+        assert told == sorted(set(told))
+
+
+async def test_an_entity_that_tells_itself_more_than_it_has_room_for_goes_on(nodes: Nodes) -> None:
+    app = Application()
+    node, client = await started(nodes, app, mailbox_patience=0.2)
+    count = 10_000
+    assert await client.ref(app.line, "a").within(60).chat("a", count) == count
+    lost = dropped(node)["mailbox_full"]
+    await until(lambda: len(app.told["a"]) == count - lost, "what was not dropped")
+    assert app.told["a"] == sorted(set(app.told["a"]))

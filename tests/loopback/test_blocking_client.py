@@ -1,0 +1,156 @@
+"""The blocking client: threads that share a line to the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from shardbus import Client, Entity, ShardBus, handler
+from shardbus.errors import (
+    AskTimeout,
+    ConfigError,
+    LocalProtocolError,
+    MessageTooLarge,
+    NodeLost,
+    SchemaError,
+    UnknownEntityType,
+)
+from shardbus.wire.batch import PAYLOAD_BYTES_MAX
+from tests.loopback.nodes import Nodes
+from tests.waiting import until
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+def application() -> tuple[ShardBus, type]:
+    bus = ShardBus("shop")
+
+    @bus.entity("page", shards=4)
+    class Page(Entity):
+        """Writes down what it is sent."""
+
+        def __init__(self) -> None:
+            self.seen: list[Any] = []
+
+        @handler
+        def add(self, value: int) -> int:
+            self.seen.append(value)
+            return len(self.seen)
+
+        @handler
+        def all(self) -> list[int]:
+            return self.seen
+
+        @handler
+        async def never(self) -> None:
+            await asyncio.Event().wait()
+
+        async def receive(self, message: int | bytes) -> int:
+            self.seen.append(message if isinstance(message, int) else len(message))
+            return len(self.seen)
+
+    return bus, Page
+
+
+async def test_what_a_thread_sends_keeps_its_order_whatever_it_is(nodes: Nodes) -> None:
+    bus, page = application()
+    [node] = await nodes.cluster(bus, 1)
+
+    def use(thread: int) -> list[int]:
+        with Client(f"tcp://{node.me.address}", cluster="shop") as client:
+            ref: Any = client.ref(page, f"page-{thread}")
+            for n in range(0, 3000, 6):
+                ref.add.tell(n)
+                client.tell("page", f"page-{thread}", n + 1)
+                client.tell_many("page", [(f"page-{thread}", n + 2)])
+                assert ref.add(n + 3) == n + 4
+                client.cast("page", f"page-{thread}", "add", n + 4)
+                ref.tell(n + 5)
+            return ref.all()
+
+    with ThreadPoolExecutor() as threads:
+        seen = await asyncio.gather(
+            *(asyncio.get_running_loop().run_in_executor(threads, use, n) for n in range(3))
+        )
+    assert seen == [list(range(3000))] * 3
+
+
+async def test_threads_share_a_client_and_each_keeps_its_order(nodes: Nodes) -> None:
+    bus, page = application()
+    [node] = await nodes.cluster(bus, 1)
+
+    def use() -> list[list[int]]:
+        with Client(f"tcp://{node.me.address}", cluster="shop") as client:
+            ref: Any = client.ref(page, "x")
+
+            def tell(first: int) -> None:
+                for n in range(first, first + 5000):
+                    ref.add.tell(n)
+
+            with ThreadPoolExecutor() as threads:
+                list(threads.map(tell, (0, 10_000, 20_000)))
+            seen: list[int] = ref.all()
+        return [[n for n in seen if first <= n < first + 10_000] for first in (0, 10_000, 20_000)]
+
+    seen = await asyncio.to_thread(use)
+    assert seen == [list(range(first, first + 5000)) for first in (0, 10_000, 20_000)]
+
+
+async def test_mistakes_are_raised_where_they_are_made(nodes: Nodes) -> None:
+    bus, page = application()
+    [node] = await nodes.cluster(bus, 1)
+
+    def use() -> int:
+        with Client(f"tcp://{node.me.address}", cluster="shop") as client:
+            ref: Any = client.ref(page, "x")
+            with pytest.raises(SchemaError):
+                ref.tell(object())
+            with pytest.raises(TypeError):
+                ref.add.tell(1, 2)
+            with pytest.raises(MessageTooLarge):
+                client.tell("page", "x", bytes(PAYLOAD_BYTES_MAX + 1))
+            with pytest.raises(ConfigError):
+                client.tell("page", "", 1)
+            with pytest.raises(UnknownEntityType):
+                client.tell("book", "x", 1)
+            with pytest.raises(AttributeError, match="no handler 'missing'"):
+                ref.missing  # noqa: B018
+            with pytest.raises(AskTimeout):
+                ref.within(0.1).never()
+            late = client.ref(page, "y")
+            late.start_entity()  # type: ignore[attr-defined]
+            answer: int = late.within(5.0).ask(1)  # type: ignore[attr-defined]
+        with pytest.raises(LocalProtocolError, match="closed"):
+            client.tell("page", "x", 1)
+        return answer
+
+    assert await asyncio.to_thread(use) == 1
+
+
+async def test_an_ask_whose_node_dies_has_its_outcome(nodes: Nodes) -> None:
+    bus, page = application()
+    [node] = await nodes.cluster(bus, 1)
+    waiting = threading.Event()
+
+    def use() -> str:
+        with Client(f"tcp://{node.me.address}", cluster="shop") as client:
+            ref: Any = client.ref(page, "x")
+            ref.add(1)
+            waiting.set()
+            with pytest.raises((NodeLost, AskTimeout)) as caught:
+                ref.never()
+            return type(caught.value).__name__
+
+    outcome = asyncio.get_running_loop().create_task(asyncio.to_thread(use))
+    await until(waiting.is_set, "an ask under way")
+    node.endpoint.close()
+    assert await outcome in ("NodeLost", "AskTimeout")

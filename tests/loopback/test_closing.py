@@ -1,0 +1,75 @@
+"""A client that closes: what it told gets the time to arrive, and that time has an end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from nodes import Nodes
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.client import asynchronous
+from shardbus.client.asynchronous import AsyncClient
+from tests.ports import free_port
+from tests.proxy import Proxy
+from tests.waiting import until
+
+bus = ShardBus("closing")
+told: list[int] = []
+
+
+@bus.entity("line", shards=4)
+class Line(Entity):
+    """Writes down what it is told."""
+
+    @handler
+    def put(self, number: int, payload: bytes) -> None:
+        told.append(number)
+
+    @handler
+    def ping(self) -> int:
+        return 1
+
+
+@pytest.fixture
+async def way() -> AsyncIterator[Proxy]:
+    """A node behind a proxy."""
+    told.clear()
+    async with Nodes() as nodes:
+        proxy = Proxy(free_port())
+        await proxy.start()
+        nodes.own = {"port": proxy.target, "advertise": f"127.0.0.1:{proxy.port}"}
+        await nodes.start(bus)
+        yield proxy
+        await proxy.close()
+
+
+async def entered(proxy: Proxy) -> AsyncClient:
+    client = AsyncClient(f"tcp://127.0.0.1:{proxy.port}", cluster="closing", timeout=10)
+    await client.__aenter__()
+    await client.ref(Line, "a").ping()
+    return client
+
+
+async def test_what_was_told_arrives_on_a_slow_way(way: Proxy) -> None:
+    client = await entered(way)
+    way.rate = 500_000.0
+    for number in range(400):
+        await client.ref(Line, "a").put.tell(number, bytes(1000))
+    await client.close()
+    assert told == list(range(400))
+    assert client.lost_messages == 0
+
+
+async def test_a_close_ends_although_nobody_acknowledges_and_says_what_may_be_lost(
+    way: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asynchronous, "CLOSE_S", 0.2)
+    client = await entered(way)
+    way.mute()
+    for number in range(25):
+        await client.ref(Line, "a").put.tell(number, b"")
+    await client.close()
+    assert told == []
+    await until(lambda: not client._endpoint.sessions(), "the end of the sessions")
+    assert client.lost_messages == 25
