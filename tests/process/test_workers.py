@@ -13,12 +13,14 @@ from typing import Any, TextIO
 
 import pytest
 
+from shardbus import RequestError
 from tests.ports import free_block
 from tests.process.app import RECORD, Account, Page, Stubborn
 from tests.process.nodes import QUICK, NodeProcess, Processes
 from tests.process.test_cluster import BRIEF, IDS, Bank
 from tests.waiting import until
 
+pytestmark = pytest.mark.timeout(300)
 WORKERS = 3
 PATIENCE_S = 90.0
 """Several processes start, one after the other."""
@@ -80,6 +82,12 @@ def up(node: NodeProcess) -> list[str]:
     page = node.get("/v1/nodes")
     rows = page["nodes"] if page else []
     return sorted(row["address"] for row in rows if row["status"] == "up")
+
+
+def up_nodes(node: NodeProcess) -> list[str]:
+    """The same, as host:port#uid."""
+    page = node.get("/v1/nodes")
+    return [row["node"] for row in page["nodes"] if row["status"] == "up"] if page else []
 
 
 def addresses(unit: NodeProcess) -> list[str]:
@@ -231,6 +239,27 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
     assert f"worker {victim} was ended by SIGKILL; it is started again in 0.5 s" in (
         unit.err.read_text()
     )
+    assert await unit.terminate(PATIENCE_S) == 0
+
+
+async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
+    """It answers heartbeats and handles nothing. Its node is downed, and its process does not end
+    by itself."""
+    unit = await start(lab, settings=("cluster.app_stall_timeout=1s",))
+    async with lab.client(unit, timeout=3.0) as client:
+        home = await client.ref(Page, "page-1").where()
+        worker = addresses(unit).index(home.partition("#")[0])
+        blocked = asyncio.ensure_future(client.ref(Page, "page-1").block(3600.0))
+        await until(lambda: workers(unit)[worker]["starts"] == 2, "another start", PATIENCE_S)
+        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up", PATIENCE_S)
+        again = await client.ref(Page, "page-1").where()
+        assert again in up_nodes(unit)
+        assert again != home
+        with pytest.raises(RequestError):
+            await blocked
+    said = unit.err.read_text()
+    assert f"[{worker}] shardbus: error: what keeps the loop does not end, at" in said
+    assert "in block" in said
     assert await unit.terminate(PATIENCE_S) == 0
 
 
