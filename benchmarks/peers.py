@@ -108,7 +108,9 @@ def _cell(row: Row, metric: str) -> str:
         return ""
     text = f"{value:,.0f}" if value < 10_000 else f"{round(value, -2):,.0f}"
     unit = " us" if metric == "ask1_p50" else ""
-    return f"{text}{unit}" + (f" ({ratio:.{2 if ratio >= 0.1 else 4}f} x)" if ratio else "")
+    if not ratio:
+        return f"{text}{unit}"
+    return f"{text}{unit} ({ratio:.2f} x)" if ratio >= 0.1 else f"{text}{unit} ({ratio:.2g} x)"
 
 
 def put_into(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:

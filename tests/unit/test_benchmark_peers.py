@@ -52,7 +52,7 @@ def test_lines_of_the_other_harness_are_read_too() -> None:
 def test_the_table_leaves_open_what_was_not_measured() -> None:
     *_, ours, a, _ = peers.table(peers.read(OURS, OTHERS)).splitlines()
     assert ours == "| **shardbus**, Python | 200 (0.50 x) | 100 (2.00 x) |  |  | 350 |"
-    assert a == "| A | 10 (0.0100 x) | 7 |  |  |  |"
+    assert a == "| A | 10 (0.01 x) | 7 |  |  |  |"
 
 
 def test_the_table_goes_between_its_marks_and_nowhere_else() -> None:
