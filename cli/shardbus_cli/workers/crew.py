@@ -21,7 +21,7 @@ the whole cluster knows. When all have, or after 5 s, they are told to leave, at
 the first shards handed off before that, others of the unit would get them. Whoever has not ended by
 the deadline, which workers said themselves when they began to serve, is killed.
 
-Source: the package's page; docs/reference/cli.md.
+Source: the package's page; B.139.
 """
 
 from __future__ import annotations
