@@ -2,7 +2,7 @@
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
 #   make test | lint | types | bench          the quick benchmarks; the others: benchmarks/harness.py
-#   make peers                      the table and the plot of docs/performance.md
+#   make report                     all of them, into the tables and the plot of docs/performance.md
 #   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
 #                                   membership, or whole nodes, under seeded faults
 
@@ -16,8 +16,9 @@ SEEDS := 1000
 JOBS := 2
 WHAT :=
 QUICK := tell ask activation typed storm scraped
+LONGER := sizes entities workers
 
-.PHONY: demo test simulate lint types bench peers clean
+.PHONY: demo test simulate lint types bench report clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
@@ -41,10 +42,10 @@ types: .venv/all.stamp
 bench: .venv/all.stamp
 	@for benchmark in $(QUICK); do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
 
-peers: .venv/all.stamp
+report: .venv/all.stamp
 	@rm -f .venv/lines.json
-	@for b in tell ask activation; do $(BIN)/python -m benchmarks.$$b >> .venv/lines.json || exit 1; done
-	@$(BIN)/python -m benchmarks.peers .venv/lines.json docs
+	@for b in $(QUICK) $(LONGER); do $(BIN)/python -m benchmarks.$$b >> .venv/lines.json || exit 1; done
+	@$(BIN)/python -m benchmarks.report .venv/lines.json docs
 
 clean:
 	rm -rf .venv

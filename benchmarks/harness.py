@@ -16,6 +16,8 @@ ratio is taken pair by pair, because shared machines drift.
     python -m benchmarks.workers       one to four nodes on one machine
     python -m benchmarks.scraped       what it costs that /metrics is read
 
+    python -m benchmarks.report        what they printed, as tables; so does `make report`
+
 BENCH_RUNS (3) and BENCH_SECONDS (4) make them shorter or longer.
 """
 

@@ -13,7 +13,7 @@ tells and first messages to batched sockets, asks to those that send once for ea
     python -m benchmarks.peers lines.json docs      puts it into docs/performance.md, and the plot
                                                     beside it
 
-`make peers` does all of that. Lines of several runs may stand in the file: the median of each
+Lines of several runs may stand in the file: the median of each
 figure counts. Lines of the harness that measured the others are read as well.
 """
 
@@ -108,15 +108,17 @@ def _cell(row: Row, metric: str) -> str:
         return ""
     text = f"{value:,.0f}" if value < 10_000 else f"{round(value, -2):,.0f}"
     unit = " us" if metric == "ask1_p50" else ""
-    return f"{text}{unit}" + (f" ({ratio:.{2 if ratio >= 0.1 else 4}f} x)" if ratio else "")
+    if not ratio:
+        return f"{text}{unit}"
+    return f"{text}{unit} ({ratio:.2f} x)" if ratio >= 0.1 else f"{text}{unit} ({ratio:.2g} x)"
 
 
-def put_into(page: str, text: str) -> str:
-    """The page with the text between its two marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"the page has no {BEGIN} and {END}")
+def put_into(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
+    """The page with the text between two marks."""
+    before, found, rest = page.partition(begin)
+    _, also, after = rest.partition(end)
+    if not found or not also:
+        raise ValueError(f"the page has no {begin} and {end}")
     return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 

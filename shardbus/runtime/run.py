@@ -6,8 +6,10 @@ The first SIGTERM or SIGINT hands off and leaves, phase by phase; the second sto
 whole cluster stops, the node ends by itself and hands nothing off. Each phase has its time, but no
 timeout ends a function that blocks the loop, nor a task that takes no cancelling. So from the first
 signal on a thread waits for the end, a while longer than all phases may take, and then ends the
-process. A node that a supervisor started hears of it by its leash, too, and reports there instead
-of on standard output.
+process; and so it does for 15 s when the node was downed, perhaps because its loop is blocked.
+
+A node that a supervisor started is told to leave by its leash, too, and reports there instead of on
+standard output.
 
 Source: docs/reference/cli.md; B.12, B.15, B.141.
 """
@@ -22,7 +24,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 from traceback import walk_stack
@@ -31,9 +33,10 @@ from typing import Any, Protocol, TypeVar
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.app import create_app
 from shardbus.http.server import serve
-from shardbus.membership.events import SetService
+from shardbus.membership.events import SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.runtime.admin import Admin
+from shardbus.runtime.cluster_thread import ClusterThread
 from shardbus.runtime.departure import LEFT, leave, longest_move
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.leash import InLoop, Leash
@@ -47,6 +50,8 @@ log = logging.getLogger("shardbus.node")
 
 READY_POLL_S = 0.02
 CALLBACKS_S = 5.0
+OVER_S = 15.0
+"""For a node that was downed to end; it hands nothing off."""
 AFTERWARDS_S = 10.0
 """For callbacks and sockets after the last phase."""
 GC_THRESHOLDS = (20_000, 20, 50)
@@ -70,11 +75,12 @@ class _Deadline:
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
 
-    def set(self, node: Node) -> None:
+    def set(self, node: Node, seconds: float = 0.0) -> None:
         """The node begins to leave, or shall, while its loop may be stuck."""
         self.cancel()
         main = threading.main_thread().ident
-        self._timer = threading.Timer(leaves_within(node), self._end, (node, main))
+        seconds = seconds or leaves_within(node)
+        self._timer = threading.Timer(seconds, self._end, (node, main))
         self._timer.daemon = True
         self._timer.start()
 
@@ -149,7 +155,18 @@ async def _run(
     settings = replace(settings, node=known)
     url = settings.store.url or default_url(bus.name)
     store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
-    node = Node(bus.name, bus.types, settings, store)
+
+    def membership(*args: Any, notify: Callable[[object], None], **more: Any) -> ClusterThread:
+        """Once it is over, so is the process, though what it waits for may keep its loop."""
+
+        def told(effect: object) -> None:
+            if isinstance(effect, Stopped) and effect.reason != LEFT:
+                deadline.set(node, OVER_S)
+            notify(effect)
+
+        return ClusterThread(*args, notify=told, **more)
+
+    node = Node(bus.name, bus.types, settings, store, membership=membership)
     server = serve(create_app(Admin(node), settings.http), settings.http.host, settings.http.port)
     if leash is not None:
         close = partial(_begin_to_close, node, leash)

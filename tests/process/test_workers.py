@@ -9,16 +9,18 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
+from shardbus import RequestError
 from tests.ports import free_block
 from tests.process.app import RECORD, Account, Page, Stubborn
 from tests.process.nodes import QUICK, NodeProcess, Processes
 from tests.process.test_cluster import BRIEF, IDS, Bank
 from tests.waiting import until
 
+pytestmark = pytest.mark.timeout(300)
 WORKERS = 3
 PATIENCE_S = 90.0
 """Several processes start, one after the other."""
@@ -59,6 +61,13 @@ def pids(unit: NodeProcess) -> list[int]:
     return [row["pid"] for row in workers(unit)]
 
 
+def ask(unit: NodeProcess, path: str) -> TextIO:
+    """The answer as it comes."""
+    with socket.create_connection(("127.0.0.1", unit.http_port), PATIENCE_S) as asked:
+        asked.sendall(f"GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n".encode())
+        return asked.makefile(newline=None)
+
+
 def lives(pid: int) -> bool:
     """A process that is no zombie."""
     try:
@@ -73,6 +82,12 @@ def up(node: NodeProcess) -> list[str]:
     page = node.get("/v1/nodes")
     rows = page["nodes"] if page else []
     return sorted(row["address"] for row in rows if row["status"] == "up")
+
+
+def up_nodes(node: NodeProcess) -> list[str]:
+    """The same, as host:port#uid."""
+    page = node.get("/v1/nodes")
+    return [row["node"] for row in page["nodes"] if row["status"] == "up"] if page else []
 
 
 def addresses(unit: NodeProcess) -> list[str]:
@@ -116,9 +131,11 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
         done = lab.run(*command, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
         assert await done.ended(PATIENCE_S) == code, done.err.read_text()
         assert text in done.out.read_text() + done.err.read_text()
-    with socket.create_connection(("127.0.0.1", unit.http_port), 3) as asked:
-        asked.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        page = asked.makefile().read()
+    with await asyncio.to_thread(ask, unit, "/v1/events") as events:
+        assert events.readline() == "HTTP/1.1 200 OK\n"
+        assert next(line for line in events if line.startswith("data: "))
+    with await asyncio.to_thread(ask, unit, "/metrics") as metrics:
+        page = metrics.read()
     for worker in range(WORKERS):
         assert f'shardbus_shards{{worker="{worker}",entity_type="account"}}' in page
     assert page.count("# TYPE shardbus_shards gauge") == 1
@@ -222,6 +239,27 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
     assert f"worker {victim} was ended by SIGKILL; it is started again in 0.5 s" in (
         unit.err.read_text()
     )
+    assert await unit.terminate(PATIENCE_S) == 0
+
+
+async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
+    """It answers heartbeats and handles nothing. Its node is downed, and its process does not end
+    by itself."""
+    unit = await start(lab, settings=("cluster.app_stall_timeout=1s",))
+    async with lab.client(unit, timeout=3.0) as client:
+        home = await client.ref(Page, "page-1").where()
+        worker = addresses(unit).index(home.partition("#")[0])
+        blocked = asyncio.ensure_future(client.ref(Page, "page-1").block(3600.0))
+        await until(lambda: workers(unit)[worker]["starts"] == 2, "another start", PATIENCE_S)
+        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up", PATIENCE_S)
+        again = await client.ref(Page, "page-1").where()
+        assert again in up_nodes(unit)
+        assert again != home
+        with pytest.raises(RequestError):
+            await blocked
+    said = unit.err.read_text()
+    assert f"[{worker}] shardbus: error: what keeps the loop does not end, at" in said
+    assert "in block" in said
     assert await unit.terminate(PATIENCE_S) == 0
 
 

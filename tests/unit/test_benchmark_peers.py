@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` makes of lines whose ratios are known, and the lines that it has."""
+"""What `benchmarks.peers` and `benchmarks.report` make of lines whose figures are known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import peers
+from benchmarks import peers, report
 from benchmarks.peers_plot import PANELS, drawn
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,7 +52,7 @@ def test_lines_of_the_other_harness_are_read_too() -> None:
 def test_the_table_leaves_open_what_was_not_measured() -> None:
     *_, ours, a, _ = peers.table(peers.read(OURS, OTHERS)).splitlines()
     assert ours == "| **shardbus**, Python | 200 (0.50 x) | 100 (2.00 x) |  |  | 350 |"
-    assert a == "| A | 10 (0.0100 x) | 7 |  |  |  |"
+    assert a == "| A | 10 (0.01 x) | 7 |  |  |  |"
 
 
 def test_the_table_goes_between_its_marks_and_nowhere_else() -> None:
@@ -67,6 +67,7 @@ def test_the_table_goes_between_its_marks_and_nowhere_else() -> None:
 def test_the_page_has_the_marks_and_the_plot_its_bars() -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     assert peers.put_into(page, "x")
+    assert peers.put_into(page, "x", report.BEGIN, report.END)
     measured = peers.MEASURED.read_text(encoding="utf-8").splitlines()
     rows = peers.read(OURS, measured)
     assert len(rows) > 10
@@ -75,3 +76,24 @@ def test_the_page_has_the_marks_and_the_plot_its_bars() -> None:
     bars = [found for found in picture.iter() if found.tag.endswith("rect")]
     wanted = sum(figure in row.ratios for row in rows for _, _, figure, _, _ in PANELS)
     assert len(bars) == 1 + wanted
+
+
+def test_a_report_has_a_row_for_each_figure_that_there_is() -> None:
+    def line(name: str, value: float, **parameters: object) -> str:
+        return json.dumps({"name": name, "value": value, "parameters": parameters})
+
+    found = report.read(
+        [
+            line("shardbus/tell", 100.0, payload=64),
+            line("shardbus/tell", 300.0, payload=64),
+            line("raw_batched/tell", 50_049.0, payload=64),
+            line("tell/ratio", 0.5, of="raw_batched"),
+            line("scraped/less", 0.021),
+            line("sizes/shardbus/tell", 7.0, payload=1_024),
+            line("sizes/tell_ratio", 0.25, payload=1_024),
+        ]
+    )
+    main, single, sizes = report.tables(found).split("\n\n")
+    assert main.splitlines()[2:] == ["| tells a second | 200 | 50,000 (`raw_batched`) | 0.50 x |"]
+    assert single.splitlines()[2:] == ["| `/metrics` read once a second: fewer tells by | 2 % |"]
+    assert sizes.splitlines()[2:] == ["| 1,024 | 7 | 0.25 x |  |  |"]

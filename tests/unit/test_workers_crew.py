@@ -113,6 +113,15 @@ def test_rests_double_up_to_a_bound_and_begin_anew_after_a_good_minute() -> None
     assert after(machine, Ended(2, -9), now=now) == [Rests(2, -9, 0.5)]
 
 
+def test_a_worker_that_never_stays_is_started_again_for_ever() -> None:
+    machine, now = ready(2), 0.0
+    for _ in range(2_000):
+        now += crew.LONGEST_REST_S
+        assert machine.handle(Ended(1, -11), now)
+        now += crew.LONGEST_REST_S
+        assert machine.tick(now) == [Start(1, again=True)]
+
+
 def test_who_was_told_to_leave_is_not_started_again() -> None:
     machine = ready(2)
     assert after(machine, Ended(0, 0)) == []

@@ -40,5 +40,5 @@ ends, however it does, the worker leaves the cluster as at a SIGTERM (`shardbus.
     exposition  metrics of all workers as one page; pure
     supervisor  the loop that carries the crew's orders out
 
-Source: docs/reference/cli.md; docs/how-to.md.
+Source: docs/reference/cli.md; docs/how-to.md; B.139, C.34.
 """

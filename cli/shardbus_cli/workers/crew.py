@@ -21,7 +21,7 @@ the whole cluster knows. When all have, or after 5 s, they are told to leave, at
 the first shards handed off before that, others of the unit would get them. Whoever has not ended by
 the deadline, which workers said themselves when they began to serve, is killed.
 
-Source: the package's page; docs/reference/cli.md.
+Source: the package's page; B.139.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class Crew:
         if before is Stage.READY and now - standing.ready_at >= RAN_WELL_S:
             standing.ends = 0
         rest = min(FIRST_REST_S * 2.0**standing.ends, LONGEST_REST_S)
-        standing.ends += 1
+        standing.ends += rest < LONGEST_REST_S
         standing.stage, standing.until = Stage.RESTING, now + rest
         return [Rests(number, code, rest)]
 

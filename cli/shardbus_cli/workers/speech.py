@@ -42,9 +42,10 @@ def marked(worker: int, line: bytes) -> bytes:
 
 
 class Speech:
-    """See the module."""
+    """See the module. `out` and `err` are the descriptors that it writes to."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: int = STDOUT, err: int = STDERR) -> None:
+        self._out, self._err = out, err
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Pipe] = deque()
         self._ears, self._mouth = os.pipe()
@@ -59,7 +60,7 @@ class Speech:
 
     def listen(self, worker: int, *, out: int, err: int) -> None:
         """Read these pipes until they end, and close them."""
-        self._new.extend((_Pipe(worker, out, STDOUT), _Pipe(worker, err, STDERR)))
+        self._new.extend((_Pipe(worker, out, self._out), _Pipe(worker, err, self._err)))
         os.write(self._mouth, b"\n")
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 It hosts nothing and loads no application, so it has little to fail at. Its signals are those of a
 node: the first SIGTERM or SIGINT lets all workers leave, the second stops them at once.
 
-Source: the package's page; docs/reference/cli.md; B.12, C.8.
+Source: the package's page; docs/reference/cli.md; B.12, B.139, C.8.
 """
 
 from __future__ import annotations
