@@ -339,8 +339,8 @@ class Session(Outbox):
         lost = [body for seq, body in left if seq <= sent]
         fresh = [body for seq, body in left if seq > sent] + queued
         self.unconfirmed = tells([run for body in lost for run in decode_batch(body)])
-        left = [run for body in fresh for run in decode_batch(body)] + self._runs
-        unsent = take_back(left, self._asks)
+        runs = [run for body in fresh for run in decode_batch(body)] + self._runs
+        unsent = take_back(runs, self._asks)
         self._reset_batch()
         self.writable = True
         self._asks.abandon(error)
