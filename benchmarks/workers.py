@@ -35,11 +35,11 @@ from benchmarks.harness import (
     STALL_S,
     Host,
     emit,
-    free_port,
     median,
 )
 from benchmarks.nodes import wait
 from shardbus import AsyncClient
+from tests.ports import free_block
 
 NODES = (1, 2, 3, 4)
 WORK_US = 200
@@ -94,8 +94,7 @@ class Unit:
 @asynccontextmanager
 async def started(workers: int) -> AsyncIterator[Unit]:
     """A unit of so many, with every entity in memory."""
-    port = _ports(2 * workers)
-    http = _ports(workers + 1)
+    port, http = free_block(2 * workers), free_block(workers + 1)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(__file__).parent.parent
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
@@ -124,11 +123,6 @@ async def started(workers: int) -> AsyncIterator[Unit]:
         finally:
             process.terminate()
             await wait(lambda: process.poll() is not None, "the end of the unit")
-
-
-def _ports(count: int) -> int:
-    """The first of so many neighbours; whether they are free shows when they are taken."""
-    return min(free_port(), 65_535 - count)
 
 
 async def measure(workers: int) -> dict[str, float]:
