@@ -22,6 +22,7 @@ from shardbus.sharding.enrolment import Enrolment
 from shardbus.sharding.ledger import Ledger, Writing
 from shardbus.sharding.router import Router
 from shardbus.sharding.routes import Route, Way
+from shardbus.sharding.ways import Ways
 from shardbus.simulation.fleet_run import simulate_fleet
 from shardbus.simulation.load import Load, draw_load
 from shardbus.store import memory
@@ -37,10 +38,10 @@ Patch = pytest.MonkeyPatch
 
 
 def a_home_is_left_without_a_flush(patch: Patch) -> None:
-    def careless(self: Router, route: Route, now: float) -> None:
-        self._close(route)
+    def careless(self: Ways, route: Route, now: float) -> None:
+        self.close(route)
 
-    patch.setattr(Router, "_flush_out", careless)
+    patch.setattr(Ways, "flush_out", careless)
 
 
 def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
@@ -53,14 +54,14 @@ def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
 
 
 def what_waits_is_dropped_when_a_home_is_known(patch: Patch) -> None:
-    opens = Router._open
+    opens = Ways.open
 
-    def forgetful(self: Router, route: Route) -> None:
+    def forgetful(self: Ways, route: Route) -> None:
         self._buffers.give(route.waiting)
         route.waiting = []
         opens(self, route)
 
-    patch.setattr(Router, "_open", forgetful)
+    patch.setattr(Ways, "open", forgetful)
 
 
 def homes_are_told_before_they_are_stored(patch: Patch) -> None:
