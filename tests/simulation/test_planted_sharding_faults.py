@@ -261,15 +261,12 @@ def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None
 
 
 def a_message_passes_a_large_one_for_the_same_entity(patch: Patch) -> None:
-    tiny_parts(patch)
-    patch.setattr(Lane, "_may_pass", lambda self, runs: True)
-
-
-def tiny_parts(patch: Patch) -> None:
-    """Every other batch is a large one."""
+    """Every other batch is a large one there."""
     for module in (parts, session):
-        patch.setattr(module, "LARGE_WEIGHT", 600)
-    patch.setattr(parts, "PART_BYTES", 200)
+        patch.setattr(module, "LARGE_WEIGHT", 400)
+    patch.setattr(parts, "PART_BYTES", 60)
+    patch.setattr(parts, "PARTS_AHEAD", 2)
+    patch.setattr(Lane, "_may_pass", lambda self, runs: True)
 
 
 @dataclass(frozen=True)
@@ -297,7 +294,7 @@ PLANTED = (
     Planted(a_shard_is_down_before_its_entities_are, ("I1", "I2", "I11", "raised"), {"stops": 3}),
     Planted(duplicates_are_taken, ("I2",), {"cuts": 12}),
     Planted(nothing_is_sent_again, ("I2", "I3", "I11"), {"cuts": 12}),
-    Planted(a_message_passes_a_large_one_for_the_same_entity, ("I2",), {"cuts": 12}),
+    Planted(a_message_passes_a_large_one_for_the_same_entity, ("I2",), {"every_s": 0.1}),
     Planted(an_entity_starts_before_it_is_remembered, ("I11",), {}),
     Planted(a_handoff_is_forgotten_like_a_passivation, ("I11",), {"stops": 3}),
     Planted(an_unreachable_node_is_taken_for_dead, ("I1", "I2", "I11"), {}),
