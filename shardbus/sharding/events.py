@@ -231,13 +231,15 @@ class Deliver:
 
     Local senders come here while the shard's route is unset. What arrives from a link comes here
     whenever `SetArrivals` does not let it in, even if the route is set: `via` is the node at the
-    other end of that link, `hops` how many nodes forwarded the message before.
+    other end of that link, `hops` how many nodes forwarded the message before. `older`: it was on
+    its way already and comes back, so it goes before all that waits.
     """
 
     shard: str
     envelope: Envelope
     via: NodeId | None = None
     hops: int = 0
+    older: bool = False
 
 
 @dataclass(frozen=True, slots=True)
