@@ -30,12 +30,11 @@ Message = msg.Message
 
 
 class Envelope(Protocol):
-    """What a region buffers and never opens. `size`: bytes it counts for in a buffer."""
+    """What a region buffers and never opens."""
 
     @property
     def size(self) -> int:
         """Bytes it counts for in a buffer."""
-        ...
 
 
 # Into both.
