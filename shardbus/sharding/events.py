@@ -30,11 +30,10 @@ Message = msg.Message
 
 
 class Envelope(Protocol):
-    """What a region buffers and never opens."""
+    """What a region buffers and never opens. `size`: bytes it counts for in a buffer."""
 
     @property
-    def size(self) -> int:
-        """Bytes it counts for in a buffer."""
+    def size(self) -> int: ...
 
 
 # Into both.
