@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,12 @@ settings.load_profile("default")
 DATABASES = 16
 REAL = ("loopback", "process")
 """Floors whose tests have real sockets; some of them have ports that others know."""
+
+
+def pytest_configure() -> None:
+    """A job in a shell's background ignores SIGINT, and so would every process that tests start."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -164,7 +164,6 @@ class Proxy:
         self.cut()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
         if self.slow_accept:
             await asyncio.sleep(self.slow_accept)
         try:
@@ -174,6 +173,7 @@ class Proxy:
             return
         passage = Passage(self, (reader, writer), far)
         self.live[passage] = None
+        self.connections += 1
         task = asyncio.get_running_loop().create_task(passage.run())
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._ended(passage, task))

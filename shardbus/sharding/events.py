@@ -33,9 +33,7 @@ class Envelope(Protocol):
     """What a region buffers and never opens. `size`: bytes it counts for in a buffer."""
 
     @property
-    def size(self) -> int:
-        """Bytes it counts for in a buffer."""
-        ...
+    def size(self) -> int: ...
 
 
 # Into both.
@@ -231,13 +229,15 @@ class Deliver:
 
     Local senders come here while the shard's route is unset. What arrives from a link comes here
     whenever `SetArrivals` does not let it in, even if the route is set: `via` is the node at the
-    other end of that link, `hops` how many nodes forwarded the message before.
+    other end of that link, `hops` how many nodes forwarded the message before. `older`: it was on
+    its way already and comes back, so it goes before all that waits.
     """
 
     shard: str
     envelope: Envelope
     via: NodeId | None = None
     hops: int = 0
+    older: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,8 @@ class Router:
             self._out.append(ev.Reject(event.shard, event.envelope, ev.REJECT_BUFFER_FULL))
             return
         route.ahead.note(event.via, event.hops)
-        (route.returned if free else route.waiting).append(event.envelope)
+        queue = route.returned if free else route.waiting
+        queue.insert(0 if event.older else len(queue), event.envelope)
         self._ways.ask(route, now)
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))

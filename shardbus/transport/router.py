@@ -280,12 +280,21 @@ class Router:
         self.handle(events.Deliver(envelope.shard, envelope, via, envelope.hops - 1))
 
     def resend(self, unsent: list[Unsent]) -> None:
-        """Messages that a lost session never sent, in order; their home still lives."""
+        """Messages that a lost session never sent, in order; their home still lives. They are older
+        than what waits."""
+        held: list[Envelope] = []
         for envelope in map(self._envelope, unsent):
-            try:
-                self.deliver(envelope)
-            except BufferFull:
-                self._shell.dropped("buffer_full", 1)
+            out = self.route(envelope.shard).out
+            if out is not None:
+                envelope.send(out, self._clock)
+            elif self.refused is not None:
+                envelope.refuse(self.refused)
+            else:
+                held.append(envelope)
+        for envelope in reversed(held):
+            if envelope.waiter is not None:
+                self.buffered_asks[envelope] = None
+            self.handle(events.Deliver(envelope.shard, envelope, older=True))
 
     def gone(self, node: NodeId, unsent: list[Unsent]) -> None:
         """A node has ended; `unsent` was to go there and never left."""

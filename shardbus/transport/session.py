@@ -335,9 +335,9 @@ class Session(Outbox):
         self._intake.let_go()
         self.lost, sent = error, self._window.sent
         numbered, queued = self._lane.give_up()
-        left = sorted(self._window.give_up() + numbered)
-        lost = [body for seq, body in left if seq <= sent]
-        fresh = [body for seq, body in left if seq > sent] + queued
+        rows = sorted(self._window.give_up() + numbered)
+        lost = [body for seq, body in rows if seq <= sent]
+        fresh = [body for seq, body in rows if seq > sent] + queued
         self.unconfirmed = tells([run for body in lost for run in decode_batch(body)])
         runs = [run for body in fresh for run in decode_batch(body)] + self._runs
         unsent = take_back(runs, self._asks)

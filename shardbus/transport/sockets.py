@@ -19,6 +19,8 @@ from shardbus.errors import ConfigError
 from shardbus.wire.batch import BODY_BYTES_MAX
 
 TAKEN_S = 1.0
+LIBZMQ_MIN = (4, 3, 5)
+"""Earlier ones have holes that a stranger's first bytes get through."""
 
 COMMON: dict[int, int] = {
     zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
@@ -40,6 +42,19 @@ DEALER: dict[int, int] = COMMON | {
     zmq.RECONNECT_IVL_MAX: 2000,
     zmq.CONNECT_TIMEOUT: 2000,
 }
+
+
+def require_libzmq(version: tuple[int, int, int]) -> None:
+    """Refuse a library that is too old.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if version < LIBZMQ_MIN:
+        has, wanted = (".".join(map(str, v)) for v in (version, LIBZMQ_MIN))
+        raise ConfigError(
+            f"libzmq {has} is too old: {wanted} is needed", hint="pip install -U pyzmq"
+        )
 
 
 def set_options(socket: zmq.Socket[bytes], options: dict[int, int]) -> None:

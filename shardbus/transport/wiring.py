@@ -23,7 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shardbus.ids import Address
 from shardbus.transport.reader import Reader
-from shardbus.transport.sockets import bind_router, connect_dealer
+from shardbus.transport.sockets import bind_router, connect_dealer, require_libzmq
 
 CLOSE_MS = 200
 """So long ZeroMQ's own thread may send what a closed socket still holds."""
@@ -106,6 +106,7 @@ class ZmqWiring:
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """The loop on which frames arrive."""
+        require_libzmq(zmq.zmq_version_info())
         self.loop = loop
 
     def missed(self) -> None:

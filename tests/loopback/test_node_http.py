@@ -175,7 +175,7 @@ async def test_the_shards(nodes: Nodes) -> None:
         assert (said["type"], said["coordinator"]) == ("counter", str(pair[0].me))
         assert [row["shard"] for row in said["shards"]] == [str(i) for i in range(6)]
         for row in said["shards"]:
-            assert set(row) == {"shard", "node", "state", "fence", "entities"}
+            assert set(row) == {"shard", "node", "state", "fence", "entities", "load"}
             assert row["state"] == "running"
             [host] = [n for n in pair if str(n.me) == row["node"]]
             hosted = host.kinds["counter"].host.shards[row["shard"]]

@@ -120,6 +120,7 @@ async def test_starting_at_a_stopped_server_ends_in_time(own_redis: RedisServer)
     with pytest.raises(StoreUnavailable):
         await asyncio.wait_for(store.start(), 10.0)
     own_redis.resume()
+    store = open_store(own_redis.url(), cluster="shop", timeout=20.0)
     await store.start()
     await store.close()
 

@@ -79,6 +79,15 @@ def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     assert outcome.broken is None, outcome.report()
 
 
+def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_came_later() -> None:
+    """In this run a node that leaves drops a link while somebody flushes towards it."""
+    load = draw_load(64, seconds=12.0)
+    walls = {"leaves": 2, "partitions": 2, "one_ways": 2, "wall_s": 25.0}
+    faults = replace(load.faults, strategy="keep-majority", nodes=5, **walls)
+    outcome = simulate_fleet(replace(load, faults=faults, sleeps=0))
+    assert outcome.broken is None, outcome.report()
+
+
 def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() -> None:
     """It woke, took the table for a few seconds, and went; the other one had nothing to write and
     never learned that its shards were fenced."""

@@ -353,6 +353,16 @@ def test_a_new_home_that_still_flushes_lets_in_only_what_the_old_home_sends_on()
     assert effects[-2:] == [ev.SetArrivals("1", True), ev.SetRoute("1", ME)]
 
 
+def test_what_a_lost_session_gives_back_goes_before_what_waits() -> None:
+    post = Post()
+    post.hear(homes(B, 5))
+    post.hear(msg.BeginHandOff(1, (home(B, 5),)))
+    post.tell("m3")
+    post.do(*(ev.Deliver("1", Letter(text), older=True) for text in ("m2", "m1")))
+    post.hear(homes(C, 6))
+    assert released(post.do(ev.FlushDone("1", 1))) == [(C, ["m1", "m2", "m3"])]
+
+
 @pytest.mark.parametrize("ready", [False, True], ids=["it starts", "it runs"])
 def test_whose_messages_never_went_to_the_old_home_need_not_wait_for_its_echo(ready: bool) -> None:
     """Else two homes in a row that flush towards each other's way would wait for each other."""

@@ -13,7 +13,13 @@ from session_pair import Taker
 from shardbus.errors import ConfigError, EntityFailed, NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.sockets import DEALER, ROUTER, bind_router, connect_dealer
+from shardbus.transport.sockets import (
+    DEALER,
+    ROUTER,
+    bind_router,
+    connect_dealer,
+    require_libzmq,
+)
 from shardbus.transport.wiring import ZmqWiring
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -77,6 +83,13 @@ def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
             bind_router(context, "127.0.0.1", port, b"n1")
+
+
+def test_a_library_with_known_holes_is_refused() -> None:
+    require_libzmq((4, 3, 5))
+    require_libzmq((5, 0, 0))
+    with pytest.raises(ConfigError, match=r"libzmq 4\.3\.4 is too old: 4\.3\.5 is needed"):
+        require_libzmq((4, 3, 4))
 
 
 def test_an_address_of_version_6(context: zmq.Context[zmq.Socket[bytes]]) -> None:
