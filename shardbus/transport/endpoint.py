@@ -102,10 +102,9 @@ class Endpoint:
         self._inbound: dict[str, Inbound] = {}
         self._by_identity: dict[bytes, Inbound] = {}
         self._removed: dict[str, None] = {}
-        self._serial = 0
+        self._leaves, self._serial = False, 0
         self._timer: asyncio.TimerHandle | None = None
-        self._began = 0.0
-        self._kept = 0.0
+        self._began = self._kept = 0.0
 
     def start(self, host: str | None = None, port: int = 0) -> None:
         """Begin; with a host, listen there.
@@ -173,10 +172,14 @@ class Endpoint:
         self._end(link.session, error)
 
     def announce_leaving(self) -> None:
-        """Ask clients to finish what they have with us and to part."""
+        """Ask clients to finish what they have with us and to part; those who come later, too."""
+        self._leaves = True
         for inbound in self._inbound.values():
-            if inbound.hello.node is None:
-                self._transmit(inbound.identity, inbound.uid, Kind.LEAVING, 0, 0, b"")
+            self._ask_to_part(inbound)
+
+    def _ask_to_part(self, inbound: Inbound) -> None:
+        if self._leaves and inbound.hello.node is None:
+            self._transmit(inbound.identity, inbound.uid, Kind.LEAVING, 0, 0, b"")
 
     @property
     def clients(self) -> int:
@@ -333,6 +336,7 @@ class Endpoint:
             inbound.session.received,
             encode_body(Welcome(self.node, fresh)),
         )
+        self._ask_to_part(inbound)
         inbound.session.opened(ack)
 
     def _accept(self, identity: bytes, uid: int, hello: Hello) -> Inbound:

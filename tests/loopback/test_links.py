@@ -53,8 +53,14 @@ class World:
         self.proxy = Proxy(self.me.port)
         await self.proxy.start()
         self.lost: list[str] = []
+        self.asked_to_part: list[Session] = []
         self.client = Endpoint(
-            "shop", "client#9", 9, Taker(), on_lost=lambda s, unsent: self.lost.append(s.name)
+            "shop",
+            "client#9",
+            9,
+            Taker(),
+            on_lost=lambda s, unsent: self.lost.append(s.name),
+            on_leaving=self.asked_to_part.append,
         )
         self.client.start()
         self.session = self.client.session_to(Address("127.0.0.1", self.proxy.port), probe=True)
@@ -119,6 +125,18 @@ async def test_a_peer_that_did_not_notice_the_break_still_hears_the_new_connecti
     assert await ask(world, b"\x02") == 2
     assert world.proxy.connections >= 2
     assert world.lost == []
+
+
+async def test_a_client_is_asked_to_part_by_a_node_that_leaves_however_late_it_comes(
+    world: World,
+) -> None:
+    world.node.announce_leaving()
+    assert world.node.clients == 0
+    await world.session.opening()
+    await until(lambda: world.asked_to_part, "the wish to part")
+    world.proxy.cut()  # and again after a break, which may have lost it
+    await until(lambda: len(world.asked_to_part) == 2, "the same wish")
+    assert world.asked_to_part == [world.session] * 2
 
 
 async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None:
