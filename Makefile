@@ -24,7 +24,7 @@ demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
 
 test: .venv/all.stamp
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(PYTEST_FLAGS)
 
 simulate: .venv/all.stamp
 	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)

@@ -20,21 +20,12 @@ settings.register_profile("wild", deadline=None, max_examples=2_000)
 settings.load_profile("default")
 
 DATABASES = 16
-REAL = ("loopback", "process")
-"""Floors whose tests have real sockets; some of them have ports that others know."""
 
 
 def pytest_configure() -> None:
     """A job in a shell's background ignores SIGINT, and so would every process that tests start."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With two workers, tests with real sockets run in one, and all others in the other."""
-    for item in items:
-        floor = item.path.relative_to(Path(__file__).parent).parts[0]
-        item.add_marker(pytest.mark.xdist_group("real" if floor in REAL else "computed"))
 
 
 @pytest.fixture(scope="session")

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from contextlib import ExitStack, suppress
 from itertools import cycle, islice
 
-PORTS = cycle(random.Random().sample(range(10_000, 21_000), 11_000))
-"""Below those that the system gives to outgoing connections: one of them could take a free port
-before the process has it for which it was found."""
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+FIRST, COUNT = 10_000 + 5_500 * (WORKER % 2), 5_500
+"""Each of two test workers has its own. All are below those that the system gives to outgoing
+connections: one of them could take a free port before the process has it for which it was found."""
+PORTS = cycle(random.Random().sample(range(FIRST, FIRST + COUNT), COUNT))
 
 
 def free_port() -> int:
     """A port that nothing listens on, and that was not found here before."""
-    for port in islice(PORTS, 11_000):
+    for port in islice(PORTS, COUNT):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -23,7 +26,7 @@ def free_port() -> int:
 
 def free_block(size: int) -> int:
     """The first of so many neighbouring ports that nothing listens on."""
-    for first in islice(PORTS, 11_000):
+    for first in islice(PORTS, COUNT):
         with ExitStack() as probes, suppress(OSError):
             for port in range(first, first + size):
                 probes.enter_context(socket.socket()).bind(("127.0.0.1", port))

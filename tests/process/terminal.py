@@ -17,6 +17,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.ports import WORKER
+
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = (7355, 7365, 7375, 8558, 8568, 8578, 8598)
 HOME = "/home/you/.local/state"
@@ -159,9 +161,11 @@ class Terminal:
 
 def free_ports(count: int) -> list[int]:
     """Ports in ascending order, as in the README: the order of nodes decides who leads. The port
-    behind each is free, too."""
+    behind each is free, too. They lie above those of the flights' demo, below those that the system
+    gives away, and each test worker has its own."""
     found: list[int] = []
-    for first in range(21_000, 31_000, 10):
+    begin = 32_010 + 370 * (WORKER % 2)
+    for first in range(begin, begin + 370, 10):
         if all(map(is_free, (first, first + 1))):
             found.append(first)
         if len(found) == count:
