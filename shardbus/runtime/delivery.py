@@ -9,6 +9,9 @@ little more than a call while none of them waits. When one does, our coroutine i
 from there on, a task carries it to its end, and a new one takes the rest. A handler that sets a
 context variable ends the row as well: what it has set is no other message's business.
 
+The loop stands here twice, once with `await`. One for both would ask for each message which it is,
+and make a coroutine for each run of plain handlers.
+
 Source: S4.15, S4.19; C.30; B.108.
 """
 

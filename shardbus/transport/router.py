@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError, Unhandled
-from shardbus.ids import NodeId, check_id, shard_number
+from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.sharding import events
 from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Failure, Key, Unsent
@@ -127,7 +127,7 @@ class Router:
         number = shard_number(entity_id, self._shards)
         route = self._numbered.get(number)
         if route is None:
-            route = self._numbered[number] = self.route(str(number))
+            route = self._numbered[number] = self.route(shard_of(entity_id, self._shards))
         return route
 
     def has_shard(self, shard: str) -> bool:
