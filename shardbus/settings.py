@@ -97,7 +97,7 @@ class FailureDetectorSettings:
 class DowningSettings:
     """What happens to members that stay unreachable."""
 
-    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES)
+    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES, named=True)
     stable_after: float = seconds(
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
