@@ -279,6 +279,9 @@ class ShardingSettings:
         2.0, "between two requests for a lease that is not to be had"
     )
     max_moves_in_flight: int = count(100, "shards on the move at a time")
+    max_moves_per_minute: int = count(
+        0, "shards that begin to move for balance within a minute", off=True
+    )
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Entity type to those of the settings above that differ for it."""
 
