@@ -95,6 +95,7 @@ class FleetRun:
     def _phases(self) -> None:
         fleet, load = self.fleet, self.load
         faults, troubles = Faults(fleet, load.faults), Troubles(fleet, load)
+        troubles.restart = faults.restart
         faults.begin()
         troubles.begin()
         for number in range(load.clients):
@@ -104,6 +105,7 @@ class FleetRun:
         fleet.resume_all()
         fleet.exchange.changed()
         troubles.heal()
+        self.stage.calm()
         self.settled_s = self._until(lambda: unsettled(fleet), SETTLED_WITHIN, "I9")
         self._advance(SOME_MORE_S)
         for sender in self.senders:
