@@ -7,11 +7,15 @@ counted. While a member lives, a new link takes the place of a lost one. One tha
 more has ended only when our own link to it has, for what never left on that comes back then, and
 must not come too late.
 
+A node that ends itself counts what it had sent or passed on and nobody has acknowledged.
+
 Source: docs/architecture.md; S3.58-S3.64; C.5; N.3.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost
@@ -22,6 +26,8 @@ from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
+
+log = logging.getLogger("shardbus.node")
 
 DEPART_S = 30.0
 """So long at most may a member that left go on passing messages on."""
@@ -73,3 +79,11 @@ class Losses:
                 kind.router.resend(by_kind[name])
             elif ended:
                 kind.router.gone(session.tag, by_kind[name])
+
+    def closed(self, sessions: Iterable[Session]) -> None:
+        """This node ends, and these with it."""
+        sessions = list(sessions)
+        for name, kind in self._node.kinds.items():
+            if lost := sum(session.unconfirmed.get(name, 0) for session in sessions):
+                kind.host.counts.drop("unconfirmed", lost)
+                log.warning("%d messages of %r may be lost: nobody has confirmed them", lost, name)
