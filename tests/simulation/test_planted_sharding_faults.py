@@ -341,7 +341,7 @@ RARE = (
         faults={"bounces": 3},
     ),
     Planted(what_comes_back_goes_behind_what_waits, ("I2",), density="dense"),
-    Planted(a_downed_node_goes_on_leaving, ("I3", "I11", "I9"), seconds=30.0),
+    Planted(a_downed_node_goes_on_leaving, ("ends",)),
     Planted(a_full_socket_is_tried_once, ("I11", "I3", "I9"), {"cuts": 12}, seconds=30.0),
     Planted(
         a_report_of_an_older_home_wins,
@@ -351,8 +351,7 @@ RARE = (
     Planted(
         messages_of_a_starting_entity_are_dropped_at_a_handoff,
         ("I3",),
-        {"store": "failing"},
-        seconds=30.0,
+        {"stops": 3, "failing_starts": 0.4},
     ),
 )
 """Their moment comes seldom: they are sought for longer."""
