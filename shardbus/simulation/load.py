@@ -73,7 +73,7 @@ class Load:
     room: int = 0
     """Frames that may be under way in one direction of a connection; 0: any number."""
     slow_starts: float = 0.0
-    """The part of entities whose start waits."""
+    """The part of starts and of ends that wait."""
     failing_starts: float = 0.0
     """The part of starts that fail."""
     hurried: bool = False

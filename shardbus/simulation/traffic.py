@@ -2,7 +2,7 @@
 
 Three entity types, for the three ways of keeping something: `plain` keeps nothing, `kept` saves its
 state with each letter, `remembered` comes back by itself. Each tells the witness what it sees. In
-some runs their starts wait, or fail.
+some runs their starts wait or fail, and their ends wait.
 
 Senders live in nodes and in clients. Each sends letters in bursts, tells and asks in one line, to
 entities of its choice, until it is told to stop or its process ends. How many and to whom is in the
@@ -21,6 +21,7 @@ from typing import Any
 from shardbus.app import ShardBus
 from shardbus.entity import Entity, handler
 from shardbus.errors import BufferFull, RequestError
+from shardbus.runtime.entity_type import StopReason
 from shardbus.simulation.fleet import Resident, SimClient, SimNode
 from shardbus.simulation.load import Load
 from shardbus.simulation.witness import Letter, Witness
@@ -36,7 +37,7 @@ ASKS_DENSE = (0.0, 0.05, ASKS, 1.0)
 SLOW_S = 0.05
 """The longest that a handler waits, now and then."""
 START_S = 0.5
-"""The same of a start."""
+"""The same of a start and of an end."""
 
 
 class NotReady(Exception):
@@ -83,6 +84,9 @@ class Stage:
             async def on_start(self) -> None:
                 await stage.begin()
 
+            async def on_stop(self, reason: StopReason) -> None:
+                await stage.dawdle()
+
         class Kept(Entity):
             state: Book
 
@@ -124,10 +128,14 @@ class Stage:
 
     async def begin(self) -> None:
         """What an entity does as it starts."""
-        if self._slow_starts and self.dice.random() < self._slow_starts:
-            await asyncio.sleep(self.dice.uniform(0.0, START_S))
+        await self.dawdle()
         if self._failing_starts and self.dice.random() < self._failing_starts:
             raise NotReady
+
+    async def dawdle(self) -> None:
+        """As it starts, or ends."""
+        if self._slow_starts and self.dice.random() < self._slow_starts:
+            await asyncio.sleep(self.dice.uniform(0.0, START_S))
 
     async def think(self) -> None:
         """Most handlers are done at once."""

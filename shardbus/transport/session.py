@@ -22,7 +22,7 @@ import asyncio
 from typing import Any, Protocol
 
 from shardbus.errors import NodeLost, RequestError
-from shardbus.transport.asks import Asks, Clock, Unsent
+from shardbus.transport.asks import Asks, Clock, Unsent, refuse
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
@@ -363,10 +363,13 @@ class Session(Outbox):
         self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
-        for message in self.close(NodeLost(f"the link to {self.name} is closed")):
+        error = NodeLost(f"the link to {self.name} is closed")
+        for message in self.close(error):
             if message.waiting is None:
                 name = message.key[0]
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
+            else:
+                refuse(message.waiting, error)
 
 
 def wake(futures: list[asyncio.Future[None]]) -> None:
