@@ -382,5 +382,7 @@ class Node:
         await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self._thread.close()
+        sessions = self.endpoint.sessions()
         self.endpoint.close()
+        self.losses.closed(sessions)
         await self.store.close()

@@ -22,7 +22,7 @@ import asyncio
 from typing import Any, Protocol
 
 from shardbus.errors import NodeLost, RequestError
-from shardbus.transport.asks import Asks, Clock, Unsent
+from shardbus.transport.asks import Asks, Clock, Unsent, refuse
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
@@ -249,8 +249,7 @@ class Session(Outbox):
         if not window.take(seq):
             return
         if window.owes_ack and not self._ack_armed:
-            self._ack_armed = True
-            self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
+            self._acknowledge_soon()
         self._intake.take(seq, body)
 
     def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
@@ -262,8 +261,7 @@ class Session(Outbox):
                 self._intake.take(seq, self._assembly.take())
             else:
                 self._intake.take_part(seq)
-            if self._window.owes_ack:
-                self._window.acknowledge()  # the next part waits for it
+            self._acknowledge_late()  # the next part waits for it
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
         """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
@@ -300,10 +298,17 @@ class Session(Outbox):
         if self.lost is None:
             self._intake.resume()
 
+    def _acknowledge_soon(self) -> None:
+        self._ack_armed = True
+        self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
+
     def _acknowledge_late(self) -> None:
+        """What finds no room is said again later: nobody else would say it."""
         self._ack_armed = False
         if self._window.owes_ack and self.lost is None:
             self._window.acknowledge()
+            if self._window.owes_ack:
+                self._acknowledge_soon()
 
     def _on_ack(self, ack: int) -> None:
         window = self._window
@@ -358,10 +363,13 @@ class Session(Outbox):
         self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
-        for message in self.close(NodeLost(f"the link to {self.name} is closed")):
+        error = NodeLost(f"the link to {self.name} is closed")
+        for message in self.close(error):
             if message.waiting is None:
                 name = message.key[0]
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
+            else:
+                refuse(message.waiting, error)
 
 
 def wake(futures: list[asyncio.Future[None]]) -> None:
