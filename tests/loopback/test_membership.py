@@ -416,4 +416,4 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     assert link is not None
     link._break()
     await until(lambda: drops.get("removed"), "HELLO without an answer")
-    assert str(pair[1].me) not in pair[0].endpoint._inbound
+    assert str(pair[1].me) not in pair[0].endpoint.visitors.by_name
