@@ -26,7 +26,6 @@ Source: docs/guarantees.md; C.32.
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import socket as net
@@ -42,7 +41,7 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-log = logging.getLogger("shardbus.link")
+from shardbus.transport.sparing import log
 
 LOOK_S = 0.05
 LOOKED_AT = 128

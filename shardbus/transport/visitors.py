@@ -13,13 +13,13 @@ Source: docs/architecture.md; C.32.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import NodeId
 from shardbus.transport.asks import Clock
 from shardbus.transport.session import NUMBERED, SESSION_KINDS, Session
+from shardbus.transport.sparing import log
 from shardbus.transport.wiring import Door, Fate
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -36,7 +36,6 @@ from shardbus.wire.batch import (
 if TYPE_CHECKING:
     from shardbus.transport.endpoint import Endpoint
 
-log = logging.getLogger("shardbus.link")
 
 SESSIONS_MAX = 10_000
 REMOVED_MAX = 10_000
