@@ -29,13 +29,21 @@ def _ready(kind: bytes) -> bytes:
     return bytes((COMMAND, len(body))) + body
 
 
-class Stranger:
-    """One connection. It sends what it likes until the other side ends it."""
+def _over() -> bytes:
+    raise ConnectionError("ended while shaking hands")
 
-    def __init__(self, port: int, kind: bytes = b"DEALER") -> None:
+
+class Stranger:
+    """One connection. It sends what it likes until the other side ends it, or has taken nothing for
+    `patience` seconds: TCP does not always tell that nobody is there any more."""
+
+    def __init__(self, port: int, kind: bytes = b"DEALER", patience: float = 10.0) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port), 10)
         self.socket.settimeout(10)
         self.socket.sendall(GREETING + _ready(kind))
+        self._read(len(GREETING))
+        self.patience = patience
+        self._read(self._read(2)[1])  # what it says of itself; before that no message may come
 
     def __enter__(self) -> Stranger:
         return self
@@ -48,6 +56,12 @@ class Stranger:
     ) -> None:
         self.socket.close()
 
+    def _read(self, size: int) -> bytes:
+        got = b""
+        while len(got) < size:
+            got += self.socket.recv(size - len(got)) or _over()
+        return got
+
     def send(self, data: bytes) -> bool:
         """Whether the connection still stood."""
         try:
@@ -58,10 +72,12 @@ class Stranger:
 
     def flood(self, data: bytes, times: int) -> int:
         """Send it again and again; how often the connection took it."""
-        for done in range(times):
-            if not self.send(data):
-                return done
-        return times
+        self.socket.settimeout(self.patience)
+        done = 0
+        while done < times and self.send(data):
+            done += 1
+        self.socket.settimeout(10)
+        return done
 
     def ended(self) -> bool:
         """Whether the other side has ended it; waits for that, at most ten seconds."""

@@ -22,7 +22,7 @@ from shardbus.errors import ConfigError
 from shardbus.http.connections import Bounded
 from shardbus.transport.sparing import Sparing
 
-BACKLOG = 128
+BACKLOG = 512
 SHUTDOWN_GRACE_S = 2
 REASONS = {
     errno.EADDRINUSE: "it is taken",

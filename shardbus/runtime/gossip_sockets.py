@@ -59,6 +59,7 @@ OPTIONS: Mapping[zmq.SocketOption, int] = {
     zmq.RECONNECT_IVL_MAX: 1000,
     zmq.CONNECT_TIMEOUT: 2000,
     zmq.HANDSHAKE_IVL: 3000,
+    zmq.BACKLOG: 512,
     zmq.IPV6: 1,
 }
 
