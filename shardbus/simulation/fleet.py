@@ -58,6 +58,11 @@ class SimMembership:
         self.process.notify = notify
 
     @property
+    def dropped_frames(self) -> dict[str, int]:
+        """There are no sockets to drop any."""
+        return {}
+
+    @property
     def lag(self) -> float:
         return 0.0
 

@@ -28,7 +28,7 @@ from shardbus.ids import Address
 from shardbus.simulation.loop import VirtualLoop
 from shardbus.simulation.network import Network
 from shardbus.simulation.timeline import Timeline
-from shardbus.transport.wiring import Connection, Door, Fate, OnFrame
+from shardbus.transport.wiring import Connection, Door, Fate, OnCut, OnFrame
 
 HEARTBEAT_S = 5.0
 """After so long behind a wall, or at a process that does nothing, a connection is broken."""
@@ -168,7 +168,7 @@ class SimWiring:
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """It has one already."""
 
-    def listen(self, host: str, port: int, name: str, on_frame: OnFrame) -> Door:
+    def listen(self, host: str, port: int, name: str, on_frame: OnFrame, on_cut: OnCut) -> Door:
         """Open a door at this process's address."""
         return SimDoor(self.exchange, Address(self.name, port), self.name, self._loop, on_frame)
 

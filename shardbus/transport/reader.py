@@ -17,6 +17,8 @@ from collections.abc import Callable
 
 import zmq
 
+from shardbus.transport.multipart import Multipart
+
 TURN_MAX = 32
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 WATCHDOG_S = 1.0
@@ -32,9 +34,11 @@ class Reader:
         socket: zmq.Socket[bytes],
         on_message: Callable[[list[bytes]], None],
         on_missed: Callable[[], None] | None = None,
+        multipart: Multipart | None = None,
     ) -> None:
         self._loop = loop
         self._socket = socket
+        self._receive = (multipart or Multipart(socket)).receive
         self._on_message = on_message
         self._on_missed = on_missed
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -80,7 +84,7 @@ class Reader:
     def _drain(self) -> int:
         if self._closed:
             return 0
-        receive, on_message, get = self._socket.recv_multipart, self._on_message, self._socket.get
+        receive, on_message, get = self._receive, self._on_message, self._socket.get
         taken = 0
         try:
             # Asking whether a message is there costs a third of being told that none is.
@@ -88,9 +92,10 @@ class Reader:
                 if taken >= TURN_MAX:
                     self.stir()
                     break
-                parts = receive(zmq.NOBLOCK)
+                parts = receive()
                 taken += 1
-                on_message(parts)
+                if parts is not None:
+                    on_message(parts)
                 if self.closed:
                     return taken
         except zmq.ZMQError as e:
