@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 
 from shardbus.sharding.history import BUCKETS
+from shardbus.transport.allowance import SEND_BUFFER_FULL
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
@@ -58,6 +59,8 @@ class _Collector:
             pauses.add_metric([name], kind.host.execution.crowd.pauses)
             for reason, count in sorted(kind.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
+        for name, count in sorted(endpoint.allowance.refused.items()):
+            dropped.add_metric([name, SEND_BUFFER_FULL], count)
         for reason, count in sorted(endpoint.dropped_frames.items()):
             dropped.add_metric(["", reason], count)
         late = CounterMetricFamily("shardbus_asks_timed_out", "Asks without an answer in time")

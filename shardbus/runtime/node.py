@@ -48,6 +48,7 @@ from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
@@ -130,9 +131,11 @@ class Node:
             on_client=self.switchboard.on_client,
             on_membership=self._on_membership,
             wiring=self.outside.wiring,
+            allowance=Allowance(settings.send_buffer_bytes),
         )
         self.endpoint.start(host, port)
-        self.loopback = Loopback(str(self.me), self.loop, self.endpoint.clock, self.switchboard)
+        clock, allowance = self.endpoint.clock, self.endpoint.allowance
+        self.loopback = Loopback(str(self.me), self.loop, clock, self.switchboard, allowance)
         self.loopback.tag = self.me
         self.questions = Questions(self)
         for name, kind in self.types.items():

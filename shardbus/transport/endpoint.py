@@ -24,7 +24,9 @@ from collections.abc import Callable
 
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock, Unsent
+from shardbus.transport.inbound import Inbound
 from shardbus.transport.link import Link
 from shardbus.transport.session import NUMBERED, SESSION_KINDS, Receiver, Session
 from shardbus.transport.wiring import Door, Fate, Wiring, ZmqWiring
@@ -52,18 +54,6 @@ CLIENT_SILENCE_TICKS = 60_000 // Clock.TICK_MS
 """A client that says nothing for so long, not even that it lives, is forgotten."""
 
 
-class Inbound:
-    """A session that another process opened to our ROUTER. Its routing id changes when it connects
-    anew."""
-
-    __slots__ = ("heard", "hello", "identity", "session", "uid")
-
-    def __init__(self, identity: bytes, uid: int, hello: Hello) -> None:
-        self.identity, self.uid, self.hello = identity, uid, hello
-        self.heard = 0
-        self.session: Session
-
-
 class Endpoint:
     """See the module. All methods belong to the event loop's thread."""
 
@@ -83,11 +73,13 @@ class Endpoint:
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes], None] | None = None,
         wiring: Wiring | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.receiver = receiver
         self.tag = cluster_tag(cluster)
         self.clock = Clock()
+        self.allowance = allowance or Allowance()
         self.dropped_frames: dict[str, int] = {}
         """Frames that could not be used, by reason."""
         self.asks_timed_out = 0

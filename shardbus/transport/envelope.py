@@ -74,7 +74,7 @@ class Envelope:
                 self.key, self.shard, entity_id, payload, self.hops, timeout_ms, waiter, chain
             )
         elif waiter is None:
-            out.tell(self.key, entity_id, payload)
+            out.tell_kept(self.key, entity_id, payload)
         elif chain:
             out.ask_within(self.key, entity_id, payload, timeout_ms, waiter, self.decode, chain)
         else:

@@ -55,7 +55,12 @@ class Link:
         """Who must answer, or who has answered; None before that."""
         self.serial = serial
         self.session = Session(
-            str(node or address), endpoint.loop, endpoint.clock, endpoint.receiver, self.transmit
+            str(node or address),
+            endpoint.loop,
+            endpoint.clock,
+            endpoint.receiver,
+            self.transmit,
+            endpoint.allowance,
         )
         self.session.tag = node
         self._endpoint = endpoint

@@ -1,0 +1,161 @@
+"""What a sender of tells keeps, and what it hears of those that nobody handled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+from nodes import Nodes, http
+
+from shardbus import BufferFull, Client, Entity, ShardBus, handler
+from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
+from shardbus.errors import ConfigError
+from shardbus.runtime.node import Node
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX
+from tests.waiting import until
+
+MAILBOX = 10
+PAYLOAD = bytes(64 * 1024)
+
+
+class Application:
+    """Entities that wait for a gate, and what they were told."""
+
+    def __init__(self) -> None:
+        bus = self.bus = ShardBus("senders")
+        self.told: list[int] = []
+        self.gate = asyncio.Event()
+        app = self
+
+        @bus.entity("line", shards=4)
+        class Line(Entity):
+            @handler
+            async def put(self, number: int, payload: bytes = b"") -> None:
+                await app.gate.wait()
+                app.told.append(number)
+
+            @handler
+            def where(self) -> str:
+                return self.context.node
+
+        self.line = Line
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def closed(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node, AsyncClient]:
+    """A node whose entities stand still, and a client with the smallest send buffer."""
+    node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=60.0, **sharding)
+    client = await nodes.client(send_buffer_bytes=SEND_BUFFER_MIN)
+    await client.ref(app.line, "a").where()
+    return node, client
+
+
+async def id_at(client: AsyncClient, app: Application, node: Node) -> str:
+    """An entity that lives there."""
+    for name in map(str, range(100)):
+        if await client.ref(app.line, name).where() == str(node.me):
+            return name
+    raise AssertionError(f"nothing lives at {node.me}")
+
+
+def held(client: AsyncClient) -> int:
+    return sum(session.outstanding for session in client._endpoint.sessions())
+
+
+async def test_who_does_not_await_is_refused_and_what_was_taken_arrives(nodes: Nodes) -> None:
+    app = Application()
+    _, client = await closed(nodes, app)
+    put = client.ref(app.line, "a").put
+
+    async def send() -> int:
+        for number in count():
+            try:
+                put.tell(number, PAYLOAD)
+            except BufferFull:
+                return number
+            await asyncio.sleep(0)
+        raise AssertionError
+
+    taken = await send()
+    assert SEND_BUFFER_MIN < held(client) <= SEND_BUFFER_MIN + BATCH_WEIGHT_MAX + len(PAYLOAD)
+    assert client.refused_messages == {"send_buffer_full": 1}
+    app.gate.set()
+    await client.flush()
+    await put.tell(taken)
+    await until(lambda: len(app.told) == taken + 1, "what was taken")
+    assert app.told == list(range(taken + 1))
+
+
+async def test_tasks_that_await_their_tells_are_not_refused(nodes: Nodes) -> None:
+    """A thousand tasks, each with one of several messages under way, while nothing is taken."""
+    app = Application()
+    _, client = await closed(nodes, app)
+    begun: list[int] = []
+
+    async def send(task: int) -> None:
+        for round in range(3):
+            begun.append(task)
+            await client.tell("line", "a", "put", round * 1000 + task, bytes(4096))
+
+    tasks = [asyncio.ensure_future(send(task)) for task in range(1000)]
+    await until(lambda: len(begun) >= 1000 and held(client) > 4096 * 1000, "a closed window")
+    assert len(begun) < 3000
+    app.gate.set()
+    await asyncio.gather(*tasks)
+    await client.flush()
+    await until(lambda: len(app.told) == 3000, "every message")
+    for task in range(1000):
+        assert [n for n in app.told if n % 1000 == task] == [task, 1000 + task, 2000 + task]
+    assert client.refused_messages == {}
+
+
+async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> None:
+    app = Application()
+    node, _ = await closed(nodes, app)
+    messages = SEND_BUFFER_MIN // len(PAYLOAD) * 2
+
+    def produce() -> dict[str, int]:
+        address = f"tcp://{node.me.address}"
+        with Client(address, cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN) as client:
+            for number in range(messages):
+                client.tell("line", "a", "put", number, PAYLOAD)
+            client.flush()
+            return client.refused_messages
+
+    produced = asyncio.get_running_loop().run_in_executor(None, produce)
+    await until(lambda: node.kinds["line"].host.execution.crowd.pauses, "a pause")
+    app.gate.set()
+    assert await produced == {}
+    await until(lambda: len(app.told) == messages, "every message")
+    assert app.told == list(range(messages))
+
+
+async def test_an_entity_that_tells_others_without_awaiting_is_refused_too(nodes: Nodes) -> None:
+    app, nodes.own = Application(), {"send_buffer_bytes": SEND_BUFFER_MIN}
+    first, second = await nodes.cluster(app.bus, 2, mailbox=MAILBOX, mailbox_patience=60.0)
+    client = await nodes.client()
+    there = await id_at(client, app, second)
+    put = first.ref(app.line, there).put
+    for number in count():
+        try:
+            put.tell(number, PAYLOAD)
+        except BufferFull:
+            break
+    async with http(first) as page:
+        metrics = (await page.get("/metrics")).text
+    assert 'dropped_total{entity_type="line",reason="send_buffer_full"} 1.0' in metrics
+    app.gate.set()
+    await until(lambda: len(app.told) == number, "what was taken")
+
+
+def test_the_bound_is_well_above_the_window() -> None:
+    with pytest.raises(ConfigError, match="send_buffer_bytes"):
+        AsyncClient("tcp://127.0.0.1:1", cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN - 1)
