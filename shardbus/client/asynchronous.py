@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
+import logging
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
@@ -34,11 +34,14 @@ from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
+from shardbus.transport.refused import Refused
 from shardbus.transport.router import Router
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
-from shardbus.wire.control import Members, TypeInfo, decode_control
+from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
 from shardbus.wire.schema import encode_value
+
+log = logging.getLogger("shardbus.client")
 
 E = TypeVar("E")
 ASK_TIMEOUT_S = 5.0
@@ -75,7 +78,7 @@ class AsyncClient(Unaddressed):
         self._given = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
         self._make_outside = outside
-        self._allowance = Allowance(send_buffer_bytes)
+        self._allowance, self._refused = Allowance(send_buffer_bytes), Refused()
         self._contact: Contact
         self._entered = self._closed = False
         self.lost_messages = 0
@@ -292,8 +295,11 @@ class AsyncClient(Unaddressed):
 
     @property
     def refused_messages(self) -> dict[str, int]:
-        """Messages that were refused, by reason."""
-        refused = Counter(self._kinds.refused)
+        """Messages that nobody handles, by reason: tells that a node has acknowledged and then
+        dropped, as nodes say within a second, and what this client had no room for."""
+        refused = self._kinds.refused
+        for (_, reason), count in self._refused.counts.items():
+            refused[reason] += count
         refused[SEND_BUFFER_FULL] += sum(self._allowance.refused.values())
         return dict(+refused)
 
@@ -347,6 +353,8 @@ class AsyncClient(Unaddressed):
 
     def _on_tick(self) -> None:
         self._kinds.expire()
+        if line := self._refused.line(asyncio.get_running_loop().time()):
+            log.warning("%s", line)
         self._kinds.doubt(self._contact.members)
         for node in list(self._contact.leaving):
             self._endpoint.part(node, in_use=self._kinds.uses)
@@ -362,6 +370,8 @@ class AsyncClient(Unaddressed):
                 self._kinds.alive(message.nodes)
                 for node in message.died:
                     self._endpoint.drop(node, NodeLost(f"{node} is gone"))
+            case Refusals():
+                self._refused.hear(session.name, message)
             case TypeInfo():
                 self._kinds.described(control.type, message)
             case _:

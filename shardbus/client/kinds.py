@@ -69,7 +69,7 @@ class Kind:
             case _:
                 pass
 
-    def dropped(self, reason: str, count: int) -> None:
+    def dropped(self, reason: str, count: int, via: int = 0) -> None:
         """Messages that were not sent."""
         self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
 

@@ -50,6 +50,9 @@ class _Collector:
         received = _counter("messages_received", "Messages handed to entities")
         forwarded = _counter("messages_forwarded", "Messages that arrived here and were sent on")
         dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
+        refused = _counter("messages_refused", "Tells of this node that others dropped", "reason")
+        for (name, reason), count in sorted(self._node.refused.counts.items()):
+            refused.add_metric([name, reason], count)
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
         pauses = _counter("sender_pauses", "Times that a sender had to wait for a mailbox")
         for name, kind in kinds.items():
@@ -67,7 +70,7 @@ class _Collector:
         late.add_metric([], endpoint.asks_timed_out)
         edges = CounterMetricFamily("shardbus_missed_edges", "Messages only a watchdog found")
         edges.add_metric([], endpoint.wiring.missed_edges)
-        return [received, forwarded, dropped, buffered, pauses, late, edges]
+        return [received, forwarded, dropped, refused, buffered, pauses, late, edges]
 
     def _entities(self) -> Iterable[Metric]:
         started = _counter("entities_started", "Entities started", "cause")

@@ -338,6 +338,7 @@ class Endpoint:
             return self._transmit(inbound.identity, inbound.uid, kind, seq, ack, frame)
 
         inbound.session = Session(hello.name, self.loop, self.clock, self.receiver, transmit)
+        inbound.session.listens = hello.listens
         inbound.session.tag = hello.node or NodeId("client", 0, uid)
         self._inbound[hello.name] = inbound
         if hello.node is None and self._on_client is not None:

@@ -114,7 +114,7 @@ class Link:
     def _greet(self) -> None:
         endpoint = self._endpoint
         self._greeted_at = endpoint.loop.time()
-        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial)
+        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial, listens=True)
         self.transmit(Kind.HELLO, 0, self.session.received, encode_body(hello))
 
     def _on_parts(self, parts: list[bytes]) -> None:

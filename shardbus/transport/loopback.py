@@ -21,6 +21,7 @@ class Loopback(Session):
     """See the module."""
 
     __slots__ = ()
+    local = True
 
     def __init__(
         self,

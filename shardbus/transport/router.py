@@ -56,7 +56,7 @@ class Shell(Protocol):
     def perform(self, effect: events.RegionEffect) -> None:
         """An effect that is not about routes."""
 
-    def dropped(self, reason: str, count: int) -> None: ...
+    def dropped(self, reason: str, count: int, via: int = 0) -> None: ...
 
 
 class _Echo:
@@ -361,7 +361,7 @@ class Router:
             case events.Reject(envelope=envelope, reason=reason):
                 assert isinstance(envelope, Envelope)
                 self.buffered_asks.pop(envelope, None)
-                self._shell.dropped(reason, 1)
+                self._shell.dropped(reason, 1, envelope.via)
                 envelope.refuse(self._rejection(reason))
             case _:
                 self._shell.perform(effect)

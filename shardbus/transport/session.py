@@ -89,7 +89,9 @@ class Session(Outbox):
         "_transmit",
         "_window",
         "gone",
+        "listens",
         "lost",
+        "mark",
         "tag",
         "told_to_wait",
         "torn",
@@ -111,6 +113,9 @@ class Session(Outbox):
         """What a tell without room returns."""
         self.tag: Any = None
         """For the owner: who this is to it."""
+        self.listens, self.mark = False, 0
+        """For the owner: whether the other process wants to hear of tells that are dropped, and how
+        tells that come by this session are marked for that."""
         self.lost: RequestError | None = None
         self.unconfirmed: dict[str, int] = {}
         """For a lost session: tells, by type, of which nobody knows whether they arrived."""

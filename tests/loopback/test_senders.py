@@ -14,7 +14,9 @@ from shardbus import BufferFull, Client, Entity, ShardBus, handler
 from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
 from shardbus.errors import ConfigError
 from shardbus.runtime.node import Node
+from shardbus.transport import link
 from shardbus.transport.outbox import BATCH_WEIGHT_MAX
+from shardbus.wire.batch import Hello
 from tests.waiting import until
 
 MAILBOX = 10
@@ -159,3 +161,124 @@ async def test_an_entity_that_tells_others_without_awaiting_is_refused_too(nodes
 def test_the_bound_is_well_above_the_window() -> None:
     with pytest.raises(ConfigError, match="send_buffer_bytes"):
         AsyncClient("tcp://127.0.0.1:1", cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN - 1)
+
+
+# What is dropped behind the acknowledgement
+
+
+async def refusals(client: AsyncClient, expected: dict[str, int]) -> None:
+    await until(lambda: client.refused_messages == expected, f"{expected}", 10)
+
+
+async def test_a_client_hears_of_tells_that_do_not_fit(nodes: Nodes) -> None:
+    app = Application()
+    app.gate.set()
+    await nodes.start(app.bus)
+    client, other = await nodes.client(), await nodes.client()
+    for number in range(10):
+        await client.tell("line", str(number), "put", "no number")
+        await client.tell("line", str(number), "no handler", 1)
+        await client.tell("line", str(number), "put", number)
+    await refusals(client, {"schema": 10, "unhandled": 10})
+    await until(lambda: sorted(app.told) == list(range(10)), "what fits")
+    assert other.refused_messages == {}
+
+
+async def test_what_a_busy_entity_finds_in_its_mailbox_is_told_to_who_sent_it(
+    nodes: Nodes,
+) -> None:
+    app = Application()
+    await nodes.start(app.bus)
+    client, other = await nodes.client(), await nodes.client()
+    await other.tell("line", "a", "put", 1)
+    await client.tell("line", "a", "put", 2)
+    await client.tell("line", "a", "put", "no number")
+    await asyncio.gather(client.flush(), other.flush())
+    assert client.refused_messages == {}
+    app.gate.set()
+    await refusals(client, {"schema": 1})
+    assert other.refused_messages == {}
+
+
+async def test_what_an_entity_that_stands_still_has_no_room_for_is_told(nodes: Nodes) -> None:
+    app = Application()
+    node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=0.2)
+    client = await nodes.client()
+    messages = 5000
+    for number in range(messages):
+        await client.tell("line", "a", "put", number)
+    await client.flush()
+    dropped = node.kinds["line"].host.counts.dropped
+    await until(lambda: client.refused_messages == dropped, "every drop", 10)
+    app.gate.set()
+    await until(lambda: len(app.told) + dropped["mailbox_full"] == messages, "the others")
+    assert 0 < dropped["mailbox_full"] < messages
+
+
+async def test_a_thread_hears_of_it_too(nodes: Nodes) -> None:
+    app = Application()
+    node = await nodes.start(app.bus)
+    loop = asyncio.get_running_loop()
+
+    def produce() -> dict[str, int]:
+        with Client(f"tcp://{node.me.address}", cluster="senders") as client:
+            client.tell("line", "a", "put", "no number")
+            client.flush()
+            asyncio.run_coroutine_threadsafe(
+                until(lambda: client.refused_messages, "the refusal"), loop
+            ).result()
+            return client.refused_messages
+
+    assert await loop.run_in_executor(None, produce) == {"schema": 1}
+
+
+async def test_a_message_that_waited_here_for_its_shard_is_told_to_who_sent_it(
+    nodes: Nodes,
+) -> None:
+    app = Application()
+    app.gate.set()
+    node = await nodes.start(app.bus)
+    client = await nodes.client()
+    await client.ref(app.line, "a").where()
+    kind = node.kinds["line"]
+    kind.host.set_arrivals(kind.router.shard_of("a"), False, None)
+    await client.tell("line", "a", "put", "no number")
+    await client.tell("line", "a", "put", 1)
+    await refusals(client, {"schema": 1})
+    assert (app.told, kind.relayed_messages) == ([1], 2)
+
+
+async def test_a_node_hears_of_what_it_has_passed_on_and_the_first_sender_does_not(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Application()
+    app.gate.set()
+    first, second = await nodes.cluster(app.bus, 2)
+    client = await nodes.client(first)
+    there = await id_at(client, app, second)
+    route = (await client.router_of("line")).route_of(there)
+    wrong = client._endpoint.session_to(first.me.address, first.me, probe=True)
+    route.out = wrong
+    await client.tell("line", there, "put", "no number")
+    await until(lambda: first.refused.counts == {("line", "schema"): 1}, "the refusal", 10)
+    async with http(first) as page:
+        metrics = (await page.get("/metrics")).text
+    assert 'shardbus_messages_refused_total{entity_type="line",reason="schema"} 1.0' in metrics
+    await until(lambda: f"{second.me} dropped 1 of 'line': schema" in caplog.text, "a line")
+    assert client.refused_messages == {}
+
+
+async def test_a_client_of_an_older_build_is_told_nothing_and_is_served(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "Hello", lambda *fields, listens: Hello(*fields))
+    app = Application()
+    app.gate.set()
+    node = await nodes.start(app.bus)
+    client = await nodes.client()
+    await client.tell("line", "a", "put", "no number")
+    await client.tell("line", "a", "put", 1)
+    await client.flush()
+    await until(lambda: app.told == [1], "what fits")
+    assert node.kinds["line"].host.counts.dropped == {"schema": 1}
+    assert node.drops._links == {}
