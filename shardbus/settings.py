@@ -65,6 +65,9 @@ class NodeSettings:
     proxies: tuple[str, ...] = names(
         "entity types of which this node hosts nothing and to which it only sends; * is all types"
     )
+    send_buffer_bytes: int = size(
+        256 * 2**20, "of messages that wait for one node; then a tell is refused", low=16 * 2**20
+    )
     version: str = text(
         "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
     )

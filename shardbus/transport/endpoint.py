@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import Address, NodeId
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock, Unsent
 from shardbus.transport.link import Link
 from shardbus.transport.session import Receiver, Session
@@ -51,11 +52,13 @@ class Endpoint:
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes], None] | None = None,
         wiring: Wiring | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.receiver = receiver
         self.tag = cluster_tag(cluster)
         self.clock = Clock()
+        self.allowance = allowance or Allowance()
         self.dropped_frames: dict[str, int] = {}
         """Frames that could not be used, by reason."""
         self.asks_timed_out = 0

@@ -19,9 +19,11 @@ Source: docs/architecture.md; S0.35, S0.36.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from shardbus.errors import NodeLost, RequestError
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Asks, Clock, Unsent, refuse
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
@@ -56,6 +58,19 @@ class Receiver(Protocol):
     def on_flush(self, session: Session, flush: Flush) -> None: ...
 
 
+class Room:
+    """Awaited, it is done when its session is writable, or lost. For who does not await it, nothing
+    is kept."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._session.room().__await__()
+
+
 class Session(Outbox):
     """See the module. `transmit(kind, seq, ack, body)` hands one frame to ZeroMQ and says whether
     it took it."""
@@ -74,12 +89,14 @@ class Session(Outbox):
         "_transmit",
         "_window",
         "gone",
+        "listens",
         "lost",
-        "name",
+        "mark",
         "tag",
         "told_to_wait",
         "torn",
         "unconfirmed",
+        "until_room",
     )
 
     def __init__(
@@ -89,11 +106,16 @@ class Session(Outbox):
         clock: Clock,
         receiver: Receiver,
         transmit: Transmit,
+        allowance: Allowance | None = None,
     ) -> None:
-        super().__init__(loop, Asks(clock))
-        self.name = name
+        super().__init__(name, loop, Asks(clock), allowance)
+        self.until_room = Room(self)
+        """What a tell without room returns."""
         self.tag: Any = None
         """For the owner: who this is to it."""
+        self.listens, self.mark = False, 0
+        """For the owner: whether the other process wants to hear of tells that are dropped, and how
+        tells that come by this session are marked for that."""
         self.lost: RequestError | None = None
         self.unconfirmed: dict[str, int] = {}
         """For a lost session: tells, by type, of which nobody knows whether they arrived."""
@@ -172,7 +194,6 @@ class Session(Outbox):
 
     @property
     def outstanding(self) -> int:
-        """Bytes that were sent or wait to be sent, without an acknowledgement."""
         return self._window.outstanding + self._window.aside
 
     @property

@@ -166,6 +166,7 @@ class Visitors:
             return self.transmit(inbound.identity, inbound.uid, kind, seq, ack, frame)
 
         inbound.session = self._endpoint.session(hello.name, transmit)
+        inbound.session.listens = hello.listens
         inbound.session.tag = hello.node or NodeId("client", 0, uid)
         self.by_name[hello.name] = inbound
         if hello.node is None:

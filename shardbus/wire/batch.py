@@ -186,6 +186,9 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """None for a client."""
     session: int
     """Grows with every session that the sender opens to the receiver; the same number resumes."""
+    listens: bool = False
+    """The sender wants to hear of tells that are dropped. A build that does not know of that leaves
+    it out."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
