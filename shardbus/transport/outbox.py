@@ -62,6 +62,7 @@ class Outbox(ABC):
         "_asks",
         "_chained_key",
         "_expect",
+        "_limit",
         "_loop",
         "_replies",
         "_reply_corrs",
@@ -88,7 +89,7 @@ class Outbox(ABC):
         self._expect = asks.expect
         self._scheduled = False
         self._runs: list[Run] = []
-        self._weight = 0
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key: Key | None = None
         self._ask_key: Key | Chain | None = None
         """What the messages of the open run of asks share: their key, or the chain they come by."""
@@ -150,7 +151,7 @@ class Outbox(ABC):
         self._ask_payloads.append(payload)
         self._ask_corrs.append(corr)
         self._weight = weight = self._weight + len(payload) + ASK_WEIGHT
-        if weight > BATCH_WEIGHT_MAX:
+        if weight > self._limit:
             self._full()
 
     def ask_within(
@@ -179,7 +180,7 @@ class Outbox(ABC):
         self._ask_payloads.append(payload)
         self._ask_corrs.append(self._expect(waiter, decode, timeout_ms))
         self._weight += len(payload) + ASK_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        if self._weight > self._limit:
             self._full()
 
     def reply(self, corr: int, payload: bytes) -> None:
@@ -246,6 +247,10 @@ class Outbox(ABC):
         self._schedule()
 
     def _open_asks(self, key: Key, timeout_ms: int, chain: Chain = ()) -> None:
+        if self._idle and not self._runs:
+            self._limit = 0
+        else:
+            self._schedule()
         run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
         self._runs.append(run)
         self._weight += len(chain) * ENVELOPE_WEIGHT
@@ -253,7 +258,6 @@ class Outbox(ABC):
         self._ask_corrs = run.corrs
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
         self._ask_deadline = self._asks.deadline(timeout_ms)
-        self._schedule()
 
     def _open_replies(self) -> None:
         self._replies = run = ReplyRun([], [])
@@ -271,6 +275,7 @@ class Outbox(ABC):
             if isinstance(run, AskRun):
                 self._asks.take(run.corrs.pop())
             self._weight -= size
+            self._schedule()
             raise too_large(size)
         self._spill()
 
@@ -299,13 +304,18 @@ class Outbox(ABC):
 
     def _reset_batch(self) -> None:
         self._runs = []
-        self._weight = 0
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key = self._ask_key = self._replies = None
 
     @property
     def is_full(self) -> bool:
         """More is held than may be."""
         return self._weight + self.outstanding > self._allowance.bytes
+
+    @property
+    def _idle(self) -> bool:
+        """Nothing is under way."""
+        return False
 
     @property
     @abstractmethod

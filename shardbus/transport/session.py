@@ -158,6 +158,10 @@ class Session(Outbox):
         if window.blocked:
             self._look_for_room()
 
+    @property
+    def _idle(self) -> bool:
+        return self.open and not self.outstanding
+
     def _look_for_room(self) -> None:
         """The connection took no more: try again soon, for as long as it takes nothing."""
         if self._window.blocked and not self._looking and self.lost is None:
@@ -271,7 +275,13 @@ class Session(Outbox):
             return
         if window.owes_ack and not self._ack_armed:
             self._acknowledge_soon()
-        self._intake.take(seq, body)
+        due, self._scheduled = self._scheduled, True
+        try:
+            self._intake.take(seq, body)
+        finally:
+            self._scheduled = due
+            if self._runs:
+                self.flush()
 
     def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
         """A part of a large batch arrived."""
