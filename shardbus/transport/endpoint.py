@@ -274,10 +274,11 @@ class Endpoint:
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
         header = read_header(head)
-        if header.kind == Kind.MEMBERSHIP:
+        of_session = header.kind in SESSION_KINDS
+        if not of_session and header.kind == Kind.MEMBERSHIP:
             self.took_membership(body)
             return
-        if header.kind == Kind.HELLO:
+        if not of_session and header.kind == Kind.HELLO:
             self._on_hello(identity, header.sender, header.receiver, header.ack, body)
             return
         inbound = self._by_identity.get(identity)
@@ -290,7 +291,7 @@ class Endpoint:
             return
         inbound.heard = self.clock.tick
         session = inbound.session
-        if header.kind in SESSION_KINDS:
+        if of_session:
             session.on_frame(header.kind, header.seq, header.ack, body)
             if session.torn:
                 self._forget(inbound, NodeLost(f"{session.name} lacks what it acknowledged"))
