@@ -64,6 +64,8 @@ class Membership(Protocol):
     def overview(self) -> Overview: ...
     @property
     def lag(self) -> float: ...
+    @property
+    def dropped_frames(self) -> dict[str, int]: ...
     def start(self) -> None: ...
     def post(self, event: ev.Event) -> None: ...
     def app_alive(self) -> None: ...
@@ -154,6 +156,11 @@ class ClusterThread:
     def lag(self) -> float:
         """For how many seconds the application has not said that it is alive."""
         return self._stalled
+
+    @property
+    def dropped_frames(self) -> dict[str, int]:
+        """What the sockets could not use, by reason."""
+        return dict(self._sockets.dropped)
 
     @property
     def missed_edges(self) -> int:

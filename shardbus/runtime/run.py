@@ -38,6 +38,7 @@ from shardbus.membership.member import Service, Status
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.cluster_thread import ClusterThread
 from shardbus.runtime.departure import LEFT, leave, longest_move
+from shardbus.runtime.descriptors import Descriptors
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.leash import InLoop, Leash
 from shardbus.runtime.node import Node
@@ -149,6 +150,8 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.stop)
+    descriptors = Descriptors(loop)
+    descriptors.start()
     known = await _unless_stopped(with_version(settings.node, bus.version_source), signals)
     if known is None:
         return OK
@@ -198,6 +201,7 @@ async def _run(
             await node.observers.end(CALLBACKS_S)
         bus.attach(None)
         await server.stop()
+        descriptors.stop()
         if hasattr(node, "endpoint"):
             await node.close()
     return code

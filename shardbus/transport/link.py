@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.session import SESSION_KINDS, Session
+from shardbus.transport.sparing import log
 from shardbus.transport.wiring import Connection
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -35,7 +35,6 @@ from shardbus.wire.batch import (
 if TYPE_CHECKING:
     from shardbus.transport.endpoint import Endpoint
 
-log = logging.getLogger("shardbus.link")
 
 HELLO_EVERY_S = 0.5
 SILENCE_S = 15.0
@@ -55,7 +54,12 @@ class Link:
         """Who must answer, or who has answered; None before that."""
         self.serial = serial
         self.session = Session(
-            str(node or address), endpoint.loop, endpoint.clock, endpoint.receiver, self.transmit
+            str(node or address),
+            endpoint.loop,
+            endpoint.clock,
+            endpoint.receiver,
+            self.transmit,
+            endpoint.allowance,
         )
         self.session.tag = node
         self._endpoint = endpoint
@@ -109,7 +113,7 @@ class Link:
     def _greet(self) -> None:
         endpoint = self._endpoint
         self._greeted_at = endpoint.loop.time()
-        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial)
+        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial, listens=True)
         self.transmit(Kind.HELLO, 0, self.session.received, encode_body(hello))
 
     def _on_parts(self, parts: list[bytes]) -> None:

@@ -17,11 +17,11 @@ from collections.abc import Callable
 
 import zmq
 
+from shardbus.transport.multipart import Multipart
+
 TURN_MAX = 32
 WATCHDOG_S = 1.0
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-MORE, NOBLOCK = int(zmq.RCVMORE), int(zmq.NOBLOCK)
-"""As plain numbers: pyzmq's own take longer to combine than a part takes to send."""
 
 
 class Reader:
@@ -34,9 +34,11 @@ class Reader:
         socket: zmq.Socket[bytes],
         on_message: Callable[[list[bytes]], None],
         on_missed: Callable[[], None] | None = None,
+        multipart: Multipart | None = None,
     ) -> None:
         self._loop = loop
         self._socket = socket
+        self._receive = (multipart or Multipart(socket)).receive
         self._on_message = on_message
         self._on_missed = on_missed
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -87,7 +89,8 @@ class Reader:
             while not self._closed:
                 parts = self._receive()
                 taken += 1
-                self._on_message(parts)
+                if parts is not None:
+                    self._on_message(parts)
                 if self.closed or not int(self._socket.get(EVENTS)) & POLLIN:
                     break
                 if taken >= TURN_MAX:
@@ -102,13 +105,6 @@ class Reader:
         finally:
             self._draining = False
         return taken
-
-    def _receive(self) -> list[bytes]:
-        socket = self._socket
-        parts = [socket.recv(NOBLOCK)]
-        while socket.get(MORE):
-            parts.append(socket.recv(NOBLOCK))
-        return parts
 
     def _watch(self) -> None:
         found = self._watchdog is not None and not self._scheduled and self._drain()

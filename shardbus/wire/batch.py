@@ -160,7 +160,9 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush
 
 encode_batch = msgspec.msgpack.Encoder().encode
-_decode_batch = msgspec.msgpack.Decoder(list[Run]).decode
+_decode_batch: Callable[[bytes], list[Run]] = msgspec.msgpack.Decoder(
+    Annotated[list[Run], msgspec.Meta(max_length=RUNS_MAX)]
+).decode
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -184,6 +186,9 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """None for a client."""
     session: int
     """Grows with every session that the sender opens to the receiver; the same number resumes."""
+    listens: bool = False
+    """The sender wants to hear of tells that are dropped. A build that does not know of that leaves
+    it out."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
@@ -244,8 +249,6 @@ def decode_batch(body: bytes) -> list[Run]:
         runs = _decode_batch(body)
     except UNREADABLE as e:
         raise RemoteProtocolError(f"not a batch: {e}") from None
-    if len(runs) > RUNS_MAX:
-        raise RemoteProtocolError(f"a batch of {len(runs)} runs, at most {RUNS_MAX}")
     for run in runs:
         match run:
             case TellRun():

@@ -10,6 +10,7 @@ Source: shardbus/sharding/messages.py, shardbus/membership/handover.py; S0.6-S0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -44,8 +45,17 @@ class Members:
     died: tuple[NodeId, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Tells that came by this link, were acknowledged, and are dropped: entity type, reason, how
+    many. For who listens."""
+
+    counts: tuple[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]], ...]
+
+
 _CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members)
+    cls.__name__: cls
+    for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members, Refusals)
 }
 _DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
     name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()
