@@ -24,7 +24,8 @@ from shardbus.ids import Address, NodeId
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock, Unsent
 from shardbus.transport.link import Link
-from shardbus.transport.session import Receiver, Session
+from shardbus.transport.receiver import Receiver
+from shardbus.transport.session import Session
 from shardbus.transport.visitors import Visitors
 from shardbus.transport.window import Transmit
 from shardbus.transport.wiring import Wiring, ZmqWiring

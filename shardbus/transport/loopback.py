@@ -13,7 +13,8 @@ import asyncio
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock
 from shardbus.transport.intake import Intake
-from shardbus.transport.session import Receiver, Session, wake
+from shardbus.transport.receiver import Receiver
+from shardbus.transport.session import Session, wake
 from shardbus.transport.window import WINDOW_BYTES
 
 

@@ -2,7 +2,9 @@
 
 Neighbours that share type and method become one run, two list appends each; that is the whole cost
 of sending a message on a known way. A batch is closed at the end of the loop iteration that began
-it, or when it weighs enough, by the subclass's `flush`.
+it, or when it weighs enough, by the subclass's `flush`. An ask that finds nothing under way is a
+batch of its own and leaves at once: who waits for it may well be alone. What is sent next waits for
+the end of the turn again, so that of many asks one travels by itself.
 
 What has no room may be refused, but only where a run is opened (`allowance`).
 
@@ -248,7 +250,7 @@ class Outbox(ABC):
 
     def _open_asks(self, key: Key, timeout_ms: int, chain: Chain = ()) -> None:
         if self._idle and not self._runs:
-            self._limit = 0
+            self._limit = 0  # full with its first message
         else:
             self._schedule()
         run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
@@ -314,7 +316,7 @@ class Outbox(ABC):
 
     @property
     def _idle(self) -> bool:
-        """Nothing is under way."""
+        """A message can leave now, and there is none before it that is not acknowledged."""
         return False
 
     @property

@@ -96,6 +96,8 @@ class Reader:
                 if taken >= TURN_MAX:
                     self.stir()
                     break
+        except zmq.Again:
+            pass
         except zmq.ZMQError as e:
             if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
                 raise

@@ -6,9 +6,10 @@ exactly one outcome (`asks`). `outbox` makes batches of messages; here they are 
 hands out what arrives, once the receiver has room for it.
 
 An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
-lone message waits for nobody and a busy sender pays for one frame per hundreds of messages. An
-acknowledgement rides in the header of whatever goes out next, or goes by itself after a few batches
-or 25 ms; it never delays data.
+busy sender pays for one frame per hundreds of messages. Two do not wait for that end: an ask that
+finds nothing under way, and what a batch that came was answered. An acknowledgement rides in the
+header of whatever goes out next, or goes by itself after a few batches or 25 ms; it never delays
+data.
 
 An ask is answered on the session it came by. When the other process dies, what was not acknowledged
 is lost, at most once, and counted; what was never sent is given back to be sent another way.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from typing import Any, Protocol
+from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.allowance import Allowance
@@ -28,34 +29,16 @@ from shardbus.transport.asks import Asks, Clock, Unsent, refuse
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
+from shardbus.transport.receiver import Receiver
 from shardbus.transport.remains import still_wanted, take_back, tells
 from shardbus.transport.window import Transmit, Window
-from shardbus.wire.batch import (
-    AskRun,
-    Control,
-    Flush,
-    Kind,
-    Relayed,
-    TellRun,
-    decode_batch,
-    encode_batch,
-)
+from shardbus.wire.batch import Kind, decode_batch, encode_batch
 
 NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
 """Frames that must arrive, each once and in order."""
 SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
-
-
-class Receiver(Protocol):
-    """Who handles what arrives."""
-
-    def on_tells(self, session: Session, run: TellRun) -> None: ...
-    def on_asks(self, session: Session, run: AskRun) -> None: ...
-    def on_relayed(self, session: Session, message: Relayed) -> None: ...
-    def on_control(self, session: Session, control: Control) -> None: ...
-    def on_flush(self, session: Session, flush: Flush) -> None: ...
 
 
 class Room:
@@ -275,6 +258,11 @@ class Session(Outbox):
             return
         if window.owes_ack and not self._ack_armed:
             self._acknowledge_soon()
+        self._take(seq, body)
+
+    def _take(self, seq: int, body: bytes) -> None:
+        """A batch is complete. What it makes the receiver answer leaves when all of it is handed
+        out, and does not wait for the end of the turn."""
         due, self._scheduled = self._scheduled, True
         try:
             self._intake.take(seq, body)
@@ -289,7 +277,7 @@ class Session(Outbox):
         if self._window.take(seq):
             self._assembly.add(part)
             if last:
-                self._intake.take(seq, self._assembly.take())
+                self._take(seq, self._assembly.take())
             else:
                 self._intake.take_part(seq)
             self._acknowledge_late()  # the next part waits for it

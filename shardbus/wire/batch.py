@@ -231,12 +231,12 @@ def read_header(frame: bytes) -> Header:
     """
     if len(frame) != HEADER_BYTES:
         raise RemoteProtocolError(f"a header of {len(frame)} bytes, expected {HEADER_BYTES}")
-    version, *rest = _HEADER.unpack(frame)
+    version, kind, cluster, sender, receiver, seq, ack = _HEADER.unpack(frame)
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
             f"protocol version {version}, this build speaks {PROTOCOL_VERSION}"
         )
-    return Header(*rest)
+    return Header(kind, cluster, sender, receiver, seq, ack)
 
 
 def decode_batch(body: bytes) -> list[Run]:
