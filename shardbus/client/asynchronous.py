@@ -30,6 +30,7 @@ from shardbus.ids import Address, NodeId, check_id
 from shardbus.transport.addressing import Region
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.forks import guard
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
 from shardbus.transport.router import Router
@@ -65,6 +66,7 @@ class AsyncClient(Unaddressed):
             raise ConfigError(
                 "a client needs the address of a node", hint="as in tcp://10.0.0.1:7355"
             )
+        guard(self)
         self.cluster = check_id("a cluster name", cluster)
         self.timeout_ms = int(timeout * 1000)
         self._given = [Address.parse(a) for a in addresses]

@@ -17,6 +17,7 @@ from shardbus.client.pipeline import Pipeline, Told
 from shardbus.ids import check_id
 from shardbus.transport.addressing import Region
 from shardbus.transport.asks import Key
+from shardbus.transport.forks import guard
 from shardbus.transport.refs import NO_ARGUMENTS, START, named, pack
 from shardbus.transport.router import Router
 from shardbus.wire.schema import Decode, Method, decode_value
@@ -36,6 +37,7 @@ class Client:
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
     ) -> None:
+        guard(self)
         self._addresses, self._cluster = addresses, cluster
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._timeout_ms = int(timeout * 1000)

@@ -49,6 +49,7 @@ from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.forks import guard
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
@@ -76,6 +77,7 @@ class Node:
         outside: Outside | None = None,
         membership: Callable[..., Membership] = ClusterThread,
     ) -> None:
+        guard(self)
         self.outside = outside or Outside()
         self._make_membership = membership
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store

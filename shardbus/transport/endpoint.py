@@ -22,6 +22,7 @@ from collections.abc import Callable
 from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import Clock, Unsent
+from shardbus.transport.forks import guard
 from shardbus.transport.link import Link
 from shardbus.transport.session import Receiver, Session
 from shardbus.transport.visitors import Visitors
@@ -52,6 +53,7 @@ class Endpoint:
         on_membership: Callable[[NodeId, bytes], None] | None = None,
         wiring: Wiring | None = None,
     ) -> None:
+        guard(self)
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.receiver = receiver
         self.tag = cluster_tag(cluster)

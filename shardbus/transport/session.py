@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.asks import Asks, Clock, Unsent
+from shardbus.transport.forks import guard
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
@@ -91,6 +92,7 @@ class Session(Outbox):
         transmit: Transmit,
     ) -> None:
         super().__init__(loop, Asks(clock))
+        guard(self)
         self.name = name
         self.tag: Any = None
         """For the owner: who this is to it."""
