@@ -66,7 +66,6 @@ class AsyncClient(Unaddressed):
             raise ConfigError(
                 "a client needs the address of a node", hint="as in tcp://10.0.0.1:7355"
             )
-        guard(self)
         self.cluster = check_id("a cluster name", cluster)
         self.timeout_ms = int(timeout * 1000)
         self._given = [Address.parse(a) for a in addresses]
@@ -87,6 +86,7 @@ class AsyncClient(Unaddressed):
         if self._entered:
             raise LocalProtocolError("a client is entered once; make another one")
         self._entered = True
+        guard(self)
         outside = self._outside = self._make_outside()
         uid = outside.uid
         self._endpoint = Endpoint(

@@ -77,7 +77,6 @@ class Node:
         outside: Outside | None = None,
         membership: Callable[..., Membership] = ClusterThread,
     ) -> None:
-        guard(self)
         self.outside = outside or Outside()
         self._make_membership = membership
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
@@ -108,6 +107,7 @@ class Node:
         Raises:
             ConfigError: a port is taken, or a setting is unfit. StoreUnavailable: no store.
         """
+        guard(self)
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[str] = self.loop.create_future()
         self.cluster_stops: asyncio.Future[None] = self.loop.create_future()

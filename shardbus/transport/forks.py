@@ -15,8 +15,6 @@ Source: docs/guarantees.md; C.32.
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
-from functools import cache
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -44,10 +42,8 @@ def silence(part: Silent) -> None:
     _silenced.add(part)
 
 
-@cache
-def _of_the_parent(cls: Hashable) -> Any:
+def _of_the_parent(cls: type) -> Any:
     """A class with the same objects, which refuse."""
-    assert isinstance(cls, type)
 
     def refuse(self: Any, name: str) -> Any:
         if name.startswith("__"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardbus import Client, Entity, ShardBus, handler
+from shardbus import AsyncClient, Client, Entity, ShardBus, handler
 from tests.loopback.nodes import Nodes
 
 bus = ShardBus("forks")
@@ -90,6 +90,16 @@ async def test_an_asynchronous_client_and_what_came_of_it_refuse_in_a_child(node
         assert SAYS in said
         assert "make one after the fork, or start processes by the method 'spawn'" in said
     assert await ref.add(1) == 2
+
+
+async def test_a_client_that_was_not_entered_yet_belongs_to_nobody(nodes: Nodes) -> None:
+    client = AsyncClient(f"tcp://{nodes.all[0].me.address}", cluster="forks")
+
+    async def use() -> int:
+        async with client:
+            return int(await client.ask(Counter, "a", "add", 7))
+
+    assert await forked(lambda: asyncio.new_event_loop().run_until_complete(use())) == "7"
 
 
 async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(

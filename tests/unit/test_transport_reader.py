@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -160,6 +161,7 @@ async def test_a_loop_that_goes_on_in_a_child_of_a_fork_reads_nothing_of_the_par
         pass
     child = os.fork()
     if not child:
+        signal.alarm(10)
         os._exit(ends.reader._drain())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     ends.reader.stir()
