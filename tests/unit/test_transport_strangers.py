@@ -204,6 +204,7 @@ async def test_a_mistake_of_the_doorkeeper_costs_a_moment_and_no_message(door: D
     session = client.session_to(Address("127.0.0.1", door.me.port), probe=True)
     assert await door.ask(client, b"\x01") == 1
     for n in range(5):
+        await until(lambda: door.keeper.connections == 1, "the connection")
         for fd in list(door.keeper._connections):
             door.keeper.refuse(fd, "too_much_unread")
         for at in range(200):
