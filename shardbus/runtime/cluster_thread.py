@@ -43,6 +43,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.runtime.gossip_sockets import GossipSockets
 from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings
+from shardbus.transport.forks import guard
 from shardbus.wire.gossip import decode, encode
 
 TICK = 0.25
@@ -86,6 +87,7 @@ class ClusterThread:
         notify: Callable[[AppEffect], None],
         stalled: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        guard(self)
         self.me = me
         self.cluster = cluster
         self.settings = settings

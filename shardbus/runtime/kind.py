@@ -263,6 +263,10 @@ class Kind:
         if hosted is not None and hosted.lets_in(session, local):
             session.reply(flush.corr, b"")
             return
+        if not self.router.has_shard(flush.shard):
+            self.host.counts.drop("malformed")
+            session.fail(flush.corr, Unhandled(f"{self.name} has no shard {flush.shard:.80}"))
+            return
         deadline = self._node.endpoint.clock.after(flush.timeout_ms)
         waiter = Passing(session, flush.corr)
         envelope = Envelope(

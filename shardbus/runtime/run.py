@@ -134,9 +134,19 @@ def run_node(
     gc.set_threshold(*GC_THRESHOLDS)
     deadline = _Deadline()
     try:
-        return asyncio.run(_run(bus, settings, ready_fd, deadline, leash))
+        return asyncio.run(_watched(_run(bus, settings, ready_fd, deadline, leash)))
     finally:
         deadline.cancel()
+
+
+async def _watched(run: Coroutine[Any, Any, int]) -> int:
+    """Run it with as many descriptors as there may be, and an eye on them."""
+    descriptors = Descriptors(asyncio.get_running_loop())
+    descriptors.start()
+    try:
+        return await run
+    finally:
+        descriptors.stop()
 
 
 async def _run(
@@ -150,8 +160,6 @@ async def _run(
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signals.stop)
-    descriptors = Descriptors(loop)
-    descriptors.start()
     known = await _unless_stopped(with_version(settings.node, bus.version_source), signals)
     if known is None:
         return OK
@@ -201,7 +209,6 @@ async def _run(
             await node.observers.end(CALLBACKS_S)
         bus.attach(None)
         await server.stop()
-        descriptors.stop()
         if hasattr(node, "endpoint"):
             await node.close()
     return code

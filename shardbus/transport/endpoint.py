@@ -23,6 +23,7 @@ from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock, Unsent
+from shardbus.transport.forks import guard
 from shardbus.transport.link import Link
 from shardbus.transport.receiver import Receiver
 from shardbus.transport.session import Session
@@ -55,6 +56,7 @@ class Endpoint:
         wiring: Wiring | None = None,
         allowance: Allowance | None = None,
     ) -> None:
+        guard(self)
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.receiver = receiver
         self.tag = cluster_tag(cluster)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 import zmq
 
+from shardbus.transport.forks import silence
 from shardbus.transport.multipart import Multipart
 
 TURN_MAX = 32
@@ -44,6 +45,7 @@ class Reader:
         self._fd = int(socket.getsockopt(zmq.FD))
         self._scheduled = self._draining = self._closed = False
         self._watchdog: asyncio.TimerHandle | None = None
+        silence(self)
 
     def start(self) -> None:
         """Begin to read."""
@@ -76,6 +78,10 @@ class Reader:
             self._loop.remove_reader(self._fd)
             if self._watchdog is not None:
                 self._watchdog.cancel()
+
+    def forked(self) -> None:
+        """This process is a child: the socket is not its own."""
+        self._closed = True
 
     def _again(self) -> None:
         self._scheduled = False

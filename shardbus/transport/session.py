@@ -26,6 +26,7 @@ from typing import Any
 from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Asks, Clock, Unsent, refuse
+from shardbus.transport.forks import guard
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
@@ -92,6 +93,7 @@ class Session(Outbox):
         allowance: Allowance | None = None,
     ) -> None:
         super().__init__(name, loop, Asks(clock), allowance)
+        guard(self)
         self.until_room = Room(self)
         """What a tell without room returns."""
         self.tag: Any = None

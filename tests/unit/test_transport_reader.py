@@ -4,6 +4,8 @@ found by the watchdog."""
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -185,3 +187,19 @@ async def test_a_reader_that_was_closed_reads_nothing(ends: Ends) -> None:
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert ends.got == [b"first"]
+
+
+async def test_a_loop_that_goes_on_in_a_child_of_a_fork_reads_nothing_of_the_parents(
+    ends: Ends,
+) -> None:
+    dealer = ends.dealer()
+    dealer.send(b"first")
+    while not ends.arrived():
+        pass
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        os._exit(ends.reader._drain())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    ends.reader.stir()
+    await until(lambda: ends.got == [b"first"], "what the child has left alone")
