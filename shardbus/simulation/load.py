@@ -153,7 +153,8 @@ def draw_load(
 
 
 def _rough(calm: Load, dice: Random) -> Load:
-    """The same with what operators, sockets and entities' own code may bring."""
+    """The same with what operators, sockets and entities' own code may bring. Sockets are not small
+    where deadlines are short: a Flush that is late counts as echoed, and order may go with it."""
 
     def times(probability: float, most: int) -> int:
         value = dice.randint(1, most)
@@ -164,7 +165,7 @@ def _rough(calm: Load, dice: Random) -> Load:
         rolls=times(0.25, 3),
         downs=times(0.2, 2),
         hangs=times(0.3, 8),
-        room=dice.choice((2, 5, 20)) if dice.random() < 0.25 else 0,
+        room=dice.choice((2, 5, 20)) if dice.random() < 0.3 and not calm.hurried else 0,
         slow_starts=dice.choice((0.1, 0.5)) if dice.random() < 0.25 else 0.0,
         failing_starts=dice.choice((0.1, 0.4)) if dice.random() < 0.2 else 0.0,
     )
