@@ -20,10 +20,10 @@ that vote here have seen the picture; those who have not after some patience cou
 **Bad links.** Whoever must go for the links of our side to work knows what we know, and downs
 itself. If we did it, and the last of its links broke just then, it would not hear of it, and decide
 about the split that it sees. Only one that has not gone after some patience is downed by the
-others: it is starved, perhaps. If members are cut off as well, the side decides about all of them together; and
-whoever must go for its links goes by itself if nobody has after that patience. For where all that
-are left are such, the one who was to decide may have died, and nobody noticed: it was flagged
-before.
+others: it is starved, perhaps. If members are cut off as well, the side decides about all of them
+together, and whoever must go for its links goes by itself if nobody has after that patience. For
+where all that are left are such, the one who was to decide may have died, and nobody noticed: it
+was flagged before.
 
 **The lease** of an epoch is taken for good: nobody renews it or gives it back. One that is not
 granted, or not answered for in time, is a lost split. One that is granted too late, because the
