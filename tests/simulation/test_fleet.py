@@ -257,7 +257,9 @@ class Line:
         self.back: list[list[bytes]] = []
         self.ups = self.downs = 0
         here, there = virtual(self.timeline), virtual(self.timeline)
-        self.door = SimWiring(self.exchange, "n1", here).listen("n1", 7355, "x", self.came.append)
+        self.door = SimWiring(self.exchange, "n1", here).listen(
+            "n1", 7355, "x", self.came.append, lambda reason: None
+        )
         self.connection = SimWiring(self.exchange, "n2", there).connect(
             Address("n1", 7355), self.back.append, self._up, self._down
         )
