@@ -343,6 +343,8 @@ class AsyncClient(Unaddressed):
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
             session.gone = session.gone or session.tag not in contact.members  # the cluster knows
+            if session.parted:
+                self._endpoint.goodbyes.tell(session.tag)
             self._kinds.lost(session, unsent)
             if session.gone:
                 contact.leaving.discard(session.tag)

@@ -390,6 +390,7 @@ class Node:
         await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self._thread.close()
+        self.losses.ending()
         self.drops.report(self.endpoint.clock.tick, last=True)
         self.endpoint.close()
         await self.store.close()

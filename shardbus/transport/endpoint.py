@@ -26,6 +26,7 @@ from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock, Unsent
+from shardbus.transport.goodbyes import Goodbyes
 from shardbus.transport.inbound import Inbound
 from shardbus.transport.link import Link
 from shardbus.transport.session import NUMBERED, SESSION_KINDS, Receiver, Session
@@ -79,7 +80,7 @@ class Endpoint:
         self.receiver = receiver
         self.tag = cluster_tag(cluster)
         self.clock = Clock()
-        self.allowance = allowance or Allowance()
+        self.allowance, self.goodbyes = allowance or Allowance(), Goodbyes(self)
         self.dropped_frames: dict[str, int] = {}
         """Frames that could not be used, by reason."""
         self.asks_timed_out = 0
@@ -124,6 +125,7 @@ class Endpoint:
             link = Link(self, address, node, self._serial, probe=probe)
             self._links[address, node] = link
             link.start()
+            self.goodbyes.greet(link.session)
         return link.session
 
     def _link(self, address: Address, node: NodeId | None) -> Link | None:
@@ -139,6 +141,10 @@ class Endpoint:
         self._removed[str(node)] = None
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
+        self.end(node, error)
+
+    def end(self, node: NodeId, error: RequestError) -> None:
+        """End every session with this incarnation; it may begin new ones."""
         for link in list(self._links.values()):
             if link.address == node.address and link.node in (None, node):
                 self.lose(link, error)
@@ -206,11 +212,14 @@ class Endpoint:
         if self._on_open is not None:
             self._on_open(link.session)
 
+    @property
+    def opened_here(self) -> list[Session]:
+        """The sessions that we opened."""
+        return [link.session for link in self._links.values()]
+
     def sessions(self) -> list[Session]:
         """Every session, opened by either side."""
-        return [link.session for link in self._links.values()] + [
-            i.session for i in self._inbound.values()
-        ]
+        return self.opened_here + [inbound.session for inbound in self._inbound.values()]
 
     def _end(self, session: Session, error: RequestError) -> None:
         if session.lost is None:
@@ -292,12 +301,8 @@ class Endpoint:
     def _on_hello(self, identity: bytes, uid: int, meant: int, ack: int, body: bytes) -> None:
         hello = decode_hello(body)
         if hello.cluster != self.cluster:
-            self._refuse(
-                identity,
-                uid,
-                f"this is cluster {self.cluster!r}, not {hello.cluster!r}",
-                stale=False,
-            )
+            why = f"this is cluster {self.cluster!r}, not {hello.cluster!r}"
+            self._refuse(identity, uid, why, stale=False)
             return
         if meant not in (0, self.uid):
             self._refuse(identity, uid, "another incarnation lives here now", stale=True)

@@ -13,7 +13,8 @@ import asyncio
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock
 from shardbus.transport.intake import Intake
-from shardbus.transport.session import Receiver, Session, wake
+from shardbus.transport.room import wake
+from shardbus.transport.session import Receiver, Session
 from shardbus.transport.window import WINDOW_BYTES
 
 
@@ -21,7 +22,6 @@ class Loopback(Session):
     """See the module."""
 
     __slots__ = ()
-    local = True
 
     def __init__(
         self,

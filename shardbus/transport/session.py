@@ -19,7 +19,7 @@ Source: docs/architecture.md; S0.35, S0.36.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from shardbus.errors import NodeLost, RequestError
@@ -29,6 +29,7 @@ from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
 from shardbus.transport.remains import still_wanted, take_back, tells
+from shardbus.transport.room import Room, wake
 from shardbus.transport.window import Transmit, Window
 from shardbus.wire.batch import (
     AskRun,
@@ -36,6 +37,7 @@ from shardbus.wire.batch import (
     Flush,
     Kind,
     Relayed,
+    Run,
     TellRun,
     decode_batch,
     encode_batch,
@@ -56,19 +58,6 @@ class Receiver(Protocol):
     def on_relayed(self, session: Session, message: Relayed) -> None: ...
     def on_control(self, session: Session, control: Control) -> None: ...
     def on_flush(self, session: Session, flush: Flush) -> None: ...
-
-
-class Room:
-    """Awaited, it is done when its session is writable, or lost. For who does not await it, nothing
-    is kept."""
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._session.room().__await__()
 
 
 class Session(Outbox):
@@ -92,6 +81,7 @@ class Session(Outbox):
         "listens",
         "lost",
         "mark",
+        "parted",
         "tag",
         "told_to_wait",
         "torn",
@@ -121,6 +111,8 @@ class Session(Outbox):
         """For a lost session: tells, by type, of which nobody knows whether they arrived."""
         self.gone = True
         """For a lost session: the other process has ended, or left. If not, it may still live."""
+        self.parted = False
+        """For a lost session: the other process has said goodbye."""
         self.told_to_wait = 0
         """How often the other side has said that it lives, and has no room."""
         self.torn = False
@@ -347,6 +339,12 @@ class Session(Outbox):
         self._late = self._late or late > 0
         return late
 
+    def unacknowledged(self) -> Iterator[Run]:
+        """What was sent, or is to be, and nobody has said that he has it."""
+        for body in self._window.bodies + self._lane.bodies:
+            yield from decode_batch(body)
+        yield from self._runs
+
     def close(self, error: RequestError) -> list[Unsent]:
         """The other process is gone, or we leave it: everybody who waits gets `error`, but for
         messages that were never handed to ZeroMQ. Those are returned, in order, to be sent another
@@ -383,11 +381,3 @@ class Session(Outbox):
             if message.waiting is None:
                 name = message.key[0]
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
-
-
-def wake(futures: list[asyncio.Future[None]]) -> None:
-    """They wait no longer."""
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-    futures.clear()
