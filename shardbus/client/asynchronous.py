@@ -343,7 +343,7 @@ class AsyncClient(Unaddressed):
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
             session.gone = session.gone or session.tag not in contact.members  # the cluster knows
-            if session.parted:
+            if session.gone and not session.parted:
                 self._endpoint.goodbyes.tell(session.tag)
             self._kinds.lost(session, unsent)
             if session.gone:

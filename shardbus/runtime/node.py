@@ -384,13 +384,14 @@ class Node:
             self._pulse.cancel()
         for succession in self.successions.values():
             succession.close()
+        self.losses.ending()
+        self.drops.report(self.endpoint.clock.tick, last=True)  # ahead of the goodbye
         for kind in self.kinds.values():
             kind.close()
         ends = [succession.end() for succession in self.successions.values()]
         await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self._thread.close()
-        self.losses.ending()
         self.drops.report(self.endpoint.clock.tick, last=True)
         self.endpoint.close()
         await self.store.close()

@@ -102,7 +102,7 @@ class Switchboard:
             self._node.refused.hear(session.name, message)
             return
         if isinstance(message, Goodbye):
-            if session.tag in self.clients and message.node in self._node.hosting_members():
+            if message.node in self._node.hosting_members():
                 self._node.endpoint.count_drop("not_allowed")
             else:
                 self._node.endpoint.goodbyes.heard(message.node)

@@ -194,6 +194,7 @@ class Endpoint:
                 parted = False
                 continue
             link.transmit(Kind.BYE, 0, session.received, b"")
+            session.parted = True
             self.lose(link, NodeLost(f"{session.name} has left"))
         return parted
 

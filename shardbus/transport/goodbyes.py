@@ -7,11 +7,13 @@ and a newer message takes another way, which may be the faster one:
     sender ── 1 ──> node that leaves ── 1 ... held up ...> home
     sender ── 2 ────────────────────────────────────────> home
 
-So whoever gives up a node that has said goodbye tells so on every link, before anything else that
-it sends there, and whoever hears it tells it on, once, and takes it for a goodbye to itself: what
-has come by that node's sessions is handed out, and what has not is never taken any more. Then 1
-comes before 2 or not at all. Who left counts what was not acknowledged when it went, and tells its
-senders.
+So whoever gives up a node tells so on every link, before anything else that it sends there. Whoever
+hears it, and knows that the node leaves, tells it on, once, and takes it for a goodbye to itself:
+what has come by that node's sessions is handed out, and what has not is never taken any more. Then
+1 comes before 2 or not at all. Who left counts what was not acknowledged when it went, and tells
+its senders.
+
+Of a member that hosts yet it is not believed: who says so may have met a wall.
 
 What a node that lives has passed on once more, behind the one that left, may still be held up.
 
@@ -45,10 +47,9 @@ class Goodbyes:
         """Who has ended, and when we heard."""
 
     def tell(self, node: NodeId) -> None:
-        """We have given this process up, which has said goodbye: tell everybody, before anything
-        that is sent from now on."""
-        if node in self._said:
-            return
+        """We have given this process up: tell everybody, before anything that is sent from now
+        on."""
+        self._said.pop(node, None)
         self._said[node] = self._endpoint.loop.time()
         if len(self._said) > KNOWN_MAX:
             del self._said[next(iter(self._said))]
@@ -62,9 +63,10 @@ class Goodbyes:
             self._say(session, node)
 
     def heard(self, node: NodeId) -> None:
-        """Somebody else has given it up."""
+        """Somebody else has given it up, and it is known to leave."""
         if node != self._endpoint.node:
-            self.tell(node)
+            if node not in self._said:
+                self.tell(node)
             self._endpoint.end(node, NodeLost(f"{node} has left"))
 
     def _say(self, session: Session, node: NodeId) -> None:

@@ -147,7 +147,6 @@ class Link:
                 self._break()
                 self._greet()
             case Kind.BYE:
-                self.session.parted = True
                 self._endpoint.lose(self, NodeLost(f"{self.session.name} has left"))
             case Kind.LEAVING:
                 self._endpoint.leaving(self.session)

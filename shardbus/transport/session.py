@@ -112,7 +112,7 @@ class Session(Outbox):
         self.gone = True
         """For a lost session: the other process has ended, or left. If not, it may still live."""
         self.parted = False
-        """For a lost session: the other process has said goodbye."""
+        """For a lost session: we have left, with nothing under way; the other process may live."""
         self.told_to_wait = 0
         """How often the other side has said that it lives, and has no room."""
         self.torn = False

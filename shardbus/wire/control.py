@@ -55,8 +55,8 @@ class Refusals:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """That process has said goodbye, and nothing more is to be taken from it: the sender of this
-    has given it up."""
+    """The sender of this has given up that process, which leaves: nothing more is to be taken from
+    it."""
 
     node: NodeId
 

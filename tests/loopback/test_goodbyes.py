@@ -89,6 +89,8 @@ class Leaving:
 
         async def wait(node: Node, *rest: Any) -> None:
             if node.stopped.done():
+                others = self.stays, self.third
+                await until(lambda: not any(n.is_member(node.me) for n in others), "that it left")
                 self.hold_up()
                 inbound(node, self.sender).resume()
                 await until(self.held, "what is passed on")
@@ -103,7 +105,7 @@ class Leaving:
         quick = {"begin_handoff_timeout": 0.2, "retry_interval": 0.2, "role": "home"}
         self.stays = await self.nodes.start(app.bus, roles=("home",), **quick)
         self.leaver = await self.nodes.start(app.bus, roles=("home",), **quick)
-        third = await self.nodes.start(app.bus, **quick)
+        third = self.third = await self.nodes.start(app.bus, **quick)
         await self.nodes.agree(3)
         self.client = await self.nodes.client(self.stays)
         self.sender = third.me
@@ -183,7 +185,7 @@ async def test_what_has_not_come_by_then_is_never_taken_and_its_sender_hears_of_
     await until(lambda: world.refused() == {"unconfirmed": 1}, "the count")
 
 
-async def test_a_client_cannot_say_goodbye_for_a_member_that_is_there(nodes: Nodes) -> None:
+async def test_nobody_is_believed_who_gives_up_a_member_that_is_there(nodes: Nodes) -> None:
     app = Application()
     first, second = await nodes.cluster(app.bus, 2)
     client = await nodes.client(first)
@@ -193,3 +195,23 @@ async def test_a_client_cannot_say_goodbye_for_a_member_that_is_there(nodes: Nod
     client._endpoint.goodbyes.tell(second.me)
     await until(lambda: first.endpoint.dropped_frames == {"not_allowed": 1}, "the refusal")
     assert first.endpoint.sessions() == before
+
+
+async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node still passes on what others have sent."""
+    world = Leaving(nodes, monkeypatch)
+    await world.start(by_node=True)
+    await until(lambda: world.client.contact == world.stays.me, "a contact that stays")
+    there = [s for s in world.client._endpoint.sessions() if s.tag == world.leaver.me]
+    assert there
+    world.hold_up = world.leaver.endpoint.announce_leaving
+    world.held = lambda: not world.leaver.endpoint.clients
+    await world.leave()
+    await world.tell(2)
+    await until(lambda: len(world.told) == 3, "both")
+    assert world.told == [0, 1, 2]
+    assert world.refused() == {}
+    assert all(session.parted for session in there)
+    assert world.client._endpoint.goodbyes._said == {}
