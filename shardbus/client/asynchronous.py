@@ -296,7 +296,8 @@ class AsyncClient(Unaddressed):
     @property
     def refused_messages(self) -> dict[str, int]:
         """Messages that nobody handles, by reason: tells that a node has acknowledged and then
-        dropped, as nodes say within a second, and what this client had no room for."""
+        dropped, as nodes say within a second, and what this client had no room for. Of
+        `unconfirmed` ones, which a node that left had passed on, nobody knows."""
         refused = self._kinds.refused
         for (_, reason), count in self._refused.counts.items():
             refused[reason] += count
