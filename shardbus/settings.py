@@ -100,7 +100,7 @@ class FailureDetectorSettings:
 class DowningSettings:
     """What happens to members that stay unreachable."""
 
-    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES)
+    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES, named=True)
     stable_after: float = seconds(
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
@@ -282,6 +282,9 @@ class ShardingSettings:
         2.0, "between two requests for a lease that is not to be had"
     )
     max_moves_in_flight: int = count(100, "shards on the move at a time")
+    max_moves_per_minute: int = count(
+        0, "shards that begin to move for balance within a minute", off=True
+    )
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Entity type to those of the settings above that differ for it."""
 

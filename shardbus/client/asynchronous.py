@@ -32,6 +32,7 @@ from shardbus.transport.addressing import Region
 from shardbus.transport.allowance import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, Allowance
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.forks import guard
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
 from shardbus.transport.refused import Refused
@@ -89,7 +90,8 @@ class AsyncClient(Unaddressed):
         if self._entered:
             raise LocalProtocolError("a client is entered once; make another one")
         self._entered = True
-        outside = self._make_outside()
+        guard(self)
+        outside = self._outside = self._make_outside()
         uid = outside.uid
         self._endpoint = Endpoint(
             self.cluster,

@@ -18,6 +18,7 @@ from shardbus.ids import check_id
 from shardbus.transport.addressing import Region
 from shardbus.transport.allowance import SEND_BUFFER_BYTES
 from shardbus.transport.asks import Key
+from shardbus.transport.forks import guard
 from shardbus.transport.refs import NO_ARGUMENTS, START, named, pack
 from shardbus.transport.router import Router
 from shardbus.wire.schema import Decode, Method, decode_value
@@ -38,6 +39,7 @@ class Client:
         connect_timeout: float = CONNECT_TIMEOUT_S,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
     ) -> None:
+        guard(self)
         self._addresses, self._cluster = addresses, cluster
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout

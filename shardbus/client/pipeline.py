@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from shardbus.errors import BufferFull, LocalProtocolError
 from shardbus.transport.asks import Key
+from shardbus.transport.forks import guard
 from shardbus.transport.outbox import too_large
 from shardbus.transport.router import Router
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
@@ -86,6 +87,7 @@ class Pipeline:
     """See the module. `put` and what is built on it may be called by any thread but the loop's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
+        guard(self)
         self._loop, self._timeout = loop, timeout
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)

@@ -1,14 +1,16 @@
 """A web server inside the node's own event loop.
 
-uvicorn does HTTP. Three things differ from running it alone: it must not touch the process's
+uvicorn does HTTP. Some things differ from running it alone: it must not touch the process's
 signals (it would raise them once more when it stops), the port is bound here so that a taken one is
-one clear sentence, and `start` returns when connections are accepted.
+one clear sentence, and `start` returns when connections are accepted. What a connection may do says
+`connections`. What strangers make uvicorn say is logged sparingly.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -17,9 +19,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from shardbus.errors import ConfigError
+from shardbus.http.connections import Bounded
+from shardbus.transport.sparing import Sparing
 
-BACKLOG = 128
-CONNECTIONS_MAX = 256
+BACKLOG = 512
 SHUTDOWN_GRACE_S = 2
 REASONS = {
     errno.EADDRINUSE: "it is taken",
@@ -65,7 +68,7 @@ class Server:
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http="h11",
+            http=Bounded,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -73,9 +76,11 @@ class Server:
             access_log=False,
             server_header=False,
             backlog=BACKLOG,
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         )
+        said = logging.getLogger("uvicorn.error")
+        if not any(isinstance(f, Sparing) for f in said.filters):
+            said.addFilter(Sparing())
         self._server = _Embedded(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
         listening = asyncio.create_task(self._server.listening.wait())

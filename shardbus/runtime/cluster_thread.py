@@ -43,6 +43,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.runtime.gossip_sockets import GossipSockets
 from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings
+from shardbus.transport.forks import guard
 from shardbus.wire.gossip import decode, encode
 
 TICK = 0.25
@@ -64,6 +65,8 @@ class Membership(Protocol):
     def overview(self) -> Overview: ...
     @property
     def lag(self) -> float: ...
+    @property
+    def dropped_frames(self) -> dict[str, int]: ...
     def start(self) -> None: ...
     def post(self, event: ev.Event) -> None: ...
     def app_alive(self) -> None: ...
@@ -84,6 +87,7 @@ class ClusterThread:
         notify: Callable[[AppEffect], None],
         stalled: Callable[[float], None] = lambda seconds: None,
     ) -> None:
+        guard(self)
         self.me = me
         self.cluster = cluster
         self.settings = settings
@@ -154,6 +158,11 @@ class ClusterThread:
     def lag(self) -> float:
         """For how many seconds the application has not said that it is alive."""
         return self._stalled
+
+    @property
+    def dropped_frames(self) -> dict[str, int]:
+        """What the sockets could not use, by reason."""
+        return dict(self._sockets.dropped)
 
     @property
     def missed_edges(self) -> int:

@@ -22,6 +22,7 @@ Source: docs/architecture.md; C.32.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -33,10 +34,16 @@ from zmq.utils.monitor import parse_monitor_message
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member
-from shardbus.transport.sockets import bind
+from shardbus.transport.doorkeeper import SUBSCRIBED_MAX, Doorkeeper, connections_for
+from shardbus.transport.multipart import Multipart, source
+from shardbus.transport.sockets import bind, port_of
 
 TOPIC_ALL = b"*"
 FRAMES = 3
+DESCRIPTORS = 8
+"""Subscribers may use one of so many parts of the process's descriptors."""
+SUBSCRIPTION_BYTES_MAX = 1024
+"""A subscription has a few bytes, and so has what precedes it when a connection is opened."""
 TURN_MAX = 200
 """Messages per socket and turn; the rest waits for the next turn of the loop."""
 
@@ -52,8 +59,15 @@ OPTIONS: Mapping[zmq.SocketOption, int] = {
     zmq.RECONNECT_IVL_MAX: 1000,
     zmq.CONNECT_TIMEOUT: 2000,
     zmq.HANDSHAKE_IVL: 3000,
+    zmq.BACKLOG: 512,
     zmq.IPV6: 1,
 }
+
+XPUB: Mapping[zmq.SocketOption, int] = {
+    **OPTIONS,
+    zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,  # ZeroMQ keeps every topic, many times its size
+}
+SUB = OPTIONS
 
 FAREWELL_LINGER_MS = 200
 """How long the last words may take when the sockets close."""
@@ -109,23 +123,31 @@ class GossipSockets:
         self._loop = loop
         self._context = zmq.Context(io_threads=1)
         self._context.max_sockets = 64
-        self._pub = self._socket(zmq.XPUB)
-        self._sub = self._socket(zmq.SUB)
+        self._pub = self._socket(zmq.XPUB, XPUB)
+        self._sub = self._socket(zmq.SUB, SUB)
+        self._keeper = Doorkeeper(
+            self._pub,
+            unread_max=SUBSCRIBED_MAX,
+            connections_max=connections_for(DESCRIPTORS),
+            may_be_silent=True,  # ZeroMQ tells of a topic's first subscriber only
+            on_cut=self._on_cut,
+        )
+        self._messages = Multipart(self._sub)
         self._monitor = self._sub.get_monitor_socket(Lost)
         try:
             found = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)
             host = str(found[0][4][0])
             bind(self._pub, host, port)
         except (zmq.ZMQError, OSError) as error:
+            self._keeper.stop()
             self._context.destroy(linger=0)
             self._context = None
             raise ConfigError(
                 f"cannot bind the gossip port {port} on {bind_host}: {error}",
                 hint="is another node running there? choose another with node.gossip_port",
             ) from None
-        endpoint = self._pub.getsockopt(zmq.LAST_ENDPOINT)
-        assert isinstance(endpoint, bytes)
-        self.port = int(endpoint.rstrip(b"\0").rpartition(b":")[2])
+        self.port = port_of(self._pub)
+        self._keeper.start(self.port)
         for topic in (topic_of(self.me.uid), TOPIC_ALL):
             self._sub.setsockopt(zmq.SUBSCRIBE, topic)
         for each in (self._pub, self._sub, self._monitor):
@@ -141,6 +163,7 @@ class GossipSockets:
         for each in (self._pub, self._sub, self._monitor):
             self._loop.remove_reader(int(each.getsockopt(zmq.FD)))
         self._sub.disable_monitor()
+        self._keeper.stop()
         self._context.destroy(linger=FAREWELL_LINGER_MS)
         self._context = None
 
@@ -185,45 +208,57 @@ class GossipSockets:
         there were."""
         self._again = None
         counts = [
-            self._read(self._monitor, self._on_monitor),
-            self._read(self._pub, self._on_subscription),
-            self._read(self._sub, self._on_message),
+            self._read(self._one_event),
+            self._read(self._one_subscription),
+            self._read(self._one_message),
         ]
         if max(counts) >= TURN_MAX:
             self._look_again()
         return sum(counts)
 
-    def _read(self, source: zmq.Socket[bytes], handle: Callable[[list[bytes]], None]) -> int:
+    def _read(self, read_one: Callable[[], None]) -> int:
         for count in range(TURN_MAX):
             if self._context is None:
                 return 0
             try:
-                frames = source.recv_multipart(zmq.NOBLOCK)
+                read_one()
             except zmq.Again:
                 return count
-            handle(frames)
         return TURN_MAX
 
-    def _on_message(self, frames: list[bytes]) -> None:
+    def _one_message(self) -> None:
+        frames = self._messages.receive()
+        if frames is None:
+            return
         if len(frames) == FRAMES:
             self._listener.on_frames(frames[1], frames[2])
         else:
             self.dropped["malformed"] += 1
 
-    def _on_subscription(self, frames: list[bytes]) -> None:
-        head, topic = frames[0][:1], frames[0][1:]
-        if topic == TOPIC_ALL:
-            return
+    def _one_subscription(self) -> None:
+        """Who subscribes to anything but a node's topics goes."""
+        frame = self._pub.recv(zmq.NOBLOCK, copy=False)
+        head, topic = frame.bytes[:1], frame.bytes[1:]
         try:
-            uid = int(topic, 16)
+            uid = 0 if topic == TOPIC_ALL else int(topic, 16)
         except ValueError:
             uid = -1
-        if len(frames) != 1 or uid < 0 or topic != topic_of(uid):
+        if uid < 0 or topic not in (TOPIC_ALL, topic_of(uid)) or head not in (b"\0", b"\1"):
             self.dropped["malformed"] += 1
-        elif head == b"\1":
+            self._keeper.refuse(source(frame), "not_a_subscription")
+            return
+        self._keeper.introduce(source(frame))
+        if head == b"\1" and topic != TOPIC_ALL:
             self._listener.on_listening(uid)
 
-    def _on_monitor(self, frames: list[bytes]) -> None:
+    def _on_cut(self, reason: str) -> None:
+        """Called in the doorkeeper's thread."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.dropped.update, (reason,))
+
+    def _one_event(self) -> None:
+        frames = self._monitor.recv_multipart(zmq.NOBLOCK)
         endpoint = parse_monitor_message(frames)["endpoint"].decode()
         for node in list(self._peers.get(endpoint, ())):
             self._listener.on_disconnected(node)
@@ -238,9 +273,11 @@ class GossipSockets:
         if self._again is None and self._loop is not None:
             self._again = self._loop.call_soon(self.drain)
 
-    def _socket(self, kind: zmq.SocketType) -> zmq.Socket[bytes]:
+    def _socket(
+        self, kind: zmq.SocketType, options: Mapping[zmq.SocketOption, int]
+    ) -> zmq.Socket[bytes]:
         assert self._context is not None
         created = self._context.socket(kind)
-        for option, value in OPTIONS.items():
+        for option, value in options.items():
             created.setsockopt(option, value)
         return created

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
 from shardbus.runtime.context import NOBODY, Context, Message
+from shardbus.runtime.delivery import read_ahead
 from shardbus.runtime.drops import Drops
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
@@ -150,10 +151,11 @@ class Kind:
             return cell
 
         crowd = self._crowd
+        ahead = read_ahead(invoker, run.payloads)
         crowd.arrives(not session.forced)
         rows = zip(run.ids, run.payloads, repeat(via))
         try:
-            self._deliver(self._find, arrive, invoker, None, rows, 0)
+            self._deliver(self._find, arrive, invoker, None, rows, 0, (), ahead)
         finally:
             crowd.soft = False
         if crowd.met:
@@ -191,7 +193,8 @@ class Kind:
             return cell
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
-        self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain)
+        ahead = read_ahead(invoker, run.payloads)
+        self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain, ahead)
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
@@ -262,6 +265,10 @@ class Kind:
         hosted = self.host.shards.get(flush.shard)
         if hosted is not None and hosted.lets_in(session, local):
             session.reply(flush.corr, b"")
+            return
+        if not self.router.has_shard(flush.shard):
+            self.host.counts.drop("malformed")
+            session.fail(flush.corr, Unhandled(f"{self.name} has no shard {flush.shard:.80}"))
             return
         deadline = self._node.endpoint.clock.after(flush.timeout_ms)
         waiter = Passing(session, flush.corr)

@@ -1,12 +1,16 @@
 """What becomes of messages when another process ends, or only the link to it.
 
-A member that left may still pass on what it was sent, and says goodbye when it has done so. One
-that died says nothing any more: what had never left for it goes to the next home, ahead of what
-waits, since it is older; what had, and was not acknowledged, may have arrived or not, and is
-counted. While a member lives, a new link takes the place of a lost one. One that is no member any
-more has ended only when our own link to it has, for what never left on that comes back then, and
-must not come too late. When it does, whatever else may yet come from one that left is refused, here
-and wherever we send from then on (`transport.goodbyes`).
+A member that left may still pass on what it was sent, and says goodbye when it has done so; if
+that does not come, its sessions end after a while. One that died says nothing any more: what had
+never left for it goes to the next home, ahead of what waits, since it is older; what had, and was
+not acknowledged, may have arrived or not, and is counted. While a member lives, a new link takes
+the place of a lost one. One that is no member any more has ended only when our own link to it has,
+for what never left on that comes back then, and must not come too late. When it does, whatever else
+may yet come from one that left is refused, here and wherever we send from then on
+(`transport.goodbyes`).
+
+A node that ends itself counts what it had sent or passed on and nobody has acknowledged, and tells
+those for whom it did.
 
 Source: docs/architecture.md; S3.58-S3.64; C.5; N.3.
 """
@@ -14,6 +18,7 @@ Source: docs/architecture.md; S3.58-S3.64; C.5; N.3.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost
@@ -49,19 +54,20 @@ class Losses:
         if died:
             node.endpoint.drop(gone, error)  # first: what comes back is older than what waits
             node.switchboard.tell_clients(died=(gone,))
-        elif node.endpoint.watch(gone):
-            self._left[gone] = None
-            for kind in node.kinds.values():
-                kind.router.handle(events.NodeLeft(gone))
+        else:
             node.loop.call_later(DEPART_S, node.endpoint.drop, gone, error)
-            return
+            if node.endpoint.watch(gone):
+                self._left[gone] = None
+                for kind in node.kinds.values():
+                    kind.router.handle(events.NodeLeft(gone))
+                return
         for kind in node.kinds.values():
             kind.router.handle(events.NodeGone(gone))
 
     def session_lost(self, session: Session, unsent: list[Unsent]) -> None:
         """A session has ended; `unsent` never left on it."""
         node = self._node
-        if session.tag == self._parting:
+        if self._parting is not None and session.tag == self._parting:
             return  # by its own session, while what comes back by ours is still to be told
         if node.switchboard.clients.get(session.tag) is session:
             del node.switchboard.clients[session.tag]
@@ -96,15 +102,20 @@ class Losses:
         endpoint.goodbyes.tell(left)
         self._parting = left
         try:
-            endpoint.end(left, NodeLost(f"{left} has left"))
+            endpoint.give_up(left, NodeLost(f"{left} has left"))
         finally:
             self._parting = None
 
     def ending(self) -> None:
-        """This node ends: count what it has sent or passed on, and nobody has acknowledged."""
-        kinds = self._node.kinds
+        """This node ends: tell those for whom it has passed on what nobody has acknowledged."""
         for session in self._node.endpoint.opened_here:
             for (name, via), lost in tells_by_link(session.unacknowledged()).items():
-                if name in kinds:
-                    kinds[name].host.counts.drop("unconfirmed", lost, via)
-                    log.warning("%d messages of %r: no word from %s", lost, name, session.name)
+                self._node.drops.drop(via, name, "unconfirmed", lost)
+
+    def closed(self, sessions: Iterable[Session]) -> None:
+        """This node ends, and these with it."""
+        sessions = list(sessions)
+        for name, kind in self._node.kinds.items():
+            if lost := sum(session.unconfirmed.get(name, 0) for session in sessions):
+                kind.host.counts.drop("unconfirmed", lost)
+                log.warning("%d messages of %r may be lost: nobody has confirmed them", lost, name)

@@ -66,6 +66,9 @@ class _Collector:
             dropped.add_metric([name, SEND_BUFFER_FULL], count)
         for reason, count in sorted(endpoint.dropped_frames.items()):
             dropped.add_metric(["", reason], count)
+        gossip = self._node.watching
+        for reason, count in sorted(gossip.dropped_frames.items() if gossip else ()):
+            dropped.add_metric(["", f"gossip_{reason}"], count)
         late = CounterMetricFamily("shardbus_asks_timed_out", "Asks without an answer in time")
         late.add_metric([], endpoint.asks_timed_out)
         edges = CounterMetricFamily("shardbus_missed_edges", "Messages only a watchdog found")

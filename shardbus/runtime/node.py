@@ -51,6 +51,7 @@ from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.forks import guard
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
@@ -109,6 +110,7 @@ class Node:
         Raises:
             ConfigError: a port is taken, or a setting is unfit. StoreUnavailable: no store.
         """
+        guard(self)
         self.loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[str] = self.loop.create_future()
         self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
@@ -392,6 +394,7 @@ class Node:
         await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self._thread.close()
-        self.drops.report(self.endpoint.clock.tick, last=True)
+        sessions = self.endpoint.sessions()
         self.endpoint.close()
+        self.losses.closed(sessions)
         await self.store.close()

@@ -38,6 +38,7 @@ from shardbus.membership.member import Service, Status
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.cluster_thread import ClusterThread
 from shardbus.runtime.departure import LEFT, leave, longest_move
+from shardbus.runtime.descriptors import Descriptors
 from shardbus.runtime.entity_type import EntityType
 from shardbus.runtime.leash import InLoop, Leash
 from shardbus.runtime.node import Node
@@ -133,9 +134,19 @@ def run_node(
     gc.set_threshold(*GC_THRESHOLDS)
     deadline = _Deadline()
     try:
-        return asyncio.run(_run(bus, settings, ready_fd, deadline, leash))
+        return asyncio.run(_watched(_run(bus, settings, ready_fd, deadline, leash)))
     finally:
         deadline.cancel()
+
+
+async def _watched(run: Coroutine[Any, Any, int]) -> int:
+    """Run it with as many descriptors as there may be, and an eye on them."""
+    descriptors = Descriptors(asyncio.get_running_loop())
+    descriptors.start()
+    try:
+        return await run
+    finally:
+        descriptors.stop()
 
 
 async def _run(

@@ -67,7 +67,7 @@ class Goodbyes:
         if node != self._endpoint.node:
             if node not in self._said:
                 self.tell(node)
-            self._endpoint.end(node, NodeLost(f"{node} has left"))
+            self._endpoint.give_up(node, NodeLost(f"{node} has left"))
 
     def _say(self, session: Session, node: NodeId) -> None:
         """In a batch of its own, which nothing holds up."""

@@ -23,13 +23,13 @@ Source: docs/architecture.md; B.108, B.156.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.transport.asks import Asks, Clock
+from shardbus.transport.sparing import log
 from shardbus.transport.window import WINDOW_BYTES, Window
 from shardbus.wire.batch import (
     BODY_BYTES_MAX,
@@ -45,12 +45,13 @@ from shardbus.wire.batch import (
 )
 
 if TYPE_CHECKING:
-    from shardbus.transport.session import Receiver, Session
-
-log = logging.getLogger("shardbus.link")
+    from shardbus.transport.receiver import Receiver
+    from shardbus.transport.session import Session
 
 HELD_BYTES_MAX = 2 * WINDOW_BYTES + BODY_BYTES_MAX
 """What a sender may have on its way, and one message more."""
+HELD_WEIGHT = 256
+"""What a batch that is held weighs besides its bytes."""
 URGENT = (ReplyRun, Fail, Control)
 
 
@@ -191,13 +192,13 @@ class Intake:
 
     def _keep(self, held: Held) -> None:
         self._held.append(held)
-        self._held_bytes += held.size
+        self._held_bytes += held.size + HELD_WEIGHT
         while self._held_bytes > HELD_BYTES_MAX:
             self._force()
 
     def _hand_out_first(self) -> None:
         seq, batch, size, tick = self._held.popleft()
-        self._held_bytes -= size
+        self._held_bytes -= size + HELD_WEIGHT
         if seq:
             self._window.handled(seq)
         runs = batch if isinstance(batch, list) else decode_batch(batch) if batch else []

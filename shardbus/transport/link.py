@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import TYPE_CHECKING
 
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.session import SESSION_KINDS, Session
+from shardbus.transport.sparing import log
 from shardbus.transport.wiring import Connection
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -35,7 +35,6 @@ from shardbus.wire.batch import (
 if TYPE_CHECKING:
     from shardbus.transport.endpoint import Endpoint
 
-log = logging.getLogger("shardbus.link")
 
 HELLO_EVERY_S = 0.5
 SILENCE_S = 15.0

@@ -13,8 +13,9 @@ import asyncio
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock
 from shardbus.transport.intake import Intake
+from shardbus.transport.receiver import Receiver
 from shardbus.transport.room import wake
-from shardbus.transport.session import Receiver, Session
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BYTES
 
 
@@ -22,6 +23,7 @@ class Loopback(Session):
     """See the module."""
 
     __slots__ = ()
+    local = True
 
     def __init__(
         self,

@@ -2,7 +2,9 @@
 
 Neighbours that share type and method become one run, two list appends each; that is the whole cost
 of sending a message on a known way. A batch is closed at the end of the loop iteration that began
-it, or when it weighs enough, by the subclass's `flush`.
+it, or when it weighs enough, by the subclass's `flush`. An ask that finds nothing under way is a
+batch of its own and leaves at once: who waits for it may well be alone. What is sent next waits for
+the end of the turn again, so that of many asks one travels by itself.
 
 What has no room may be refused, but only where a run is opened (`allowance`).
 
@@ -59,6 +61,7 @@ class Outbox(ABC):
         "_asks",
         "_chained_key",
         "_expect",
+        "_limit",
         "_loop",
         "_replies",
         "_reply_corrs",
@@ -85,7 +88,7 @@ class Outbox(ABC):
         self._expect = asks.expect
         self._scheduled = False
         self._runs: list[Run] = []
-        self._weight = 0
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key: Key | None = None
         self._ask_key: Key | Chain | None = None
         """What the messages of the open run of asks share: their key, or the chain they come by."""
@@ -147,7 +150,7 @@ class Outbox(ABC):
         self._ask_payloads.append(payload)
         self._ask_corrs.append(corr)
         self._weight = weight = self._weight + len(payload) + ASK_WEIGHT
-        if weight > BATCH_WEIGHT_MAX:
+        if weight > self._limit:
             self._full()
 
     def ask_within(
@@ -176,7 +179,7 @@ class Outbox(ABC):
         self._ask_payloads.append(payload)
         self._ask_corrs.append(self._expect(waiter, decode, timeout_ms))
         self._weight += len(payload) + ASK_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        if self._weight > self._limit:
             self._full()
 
     def reply(self, corr: int, payload: bytes) -> None:
@@ -240,6 +243,10 @@ class Outbox(ABC):
         self._schedule()
 
     def _open_asks(self, key: Key, timeout_ms: int, chain: Chain = ()) -> None:
+        if self._idle and not self._runs:
+            self._limit = 0  # full with its first message
+        else:
+            self._schedule()
         run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
         self._runs.append(run)
         self._weight += len(chain) * ENVELOPE_WEIGHT
@@ -247,7 +254,6 @@ class Outbox(ABC):
         self._ask_corrs = run.corrs
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
         self._ask_deadline = self._asks.deadline(timeout_ms)
-        self._schedule()
 
     def _open_replies(self) -> None:
         self._replies = run = ReplyRun([], [])
@@ -265,6 +271,7 @@ class Outbox(ABC):
             if isinstance(run, AskRun):
                 self._asks.take(run.corrs.pop())
             self._weight -= size
+            self._schedule()
             raise too_large(size)
         self._spill()
 
@@ -293,13 +300,18 @@ class Outbox(ABC):
 
     def _reset_batch(self) -> None:
         self._runs = []
-        self._weight = 0
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key = self._ask_key = self._replies = None
 
     @property
     def is_full(self) -> bool:
         """More is held than may be."""
         return self._weight + self.outstanding > self._allowance.bytes
+
+    @property
+    def _idle(self) -> bool:
+        """A message can leave now, and there is none before it that is not acknowledged."""
+        return False
 
     @property
     @abstractmethod

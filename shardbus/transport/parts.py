@@ -48,6 +48,8 @@ from shardbus.wire.batch import (
 LARGE_WEIGHT = 256 * 1024
 PART_BYTES = 64 * 1024
 PARTS_AHEAD = 8
+PART_WEIGHT = 1024
+"""What a part weighs besides its bytes, so that parts of none have an end, too."""
 
 Target = tuple[str, str]
 """An entity: type and id."""
@@ -182,8 +184,8 @@ class Assembly:
             RemoteProtocolError: together they are more than a batch may be; they are forgotten.
         """
         self._parts.append(part)
-        self._size += len(part)
-        if self._size > BODY_BYTES_MAX:
+        self._size += len(part) + PART_WEIGHT
+        if self._size > BODY_BYTES_MAX + BODY_BYTES_MAX // PART_BYTES * PART_WEIGHT:
             self.take()
             raise RemoteProtocolError(f"parts of more than {BODY_BYTES_MAX} bytes")
 

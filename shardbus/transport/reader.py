@@ -17,9 +17,12 @@ from collections.abc import Callable
 
 import zmq
 
+from shardbus.transport.forks import silence
+from shardbus.transport.multipart import Multipart
+
 TURN_MAX = 32
-EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 WATCHDOG_S = 1.0
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 class Reader:
@@ -32,15 +35,17 @@ class Reader:
         socket: zmq.Socket[bytes],
         on_message: Callable[[list[bytes]], None],
         on_missed: Callable[[], None] | None = None,
+        multipart: Multipart | None = None,
     ) -> None:
         self._loop = loop
         self._socket = socket
+        self._receive = (multipart or Multipart(socket)).receive
         self._on_message = on_message
         self._on_missed = on_missed
         self._fd = int(socket.getsockopt(zmq.FD))
-        self._scheduled = False
-        self._closed = False
+        self._scheduled = self._draining = self._closed = False
         self._watchdog: asyncio.TimerHandle | None = None
+        silence(self)
 
     def start(self) -> None:
         """Begin to read."""
@@ -56,8 +61,9 @@ class Reader:
 
     def sent(self) -> None:
         """Something was sent on the socket, which may have swallowed an edge: if a message is
-        there, look again. Without one, the next to come raises an edge of its own."""
-        if not self._closed and int(self._socket.get(EVENTS)) & POLLIN:
+        there, look again. Without one, the next to come raises an edge of its own. Whoever sends
+        while we drain need not ask: we look before we end."""
+        if not self._draining and not self._closed and int(self._socket.get(EVENTS)) & POLLIN:
             self.stir()
 
     @property
@@ -73,30 +79,37 @@ class Reader:
             if self._watchdog is not None:
                 self._watchdog.cancel()
 
+    def forked(self) -> None:
+        """This process is a child: the socket is not its own."""
+        self._closed = True
+
     def _again(self) -> None:
         self._scheduled = False
         self._drain()
 
     def _drain(self) -> int:
-        if self._closed:
-            return 0
-        receive, on_message, get = self._socket.recv_multipart, self._on_message, self._socket.get
-        taken = 0
+        taken, self._draining = 0, True
         try:
-            # Asking whether a message is there costs a third of being told that none is.
-            while int(get(EVENTS)) & POLLIN:
+            # Who is woken finds a message, as a rule, and asks only whether there is another: that
+            # costs half of being told that there is none.
+            while not self._closed:
+                parts = self._receive()
+                taken += 1
+                if parts is not None:
+                    self._on_message(parts)
+                if self.closed or not int(self._socket.get(EVENTS)) & POLLIN:
+                    break
                 if taken >= TURN_MAX:
                     self.stir()
                     break
-                parts = receive(zmq.NOBLOCK)
-                taken += 1
-                on_message(parts)
-                if self.closed:
-                    return taken
+        except zmq.Again:
+            pass
         except zmq.ZMQError as e:
             if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
                 raise
             self.close()
+        finally:
+            self._draining = False
         return taken
 
     def _watch(self) -> None:

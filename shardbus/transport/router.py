@@ -29,6 +29,7 @@ from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Failure, Key, Unsent
 from shardbus.transport.clockwork import Clockwork
 from shardbus.transport.envelope import Envelope
+from shardbus.transport.forks import guard
 from shardbus.transport.outbox import too_large
 from shardbus.transport.session import Session
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
@@ -87,6 +88,7 @@ class Router:
         loop: asyncio.AbstractEventLoop,
         clock: Clock,
     ) -> None:
+        guard(self)
         self.interface, self.region = interface, region
         self.routes: dict[str, Route] = {}
         self.buffered_asks: dict[Envelope, None] = {}

@@ -6,9 +6,10 @@ exactly one outcome (`asks`). `outbox` makes batches of messages; here they are 
 hands out what arrives, once the receiver has room for it.
 
 An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
-lone message waits for nobody and a busy sender pays for one frame per hundreds of messages. An
-acknowledgement rides in the header of whatever goes out next, or goes by itself after a few batches
-or 25 ms; it never delays data.
+busy sender pays for one frame per hundreds of messages. Two do not wait for that end: an ask that
+finds nothing under way, and what a batch that came was answered. An acknowledgement rides in the
+header of whatever goes out next, or goes by itself after a few batches or 25 ms; it never delays
+data.
 
 An ask is answered on the session it came by. When the other process dies, what was not acknowledged
 is lost, at most once, and counted; what was never sent is given back to be sent another way.
@@ -20,44 +21,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.transport.allowance import Allowance
-from shardbus.transport.asks import Asks, Clock, Unsent
+from shardbus.transport.asks import Asks, Clock, Unsent, refuse
+from shardbus.transport.forks import guard
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
+from shardbus.transport.receiver import Receiver
 from shardbus.transport.remains import still_wanted, take_back, tells
 from shardbus.transport.room import Room, wake
 from shardbus.transport.window import Transmit, Window
-from shardbus.wire.batch import (
-    AskRun,
-    Control,
-    Flush,
-    Kind,
-    Relayed,
-    Run,
-    TellRun,
-    decode_batch,
-    encode_batch,
-)
+from shardbus.wire.batch import Kind, Run, decode_batch, encode_batch
 
 NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
 """Frames that must arrive, each once and in order."""
 SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
-
-
-class Receiver(Protocol):
-    """Who handles what arrives."""
-
-    def on_tells(self, session: Session, run: TellRun) -> None: ...
-    def on_asks(self, session: Session, run: AskRun) -> None: ...
-    def on_relayed(self, session: Session, message: Relayed) -> None: ...
-    def on_control(self, session: Session, control: Control) -> None: ...
-    def on_flush(self, session: Session, flush: Flush) -> None: ...
 
 
 class Session(Outbox):
@@ -99,6 +82,7 @@ class Session(Outbox):
         allowance: Allowance | None = None,
     ) -> None:
         super().__init__(name, loop, Asks(clock), allowance)
+        guard(self)
         self.until_room = Room(self)
         """What a tell without room returns."""
         self.tag: Any = None
@@ -149,6 +133,10 @@ class Session(Outbox):
         self.writable = window.writable
         if window.blocked:
             self._look_for_room()
+
+    @property
+    def _idle(self) -> bool:
+        return self.open and not self.outstanding
 
     def _look_for_room(self) -> None:
         """The connection took no more: try again soon, for as long as it takes nothing."""
@@ -262,9 +250,19 @@ class Session(Outbox):
         if not window.take(seq):
             return
         if window.owes_ack and not self._ack_armed:
-            self._ack_armed = True
-            self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
-        self._intake.take(seq, body)
+            self._acknowledge_soon()
+        self._take(seq, body)
+
+    def _take(self, seq: int, body: bytes) -> None:
+        """A batch is complete. What it makes the receiver answer leaves when all of it is handed
+        out, and does not wait for the end of the turn."""
+        due, self._scheduled = self._scheduled, True
+        try:
+            self._intake.take(seq, body)
+        finally:
+            self._scheduled = due
+            if self._runs:
+                self.flush()
 
     def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
         """A part of a large batch arrived."""
@@ -272,11 +270,10 @@ class Session(Outbox):
         if self._window.take(seq):
             self._assembly.add(part)
             if last:
-                self._intake.take(seq, self._assembly.take())
+                self._take(seq, self._assembly.take())
             else:
                 self._intake.take_part(seq)
-            if self._window.owes_ack:
-                self._window.acknowledge()  # the next part waits for it
+            self._acknowledge_late()  # the next part waits for it
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
         """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
@@ -313,10 +310,17 @@ class Session(Outbox):
         if self.lost is None:
             self._intake.resume()
 
+    def _acknowledge_soon(self) -> None:
+        self._ack_armed = True
+        self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
+
     def _acknowledge_late(self) -> None:
+        """What finds no room is said again later: nobody else would say it."""
         self._ack_armed = False
         if self._window.owes_ack and self.lost is None:
             self._window.acknowledge()
+            if self._window.owes_ack:
+                self._acknowledge_soon()
 
     def _on_ack(self, ack: int) -> None:
         window = self._window
@@ -377,7 +381,10 @@ class Session(Outbox):
         self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
-        for message in self.close(NodeLost(f"the link to {self.name} is closed")):
+        error = NodeLost(f"the link to {self.name} is closed")
+        for message in self.close(error):
             if message.waiting is None:
                 name = message.key[0]
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
+            else:
+                refuse(message.waiting, error)

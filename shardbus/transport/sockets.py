@@ -12,6 +12,7 @@ id of each connection itself, and who is who is said by HELLO.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import zmq
 
@@ -64,9 +65,13 @@ def set_options(socket: zmq.Socket[bytes], options: dict[int, int]) -> None:
 
 
 def bind_router(
-    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, routing_id: bytes
+    context: zmq.Context[zmq.Socket[bytes]],
+    host: str,
+    port: int,
+    routing_id: bytes,
+    before: Callable[[zmq.Socket[bytes]], None] = lambda socket: None,
 ) -> zmq.Socket[bytes]:
-    """A ROUTER that listens.
+    """A ROUTER that listens; `before` it does, it is shown.
 
     Raises:
         ConfigError: the port is taken or the host is not ours.
@@ -74,6 +79,7 @@ def bind_router(
     socket = context.socket(zmq.ROUTER)
     set_options(socket, ROUTER)
     socket.setsockopt(zmq.ROUTING_ID, routing_id)
+    before(socket)
     try:
         bind(socket, host, port)
     except zmq.ZMQError as e:
@@ -100,6 +106,13 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
             if e.errno != zmq.EADDRINUSE or time.monotonic() > until:
                 raise
         time.sleep(0.02)
+
+
+def port_of(socket: zmq.Socket[bytes]) -> int:
+    """Where a socket listens."""
+    endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
 
 
 def connect_dealer(

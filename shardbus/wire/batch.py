@@ -162,7 +162,9 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush
 
 encode_batch = msgspec.msgpack.Encoder().encode
-_decode_batch = msgspec.msgpack.Decoder(list[Run]).decode
+_decode_batch: Callable[[bytes], list[Run]] = msgspec.msgpack.Decoder(
+    Annotated[list[Run], msgspec.Meta(max_length=RUNS_MAX)]
+).decode
 
 
 class Header(msgspec.Struct, frozen=True, gc=False):
@@ -231,12 +233,12 @@ def read_header(frame: bytes) -> Header:
     """
     if len(frame) != HEADER_BYTES:
         raise RemoteProtocolError(f"a header of {len(frame)} bytes, expected {HEADER_BYTES}")
-    version, *rest = _HEADER.unpack(frame)
+    version, kind, cluster, sender, receiver, seq, ack = _HEADER.unpack(frame)
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
             f"protocol version {version}, this build speaks {PROTOCOL_VERSION}"
         )
-    return Header(*rest)
+    return Header(kind, cluster, sender, receiver, seq, ack)
 
 
 def decode_batch(body: bytes) -> list[Run]:
@@ -249,8 +251,6 @@ def decode_batch(body: bytes) -> list[Run]:
         runs = _decode_batch(body)
     except UNREADABLE as e:
         raise RemoteProtocolError(f"not a batch: {e}") from None
-    if len(runs) > RUNS_MAX:
-        raise RemoteProtocolError(f"a batch of {len(runs)} runs, at most {RUNS_MAX}")
     for run in runs:
         match run:
             case TellRun():

@@ -46,7 +46,7 @@ async def nodes() -> AsyncIterator[Nodes]:
 
 def inbound(node: Node, tag: NodeId) -> Session:
     """The session that this process has opened to the node."""
-    return node.endpoint._inbound[
+    return node.endpoint.visitors.by_name[
         f"client#{tag.uid:016x}" if tag.host == "client" else str(tag)
     ].session
 
@@ -56,17 +56,17 @@ class Wall:
 
     def __init__(self, at: Node, of: Node) -> None:
         self.frames: list[tuple[bytes, bytes, bytes]] = []
-        self._at, self._of, self._take = at, of, at.endpoint._on_frame
+        self._at, self._of, self._take = at, of, at.endpoint.visitors._on_frame
         self._session = inbound(at, of.me)
 
     def rise(self) -> None:
-        self._at.endpoint._on_frame = self._on_frame  # type: ignore[method-assign]
+        self._at.endpoint.visitors._on_frame = self._on_frame  # type: ignore[method-assign]
         [link] = [link for link in self._at.endpoint._links.values() if link.node == self._of.me]
         link._on_frame = lambda head, body: None  # type: ignore[method-assign]
         link._look_soon = lambda: None  # type: ignore[method-assign]
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
-        found = self._at.endpoint._by_identity.get(identity)
+        found = self._at.endpoint.visitors._by_identity.get(identity)
         if found is not None and found.session is self._session:
             self.frames.append((identity, head, body))
         else:

@@ -141,8 +141,8 @@ async def test_a_client_is_asked_to_part_by_a_node_that_leaves_however_late_it_c
 
 async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None:
     assert await ask(world, b"\x01") == 1
-    [inbound] = world.node._inbound.values()
-    world.node._forget(inbound, NodeLost("silent"))
+    [inbound] = world.node.visitors.by_name.values()
+    world.node.visitors.forget(inbound, NodeLost("silent"))
     world.proxy.cut()
     await until(lambda: world.lost, "the loss")
     assert not world.session.gone

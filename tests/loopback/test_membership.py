@@ -390,13 +390,13 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
         trio = await nodes.cluster(application(), 3)
         deaf = trio[2]
         events = trio[1].observers.subscribe()
-        heard = deaf.endpoint._on_frame
+        heard = deaf.endpoint.visitors._on_frame
 
         def only_membership(identity: bytes, head: bytes, body: bytes) -> None:
             if read_header(head).kind == Kind.MEMBERSHIP:
                 heard(identity, head, body)
 
-        deaf.endpoint._on_frame = only_membership  # type: ignore[method-assign]
+        deaf.endpoint.visitors._on_frame = only_membership  # type: ignore[method-assign]
         for node in trio[:2]:
             session = node.endpoint.session_to(deaf.me.address, deaf.me)
             session.ask(("$node", "stats"), "", b"\x90", 1500, asyncio.Future(), bytes)
@@ -416,4 +416,4 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     assert link is not None
     link._break()
     await until(lambda: drops.get("removed"), "HELLO without an answer")
-    assert str(pair[1].me) not in pair[0].endpoint._inbound
+    assert str(pair[1].me) not in pair[0].endpoint.visitors.by_name

@@ -47,7 +47,7 @@ class NodeProcess:
         self.name, self.folder, self.machine = name, folder, machine
         self.host = machine.address if machine else "127.0.0.1"
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
-        self.port = self.http_port = 0
+        self.port = self.gossip_port = self.http_port = 0
         env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         path = os.pathsep.join(map(str, (ROOT, ROOT / "cli")))
         env |= {"PYTHONPATH": path, "APP_FOLDER": str(folder), "COLUMNS": "200"} | environment
@@ -152,7 +152,7 @@ class Processes:
         for assignment in (*QUICK, *settings):
             command += ["--set", assignment]
         node = self.run(*command, *options, machine=machine, **environment)
-        node.port, node.http_port = port, http_port
+        node.port, node.gossip_port, node.http_port = port, gossip_port, http_port
         return node
 
     async def start(self, **options: Any) -> NodeProcess:

@@ -18,6 +18,8 @@ from shardbus.runtime.context import Context
 from shardbus.runtime.hosting import Host, HostedShard
 from shardbus.runtime.node import Node
 from shardbus.runtime.remembering import Memory
+from shardbus.runtime.starting import MOVES
+from shardbus.runtime.stopping import Ending
 from shardbus.sharding import coordinator, events
 from shardbus.sharding.enrolment import Enrolment
 from shardbus.sharding.ledger import Ledger, Writing
@@ -183,23 +185,12 @@ def a_downed_node_goes_on_leaving(patch: Patch) -> None:
 
 
 def a_full_socket_is_tried_once(patch: Patch) -> None:
-    def once(self: Session) -> None:
-        if self._window.blocked:
-            self._loop.call_later(session.BLOCKED_S, self._unblock)
-
     def unblock(self: Session) -> None:
         self._window.blocked = False
-        self._window.pump()
+        if self.lost is None:
+            self._window.pump()
 
-    def opened(self: Session, ack: int) -> None:
-        self._window.open = True
-        session.wake(self._opening)
-        self._on_ack(ack)
-        self._window.resend()
-
-    patch.setattr(Session, "_look_for_room", once)
     patch.setattr(Session, "_unblock", unblock)
-    patch.setattr(Session, "opened", opened)
 
 
 def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
@@ -245,11 +236,11 @@ def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
 
     down = Region._on_down
 
-    def keeps(self: Region, shard: str, now: float) -> None:
+    def keeps(self: Region, shard: str, left: tuple[Any, ...], now: float) -> None:
         hosted = self._hosted.get(shard)
         route = self._router._route(shard)
         next_home = route.next
-        down(self, shard, now)
+        down(self, shard, left, now)
         stopping = hosted is not None and hosted.state is State.STOPPING
         if stopping and next_home is not None and route.way is Way.UNKNOWN:
             route.next = next_home
@@ -258,9 +249,14 @@ def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
 
 
 def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None:
-    from shardbus.runtime import starting
+    finish = Ending.finish
 
-    patch.setattr(starting, "_wanted", lambda cell: cell.stopping is None)
+    def forgetful(self: Ending, cell: Context) -> None:
+        if cell.entity is None and cell.stopping in MOVES:
+            cell.mailbox = None
+        finish(self, cell)
+
+    patch.setattr(Ending, "finish", forgetful)
 
 
 def a_message_passes_a_large_one_for_the_same_entity(patch: Patch) -> None:
@@ -345,7 +341,7 @@ RARE = (
         faults={"bounces": 3},
     ),
     Planted(what_comes_back_goes_behind_what_waits, ("I2",), density="dense"),
-    Planted(a_downed_node_goes_on_leaving, ("I3", "I11", "I9"), seconds=30.0),
+    Planted(a_downed_node_goes_on_leaving, ("ends",)),
     Planted(a_full_socket_is_tried_once, ("I11", "I3", "I9"), {"cuts": 12}, seconds=30.0),
     Planted(
         a_report_of_an_older_home_wins,
@@ -355,8 +351,7 @@ RARE = (
     Planted(
         messages_of_a_starting_entity_are_dropped_at_a_handoff,
         ("I3",),
-        {"store": "failing"},
-        seconds=30.0,
+        {"stops": 3, "failing_starts": 0.4},
     ),
 )
 """Their moment comes seldom: they are sought for longer."""

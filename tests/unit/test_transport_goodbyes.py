@@ -36,7 +36,7 @@ class World:
             node=ME,
             loop=loop,
             opened_here=[side.session for side in self.sides],
-            end=lambda node, error: self.ended.append(node),
+            give_up=lambda node, error: self.ended.append(node),
         )
         self.goodbyes = Goodbyes(endpoint)
 

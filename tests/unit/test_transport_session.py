@@ -54,6 +54,36 @@ async def test_tells_arrive_and_asks_are_answered() -> None:
     assert (one.result(), two.result()) == (1, 2)
 
 
+async def test_an_answer_leaves_with_the_batch_that_asked_and_carries_its_acknowledgement() -> None:
+    """It waits for no turn of the loop, and all of them are one frame."""
+    a, b = pair()
+    a.session.tell(ADD, "t", b"p")
+    answers = [ask(a.session, b"\x01"), ask(a.session, b"\x02")]
+    a.session.flush()
+    a.carry()
+    [(kind, _, ack, _)] = b.frames
+    assert (kind, ack) == (Kind.DATA, 1)
+    b.carry()
+    assert [answer.result() for answer in answers] == [1, 2]
+    assert a.session.outstanding == 0
+    await turns()
+    assert len(b.frames) == 1
+
+
+async def test_what_a_batch_was_answered_takes_along_what_waited_for_the_end_of_the_turn() -> None:
+    a, b = pair()
+    b.session.tell(ADD, "earlier", b"p")
+    ask(a.session)
+    a.carry()
+    [runs] = b.batches
+    assert [type(run) for run in runs] == [TellRun, ReplyRun]
+    await quiet(a, b)
+    assert len(b.batches) == 1
+    b.session.tell(ADD, "later", b"p")
+    await quiet(a, b)
+    assert [row[1] for row in a.taker.got] == ["earlier", "later"]
+
+
 async def test_nothing_is_sent_before_the_handshake() -> None:
     a, b = pair(is_open=False)
     opening = a.session.opening()

@@ -124,8 +124,8 @@ class Ends:
         assert end._timer is not None
         assert isinstance(end.wiring, ZmqWiring)
         end._timer.cancel()
-        if end._door is not None:
-            end._door.close()
+        if end.visitors.door is not None:
+            end.visitors.door.close()
         end.wiring.context.destroy(0)
 
     def client(self, cluster: str = "shop", uid: int = 99) -> Endpoint:

@@ -1,0 +1,200 @@
+"""A real node and strangers who send what they like, or nothing. Its memory and its descriptors
+stay within bounds, others are served meanwhile, and what was refused is counted by its reason."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import resource
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shardbus import AsyncClient
+from tests.process.app import Page
+from tests.process.nodes import NodeProcess, Processes
+from tests.strangers import Stranger, frame, message
+from tests.waiting import until
+
+MIB = 1 << 20
+GROWTH_MAX = 640 * MIB
+"""What one stranger may cost: some twenty times the 16 MiB that a connection may have unread, and
+what comes until that is seen."""
+ATTACK = 4096 * MIB
+SILENT = 1000
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    """This process needs many, too."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def resident(node: NodeProcess) -> int:
+    """Bytes of memory that the process has now."""
+    pages = Path(f"/proc/{node.process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def opened(node: NodeProcess) -> int:
+    """How many descriptors it has."""
+    return len(os.listdir(f"/proc/{node.process.pid}/fd"))
+
+
+async def dropped(node: NodeProcess) -> dict[str, int]:
+    """What the node has refused, by reason."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(f"http://127.0.0.1:{node.http_port}/metrics")).text
+    found = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
+    return {reason: int(count) for reason, count in found}
+
+
+@asynccontextmanager
+async def served(client: AsyncClient, node: NodeProcess) -> AsyncIterator[list[int]]:
+    """Ask all the time, one after the other; and look at the node's memory. Yields what it had."""
+    sizes = [resident(node)]
+    over = False
+
+    async def ask() -> None:
+        asked = 0
+        while not over or asked < 10:
+            asked += 1
+            assert await client.ref(Page, f"page-{asked % 20}").hit(1, asked) == asked
+            sizes.append(resident(node))
+
+    asking = asyncio.create_task(ask())
+    try:
+        yield sizes
+    finally:
+        over = True
+        await asking
+
+
+def endless_large(port: int) -> None:
+    with Stranger(port, patience=1) as stranger:
+        part = frame(bytes(MIB), more=True)
+        assert stranger.flood(part, ATTACK // MIB) < ATTACK // MIB
+
+
+def endless_small(port: int) -> None:
+    with Stranger(port, patience=1) as stranger:
+        parts = frame(b"x", more=True) * 50_000
+        assert stranger.flood(parts, ATTACK // len(parts)) < ATTACK // len(parts)
+
+
+def many_parts(port: int) -> None:
+    with Stranger(port) as stranger:
+        assert stranger.send(message(*[bytes(900)] * 50))
+        assert stranger.ended()
+
+
+def a_million_parts(port: int) -> None:
+    with Stranger(port) as stranger:
+        stranger.send(message(*[b""] * 1_000_000))
+        assert stranger.ended()
+
+
+def malformed(port: int) -> None:
+    with Stranger(port) as stranger:
+        assert stranger.flood(message(b"noise", b"") * 100, 200) == 200
+
+
+def random_bytes(port: int) -> None:
+    dice = random.Random(7)
+    for _ in range(50):
+        with Stranger(port) as stranger:
+            stranger.flood(dice.randbytes(64 * 1024), 16)
+    for _ in range(50):
+        with socket.create_connection(("127.0.0.1", port)) as raw, suppress(OSError):
+            raw.sendall(dice.randbytes(4096))
+
+
+HOSTILE: list[tuple[Callable[[int], None], str]] = [
+    (endless_large, "too_much_unread"),
+    (endless_small, "too_much_unread"),
+    (many_parts, "too_many_parts"),
+    (a_million_parts, "too_many_parts"),
+    (malformed, "malformed"),
+    (random_bytes, ""),
+]
+
+
+@pytest.mark.parametrize(("hostile", "reason"), HOSTILE, ids=lambda v: getattr(v, "__name__", ""))
+async def test_a_flood_costs_a_bounded_memory_and_nobody_else_an_answer(
+    lab: Processes, hostile: Callable[[int], None], reason: str
+) -> None:
+    node = await lab.start()
+    async with lab.client() as client:
+        async with served(client, node) as sizes:
+            await asyncio.to_thread(hostile, node.port)
+        assert max(sizes) - sizes[0] < GROWTH_MAX
+        assert client.lost_messages == 0
+    if reason:
+        await until(lambda: has(node, reason), f"the count of {reason}")
+    assert "Traceback" not in node.err.read_text()
+    assert len(node.err.read_text().splitlines()) < 60
+
+
+async def has(node: NodeProcess, reason: str) -> bool:
+    return (await dropped(node)).get(reason, 0) > 0
+
+
+async def test_a_thousand_silent_connections_are_freed_and_the_node_goes_on(
+    lab: Processes, descriptors: None
+) -> None:
+    node = await lab.start()
+    async with lab.client() as client:
+        assert await client.ref(Page, "page-1").hit(1, 1) == 1
+        before, silent = opened(node), []
+        async with served(client, node) as sizes:
+            for port in (node.port, node.gossip_port):
+                to = ("127.0.0.1", port)
+                silent += [socket.create_connection(to) for _ in range(SILENT)]
+                assert await node.page("/livez")
+            await until(lambda: opened(node) <= before + 4, "every descriptor back")
+        assert max(sizes) - sizes[0] < 64 * MIB
+        assert client.lost_messages == 0
+        for each in silent:
+            each.close()
+    assert "Traceback" not in node.err.read_text()
+
+
+async def test_a_node_with_few_descriptors_says_so_and_keeps_some_for_itself(
+    lab: Processes, descriptors: None
+) -> None:
+    node = lab.begin()
+    resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (200, 200))
+    await until(node.ready, "the ready line", 30)
+    assert "this process may open 200 file descriptors" in node.err.read_text()
+    strangers = [Stranger(node.port) for _ in range(300)]
+    async with lab.client() as client:
+        assert await client.ref(Page, "page-1").hit(1, 1) == 1
+    await until(lambda: has(node, "too_many_connections"), "the count")
+    assert opened(node) < 200
+    assert "too_many_connections, at most 100 here: raise the limit" in node.err.read_text()
+    for stranger in strangers:
+        stranger.socket.close()
+    assert await node.terminate() == 0
+
+
+async def test_who_subscribes_to_what_no_node_has_is_ended(lab: Processes) -> None:
+    node = await lab.start()
+    dice = random.Random(3)
+    with Stranger(node.gossip_port, b"SUB") as stranger:
+        topics = b"".join(frame(b"\1" + dice.randbytes(40)) for _ in range(10_000))
+        before = resident(node)
+        stranger.flood(topics, 200)
+        assert stranger.ended()
+    assert resident(node) - before < 256 * MIB
+    await until(lambda: has(node, "gossip_not_a_subscription"), "the count")
+    async with lab.client() as client:
+        assert await client.ref(Page, "page-1").hit(1, 1) == 1
