@@ -1,11 +1,11 @@
 """What becomes of messages when another process ends, or only the link to it.
 
-A member that left may still pass on what it was sent, and says goodbye when it has done so; if
-that does not come, its sessions end after a while. One that died says nothing any more: what had
-never left for it goes to the next home, ahead of what waits, since it is older; what had, and was
-not acknowledged, may have arrived or not, and is counted. While a member lives, a new link takes the place of a lost one. One that is no member any
-more has ended only when our own link to it has, for what never left on that comes back then, and
-must not come too late.
+A member that left may still pass on what it was sent, and says goodbye when it has done so; if that
+does not come, its sessions end after a while. One that died says nothing any more: what had never
+left for it goes to the next home, ahead of what waits, since it is older; what had, and was not
+acknowledged, may have arrived or not, and is counted. While a member lives, a new link takes the
+place of a lost one. One that is no member any more has ended only when our own link to it has, for
+what never left on that comes back then, and must not come too late.
 
 A node that ends itself counts what it had sent or passed on and nobody has acknowledged.
 

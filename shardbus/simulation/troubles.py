@@ -1,8 +1,8 @@
 """The faults of sharding: a `Load` turned into things that happen to a fleet.
 
 The store has its moods, connections break and hang, operators give orders: nodes are restarted in
-place one after the other, or told to leave and downed before they have. Everything else that happens to
-nodes is in `faults`, which works on a fleet as on any world.
+place one after the other, or told to leave and downed before they have. Everything else that
+happens to nodes is in `faults`, which works on a fleet as on any world.
 """
 
 from __future__ import annotations
