@@ -14,6 +14,8 @@ from shardbus.cluster import Cluster, Running
 from shardbus.declaration import (
     Supervision,
     all_behaviours,
+    check_extractor,
+    check_messages,
     declared_settings,
     interface_of,
     invokers_of,
@@ -113,16 +115,19 @@ class ShardBus:
         """
 
         def decorate(cls: C) -> C:
-            kind = name or cls.__name__.lower()
+            kind = check_id("an entity type", name or cls.__name__.lower())
             if kind.startswith("$"):
                 raise ConfigError(f"{kind!r}: names that begin with $ are shardbus's own")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
             declared = declared_settings(kind, own, allocation, passivation)
             settings = ShardingSettings().for_type(kind, declared)
+            check_extractor(kind, "extract_shard_id", extract_shard_id)
+            check_extractor(kind, "extract_entity_id", extract_entity_id)
             interface = interface_of(cls, kind, settings.shards, extract_shard_id)
             interface.extract_entity_id = extract_entity_id
-            invokers = invokers_of(cls, interface, [*messages, *self._messages])
+            taken = [*check_messages(kind, messages), *self._messages]
+            invokers = invokers_of(cls, interface, taken)
             self.types[kind] = EntityType(
                 cls=cls,
                 interface=interface,

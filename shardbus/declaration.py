@@ -6,8 +6,9 @@ Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 
 from __future__ import annotations
 
+import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -87,6 +88,38 @@ def interface_of(
     receive = getattr(cls, "receive", None)
     messages = message_decoders(receive, ())
     return Interface(name, shards, layout, methods, messages, shard_of)
+
+
+def check_extractor(kind: str, name: str, function: object) -> None:
+    """Refuse what cannot be called with a message or an id.
+
+    Raises:
+        ConfigError: just that.
+    """
+    if function is None:
+        return
+    if not callable(function):
+        raise ConfigError(f"{kind!r}: {name} is {function!r}, which cannot be called")
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError as e:
+        raise ConfigError(f"{kind!r}: {name} is called with one argument: {e}") from None
+    except ValueError:
+        return  # written in C, and says nothing of its arguments
+
+
+def check_messages(kind: str, classes: Iterable[object]) -> list[type]:
+    """The classes that `receive` takes.
+
+    Raises:
+        ConfigError: one of them is no class.
+    """
+    taken = []
+    for cls in classes:
+        if not isinstance(cls, type):
+            raise ConfigError(f"{kind!r}: messages has {cls!r}, which is no class")
+        taken.append(cls)
+    return taken
 
 
 def _handlers(cls: type) -> dict[str, Handler[Any, Any]]:
@@ -190,6 +223,11 @@ def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive
         return lambda error: Directive.RESTART
     if callable(given):
         return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"supervision: {given!r} is no mapping and no function")
+    wrong: list[object] = [cls for cls in given if Exception not in getattr(cls, "__mro__", ())]
+    if wrong:
+        raise ConfigError(f"supervision: {wrong[0]!r} is no class of exceptions")
     try:
         table = {cls: Directive(what) for cls, what in given.items()}
     except ValueError as e:

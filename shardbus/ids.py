@@ -105,8 +105,11 @@ def check_id(what: str, value: str) -> str:
     message).
 
     Raises:
-        ConfigError: empty, longer than 256 bytes of UTF-8, not encodable, or with a control
-    character."""
+        ConfigError: no text, empty, longer than 256 bytes of UTF-8, not encodable, or with a
+            control character.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{what} is a text, not {type(value).__name__}")
     if 0 < len(value) <= ID_BYTES_MAX and value.isascii() and value.isprintable():
         return value
     try:

@@ -110,8 +110,8 @@ class Client:
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
         """Send without waiting for an answer; blocks while the send buffer is full.
 
-        It is sent from the client's own thread, and what stands in its way then (BufferFull, with
-        no home for longer than `timeout`) is raised by a later call. Raises as
+        It is sent from the client's own thread, and what stands in its way then (BufferFull, where
+        there has been no room for longer than `timeout`) is raised by a later call. Raises as
         `AsyncClient.tell`."""
         self._pipeline.tell(self._told(kind, entity_id, message, args))
 

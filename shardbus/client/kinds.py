@@ -106,9 +106,8 @@ class Kinds:
         """
         interface = getattr(cls, "__shardbus_interface__", None)
         if not isinstance(interface, Interface):
-            raise ConfigError(
-                f"{cls.__name__} is no entity class", hint="decorate it with @bus.entity"
-            )
+            name = getattr(cls, "__name__", repr(cls))
+            raise ConfigError(f"{name} is no entity class", hint="decorate it with @bus.entity")
         kind = self._kinds.get(interface.name) or self._add(interface)
         if kind.interface is not interface:
             kind.adopt(interface)

@@ -249,6 +249,38 @@ def test_supervision(bus: ShardBus, given: Any, error: Exception, wanted: Direct
     assert declared(bus, Counter, supervision=given).supervision(error) is wanted
 
 
+def plain(bus: ShardBus, **said: Any) -> None:
+    @bus.entity(**said)
+    class Plain(Entity):
+        async def receive(self, message: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"supervision": {"ValueError": "stop"}}, "'ValueError' is no class of exceptions"),
+        ({"supervision": {int: "stop"}}, "is no class of exceptions"),
+        ({"supervision": "stop"}, "'stop' is no mapping and no function"),
+        ({"supervision": ["stop"]}, "no mapping and no function"),
+        ({"name": 5}, "an entity type is a text, not int"),
+        ({"messages": ["Note"]}, "messages has 'Note', which is no class"),
+        ({"extract_entity_id": 3}, "extract_entity_id is 3, which cannot be called"),
+        ({"extract_shard_id": 3}, "extract_shard_id is 3, which cannot be called"),
+        ({"extract_shard_id": lambda i, m: "1"}, "called with one argument: missing"),
+        ({"extract_entity_id": lambda: "1"}, "called with one argument: too many"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_declared(
+    bus: ShardBus, said: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        plain(bus, **said)
+
+
+def test_functions_that_say_nothing_of_their_arguments_are_taken(bus: ShardBus) -> None:
+    plain(bus, extract_shard_id=str, extract_entity_id=getattr)
+
+
 def test_an_unknown_directive_is_a_wrong_declaration(bus: ShardBus) -> None:
     with pytest.raises(ConfigError, match="ignore"):
         bus.entity("counter", supervision={ValueError: "ignore"})(Counter)
