@@ -45,6 +45,7 @@ ONE_BY_ONE = (
     ("the same, p99 in ms", "storm/ask_p99"),
     ("`/metrics` read once a second: fewer tells by", "scraped/less"),
     ("the same, more processor time of the host by", "scraped/host_cpu_more"),
+    ("the same, processor time of one page at the host in us", "scraped/page_host_cpu"),
 )
 TELLS, ASKS = ("tells a second",), ("asks a second, 256 in flight",)
 MEMORY = ("resident memory, MiB", "bytes per entity")

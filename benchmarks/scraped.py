@@ -3,6 +3,10 @@
 Counting is always on, for it is plain additions; there is nothing to switch off. What a monitoring
 system adds is that somebody asks. It asks once a second here, oftener than most do.
 
+That is less than what two runs of the same differ by. So every other pair has the reader first, and
+`page_host_cpu` is the processor time of a page by itself: of pages some time apart, so that none
+finds the caches as another left them, less what the host needs in that time anyway.
+
     python -m benchmarks.scraped
 """
 
@@ -16,6 +20,7 @@ from benchmarks.harness import RUNS, Cost, costed, emit, median, warmed
 from benchmarks.sides import Product
 
 EVERY_S = 1.0
+PAGES, APART_S = 20, 0.1
 
 
 async def main() -> None:
@@ -23,8 +28,8 @@ async def main() -> None:
     async with Product() as side:
         rounds = await warmed(side)
         costs: dict[bool, list[Cost]] = {False: [], True: []}
-        for _ in range(RUNS):
-            for read in costs:
+        for run in range(RUNS):
+            for read in (False, True) if run % 2 == 0 else (True, False):
                 reader = asyncio.create_task(_read(side.http)) if read else None
                 costs[read].append(await costed(side, rounds))
                 if reader is not None:
@@ -40,12 +45,24 @@ async def main() -> None:
         more = [read.host / unread.host - 1 for read, unread in pairs]
         emit("scraped/less", median(less), "x", of="unread", pairs=[round(v, 3) for v in less])
         emit("scraped/host_cpu_more", median(more), "x", pairs=[round(v, 3) for v in more])
+        page = await _processor(side, read=True) - await _processor(side, read=False)
+        emit("scraped/page_host_cpu", page, "us", pages=PAGES)
 
 
 async def _read(port: int) -> None:
     while True:
         await asyncio.to_thread(_page, f"http://127.0.0.1:{port}/metrics")
         await asyncio.sleep(EVERY_S)
+
+
+async def _processor(side: Product, *, read: bool) -> float:
+    """Microseconds of the idle host's processor for each of some pages, or for the time of one."""
+    before = (await side.host.ask("cpu"))["cpu"]
+    for _ in range(PAGES):
+        if read:
+            await asyncio.to_thread(_page, f"http://127.0.0.1:{side.http}/metrics")
+        await asyncio.sleep(APART_S)
+    return ((await side.host.ask("cpu"))["cpu"] - before) / 1e3 / PAGES
 
 
 def _page(url: str) -> None:

@@ -112,7 +112,8 @@ def _default(option: Option, declared: Field[Any]) -> str:
 
 def _range(option: Option) -> str:
     if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
+        choices = ", ".join(f"`{choice}`" for choice in option.choices)
+        return f"{choices}, or `module:name`" if option.named else choices
     if option.kind in (Kind.TEXT, Kind.FLAG, Kind.NAMES):
         return ""
     off = ", or off" if option.off else ""

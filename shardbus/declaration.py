@@ -32,6 +32,7 @@ from shardbus.wire.schema import (
     check_type,
     decoder,
     message_decoders,
+    message_readers,
     method,
 )
 
@@ -101,18 +102,21 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
     for name, value in _handlers(cls).items():
         function = _placed(cls, name, value)
         waits = is_coroutine_function(function)
-        decoders = interface.methods[name].decoders
+        known = interface.methods[name]
+        decoders = known.decoders
         single = decoders.get(ONE_ARGUMENT) if len(decoders) == 1 else None
-        invokers[name] = Invoker(name, function, waits, decoders, single=single)
+        invokers[name] = Invoker(name, function, waits, decoders, None, single, known.read_all)
     invokers[START] = Invoker(START, lambda entity: None, False, {NO_ARGUMENTS[0]: lambda _: ()})
     receive, behaviours = getattr(cls, "receive", None), behaviours_of(cls)
     if receive is not None:
         interface.messages = message_decoders(receive, classes, behaviours)
+        readers = message_readers(receive, classes, behaviours)
         if behaviours:
             receive = current_behaviour(receive, behaviours)
         for name, decode in interface.messages.items():
             waits = is_coroutine_function(receive)
-            invokers[name] = Invoker(name, receive, waits, {}, decode)
+            read_all = readers.get(name)
+            invokers[name] = Invoker(name, receive, waits, {}, decode, read_all=read_all)
     elif behaviours:
         raise ConfigError(
             f"{cls.__name__} has behaviours and no receive",

@@ -50,7 +50,8 @@ class Kind(Enum):
 @dataclass(frozen=True, slots=True)
 class Option:
     """The declaration of one setting. `low` and `high` are included; `off` allows zero as well;
-    `check` refuses a word of a list that is no good."""
+    `check` refuses a word of a list that is no good; `named` allows, beside the choices, something
+    of the user's own as module:name."""
 
     kind: Kind
     meaning: str
@@ -59,6 +60,7 @@ class Option:
     high: float = 0
     off: bool = False
     choices: tuple[str, ...] = ()
+    named: bool = False
     secret: bool = False
     check: Callable[[str], object] | None = None
 
@@ -88,9 +90,18 @@ def flag(default: bool, meaning: str) -> Any:
     return _declare(default, Option(Kind.FLAG, meaning))
 
 
-def text(default: str, meaning: str, *, choices: tuple[str, ...] = (), secret: bool = False) -> Any:
-    """A word; one of `choices` if there are any. A secret appears in no `repr` and no error."""
-    return _declare(default, Option(Kind.TEXT, meaning, choices=choices, secret=secret))
+def text(
+    default: str,
+    meaning: str,
+    *,
+    choices: tuple[str, ...] = (),
+    named: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A word; one of `choices` if there are any, or, if `named`, the user's own as module:name. A
+    secret appears in no `repr` and no error."""
+    option = Option(Kind.TEXT, meaning, choices=choices, named=named, secret=secret)
+    return _declare(default, option)
 
 
 def names(meaning: str, check: Callable[[str], object] | None = None) -> Any:
@@ -253,8 +264,9 @@ def _flag(option: Option, value: object) -> bool:
 def _text(option: Option, value: object) -> str:
     if not isinstance(value, str) or not (value.isprintable() or value == ""):
         raise ConfigError("not a text on one line")
-    if option.choices and value not in option.choices:
-        raise ConfigError(f"must be one of {', '.join(option.choices)}")
+    if option.choices and value not in option.choices and not (option.named and ":" in value):
+        or_named = ", or a function of yours as module:name" if option.named else ""
+        raise ConfigError(f"must be one of {', '.join(option.choices)}{or_named}")
     return value
 
 

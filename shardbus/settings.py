@@ -65,6 +65,9 @@ class NodeSettings:
     proxies: tuple[str, ...] = names(
         "entity types of which this node hosts nothing and to which it only sends; * is all types"
     )
+    send_buffer_bytes: int = size(
+        256 * 2**20, "of messages that wait for one node; then a tell is refused", low=16 * 2**20
+    )
     version: str = text(
         "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
     )
@@ -97,7 +100,7 @@ class FailureDetectorSettings:
 class DowningSettings:
     """What happens to members that stay unreachable."""
 
-    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES)
+    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES, named=True)
     stable_after: float = seconds(
         5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
     )
@@ -279,6 +282,9 @@ class ShardingSettings:
         2.0, "between two requests for a lease that is not to be had"
     )
     max_moves_in_flight: int = count(100, "shards on the move at a time")
+    max_moves_per_minute: int = count(
+        0, "shards that begin to move for balance within a minute", off=True
+    )
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Entity type to those of the settings above that differ for it."""
 

@@ -126,7 +126,7 @@ def check(
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
     from shardbus.agreement import check_exposure
     from shardbus.errors import ShardBusError
-    from shardbus.runtime.downing import check_auto_down
+    from shardbus.runtime.downing import check_downing
     from shardbus.store.opening import default_url, mask_url, open_store
 
     url = settings.store.url or default_url(bus.name)
@@ -145,7 +145,7 @@ async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]
         return ", ".join(bus.types) or "none: this node would host nothing"
 
     async def downing() -> str:
-        check_auto_down(settings.cluster.downing, bus.types)
+        check_downing(settings.cluster.downing, bus.types)
         return settings.cluster.downing.strategy
 
     async def exposure() -> str:

@@ -108,11 +108,11 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
 
 
 def _load_and_run(app: str, settings: Settings, ready_fd: int | None, leash: Leash | None) -> int:
-    from shardbus.runtime.downing import check_auto_down
+    from shardbus.runtime.downing import check_downing
     from shardbus_cli.app_loader import load_app
 
     bus = load_app(app)
-    check_auto_down(settings.cluster.downing, bus.types)
+    check_downing(settings.cluster.downing, bus.types)
     return _run(bus, settings, ready_fd, leash)
 
 

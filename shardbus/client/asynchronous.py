@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
+from shardbus.client.contact import Contact
 from shardbus.client.kinds import Kinds
 from shardbus.client.unaddressed import Unaddressed
 from shardbus.errors import (
@@ -24,27 +26,29 @@ from shardbus.errors import (
     ConfigError,
     LocalProtocolError,
     NodeLost,
-    Refused,
 )
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.transport.addressing import Region
+from shardbus.transport.allowance import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, Allowance
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.forks import guard
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import Ref, ask, call, pack, start_entity
+from shardbus.transport.refused import Refused
 from shardbus.transport.router import Router
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
-from shardbus.wire.control import Members, TypeInfo, decode_control
+from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
 from shardbus.wire.schema import encode_value
+
+log = logging.getLogger("shardbus.client")
 
 E = TypeVar("E")
 ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
-RETRY_S = 0.2
-CONTACT_WAIT_S = 3.0
 CLOSE_S = 2.0
+SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
 class AsyncClient(Unaddressed):
@@ -52,7 +56,8 @@ class AsyncClient(Unaddressed):
     AsyncClient("tcp://host:port", ...)`.
 
     Any address that answers will do; give several, so that one dead node does not matter at the
-    start. `outside` is for the simulator."""
+    start. `send_buffer_bytes`: so much may wait for each node, for who does not await its tells.
+    `outside` is for the simulator."""
 
     def __init__(
         self,
@@ -60,23 +65,22 @@ class AsyncClient(Unaddressed):
         cluster: str,
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
+        send_buffer_bytes: int = SEND_BUFFER_BYTES,
         outside: Callable[[], Outside] = Outside,
     ) -> None:
         if not addresses:
             raise ConfigError(
                 "a client needs the address of a node", hint="as in tcp://10.0.0.1:7355"
             )
+        if send_buffer_bytes < SEND_BUFFER_MIN:
+            raise ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
         self.cluster = check_id("a cluster name", cluster)
         self.timeout_ms = int(timeout * 1000)
         self._given = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
         self._make_outside = outside
-        self._members: tuple[NodeId, ...] = ()
-        self._contact: Session | None = None
-        self._refused = ""
-        self._contacted = asyncio.Event()
-        self._seeking: asyncio.Task[None] | None = None
-        self._leaving: set[NodeId] = set()
+        self._allowance, self._refused = Allowance(send_buffer_bytes), Refused()
+        self._contact: Contact
         self._entered = self._closed = False
         self.lost_messages = 0
         """Tells of which nobody knows whether they arrived: their node died, or was silent for too
@@ -97,24 +101,27 @@ class AsyncClient(Unaddressed):
             on_open=lambda session: self._kinds.alive((session.tag,)),
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
-            on_refused=self._on_refused,
+            on_refused=lambda reason: self._contact.on_refused(reason),
             on_tick=self._on_tick,
             wiring=outside.wiring,
+            allowance=self._allowance,
         )
         self._endpoint.start()
         self._kinds = Kinds(self._endpoint, self.to_contact)
         self.routers = self._kinds.routers
         """For the blocking client: what `router_of` has found."""
-        self._seek()
+        taken, dice = self._kinds.contact_at, outside.dice
+        contact = self._contact = Contact(self._endpoint, self._given, dice, taken)
+        contact.seek()
         try:
             async with asyncio.timeout(self._connect_timeout):
-                await self._contacted.wait()
+                await contact.found()
         except TimeoutError:
             await self.close()
-            raise self._no_contact() from None
-        if self._refused:
+            raise contact.error from None
+        if contact.refused:
             await self.close()
-            raise self._no_contact()
+            raise contact.error
         return self
 
     async def __aexit__(
@@ -134,8 +141,7 @@ class AsyncClient(Unaddressed):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
                 await self.flush()
-        if self._seeking is not None:
-            self._seeking.cancel()
+        self._contact.close()
         self.lost_messages += self.buffered
         self._kinds.close()
         sessions = self._endpoint.sessions()
@@ -290,6 +296,17 @@ class AsyncClient(Unaddressed):
         return self._kinds.buffered
 
     @property
+    def refused_messages(self) -> dict[str, int]:
+        """Messages that nobody handles, by reason: tells that a node has acknowledged and then
+        dropped, as nodes say within a second, and what this client had no room for. Of
+        `unconfirmed` ones, which a node that left had passed on, nobody knows."""
+        refused = self._kinds.refused
+        for (_, reason), count in self._refused.counts.items():
+            refused[reason] += count
+        refused[SEND_BUFFER_FULL] += sum(self._allowance.refused.values())
+        return dict(+refused)
+
+    @property
     def busy(self) -> bool:
         """Something was sent that is not acknowledged or answered yet."""
         sessions = [s for s in self._endpoint.sessions() if s.open]
@@ -300,87 +317,51 @@ class AsyncClient(Unaddressed):
     @property
     def contact(self) -> NodeId | None:
         """The node that says where things are; None while another one is looked for."""
-        return self._contact.tag if self._contact is not None else None
+        session = self._contact.session
+        return session.tag if session is not None else None
 
     def to_contact(self, control: Control) -> bool:
         """Send to the contact; False if there is none now."""
-        if self._contact is None:
+        session = self._contact.session
+        if session is None:
             return False
-        self._contact.control(control)
+        session.control(control)
         return True
-
-    def _seek(self) -> None:
-        if not self._closed and (self._seeking is None or self._seeking.done()):
-            self._contacted.clear()
-            self._seeking = asyncio.get_running_loop().create_task(self._find_contact())
-
-    async def _find_contact(self) -> None:
-        while not self._refused:
-            known = [n.address for n in self._members if n not in self._leaving]
-            candidates = list(dict.fromkeys([*known, *self._given]))
-            self._outside.dice.shuffle(candidates)
-            open_already = [
-                s for s in self._endpoint.sessions() if s.open and s.tag not in self._leaving
-            ]
-            for address in candidates if not open_already else [open_already[0].tag.address]:
-                session = self._endpoint.session_to(address, probe=True)
-                if await self._welcomed(session):
-                    self._take_contact(session)
-                    return
-            await asyncio.sleep(RETRY_S)
-        self._contacted.set()
-
-    async def _welcomed(self, session: Session) -> bool:
-        try:
-            async with asyncio.timeout(CONTACT_WAIT_S):
-                await session.opening()
-        except TimeoutError:
-            return False
-        return session.open
-
-    def _take_contact(self, session: Session) -> None:
-        self._contact = session
-        self._kinds.contact_at(session.tag)
-        self._contacted.set()
-
-    def _no_contact(self) -> Exception:
-        if self._refused:
-            return Refused(self._refused)
-        tried = ", ".join(map(str, self._given))
-        return NodeLost(f"no node of cluster {self.cluster!r} answers at {tried}")
 
     # ---- what the endpoint tells
 
-    def _on_refused(self, reason: str) -> None:
-        if self._contact is None:
-            self._refused = reason
-
     def _on_leaving(self, session: Session) -> None:
         """That node goes: nothing new is sent there, what is under way comes to its end."""
-        self._leaving.add(session.tag)
-        if session is self._contact:
-            self._contact = None
-            self._seek()
+        contact = self._contact
+        contact.leaving.add(session.tag)
+        if session is contact.session:
+            contact.session = None
+            contact.seek()
 
     def _on_lost(self, session: Session, unsent: list[Unsent]) -> None:
         self.lost_messages += sum(session.unconfirmed.values())
-        if session is self._contact:
-            self._contact = None
+        contact = self._contact
+        if session is contact.session:
+            contact.session = None
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
-            session.gone = session.gone or session.tag not in self._members  # the cluster knows
+            session.gone = session.gone or session.tag not in contact.members  # the cluster knows
+            if session.gone and not session.parted:
+                self._endpoint.goodbyes.tell(session.tag)
             self._kinds.lost(session, unsent)
             if session.gone:
-                self._leaving.discard(session.tag)
+                contact.leaving.discard(session.tag)
         else:
             self._kinds.resend(unsent)
-        if self._contact is None:
-            self._seek()
+        if contact.session is None:
+            contact.seek()
 
     def _on_tick(self) -> None:
         self._kinds.expire()
-        self._kinds.doubt(self._members)
-        for node in list(self._leaving):
+        if line := self._refused.line(asyncio.get_running_loop().time()):
+            log.warning("%s", line)
+        self._kinds.doubt(self._contact.members)
+        for node in list(self._contact.leaving):
             self._endpoint.part(node, in_use=self._kinds.uses)
 
     # ---- what arrives
@@ -390,10 +371,12 @@ class AsyncClient(Unaddressed):
         message = decode_control(control)
         match message:
             case Members():
-                self._members = message.nodes
+                self._contact.members = message.nodes
                 self._kinds.alive(message.nodes)
                 for node in message.died:
                     self._endpoint.drop(node, NodeLost(f"{node} is gone"))
+            case Refusals():
+                self._refused.hear(session.name, message)
             case TypeInfo():
                 self._kinds.described(control.type, message)
             case _:

@@ -16,6 +16,7 @@ from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, Async
 from shardbus.client.pipeline import Pipeline, Told
 from shardbus.ids import check_id
 from shardbus.transport.addressing import Region
+from shardbus.transport.allowance import SEND_BUFFER_BYTES
 from shardbus.transport.asks import Key
 from shardbus.transport.forks import guard
 from shardbus.transport.refs import NO_ARGUMENTS, START, named, pack
@@ -36,9 +37,11 @@ class Client:
         cluster: str,
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
+        send_buffer_bytes: int = SEND_BUFFER_BYTES,
     ) -> None:
         guard(self)
         self._addresses, self._cluster = addresses, cluster
+        self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._timeout_ms = int(timeout * 1000)
         self._loop = asyncio.new_event_loop()
@@ -75,6 +78,7 @@ class Client:
             cluster=self._cluster,
             timeout=self._timeout,
             connect_timeout=self._connect_timeout,
+            send_buffer_bytes=self._send_buffer_bytes,
         )
         return await client.__aenter__()
 
@@ -192,6 +196,11 @@ class Client:
     def lost_messages(self) -> int:
         """Tells that could not be sent, and those of which nobody knows whether they arrived."""
         return self._pipeline.dropped + self._client.lost_messages
+
+    @property
+    def refused_messages(self) -> dict[str, int]:
+        """Messages that were refused, by reason: as `AsyncClient.refused_messages`."""
+        return self._client.refused_messages
 
     def flush(self) -> None:
         """Block until a node has acknowledged every tell so far."""

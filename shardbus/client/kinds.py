@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -68,7 +69,7 @@ class Kind:
             case _:
                 pass
 
-    def dropped(self, reason: str, count: int) -> None:
+    def dropped(self, reason: str, count: int, via: int = 0) -> None:
         """Messages that were not sent."""
         self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
 
@@ -241,6 +242,11 @@ class Kinds:
     def buffered(self) -> int:
         """Messages that wait for their shard's home."""
         return sum(kind.router.region.buffered[0] for kind in self._kinds.values())
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Messages that had no home and were given up, by reason."""
+        return sum((Counter(k.dropped_messages) for k in self._kinds.values()), Counter())
 
     async def unbuffered(self) -> None:
         """Return once no message waits for a home."""

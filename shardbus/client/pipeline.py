@@ -213,9 +213,9 @@ class Pipeline:
                 router.ask_for(answer, key, entity_id, payload, timeout_ms, decode)
                 return None
             router, key, entity_id, payload = item
-            room: asyncio.Future[Any] = router.tell(key, entity_id, payload)
+            room = router.tell(key, entity_id, payload)
             self._refused_since = None
-            return None if room is router.done else room
+            return None if room is router.done else asyncio.ensure_future(room, loop=self._loop)
         except Exception as e:
             if len(item) == 7:
                 if not item[5].done():

@@ -20,7 +20,10 @@ that vote here have seen the picture; those who have not after some patience cou
 **Bad links.** Whoever must go for the links of our side to work knows what we know, and downs
 itself. If we did it, and the last of its links broke just then, it would not hear of it, and decide
 about the split that it sees. Only one that has not gone after some patience is downed by the
-others: it is starved, perhaps.
+others: it is starved, perhaps. If members are cut off as well, the side decides about all of them
+together, and whoever must go for its links goes by itself if nobody has after that patience. For
+where all that are left are such, the one who was to decide may have died, and nobody noticed: it
+was flagged before.
 
 **The lease** of an epoch is taken for good: nobody renews it or gives it back. One that is not
 granted, or not answered for in time, is a lost split. One that is granted too late, because the
@@ -207,16 +210,35 @@ class Resolver:
             return self._give_up(now)
         decision, since = decide(split), self._settled_at
         if split.cut:
-            if decision.outcome is Outcome.DOWN_OTHERS and (unaware := self._unaware(gossip)):
-                if not leading or now < since + self._patience:
-                    return Plan()
-                decision = decide(survey(gossip, self.me, self.settings.role, unaware))
-            margin = self.settings.down_removal_margin
-            return self._act(decision, leading, since + decision.delay, since + margin, now)
+            plan = self._resolve(decide, decision, gossip, leading, now)
+            late = now >= since + self._patience
+            if plan == Plan() and late and self.me in decision.down:
+                return Plan(decision=self._alone(decision))
+            return plan
         if self.me in split.broken:
             return Plan(decision=replace(decision, outcome=Outcome.DOWN_OURSELVES, down=(self.me,)))
         since += self._patience
         return self._act(decision, leading, since, since, now)
+
+    def _resolve(
+        self, decide: Strategy, decision: Decision, gossip: Gossip, leading: bool, now: float
+    ) -> Plan:
+        """A picture with members cut off has settled."""
+        since = self._settled_at
+        if decision.outcome is Outcome.DOWN_OTHERS and (unaware := self._unaware(gossip)):
+            if not leading or now < since + self._patience:
+                return Plan()
+            decision = decide(survey(gossip, self.me, self.settings.role, unaware))
+        margin = self.settings.down_removal_margin
+        return self._act(decision, leading, since + decision.delay, since + margin, now)
+
+    def _alone(self, decision: Decision) -> Decision:
+        """Nobody has carried it out. Whatever comes of it, this node goes: its links are bad. Where
+        everybody who is left is such a node, those who should act have died unnoticed, for they
+        were flagged already."""
+        reason = f"{decision.reason}; this node's links are bad, and nobody has decided"
+        me = (self.me,)
+        return replace(decision, outcome=Outcome.DOWN_OURSELVES, down=me, reason=reason)
 
     @property
     def _settled_at(self) -> float:

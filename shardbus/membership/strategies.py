@@ -12,6 +12,7 @@ go. `ours`, `theirs`, `elders`: see `downing`.
     lease-majority   whoever gets the lease; ours < theirs: asks a little later   ours = 0: go
                      the lease decides about broken links, too
     down-all                                                 go
+    module:name      what the user's function says; go, if it fails
 
 Going means: every node of the side downs its own side, so that a loser does not depend on its
 leader. Staying means: the leader downs the others. A lease is asked for by one of the side, and is
@@ -28,24 +29,40 @@ that of the next epoch.
   have no vote.
 - the lease: two sides that know the same epoch ask for the same lease, and the store grants it
   once. One that knows a later epoch knows who was downed in it.
+- a function of the user's: as good as the function. It is given the same counts, and may ask for
+  the lease. If it raises, its side goes: the other may have found it sound, and stay.
 
 Source: B.31, B.35-B.40; T.U17.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any, cast
 
+from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.membership.downing import Decision, Outcome, Split
 from shardbus.settings import DowningSettings
 
 Strategy = Callable[[Split], Decision]
+Rule = Callable[[Split], tuple[Outcome, str]]
+"""A strategy of the user's: what to do about a split in which members are cut off, and why, in the
+words that the log and `shardbus explain downing` show. It is asked more than once about a split,
+and wants no clock, dice or memory: both sides must come to opposite answers."""
 
 
 def strategy_of(settings: DowningSettings) -> Strategy | None:
-    """The strategy that is asked for; None if members that are unreachable stay so."""
+    """The strategy that is asked for; None if members that are unreachable stay so.
+
+    Raises:
+        ConfigError: it is the user's, and cannot be imported or called.
+    """
+    if ":" in settings.strategy:
+        return partial(own_rule, name=settings.strategy, rule=_imported(settings.strategy))
     strategies: dict[str, Strategy] = {
         "keep-majority": keep_majority,
         "static-quorum": lambda split: static_quorum(split, settings.static_quorum_size),
@@ -127,9 +144,40 @@ def lease_majority(split: Split, minority_delay: float) -> Decision:
     return _ask(split, rule, f"no minority: {counted}")
 
 
+def own_rule(split: Split, name: str, rule: Rule) -> Decision:
+    """What the user's function says, and the side goes if it says nothing that can be done."""
+    if common := _common(split, name):
+        return common
+    try:
+        outcome, reason = rule(split)
+        follow = {
+            Outcome.NOTHING: _wait,
+            Outcome.DOWN_OTHERS: _stay,
+            Outcome.DOWN_OURSELVES: _go,
+            Outcome.ASK_LEASE: _ask,
+        }[outcome]
+    except Exception as error:
+        return _go(split, name, f"the strategy failed: {type(error).__name__}: {error}")
+    return follow(split, name, str(reason))
+
+
 def unstable(split: Split, rule: str, seconds: float) -> Decision:
     """Nobody stays, because no picture lasted long enough to decide by it."""
     return _go(split, rule, f"who reaches whom has kept changing for {seconds:.1f} s")
+
+
+def _imported(name: str) -> Rule:
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"cluster.downing.strategy: cannot load {name!r}: {error}",
+            hint="write module:function, and see that the module can be imported from here",
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"cluster.downing.strategy: {name!r} cannot be called")
+    return cast("Rule", found)
 
 
 def _counted(split: Split) -> str:
@@ -149,6 +197,10 @@ def _common(split: Split, rule: str) -> Decision | None:
 
 def _stay(split: Split, rule: str, reason: str) -> Decision:
     return Decision(Outcome.DOWN_OTHERS, _others(split), reason, rule, split)
+
+
+def _wait(split: Split, rule: str, reason: str) -> Decision:
+    return Decision(Outcome.NOTHING, (), reason, rule, split)
 
 
 def _go(split: Split, rule: str, reason: str) -> Decision:

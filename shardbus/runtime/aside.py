@@ -62,7 +62,7 @@ class Aside:
         if len(stash) < self._stash_max:
             stash.append(message)
             return
-        self._execution.counts.drop("mailbox_full")
+        self._execution.counts.drop("mailbox_full", via=message.corr)
         if message.session is not None:
             text = f"{self._name} {cell.entity_id!r} has {len(stash)} messages stashed"
             message.session.fail(message.corr, MailboxFull(text))

@@ -27,13 +27,17 @@ E = TypeVar("E")
 OWN = -1
 """Stands for the correlation id in what an entity has from its own timers or from the runtime."""
 
+NOBODY = -2
+"""Stands there in a tell of which nobody wants to hear if it is dropped; below it are the marks of
+links (`drops`)."""
+
 OUTCOME = "$outcome"
 """Names no handler: a message with what came of an entity's work."""
 
 
 class Message(NamedTuple):
     """A message that waits for its entity. `session` None: nobody waits for an answer; then
-    `deadline` is 0. `chain`: the entities that wait."""
+    `deadline` is 0, and `corr` says by which link it came. `chain`: the entities that wait."""
 
     invoker: Invoker
     payload: bytes

@@ -1,5 +1,6 @@
 """What a node keeps and says of downing: the last decisions, the settings that every node must
-share, and the refusal of a timeout where entities are sharded.
+share, and the refusal of a strategy that cannot be loaded, and of a timeout where entities are
+sharded.
 
 Source: S1.59, S2.6, B.3, B.31.
 """
@@ -14,6 +15,7 @@ from datetime import UTC, datetime
 from shardbus.errors import ConfigError
 from shardbus.http.api import Json
 from shardbus.membership.downing import Decision
+from shardbus.membership.strategies import strategy_of
 from shardbus.membership.view import (
     ConvergenceChanged,
     DomainEvent,
@@ -83,12 +85,14 @@ def fingerprint(settings: DowningSettings) -> dict[str, str]:
     return {f"cluster.downing.{name}": str(getattr(settings, name)) for name in SHARED}
 
 
-def check_auto_down(settings: DowningSettings, types: Collection[str]) -> None:
-    """Warn of downing by timeout, or refuse it.
+def check_downing(settings: DowningSettings, types: Collection[str]) -> None:
+    """Load the strategy, which may be the user's; warn of downing by timeout, or refuse it.
 
     Raises:
-        ConfigError: there are entity types, which would run on both sides of a split.
+        ConfigError: the strategy cannot be loaded; or downing is by timeout, and there are entity
+            types, which would run on both sides of a split.
     """
+    strategy_of(settings)
     after = settings.unsafe_auto_down_after
     if not after:
         return

@@ -21,6 +21,7 @@ from shardbus.options import closest
 from shardbus.settings import NodeSettings
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.refs import NO_ARGUMENTS
+from shardbus.wire.instances import ReadAll
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of
 
 BEHAVIOUR = "current behaviour"
@@ -60,6 +61,8 @@ class Invoker:
     one: Decode | None = None
     single: Decode | None = None
     """The only decoder, of a handler that always has one argument."""
+    read_all: ReadAll | None = None
+    """Reads what many messages bring, where that is quicker than one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,7 @@ class Execution(Delivery):
                 message.session.fail(message.corr, error)
             return
         if cell.gone:
-            self.counts.drop("stopped")
+            self.counts.drop("stopped", via=message.corr)
             if message.session is not None:
                 text = f"{self.kind.name} {cell.entity_id!r} stopped as it started"
                 message.session.fail(message.corr, Unhandled(text))
@@ -109,7 +109,7 @@ class Execution(Delivery):
         if roomy or crowd.admits(cell, message):
             mailbox.append(message)
             return
-        self.counts.drop("mailbox_full")
+        self.counts.drop("mailbox_full", via=message.corr)
         if message.session is not None:
             text = f"{self.kind.name} {cell.entity_id!r} has {len(mailbox)} messages waiting"
             message.session.fail(message.corr, MailboxFull(text))
@@ -189,7 +189,7 @@ class Execution(Delivery):
         try:
             invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
         except Exception as e:
-            self.counts.drop("schema")
+            self.counts.drop("schema", via=corr)
             if session is not None:
                 session.fail(corr, unreadable(invoker.name, invoker.decoders, e))
             return True
@@ -262,7 +262,7 @@ class Execution(Delivery):
         if session is not None and cell.extras is not None and cell.extras.put_aside():
             session = None  # its message will be handled again, and answered then
         if isinstance(error, Unhandled):
-            self.counts.drop("unhandled")
+            self.counts.drop("unhandled", via=corr)
             if session is not None:
                 session.fail(corr, error)
             return True

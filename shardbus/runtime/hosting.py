@@ -293,8 +293,8 @@ class Host:
             left = self._left.setdefault(hosted.shard, [])
             left.extend((entity_id, message) for message in messages)
             return
-        self.counts.drop("stopped", len(messages))
         for message in messages:
+            self.counts.drop("stopped", via=message.corr)
             if message.session is not None:
                 error = Unhandled(f"{self.name} {entity_id!r} stopped")
                 message.session.fail(message.corr, error)

@@ -20,7 +20,9 @@ from typing import Any, Protocol
 
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
-from shardbus.runtime.context import Context, Message
+from shardbus.runtime.context import NOBODY, Context, Message
+from shardbus.runtime.delivery import read_ahead
+from shardbus.runtime.drops import Drops
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.hosting import Host
 from shardbus.runtime.passing import LATEST_MS, Passing, passed_on
@@ -54,6 +56,7 @@ class Surroundings(Protocol):
     endpoint: Endpoint
     loopback: Loopback
     store: StateStore
+    drops: Drops
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
@@ -91,6 +94,8 @@ class Kind:
             self._start_elsewhere,
         )
         self.host.passes_on = True
+        drop, name = node.drops.drop, kind.name
+        self.host.counts.tell = lambda via, reason, count: drop(via, name, reason, count)
         self.tenancy = Tenancy(self, self.host, node.store, node.me, settings)
         self._look = self.tenancy.look
         interface = kind.interface
@@ -134,21 +139,23 @@ class Kind:
         if self._look is not None:
             self._look()
         invoker = self.kind.invokers.get(run.method)
+        via = session.mark or self._node.drops.mark(session)
         if invoker is None:
-            self.host.counts.drop("unhandled", len(run.ids))
+            self.host.counts.drop("unhandled", len(run.ids), via)
             return
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
             cell = self._enter(session, entity_id)
             if cell is None:
-                self._pass_on(session, entity_id, Message(invoker, payload, None, 0, 0), 0)
+                self._pass_on(session, entity_id, Message(invoker, payload, None, corr, 0), 0)
             return cell
 
         crowd = self._crowd
+        ahead = read_ahead(invoker, run.payloads)
         crowd.arrives(not session.forced)
-        rows = zip(run.ids, run.payloads, repeat(0))
+        rows = zip(run.ids, run.payloads, repeat(via))
         try:
-            self._deliver(self._find, arrive, invoker, None, rows, 0)
+            self._deliver(self._find, arrive, invoker, None, rows, 0, (), ahead)
         finally:
             crowd.soft = False
         if crowd.met:
@@ -186,7 +193,8 @@ class Kind:
             return cell
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
-        self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain)
+        ahead = read_ahead(invoker, run.payloads)
+        self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain, ahead)
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
@@ -197,19 +205,22 @@ class Kind:
         if self._look is not None:
             self._look()
         invoker = self.kind.invokers.get(message.method)
+        local = session is self._node.loopback
+        asker, corr = (session, message.corr) if message.corr else (None, message.via)
+        if asker is None and not local:
+            corr = session.mark or self._node.drops.mark(session)
         if invoker is None:
-            self.host.counts.drop("unhandled")
-            if message.corr:
+            self.host.counts.drop("unhandled", via=corr)
+            if asker is not None:
                 session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
             return
-        if session is not self._node.loopback:  # from there it was counted when it came
+        if not local:  # from there it was counted when it came
             counts = self.host.counts
             counts.accepted += 1
             if counts.accepted >= self.sampling.mark:
                 self.sampling.take(counts.accepted, (message.id,))
-        deadline = self._node.endpoint.clock.after(message.timeout_ms) if message.corr else 0
-        asker = session if message.corr else None
-        waiting = Message(invoker, message.payload, asker, message.corr, deadline, message.chain)
+        deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
+        waiting = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         cell = self._find(message.id) or self._enter(session, message.id, message.chain)
         if cell is not None:
             self.host.execution.receive(cell, waiting)
@@ -234,7 +245,7 @@ class Kind:
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
-            self.host.counts.drop("malformed")
+            self.host.counts.drop("malformed", via=message.corr)
             if message.session is not None:
                 message.session.fail(message.corr, Unhandled(str(e)))
             return
@@ -333,9 +344,9 @@ class Kind:
         """What became of the type's leases."""
         self._node.note(self.name, note)
 
-    def dropped(self, reason: str, count: int) -> None:
+    def dropped(self, reason: str, count: int, via: int = NOBODY) -> None:
         """The router could not send messages."""
-        self.host.counts.drop(reason, count)
+        self.host.counts.drop(reason, count, via)
 
     # ---- news
 

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 
 from shardbus.sharding.history import BUCKETS
+from shardbus.transport.allowance import SEND_BUFFER_FULL
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
@@ -49,6 +50,9 @@ class _Collector:
         received = _counter("messages_received", "Messages handed to entities")
         forwarded = _counter("messages_forwarded", "Messages that arrived here and were sent on")
         dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
+        refused = _counter("messages_refused", "Tells of this node that others dropped", "reason")
+        for (name, reason), count in sorted(self._node.refused.counts.items()):
+            refused.add_metric([name, reason], count)
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
         pauses = _counter("sender_pauses", "Times that a sender had to wait for a mailbox")
         for name, kind in kinds.items():
@@ -58,6 +62,8 @@ class _Collector:
             pauses.add_metric([name], kind.host.execution.crowd.pauses)
             for reason, count in sorted(kind.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
+        for name, count in sorted(endpoint.allowance.refused.items()):
+            dropped.add_metric([name, SEND_BUFFER_FULL], count)
         for reason, count in sorted(endpoint.dropped_frames.items()):
             dropped.add_metric(["", reason], count)
         gossip = self._node.watching
@@ -67,7 +73,7 @@ class _Collector:
         late.add_metric([], endpoint.asks_timed_out)
         edges = CounterMetricFamily("shardbus_missed_edges", "Messages only a watchdog found")
         edges.add_metric([], endpoint.wiring.missed_edges)
-        return [received, forwarded, dropped, buffered, pauses, late, edges]
+        return [received, forwarded, dropped, refused, buffered, pauses, late, edges]
 
     def _entities(self) -> Iterable[Metric]:
         started = _counter("entities_started", "Entities started", "cause")

@@ -28,6 +28,7 @@ from shardbus.membership.messages import ControlMessage
 from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread, Membership
 from shardbus.runtime.downing import Decisions, fingerprint
+from shardbus.runtime.drops import Drops
 from shardbus.runtime.entity_type import EntityType, check_proxies
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
@@ -48,11 +49,13 @@ from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.named import strategy_of
 from shardbus.store.protocol import StateStore
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.forks import guard
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.outside import Outside
 from shardbus.transport.refs import ASK_TIMEOUT_MS, Ref
+from shardbus.transport.refused import Refused
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 from shardbus.wire.schema import Interface
@@ -92,7 +95,7 @@ class Node:
         self._suspects: set[NodeId] = set()
         """Who was unreachable in the last view but one."""
         self.switchboard = Switchboard(self)
-        self.losses = Losses(self)
+        self.losses, self.drops, self.refused = Losses(self), Drops(), Refused()
         self.steering = Steering(self)
         self._leases: set[asyncio.Task[None]] = set()
         self._swept = 0
@@ -132,9 +135,11 @@ class Node:
             on_client=self.switchboard.on_client,
             on_membership=self._on_membership,
             wiring=self.outside.wiring,
+            allowance=Allowance(settings.send_buffer_bytes),
         )
         self.endpoint.start(host, port)
-        self.loopback = Loopback(str(self.me), self.loop, self.endpoint.clock, self.switchboard)
+        clock, allowance = self.endpoint.clock, self.endpoint.allowance
+        self.loopback = Loopback(str(self.me), self.loop, clock, self.switchboard, allowance)
         self.loopback.tag = self.me
         self.questions = Questions(self)
         for name, kind in self.types.items():
@@ -359,6 +364,9 @@ class Node:
                 self.slow.look(waiting, kind.settings.slow_handler_after, tick)
             self._quarantine_the_deaf()
         self.loopback.expire()
+        self.drops.report(tick)
+        if line := self.refused.line(self.loop.time()):
+            log.warning("%s", line)
         if self._thread is not None:
             self._thread.app_alive()
         self._pulse = self.loop.call_later(ALIVE_EVERY_S / 4, self._every_so_often)
@@ -378,11 +386,15 @@ class Node:
             self._pulse.cancel()
         for succession in self.successions.values():
             succession.close()
+        self.losses.ending()
+        self.drops.report(self.endpoint.clock.tick, last=True)  # ahead of the goodbye
         for kind in self.kinds.values():
             kind.close()
         ends = [succession.end() for succession in self.successions.values()]
         await asyncio.gather(*ends, *(kind.tenancy.end() for kind in self.kinds.values()))
         if self._thread is not None:
             await self._thread.close()
+        sessions = self.endpoint.sessions()
         self.endpoint.close()
+        self.losses.closed(sessions)
         await self.store.close()

@@ -41,5 +41,5 @@ def passed_on(
     late deadline."""
     _, payload, asker, corr, deadline, chain = message
     waiter = Passing(asker, corr) if asker is not None else None
-    until = min(deadline, latest)
-    return Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, until, chain)
+    until, via = min(deadline, latest), min(corr, 0)
+    return Envelope(key, shard, entity_id, payload, hops + 1, waiter, None, until, chain, via)

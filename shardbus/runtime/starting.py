@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardbus.errors import StaleFence, StoreError
-from shardbus.runtime.context import Context
+from shardbus.runtime.context import NOBODY, Context
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.settings import ShardingSettings
 
@@ -43,7 +44,7 @@ class Keeper(Protocol):
 class Counts:
     """What happened to messages and entities, for metrics."""
 
-    __slots__ = ("accepted", "cut_off", "dropped", "failures", "started", "stopped")
+    __slots__ = ("accepted", "cut_off", "dropped", "failures", "started", "stopped", "tell")
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -52,15 +53,20 @@ class Counts:
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.stopped: dict[str, int] = {}
+        self.tell: Callable[[int, str, int], None] | None = None
+        """Has the sender told: by which link, why, how many."""
 
     @property
     def all_started(self) -> int:
         """Entities started, for whatever cause."""
         return sum(self.started.values())
 
-    def drop(self, reason: str, count: int = 1) -> None:
-        """Messages that no handler will see."""
+    def drop(self, reason: str, count: int = 1, via: int = NOBODY) -> None:
+        """Messages that no handler will see; `via`: what stands for tells in place of their
+        correlation id."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
+        if via < NOBODY and self.tell is not None:
+            self.tell(via, reason, count)
 
 
 def _may_pass(error: Exception) -> bool:

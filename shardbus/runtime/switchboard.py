@@ -18,7 +18,15 @@ from shardbus.runtime.questions import Questions
 from shardbus.sharding import events, messages
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
-from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
+from shardbus.wire.control import (
+    Describe,
+    Goodbye,
+    Members,
+    Refusals,
+    TypeInfo,
+    decode_control,
+    encode_control,
+)
 
 if TYPE_CHECKING:
     from shardbus.runtime.node import Node
@@ -50,6 +58,9 @@ class Switchboard:
         kind = self._node.kinds.get(run.type)
         if kind is None:
             self._node.endpoint.count_drop("unknown_type")
+            drops = self._node.drops
+            mark = session.mark or drops.mark(session)
+            drops.drop(mark, run.type, "unknown_type", len(run.ids))
         else:
             kind.on_tells(session, run)
 
@@ -86,6 +97,15 @@ class Switchboard:
         message = decode_control(control)
         if isinstance(message, Describe):
             self._describe(session, control.type)
+            return
+        if isinstance(message, Refusals) and session.tag not in self.clients:
+            self._node.refused.hear(session.name, message)
+            return
+        if isinstance(message, Goodbye):
+            if message.node in self._node.hosting_members():
+                self._node.endpoint.count_drop("not_allowed")
+            else:
+                self._node.endpoint.goodbyes.heard(message.node)
             return
         kind = self._node.kinds.get(control.type)
         if kind is None or not isinstance(session.tag, NodeId):

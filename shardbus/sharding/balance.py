@@ -7,6 +7,9 @@ has not begun is dropped then. While shards wait for homes, it is looked at agai
 
 What drains, and what needs a home, is none of this: it goes on.
 
+Where a bound is set on the moves of a minute (`pace`), what is above it waits for its turn, or for
+the next plan.
+
 Where the strategy goes by load (`least_load`), it is told before what regions have reported.
 
 At each look it is also seen whether there are enough shards, and not too many (`advice`).
@@ -29,6 +32,7 @@ from shardbus.sharding.heat import Heat
 from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.ledger import Ledger
 from shardbus.sharding.moves import Moves
+from shardbus.sharding.pace import Pace
 from shardbus.sharding.registry import Registry
 
 PLAIN = "crc32/"
@@ -42,8 +46,8 @@ class Balance:
     """The strategy of one coordinator, and when it is asked for a plan."""
 
     __slots__ = (
-        "_advice", "_due", "_heat", "_interval", "_ledger", "_moves", "_moves_max", "_registry",
-        "paused", "strategy",
+        "_advice", "_due", "_heat", "_interval", "_ledger", "_moves", "_moves_max", "_pace",
+        "_registry", "paused", "strategy",
     )  # fmt: skip
 
     def __init__(
@@ -61,6 +65,7 @@ class Balance:
         self._moves_max = settings.max_moves_in_flight
         self._registry, self._ledger, self._moves = registry, ledger, moves
         self._due: float | None = None
+        self._pace = Pace(settings.max_moves_per_minute)
         self._heat = Heat()
         self._advice = Advice(settings.shards if layout.startswith(PLAIN) else 0)
 
@@ -75,8 +80,9 @@ class Balance:
         return len(self._moves.handoffs), self._moves.bound
 
     def deadline(self) -> float | None:
-        """When it is looked at next."""
-        return self._due
+        """When it is looked at next, or a move that waits for its turn may begin."""
+        turn = self._pace.deadline() if self._moves.waiting else None
+        return min((due for due in (self._due, turn) if due is not None), default=None)
 
     def direct(self, told: Directions) -> None:
         """From now on it shall be so."""
@@ -129,11 +135,14 @@ class Balance:
             self.strategy.strategy = asked
             self._moves.notes += self._heat.tell(asked.hot(len(table.regions)), now)
 
-    def ready(self) -> list[Move]:
+    def ready(self, now: float) -> list[Move]:
         """The moves of the plan that may begin now."""
         if self.held():
             self._moves.drop_plan()
-        return self._moves.ready(self._registry.candidates(), self._ledger.arriving())
+        candidates, room = self._registry.candidates(), self._pace.room(now)
+        ready = self._moves.ready(candidates, self._ledger.arriving(), room)
+        self._pace.took(len(ready), now)
+        return ready
 
     def held(self) -> str:
         """Why nothing is moved for balance; empty if something may be."""

@@ -196,7 +196,7 @@ class Coordinator:
                 self._begin(shard, Purpose.DRAIN, None, now)
         for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
             self._drained(node, now)
-        for move in self.balance.ready():
+        for move in self.balance.ready(now):
             self._begin(move.shard, Purpose.REBALANCE, move.target, now)
         self._plan(now)
         self._answer(now)

@@ -99,9 +99,17 @@ class Moves:
             if handoff.target is not None
         }
 
-    def ready(self, candidates: Iterable[NodeId], arriving: Iterable[Move]) -> list[Move]:
-        """Take out the moves that may begin now: within the bound, to a target that still counts.
-        What is `arriving` has left its home and is on the move until the store has the next."""
+    @property
+    def waiting(self) -> int:
+        """Moves of the plan that have not begun."""
+        return len(self._planned)
+
+    def ready(
+        self, candidates: Iterable[NodeId], arriving: Iterable[Move], most: int | None = None
+    ) -> list[Move]:
+        """Take out the moves that may begin now: within the bound and not above `most`, to a target
+        that still counts. What is `arriving` has left its home and is on the move until the store
+        has the next."""
         if not self._planned:
             return []
         fit = dict.fromkeys(candidates)
@@ -115,7 +123,8 @@ class Moves:
         for move in self._planned:
             if move.target not in fit or move.shard in self.handoffs:
                 continue
-            if max(leaving.get(move.source, 0), coming.get(move.target, 0)) >= self.bound:
+            busy = max(leaving.get(move.source, 0), coming.get(move.target, 0))
+            if busy >= self.bound or len(ready) == most:
                 later.append(move)
                 continue
             _count(leaving, move.source)

@@ -16,11 +16,16 @@ from typing import TYPE_CHECKING
 
 from shardbus.ids import NodeId
 from shardbus.membership.member import Status
+from shardbus.runtime.departure import LEFT
+from shardbus.simulation.checks import Violation
 from shardbus.simulation.process import Process
 from shardbus.simulation.run import LOOK_EVERY
 
 if TYPE_CHECKING:
-    from shardbus.simulation.fleet import Fleet
+    from shardbus.simulation.fleet import Fleet, SimNode
+
+ENDS_WITHIN_S = 2.0
+"""So long a process goes on at most that has been told of its removal."""
 
 
 @dataclass(slots=True)
@@ -37,10 +42,17 @@ class Ends:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._ends: dict[NodeId, End] = {}
+        self._told: dict[SimNode, float] = {}
 
     def look(self) -> None:
-        """At most `LOOK_EVERY` apart: who is given up, and of whose end does somebody not know?"""
+        """At most `LOOK_EVERY` apart: who is given up, of whose end does somebody not know, and who
+        goes on in spite of it?
+
+        Raises:
+            Violation: somebody who was removed does not end.
+        """
         now = self._fleet.now
+        self._look_for_ghosts(now)
         for process in self._fleet.running():
             for node in _given_up(process):
                 self._ends.setdefault(node, End(now - LOOK_EVERY))
@@ -50,6 +62,15 @@ class Ends:
                 end.since = min(end.since, resident.ended_at)
                 if not self._missed(resident.process.id):
                     resident.known, end.over_at = True, now
+
+    def _look_for_ghosts(self, now: float) -> None:
+        """Whatever a node was doing: once it is removed, others have its shards."""
+        for resident in self._fleet.residents.values():
+            removed = resident.process.stopped not in ("", LEFT)
+            if not removed or resident.ended_at is not None or now < resident.loop.paused_until:
+                self._told.pop(resident, None)
+            elif now - self._told.setdefault(resident, now) > ENDS_WITHIN_S:
+                raise Violation("ends", f"{resident.name} goes on, though it has been removed")
 
     def explain(self, since: float, until: float) -> bool:
         """Whether something that was under way in that time may have been lost with somebody."""

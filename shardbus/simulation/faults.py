@@ -134,8 +134,11 @@ class Faults:
             return
         self.world.trace.mark(self.world.now, struck.name, "is restarted in place")
         self.world.kill(struck.name)
-        soon = self.dice.uniform(*BOUNCE_S)
-        self.world.later(soon, lambda: self._come_back(struck.name))
+        self.restart(struck.name)
+
+    def restart(self, name: str) -> None:
+        """Its process has ended; the next stands at its address within milliseconds."""
+        self.world.later(self.dice.uniform(*BOUNCE_S), lambda: self._come_back(name))
 
     def _leave(self) -> None:
         struck = self._some(lambda p: p.member and not p.leaving)

@@ -237,6 +237,8 @@ class Fleet(World):
         """What was raised in a process and caught by nobody."""
         self.on_start: Callable[[SimNode], None] = lambda _: None
         """Called with each node that there is."""
+        self.on_depart: Callable[[SimNode], None] = lambda _: None
+        """Called with each that has come to its own end."""
 
     def add(
         self, name: str, *, roles: tuple[str, ...] = (), rate: float = 1.0, **_: Any
@@ -312,6 +314,7 @@ class Fleet(World):
             resident.end(badly=not in_order)
             self._exit(resident.process)
             self.exchange.ended(resident.name, silent=False)
+            self.on_depart(resident)
 
     def _is_gone(self, name: str) -> bool:
         process = self.nodes.get(name)

@@ -95,6 +95,7 @@ class FleetRun:
     def _phases(self) -> None:
         fleet, load = self.fleet, self.load
         faults, troubles = Faults(fleet, load.faults), Troubles(fleet, load)
+        troubles.restart = faults.restart
         faults.begin()
         troubles.begin()
         for number in range(load.clients):
@@ -104,7 +105,8 @@ class FleetRun:
         fleet.resume_all()
         fleet.exchange.changed()
         troubles.heal()
-        self.settled_s = self._until(lambda: unsettled(fleet), SETTLED_WITHIN, "I9")
+        self.stage.calm()
+        self.settled_s = self._until(self._unsettled, SETTLED_WITHIN, "I9")
         self._advance(SOME_MORE_S)
         for sender in self.senders:
             sender.stopped = True
@@ -153,6 +155,13 @@ class FleetRun:
         self.senders.append(sender)
 
     # ---- the quiet
+
+    def _unsettled(self) -> str:
+        """Where everybody leaves, nobody need agree; but each waits, for as long as a hand-off may
+        take, for homes of what it has buffered."""
+        if all(process.leaving for process in members(self.fleet)):
+            return ""
+        return unsettled(self.fleet)
 
     def _working(self) -> list[SimNode]:
         residents = self.fleet.residents.values()

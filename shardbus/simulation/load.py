@@ -64,6 +64,18 @@ class Load:
     rebalances: int = 0
     sleeps: int = 0
     """How often a node stands still until the others may have removed it, and then goes on."""
+    rolls: int = 0
+    """How often a node leaves, and the next process stands at its address within milliseconds."""
+    downs: int = 0
+    """How often an operator downs a node, sometimes one that he has just told to leave."""
+    hangs: int = 0
+    """Connections that swallow what is sent until they break."""
+    room: int = 0
+    """Frames that may be under way in one direction of a connection; 0: any number."""
+    slow_starts: float = 0.0
+    """The part of starts and of ends that wait."""
+    failing_starts: float = 0.0
+    """The part of starts that fail."""
     hurried: bool = False
     buffer_size: int = 100_000
     mailbox: int = 10_000
@@ -134,9 +146,29 @@ def draw_load(
     dice = Random(f"sleeps {seed}")
     if dice.random() < 0.3:
         thin = replace(thin, sleeps=dice.randint(1, 3))
+    thin = _rough(thin, Random(f"rough {seed}"))
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)
+
+
+def _rough(calm: Load, dice: Random) -> Load:
+    """The same with what operators, sockets and entities' own code may bring. Sockets are not small
+    where deadlines are short: a Flush that is late counts as echoed, and order may go with it."""
+
+    def times(probability: float, most: int) -> int:
+        value = dice.randint(1, most)
+        return value if dice.random() < probability else 0
+
+    return replace(
+        calm,
+        rolls=times(0.25, 3),
+        downs=times(0.2, 2),
+        hangs=times(0.3, 8),
+        room=dice.choice((2, 5, 20)) if dice.random() < 0.3 and not calm.hurried else 0,
+        slow_starts=dice.choice((0.1, 0.5)) if dice.random() < 0.25 else 0.0,
+        failing_starts=dice.choice((0.1, 0.4)) if dice.random() < 0.2 else 0.0,
+    )
 
 
 def _dense(thin: Load, dice: Random) -> Load:

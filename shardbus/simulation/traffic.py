@@ -1,7 +1,8 @@
 """Who sends, and what receives: the application of simulated nodes.
 
 Three entity types, for the three ways of keeping something: `plain` keeps nothing, `kept` saves its
-state with each letter, `remembered` comes back by itself. Each tells the witness what it sees.
+state with each letter, `remembered` comes back by itself. Each tells the witness what it sees. In
+some runs their starts wait or fail, and their ends wait.
 
 Senders live in nodes and in clients. Each sends letters in bursts, tells and asks in one line, to
 entities of its choice, until it is told to stop or its process ends. How many and to whom is in the
@@ -20,6 +21,7 @@ from typing import Any
 from shardbus.app import ShardBus
 from shardbus.entity import Entity, handler
 from shardbus.errors import BufferFull, RequestError
+from shardbus.runtime.entity_type import StopReason
 from shardbus.simulation.fleet import Resident, SimClient, SimNode
 from shardbus.simulation.load import Load
 from shardbus.simulation.witness import Letter, Witness
@@ -34,6 +36,12 @@ ASKS = 0.4
 ASKS_DENSE = (0.0, 0.05, ASKS, 1.0)
 SLOW_S = 0.05
 """The longest that a handler waits, now and then."""
+START_S = 0.5
+"""The same of a start and of an end."""
+
+
+class NotReady(Exception):
+    """What an entity needs for its start is not there."""
 
 
 @dataclass
@@ -51,6 +59,7 @@ class Stage:
         self.dice = Random(f"stage {load.seed}")
         self.bus = ShardBus("test")
         self._thinks = load.thinks
+        self._slow_starts, self._failing_starts = load.slow_starts, load.failing_starts
         self._declare(load.shards, load.limit)
 
     def _declare(self, shards: int, limit: int) -> None:
@@ -71,6 +80,13 @@ class Stage:
                 stage.witness.took(self.context, sender, seq)
                 return seq
 
+        class Slow(Plain):
+            async def on_start(self) -> None:
+                await stage.begin()
+
+            async def on_stop(self, reason: StopReason) -> None:
+                await stage.dawdle()
+
         class Kept(Entity):
             state: Book
 
@@ -79,6 +95,7 @@ class Stage:
 
             async def on_start(self) -> None:
                 stage.witness.loaded(self.context, self.state.count)
+                await stage.begin()
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
@@ -93,14 +110,32 @@ class Stage:
                 stage.witness.took(self.context, sender, seq)
                 return seq
 
-        class Remembered(Plain):
+        starts = self._slow_starts or self._failing_starts
+        plain: type[Plain] = Slow if starts else Plain
+
+        class Remembered(plain):  # type: ignore[valid-type, misc]
             """The same, and comes back."""
 
         self.classes = {
-            PLAIN: self.bus.entity(name=PLAIN, shards=shards, active_entity_limit=limit)(Plain),
+            PLAIN: self.bus.entity(name=PLAIN, shards=shards, active_entity_limit=limit)(plain),
             KEPT: self.bus.entity(name=KEPT, shards=shards)(Kept),
             REMEMBERED: self.bus.entity(name=REMEMBERED, shards=shards, remember=True)(Remembered),
         }
+
+    def calm(self) -> None:
+        """From now on every start succeeds at once."""
+        self._slow_starts = self._failing_starts = 0.0
+
+    async def begin(self) -> None:
+        """What an entity does as it starts."""
+        await self.dawdle()
+        if self._failing_starts and self.dice.random() < self._failing_starts:
+            raise NotReady
+
+    async def dawdle(self) -> None:
+        """As it starts, or ends."""
+        if self._slow_starts and self.dice.random() < self._slow_starts:
+            await asyncio.sleep(self.dice.uniform(0.0, START_S))
 
     async def think(self) -> None:
         """Most handlers are done at once."""

@@ -1,7 +1,8 @@
 """The faults of sharding: a `Load` turned into things that happen to a fleet.
 
-The store has its moods, connections break, operators give orders. Everything else that happens to
-nodes is in `faults`, which works on a fleet as on any world.
+The store has its moods, connections break and hang, operators give orders: nodes are restarted in
+place one after the other, or told to leave and downed before they have. Everything else that
+happens to nodes is in `faults`, which works on a fleet as on any world.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ FAILING = 0.4
 AWAY_S = 8.0
 SERVICE_S = 8.0
 SLEEP_S = (6.0, 25.0)
+PATIENCE_S = 2.0
+"""The longest that an operator waits for a node to leave before he downs it."""
 SPELLS = 2
 """How often a mood of the store comes."""
 
@@ -31,10 +34,15 @@ class Troubles:
         self.fleet, self.load = fleet, load
         self.dice = Random(f"troubles {load.seed}")
         self.over = False
+        self.restart: Callable[[str], object] = lambda _: None
+        """Called with the name of a node that has left and shall be there again."""
+        self._rolling: dict[SimNode, None] = {}
+        fleet.on_depart = self._departed
 
     def begin(self) -> None:
         """Let them come."""
         load, store = self.load, self.fleet.store
+        self.fleet.exchange.room = load.room
         store.slow_s = SLOW_S if load.store == "slow" else 0.0
         store.failing = FAILING if load.store == "failing" else 0.0
         moods: dict[str, Callable[[], None]] = {
@@ -48,6 +56,9 @@ class Troubles:
             (load.services, self._serve),
             (load.rebalances, self._rebalance),
             (load.sleeps, self._sleep),
+            (load.rolls, self._roll),
+            (load.downs, self._down),
+            (load.hangs, self.fleet.exchange.hang),
             (SPELLS if load.store in moods else 0, moods.get(load.store, self._forget)),
         )
         for times, what in kinds:
@@ -120,6 +131,39 @@ class Troubles:
             seconds = self.dice.uniform(*SLEEP_S)
             self._mark(struck.name, f"sleeps for {seconds:.3f} s")
             self.fleet.pause(struck.name, seconds)
+
+    def _some_leaver(self) -> SimNode | None:
+        """One that may go: another stays."""
+        staying = [resident for resident in self._working() if not resident.process.leaving]
+        return self.dice.choice(staying) if len(staying) > 1 else None
+
+    def _roll(self) -> None:
+        struck = self._some_leaver()
+        if struck is not None:
+            self._mark(struck.name, "is asked to leave and to come back")
+            self._rolling[struck] = None
+            self.fleet.leave(struck.process)
+
+    def _departed(self, resident: SimNode) -> None:
+        if resident in self._rolling:
+            self.restart(resident.name)
+
+    def _down(self) -> None:
+        struck = self._some_leaver()
+        if struck is None:
+            return
+        waits = 0.0
+        if self.dice.random() < 0.5:
+            self._mark(struck.name, "is asked to leave")
+            self.fleet.leave(struck.process)
+            waits = self.dice.uniform(0.0, PATIENCE_S)
+        self.fleet.later(waits, lambda: self._happen(lambda: self._order_down(struck)))
+
+    def _order_down(self, struck: SimNode) -> None:
+        tellers = [resident for resident in self._working() if resident is not struck]
+        if tellers and struck.ended_at is None:
+            self._mark(struck.name, "is downed by an operator")
+            self.fleet.give(self.dice.choice(tellers).process, ev.Down(struck.process.id))
 
     def _serve(self) -> None:
         working = self._working()

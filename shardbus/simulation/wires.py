@@ -5,8 +5,10 @@ A connection carries frames in both directions, each in its order, for as long a
 - what is sent while it does not stand waits at the end that connects, and is refused at a door;
 - a wall holds frames up. If it falls in time, they arrive; after `HEARTBEAT_S` both ends find the
   connection broken. A wall that rejects breaks it soon, and so does the end of a process, unless
-  its whole machine vanished;
+  its whole machine vanished, or nothing gets through that could tell of it;
 - what was under way on a broken connection is lost. `cut` breaks one at any time, for no reason;
+  one that `hangs` swallows what is sent, in one direction or both, until it is found to be broken;
+- with a bound on the frames under way in one direction, one more finds no room;
 - the end that connects tries again for as long as it is not closed.
 
 Who sends again what was lost, who notices a death, and who gives up: that is the code under test.
@@ -43,11 +45,14 @@ class Lane:
     deliver: Callable[[list[bytes]], object]
     frames: deque[tuple[float, list[bytes]]] = field(default_factory=deque)
     last: float = 0.0
+    stuck: bool = False
+    """What is sent stays under way until the connection breaks."""
 
 
 class Exchange:
     """All doors and connections of a world. `is_gone(name)`: nothing there answers, not even with a
-    refusal."""
+    refusal. `room`: so many frames may be under way in one direction of a connection; 0 is any
+    number."""
 
     def __init__(
         self,
@@ -60,7 +65,12 @@ class Exchange:
         self.doors: dict[Address, SimDoor] = {}
         self.connections: dict[SimConnection, None] = {}
         self.lost_frames = 0
+        self.room = 0
         self._ids = 0
+
+    def has_room(self, frames: int) -> bool:
+        """Whether one more may join so many that are under way."""
+        return not self.room or frames < self.room
 
     def fresh_id(self) -> bytes:
         """The id that a door draws for a connection."""
@@ -99,14 +109,33 @@ class Exchange:
             if connection.name == name:
                 del self.connections[connection]
                 connection.closed = True
-            delay = HEARTBEAT_S if silent else self.network.delay()
-            self.break_soon(connection, delay)
+            self.break_soon(connection, HEARTBEAT_S if silent else self.word_of_end(connection))
+
+    def word_of_end(self, connection: SimConnection) -> float:
+        """How long it takes one end to learn that the other is closed."""
+        return HEARTBEAT_S if self.mute(connection) else self.network.delay()
+
+    def mute(self, connection: SimConnection) -> bool:
+        """Whether something that is sent on it does not arrive now."""
+        stuck = connection.inward.stuck or connection.outward.stuck
+        return stuck or self.network.severed(*connection.ends)
 
     def cut(self) -> None:
         """Break some connection that stands."""
         standing = [c for c in self.connections if c.up]
         if standing:
             self.rng.choice(standing).break_up()
+
+    def hang(self) -> None:
+        """Nothing arrives any more on some connection that stands, in one direction or in both;
+        after a while its ends notice."""
+        standing = [c for c in self.connections if c.up and not self.mute(c)]
+        if standing:
+            connection = self.rng.choice(standing)
+            both = (connection.inward, connection.outward)
+            for lane in self.rng.choice((both, both[:1], both[1:])):
+                lane.stuck = True
+            self.break_soon(connection, self.rng.uniform(0.0, HEARTBEAT_S))
 
     def break_soon(self, connection: SimConnection, delay: float) -> None:
         number = connection.number
@@ -182,6 +211,8 @@ class SimDoor:
         connection = self.here.get(to)
         if connection is None or not connection.up:
             return Fate.NO_WAY
+        if not self._exchange.has_room(len(connection.inward.frames)):
+            return Fate.NO_ROOM
         connection.put(connection.inward, [head, body])
         return Fate.TAKEN
 
@@ -189,7 +220,7 @@ class SimDoor:
         if self._exchange.doors.get(self._address) is self:
             del self._exchange.doors[self._address]
         for connection in list(self.here.values()):
-            self._exchange.break_soon(connection, self._exchange.network.delay())
+            self._exchange.break_soon(connection, self._exchange.word_of_end(connection))
 
 
 class SimConnection:
@@ -214,15 +245,17 @@ class SimConnection:
         self.inward = Lane(
             address.host, wiring.name, lambda parts: loop.call_soon(self._take, on_frame, parts)
         )
-        self._outward = Lane(wiring.name, address.host, self._hand_in)
+        self.outward = Lane(wiring.name, address.host, self._hand_in)
         self._exchange.connections[self] = None
         self._try_later(2 * self._exchange.network.delay())
 
     # ---- the end that connects
 
     def send(self, head: bytes, body: bytes) -> bool:
+        if not self._exchange.has_room(len(self.outward.frames if self.up else self._waiting)):
+            return False
         if self.up:
-            self.put(self._outward, [head, body])
+            self.put(self.outward, [head, body])
         else:
             self._waiting.append([head, body])
         return True
@@ -230,11 +263,12 @@ class SimConnection:
     def close(self) -> None:
         """What is under way still arrives, if nothing breaks."""
         self.closed = True
-        self._exchange.connections.pop(self, None)
+        exchange, now = self._exchange, self._exchange.timeline.now
+        exchange.connections.pop(self, None)
         self._waiting.clear()
         if self.up:
-            last = max(self._outward.last, self._exchange.timeline.now)
-            self._exchange.break_soon(self, last - self._exchange.timeline.now + 0.001)
+            last = max(self.outward.last, now)
+            exchange.break_soon(self, HEARTBEAT_S if exchange.mute(self) else last - now + 0.001)
 
     def _take(self, on_frame: OnFrame, parts: list[bytes]) -> None:
         if not self.closed:
@@ -260,7 +294,7 @@ class SimConnection:
         self._loop.call_soon(self._now_up)
         waiting, self._waiting = self._waiting, []
         for parts in waiting:
-            self.put(self._outward, parts)
+            self.put(self.outward, parts)
 
     def _now_up(self) -> None:
         if self.up and not self.closed:
@@ -282,13 +316,13 @@ class SimConnection:
 
     def pump(self) -> None:
         """A wall fell."""
-        for lane in (self.inward, self._outward):
+        for lane in (self.inward, self.outward):
             self._arrive(lane)
 
     def _arrive(self, lane: Lane) -> None:
         """Hand over what has arrived; look again for the rest."""
         exchange, now = self._exchange, self._exchange.timeline.now
-        if not self.up or exchange.network.severed(*self.ends):
+        if not self.up or lane.stuck or exchange.network.severed(*self.ends):
             return
         frames = lane.frames
         while frames and frames[0][0] <= now:
@@ -304,9 +338,10 @@ class SimConnection:
     def break_up(self) -> None:
         """It breaks; what is under way is lost."""
         self.up = False
-        for lane in (self.inward, self._outward):
+        for lane in (self.inward, self.outward):
             self._exchange.lost_frames += len(lane.frames)
             lane.frames.clear()
+            lane.stuck = False
         if self._door is not None:
             self._door.here.pop(self._id, None)
             self._door = None

@@ -32,6 +32,7 @@ class Envelope:
         "payload",
         "shard",
         "size",
+        "via",
         "waiter",
     )
 
@@ -46,6 +47,7 @@ class Envelope:
         decode: Decode | None = None,
         deadline: int = 0,
         chain: Chain = (),
+        via: int = 0,
     ) -> None:
         self.key, self.shard, self.entity_id, self.payload, self.hops = (
             key,
@@ -55,7 +57,8 @@ class Envelope:
             hops,
         )
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
-        self.size = len(payload) + 128
+        self.size, self.via = len(payload) + 128, via
+        """`via`: by which link a tell came, as a number below zero."""
         self.error: RequestError | None = None
 
     def send(self, out: Session, clock: Clock) -> None:
@@ -71,10 +74,18 @@ class Envelope:
             out.flush_shard(entity_id, self.shard, self.hops, timeout_ms, waiter)
         elif self.hops or (waiter is not None and self.decode is None):
             out.relay(
-                self.key, self.shard, entity_id, payload, self.hops, timeout_ms, waiter, chain
+                self.key,
+                self.shard,
+                entity_id,
+                payload,
+                self.hops,
+                timeout_ms,
+                waiter,
+                chain,
+                self.via,
             )
         elif waiter is None:
-            out.tell(self.key, entity_id, payload)
+            out.tell_kept(self.key, entity_id, payload)
         elif chain:
             out.ask_within(self.key, entity_id, payload, timeout_ms, waiter, self.decode, chain)
         else:

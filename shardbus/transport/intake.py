@@ -45,8 +45,8 @@ from shardbus.wire.batch import (
 )
 
 if TYPE_CHECKING:
-    from shardbus.transport.session import Receiver, Session
-
+    from shardbus.transport.receiver import Receiver
+    from shardbus.transport.session import Session
 
 HELD_BYTES_MAX = 2 * WINDOW_BYTES + BODY_BYTES_MAX
 """What a sender may have on its way, and one message more."""

@@ -54,7 +54,12 @@ class Link:
         """Who must answer, or who has answered; None before that."""
         self.serial = serial
         self.session = Session(
-            str(node or address), endpoint.loop, endpoint.clock, endpoint.receiver, self.transmit
+            str(node or address),
+            endpoint.loop,
+            endpoint.clock,
+            endpoint.receiver,
+            self.transmit,
+            endpoint.allowance,
         )
         self.session.tag = node
         self._endpoint = endpoint
@@ -108,7 +113,7 @@ class Link:
     def _greet(self) -> None:
         endpoint = self._endpoint
         self._greeted_at = endpoint.loop.time()
-        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial)
+        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial, listens=True)
         self.transmit(Kind.HELLO, 0, self.session.received, encode_body(hello))
 
     def _on_parts(self, parts: list[bytes]) -> None:

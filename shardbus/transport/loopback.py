@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import asyncio
 
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock
 from shardbus.transport.intake import Intake
-from shardbus.transport.session import Receiver, Session, wake
+from shardbus.transport.receiver import Receiver
+from shardbus.transport.room import wake
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BYTES
 
 
@@ -20,11 +23,17 @@ class Loopback(Session):
     """See the module."""
 
     __slots__ = ()
+    local = True
 
     def __init__(
-        self, name: str, loop: asyncio.AbstractEventLoop, clock: Clock, receiver: Receiver
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+        receiver: Receiver,
+        allowance: Allowance | None = None,
     ) -> None:
-        super().__init__(name, loop, clock, receiver, lambda kind, seq, ack, body: True)
+        super().__init__(name, loop, clock, receiver, lambda kind, seq, ack, body: True, allowance)
 
     def _make_intake(self, receiver: Receiver, clock: Clock) -> Intake:
         free, window = self._free, self._window
@@ -52,3 +61,5 @@ class Loopback(Session):
         """Never deliver inside a sender's call: the entity that sends may be the one that
         receives."""
         self.writable = self._weight < WINDOW_BYTES and not self._intake.holding
+        if not self.writable and self.is_full:
+            self._tell_key = self._ask_key = None  # the next message has to open a run

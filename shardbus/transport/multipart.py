@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PARTS_MAX = 8
 SKIPPED_MAX = 256
 """Parts of one overlong message that are read in one go."""
-RCVMORE, SOURCE_FD = int(zmq.RCVMORE), int(zmq.SRCFD)
+RCVMORE, NOBLOCK, SOURCE_FD = int(zmq.RCVMORE), int(zmq.NOBLOCK), int(zmq.SRCFD)
 SHORT, SHORT_HEAD, LONG_HEAD = 256, 2, 9
 """What ZMTP puts before a part: two bytes if it is shorter than this, nine otherwise."""
 SHARES_KEPT = 1024
@@ -42,7 +42,7 @@ class Multipart:
 
     def __init__(self, socket: zmq.Socket[bytes], keeper: Doorkeeper | None = None) -> None:
         self._socket, self._keeper = socket, keeper
-        self._recv, self._get = socket.recv, socket.getsockopt
+        self._recv, self._get = socket.recv, socket.get
         self._skipping = False
         self._shares: dict[bytes, Share] = {}
         """Connections that have sent something, by routing id."""
@@ -58,14 +58,18 @@ class Multipart:
             self._skip()
             return None
         recv, get = self._recv, self._get
-        parts = [recv(zmq.NOBLOCK)]
+        parts = [recv(NOBLOCK)]
         share = None
         if self._keeper is not None:
-            share = self._shares.get(parts[0]) or self._introduce(self._keeper, parts)
+            share = self._shares.get(parts[0])
+            if share is None:
+                share = self._introduce(self._keeper, parts)
+            else:
+                parts.append(recv(NOBLOCK))  # behind a routing id there is always one
         while get(RCVMORE):
             if len(parts) == PARTS_MAX:
                 return self._refuse()
-            parts.append(recv(zmq.NOBLOCK))
+            parts.append(recv(NOBLOCK))
         if share is not None:
             for part in parts[1:]:
                 size = len(part)
@@ -74,7 +78,7 @@ class Multipart:
 
     def _introduce(self, keeper: Doorkeeper, parts: list[bytes]) -> Share:
         """The first message of a connection."""
-        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frame = self._socket.recv(NOBLOCK, copy=False)
         parts.append(frame.bytes)
         share = keeper.introduce(source(frame))
         if len(self._shares) >= SHARES_KEPT:
@@ -85,7 +89,7 @@ class Multipart:
     def _refuse(self) -> list[bytes] | None:
         """There is one part too many; the next one tells who sends so."""
         self._skipping = True
-        frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+        frame = self._socket.recv(NOBLOCK, copy=False)
         self._skip()
         if self._keeper is None:
             return []
@@ -98,4 +102,4 @@ class Multipart:
             if not get(RCVMORE):
                 self._skipping = False
                 return
-            recv(zmq.NOBLOCK)
+            recv(NOBLOCK)

@@ -2,9 +2,13 @@
 
 Neighbours that share type and method become one run, two list appends each; that is the whole cost
 of sending a message on a known way. A batch is closed at the end of the loop iteration that began
-it, or when it weighs enough, by the subclass's `flush`.
+it, or when it weighs enough, by the subclass's `flush`. An ask that finds nothing under way is a
+batch of its own and leaves at once: who waits for it may well be alone. What is sent next waits for
+the end of the turn again, so that of many asks one travels by itself.
 
-Source: docs/architecture.md.
+What has no room may be refused, but only where a run is opened (`allowance`).
+
+Source: docs/architecture.md; N.16.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from shardbus.errors import EntityFailed, MessageTooLarge
-from shardbus.transport.asks import Asks, Key, Waiter, fail_of
+from shardbus.transport.allowance import Allowance
+from shardbus.transport.asks import Asks, Key, Waiter, fail_of, refuse
 from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
     AskRun,
@@ -46,6 +51,7 @@ class Outbox(ABC):
     """See the module. A subclass says what `flush` does."""
 
     __slots__ = (
+        "_allowance",
         "_ask_corrs",
         "_ask_deadline",
         "_ask_ids",
@@ -55,6 +61,7 @@ class Outbox(ABC):
         "_asks",
         "_chained_key",
         "_expect",
+        "_limit",
         "_loop",
         "_replies",
         "_reply_corrs",
@@ -65,17 +72,23 @@ class Outbox(ABC):
         "_tell_key",
         "_tell_payloads",
         "_weight",
+        "name",
         "writable",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, asks: Asks) -> None:
+    def __init__(
+        self, name: str, loop: asyncio.AbstractEventLoop, asks: Asks, allowance: Allowance | None
+    ) -> None:
+        self.name = name
+        """The other process."""
         self.writable = True
         """There is room; a sender who finds none waits for `room`."""
+        self._allowance = allowance or Allowance()
         self._loop, self._asks = loop, asks
         self._expect = asks.expect
         self._scheduled = False
         self._runs: list[Run] = []
-        self._weight = 0
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key: Key | None = None
         self._ask_key: Key | Chain | None = None
         """What the messages of the open run of asks share: their key, or the chain they come by."""
@@ -93,14 +106,26 @@ class Outbox(ABC):
     # ---- sending
 
     def tell(self, key: Key, entity_id: str, payload: bytes) -> None:
-        """Add a message to the open batch."""
+        """Add a message to the open batch.
+
+        Raises:
+            BufferFull: too much waits already.
+        """
         if key is not self._tell_key:
+            if not self.writable and self.is_full:
+                raise self._allowance.refusal(key[0], self.name)
             self._open_tells(key)
         self._tell_ids.append(entity_id)
         self._tell_payloads.append(payload)
         self._weight = weight = self._weight + len(payload) + ENVELOPE_WEIGHT
         if weight > BATCH_WEIGHT_MAX:
             self._full()
+
+    def tell_kept(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """`tell` a message that this process has taken already: it is not refused."""
+        if key is not self._tell_key:
+            self._open_tells(key)
+        self.tell(key, entity_id, payload)
 
     def ask(
         self,
@@ -112,8 +137,11 @@ class Outbox(ABC):
         decode: Decode | None,
     ) -> None:
         """Add a message and remember who waits: a future with the function that reads its answer,
-        or a Waiter."""
+        or a Waiter. If too much waits already, they get BufferFull."""
         if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
+            if not self.writable and self.is_full:
+                refuse((waiter, decode, 0), self._allowance.refusal(key[0], self.name))
+                return
             self._open_asks(key, timeout_ms)
         asks = self._asks
         corr = asks.corr = asks.corr + 1
@@ -122,7 +150,7 @@ class Outbox(ABC):
         self._ask_payloads.append(payload)
         self._ask_corrs.append(corr)
         self._weight = weight = self._weight + len(payload) + ASK_WEIGHT
-        if weight > BATCH_WEIGHT_MAX:
+        if weight > self._limit:
             self._full()
 
     def ask_within(
@@ -142,13 +170,16 @@ class Outbox(ABC):
             or key is not self._chained_key
             or timeout_ms != self._ask_timeout_ms
         ):
+            if not self.writable and self.is_full:
+                refuse((waiter, decode, 0), self._allowance.refusal(key[0], self.name))
+                return
             self._open_asks(key, timeout_ms, chain)
             self._ask_key, self._chained_key = chain, key
         self._ask_ids.append(entity_id)
         self._ask_payloads.append(payload)
         self._ask_corrs.append(self._expect(waiter, decode, timeout_ms))
         self._weight += len(payload) + ASK_WEIGHT
-        if self._weight > BATCH_WEIGHT_MAX:
+        if self._weight > self._limit:
             self._full()
 
     def reply(self, corr: int, payload: bytes) -> None:
@@ -176,11 +207,12 @@ class Outbox(ABC):
         timeout_ms: int,
         waiter: Waiter | None,
         chain: Chain = (),
+        via: int = 0,
     ) -> None:
-        """Pass on a message that came from elsewhere."""
+        """Pass on a message that came from elsewhere; `via`: by which link, if it is a tell."""
         corr = self._expect(waiter, None, timeout_ms) if waiter is not None else 0
         self._put(
-            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain),
+            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain, via),
             len(payload),
         )
 
@@ -211,6 +243,10 @@ class Outbox(ABC):
         self._schedule()
 
     def _open_asks(self, key: Key, timeout_ms: int, chain: Chain = ()) -> None:
+        if self._idle and not self._runs:
+            self._limit = 0  # full with its first message
+        else:
+            self._schedule()
         run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
         self._runs.append(run)
         self._weight += len(chain) * ENVELOPE_WEIGHT
@@ -218,7 +254,6 @@ class Outbox(ABC):
         self._ask_corrs = run.corrs
         self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
         self._ask_deadline = self._asks.deadline(timeout_ms)
-        self._schedule()
 
     def _open_replies(self) -> None:
         self._replies = run = ReplyRun([], [])
@@ -236,6 +271,7 @@ class Outbox(ABC):
             if isinstance(run, AskRun):
                 self._asks.take(run.corrs.pop())
             self._weight -= size
+            self._schedule()
             raise too_large(size)
         self._spill()
 
@@ -264,8 +300,23 @@ class Outbox(ABC):
 
     def _reset_batch(self) -> None:
         self._runs = []
-        self._weight = 0
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
         self._tell_key = self._ask_key = self._replies = None
+
+    @property
+    def is_full(self) -> bool:
+        """More is held than may be."""
+        return self._weight + self.outstanding > self._allowance.bytes
+
+    @property
+    def _idle(self) -> bool:
+        """A message can leave now, and there is none before it that is not acknowledged."""
+        return False
+
+    @property
+    @abstractmethod
+    def outstanding(self) -> int:
+        """Bytes that were sent or wait to be sent, without an acknowledgement."""
 
     @abstractmethod
     def flush(self) -> None:

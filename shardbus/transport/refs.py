@@ -70,7 +70,7 @@ class Call:
         """Send without an answer; awaiting it waits only while the send buffer is full.
 
         Raises:
-            BufferFull: the shard has no home and its buffer is full.
+            BufferFull: too much waits already, for the shard's home or, without one, for any.
         """
         if kwargs or len(args) not in self._counts:
             payload = self._method.encode(args, kwargs)
@@ -83,7 +83,7 @@ class Call:
         if out is None:
             return self._router.deliver(Envelope(self._key, self._route.shard, self._id, payload))
         out.tell(self._key, self._id, payload)
-        return self._router.done if out.writable else out.room()
+        return self._router.done if out.writable else out.until_room
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send, or raise BufferFull where `tell` would wait."""

@@ -57,7 +57,7 @@ class Shell(Protocol):
     def perform(self, effect: events.RegionEffect) -> None:
         """An effect that is not about routes."""
 
-    def dropped(self, reason: str, count: int) -> None: ...
+    def dropped(self, reason: str, count: int, via: int = 0) -> None: ...
 
 
 class _Echo:
@@ -165,14 +165,15 @@ class Router:
         more.
 
         Raises:
-            BufferFull: the shard has no home and its buffer is full. MessageTooLarge: just that.
+            BufferFull: too much waits already, for the shard's home or, without one, for any.
+            MessageTooLarge: just that.
         """
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
         if out is None:
             return self.deliver(Envelope(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
-        return self.done if out.writable else out.room()
+        return self.done if out.writable else out.until_room
 
     def send(self, entity_id: str, message: object) -> Any:
         """`tell` a message of `receive`.
@@ -192,7 +193,7 @@ class Router:
         if out is None:
             return self.deliver(Envelope(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
-        return self.done if out.writable else out.room()
+        return self.done if out.writable else out.until_room
 
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
@@ -262,7 +263,7 @@ class Router:
         out = self.route(envelope.shard).out
         if out is not None:
             envelope.send(out, self._clock)
-            return self.done if out.writable else out.room()
+            return self.done if out.writable else out.until_room
         if self.refused is not None:
             envelope.refuse(self.refused)
             if envelope.waiter is None:
@@ -310,11 +311,11 @@ class Router:
         self.handle(events.ShardDown(shard, tuple(left)))
 
     def _envelope(self, unsent: Unsent) -> Envelope:
-        key, shard, entity_id, payload, hops, waiting, chain = unsent
+        key, shard, entity_id, payload, hops, waiting, chain, via = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
         shard = shard or self.route_of(entity_id).shard
         own = self.key(key[1])
-        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline, chain)
+        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via)
 
     def reconnect(self, lost: Session) -> None:
         """A session to a home that lives was lost: from now on use a new one."""
@@ -362,7 +363,7 @@ class Router:
             case events.Reject(envelope=envelope, reason=reason):
                 assert isinstance(envelope, Envelope)
                 self.buffered_asks.pop(envelope, None)
-                self._shell.dropped(reason, 1)
+                self._shell.dropped(reason, 1, envelope.via)
                 envelope.refuse(self._rejection(reason))
             case _:
                 self._shell.perform(effect)

@@ -6,9 +6,10 @@ exactly one outcome (`asks`). `outbox` makes batches of messages; here they are 
 hands out what arrives, once the receiver has room for it.
 
 An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
-lone message waits for nobody and a busy sender pays for one frame per hundreds of messages. An
-acknowledgement rides in the header of whatever goes out next, or goes by itself after a few batches
-or 25 ms; it never delays data.
+busy sender pays for one frame per hundreds of messages. Two do not wait for that end: an ask that
+finds nothing under way, and what a batch that came was answered. An acknowledgement rides in the
+header of whatever goes out next, or goes by itself after a few batches or 25 ms; it never delays
+data.
 
 An ask is answered on the session it came by. When the other process dies, what was not acknowledged
 is lost, at most once, and counted; what was never sent is given back to be sent another way.
@@ -19,42 +20,27 @@ Source: docs/architecture.md; S0.35, S0.36.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
-from shardbus.transport.asks import Asks, Clock, Unsent
+from shardbus.transport.allowance import Allowance
+from shardbus.transport.asks import Asks, Clock, Unsent, refuse
 from shardbus.transport.forks import guard
 from shardbus.transport.intake import Intake
 from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
+from shardbus.transport.receiver import Receiver
 from shardbus.transport.remains import still_wanted, take_back, tells
+from shardbus.transport.room import Room, wake
 from shardbus.transport.window import Transmit, Window
-from shardbus.wire.batch import (
-    AskRun,
-    Control,
-    Flush,
-    Kind,
-    Relayed,
-    TellRun,
-    decode_batch,
-    encode_batch,
-)
+from shardbus.wire.batch import Kind, Run, decode_batch, encode_batch
 
 NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
 """Frames that must arrive, each once and in order."""
 SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
-
-
-class Receiver(Protocol):
-    """Who handles what arrives."""
-
-    def on_tells(self, session: Session, run: TellRun) -> None: ...
-    def on_asks(self, session: Session, run: AskRun) -> None: ...
-    def on_relayed(self, session: Session, message: Relayed) -> None: ...
-    def on_control(self, session: Session, control: Control) -> None: ...
-    def on_flush(self, session: Session, flush: Flush) -> None: ...
 
 
 class Session(Outbox):
@@ -75,12 +61,15 @@ class Session(Outbox):
         "_transmit",
         "_window",
         "gone",
+        "listens",
         "lost",
-        "name",
+        "mark",
+        "parted",
         "tag",
         "told_to_wait",
         "torn",
         "unconfirmed",
+        "until_room",
     )
 
     def __init__(
@@ -90,17 +79,24 @@ class Session(Outbox):
         clock: Clock,
         receiver: Receiver,
         transmit: Transmit,
+        allowance: Allowance | None = None,
     ) -> None:
-        super().__init__(loop, Asks(clock))
+        super().__init__(name, loop, Asks(clock), allowance)
         guard(self)
-        self.name = name
+        self.until_room = Room(self)
+        """What a tell without room returns."""
         self.tag: Any = None
         """For the owner: who this is to it."""
+        self.listens, self.mark = False, 0
+        """For the owner: whether the other process wants to hear of tells that are dropped, and how
+        tells that come by this session are marked for that."""
         self.lost: RequestError | None = None
         self.unconfirmed: dict[str, int] = {}
         """For a lost session: tells, by type, of which nobody knows whether they arrived."""
         self.gone = True
         """For a lost session: the other process has ended, or left. If not, it may still live."""
+        self.parted = False
+        """For a lost session: we have left, with nothing under way; the other process may live."""
         self.told_to_wait = 0
         """How often the other side has said that it lives, and has no room."""
         self.torn = False
@@ -138,6 +134,10 @@ class Session(Outbox):
         if window.blocked:
             self._look_for_room()
 
+    @property
+    def _idle(self) -> bool:
+        return self.open and not self.outstanding
+
     def _look_for_room(self) -> None:
         """The connection took no more: try again soon, for as long as it takes nothing."""
         if self._window.blocked and not self._looking and self.lost is None:
@@ -174,7 +174,6 @@ class Session(Outbox):
 
     @property
     def outstanding(self) -> int:
-        """Bytes that were sent or wait to be sent, without an acknowledgement."""
         return self._window.outstanding + self._window.aside
 
     @property
@@ -251,9 +250,19 @@ class Session(Outbox):
         if not window.take(seq):
             return
         if window.owes_ack and not self._ack_armed:
-            self._ack_armed = True
-            self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
-        self._intake.take(seq, body)
+            self._acknowledge_soon()
+        self._take(seq, body)
+
+    def _take(self, seq: int, body: bytes) -> None:
+        """A batch is complete. What it makes the receiver answer leaves when all of it is handed
+        out, and does not wait for the end of the turn."""
+        due, self._scheduled = self._scheduled, True
+        try:
+            self._intake.take(seq, body)
+        finally:
+            self._scheduled = due
+            if self._runs:
+                self.flush()
 
     def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
         """A part of a large batch arrived."""
@@ -261,11 +270,10 @@ class Session(Outbox):
         if self._window.take(seq):
             self._assembly.add(part)
             if last:
-                self._intake.take(seq, self._assembly.take())
+                self._take(seq, self._assembly.take())
             else:
                 self._intake.take_part(seq)
-            if self._window.owes_ack:
-                self._window.acknowledge()  # the next part waits for it
+            self._acknowledge_late()  # the next part waits for it
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
         """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
@@ -302,10 +310,17 @@ class Session(Outbox):
         if self.lost is None:
             self._intake.resume()
 
+    def _acknowledge_soon(self) -> None:
+        self._ack_armed = True
+        self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
+
     def _acknowledge_late(self) -> None:
+        """What finds no room is said again later: nobody else would say it."""
         self._ack_armed = False
         if self._window.owes_ack and self.lost is None:
             self._window.acknowledge()
+            if self._window.owes_ack:
+                self._acknowledge_soon()
 
     def _on_ack(self, ack: int) -> None:
         window = self._window
@@ -327,6 +342,12 @@ class Session(Outbox):
         late = self._asks.expire(self.name)
         self._late = self._late or late > 0
         return late
+
+    def unacknowledged(self) -> Iterator[Run]:
+        """What was sent, or is to be, and nobody has said that he has it."""
+        for body in self._window.bodies + self._lane.bodies:
+            yield from decode_batch(body)
+        yield from self._runs
 
     def close(self, error: RequestError) -> list[Unsent]:
         """The other process is gone, or we leave it: everybody who waits gets `error`, but for
@@ -360,15 +381,10 @@ class Session(Outbox):
         self._intake.discard()
         if self.open:
             self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
-        for message in self.close(NodeLost(f"the link to {self.name} is closed")):
+        error = NodeLost(f"the link to {self.name} is closed")
+        for message in self.close(error):
             if message.waiting is None:
                 name = message.key[0]
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
-
-
-def wake(futures: list[asyncio.Future[None]]) -> None:
-    """They wait no longer."""
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-    futures.clear()
+            else:
+                refuse(message.waiting, error)

@@ -98,10 +98,11 @@ class Visitors:
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
         endpoint, header = self._endpoint, read_header(head)
-        if header.kind == Kind.MEMBERSHIP:
+        of_session = header.kind in SESSION_KINDS
+        if not of_session and header.kind == Kind.MEMBERSHIP:
             endpoint.took_membership(body)
             return
-        if header.kind == Kind.HELLO:
+        if not of_session and header.kind == Kind.HELLO:
             self._on_hello(identity, header.sender, header.receiver, header.ack, body)
             return
         inbound = self._by_identity.get(identity)
@@ -114,7 +115,7 @@ class Visitors:
             return
         inbound.heard = endpoint.clock.tick
         session = inbound.session
-        if header.kind in SESSION_KINDS:
+        if of_session:
             session.on_frame(header.kind, header.seq, header.ack, body)
             if session.torn:
                 self.forget(inbound, NodeLost(f"{session.name} lacks what it acknowledged"))
@@ -166,6 +167,7 @@ class Visitors:
             return self.transmit(inbound.identity, inbound.uid, kind, seq, ack, frame)
 
         inbound.session = self._endpoint.session(hello.name, transmit)
+        inbound.session.listens = hello.listens
         inbound.session.tag = hello.node or NodeId("client", 0, uid)
         self.by_name[hello.name] = inbound
         if hello.node is None:
@@ -182,6 +184,10 @@ class Visitors:
         self._removed[str(node)] = None
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
+        self.part_from(node, error)
+
+    def part_from(self, node: NodeId, error: RequestError) -> None:
+        """End what this incarnation has opened here."""
         inbound = self.by_name.get(str(node))
         if inbound is not None:
             self.forget(inbound, error)

@@ -119,7 +119,8 @@ class Window:
                 self.blocked = True
                 return
             self._to_ack = 0
-            self.sent = max(self.sent, seq)
+            if seq > self.sent:
+                self.sent = seq
             self.in_flight += len(body)
             unacked.append(waiting.popleft())
 
@@ -152,13 +153,13 @@ class Window:
             self.acked = seq
             self.outstanding -= len(body)
             self.in_flight -= len(body)
-        self.pump()
-        outstanding = self.outstanding + self.aside
-        half = outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
-        if self.writable or not half:
+        if self._waiting:
+            self.pump()
+        if self.writable:
             return False
-        self.writable = True
-        return True
+        outstanding = self.outstanding + self.aside
+        self.writable = outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
+        return self.writable
 
     # ---- receiving
 
@@ -198,6 +199,11 @@ class Window:
         return seq > self.arrived
 
     # ---- the end
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Batches that are not acknowledged, in order. Parts are not among them."""
+        return [body for _, body, kind in (*self._unacked, *self._waiting) if kind is Kind.DATA]
 
     def give_up(self) -> list[tuple[int, bytes]]:
         """Batches that are not acknowledged, with their numbers, in order. Those up to `sent` were

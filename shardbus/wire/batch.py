@@ -15,7 +15,7 @@ Payloads are opaque here; only a handler's declared types read them.
     Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain]
     Reply     [2, corrs, payloads]
     Fail      [3, corr, error, text, detail]
-    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain]   on a later hop
+    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain, via]  later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
@@ -23,7 +23,7 @@ A method is the name of a handler, "" for a message that `receive` takes, or ":N
 registered class. A correlation id belongs to one direction of one link; 0 means that nobody waits.
 
 A chain says which entities wait for the answer, each as [type, id, number], who asked first first.
-It is empty for what others ask, and missing in what a build without chains wrote.
+It is empty for what others ask, and missing in what a build without chains wrote, as is `via`.
 
 Decoding is schema-first: a frame that does not fit is refused whole, and no length that it claims
 is believed before its bytes are there.
@@ -134,6 +134,8 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     timeout_ms: int
     hops: int
     chain: Chain = ()
+    via: int = 0
+    """By which link a tell came to the node that passes it on; means something only there."""
 
 
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):
@@ -186,6 +188,9 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """None for a client."""
     session: int
     """Grows with every session that the sender opens to the receiver; the same number resumes."""
+    listens: bool = False
+    """The sender wants to hear of tells that are dropped. A build that does not know of that leaves
+    it out."""
 
 
 class Welcome(msgspec.Struct, array_like=True, frozen=True):
@@ -228,12 +233,12 @@ def read_header(frame: bytes) -> Header:
     """
     if len(frame) != HEADER_BYTES:
         raise RemoteProtocolError(f"a header of {len(frame)} bytes, expected {HEADER_BYTES}")
-    version, *rest = _HEADER.unpack(frame)
+    version, kind, cluster, sender, receiver, seq, ack = _HEADER.unpack(frame)
     if version != PROTOCOL_VERSION:
         raise RemoteProtocolError(
             f"protocol version {version}, this build speaks {PROTOCOL_VERSION}"
         )
-    return Header(*rest)
+    return Header(kind, cluster, sender, receiver, seq, ack)
 
 
 def decode_batch(body: bytes) -> list[Run]:

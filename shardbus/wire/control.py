@@ -10,6 +10,7 @@ Source: shardbus/sharding/messages.py, shardbus/membership/handover.py; S0.6-S0.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -44,8 +45,25 @@ class Members:
     died: tuple[NodeId, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """Tells that came by this link, were acknowledged, and are dropped: entity type, reason, how
+    many. For who listens."""
+
+    counts: tuple[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The sender of this has given up that process, which leaves: nothing more is to be taken from
+    it."""
+
+    node: NodeId
+
+
 _CLASSES: dict[str, type] = {
-    cls.__name__: cls for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members)
+    cls.__name__: cls
+    for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members, Refusals, Goodbye)
 }
 _DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
     name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()

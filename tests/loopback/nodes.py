@@ -101,11 +101,11 @@ class Nodes:
         await departure.leave(node, lambda text: None)
         await node.close()
 
-    async def client(self, *nodes: Node, timeout: float = 10.0) -> AsyncClient:
+    async def client(self, *nodes: Node, timeout: float = 10.0, **own: Any) -> AsyncClient:
         """A client that knows these nodes, or the first."""
         given = nodes or self.all[:1]
         addresses = [f"tcp://{node.me.address}" for node in given]
-        client = AsyncClient(*addresses, cluster=given[0].cluster_name, timeout=timeout)
+        client = AsyncClient(*addresses, cluster=given[0].cluster_name, timeout=timeout, **own)
         self._clients.append(client)
         return await client.__aenter__()
 

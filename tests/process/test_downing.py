@@ -110,6 +110,31 @@ async def test_none_keeps_everybody(lab: Processes) -> None:
     assert reasons(first) == []
 
 
+RULE = """
+from shardbus.membership.downing import Outcome, Split
+
+
+def with_the_first(split: Split) -> tuple[Outcome, str]:
+    here = split.elders[0] in split.side
+    return (Outcome.DOWN_OTHERS if here else Outcome.DOWN_OURSELVES), f"it is here: {here}"
+"""
+
+
+async def test_a_function_of_the_users_decides(lab: Processes) -> None:
+    """B.31."""
+    (lab.folder / "shop_downing.py").write_text(RULE)
+    first, second, third = await three(lab, strategy="shop_downing:with_the_first")
+    stop(second, third)
+    await lab.agree(first)
+    decided = ("shop_downing:with_the_first", "down others", "it is here: True")
+    assert set(reasons(first)) == {decided}
+    await resume_and_end(second, third)
+    mistyped = lab.begin(settings=rules(strategy="shop_downing:with_the_last"))
+    assert await mistyped.ended() == 2
+    (line,) = mistyped.err.read_text().splitlines()
+    assert "cluster.downing.strategy: cannot load 'shop_downing:with_the_last'" in line
+
+
 async def test_a_decision_can_be_read_on_the_command_line(lab: Processes) -> None:
     first, second, third = await three(lab, down_removal_margin="1s")
     stop(third)

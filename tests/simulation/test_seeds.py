@@ -65,6 +65,12 @@ def test_who_is_heard_but_does_not_hear_votes_for_one_side_only() -> None:
     check(draw(13459, seconds=60.0))
 
 
+def test_the_last_of_a_side_does_not_wait_for_the_dead() -> None:
+    """n5 was to ask for the lease, and died. n1 had flagged it before, so nothing that n1 sees
+    changes."""
+    check(draw(16323, nodes=6, seconds=60.0, strategy="lease-majority"))
+
+
 def test_a_store_that_granted_a_lease_twice_may_leave_two_sides_in_peace() -> None:
     """They have removed each other, and will never agree; who joins one side is not missed by the
     other."""

@@ -9,6 +9,7 @@ from typing import Any
 from shardbus.app import ShardBus
 from shardbus.errors import StaleFence
 from shardbus.runtime.context import Context
+from shardbus.runtime.delivery import read_ahead
 from shardbus.runtime.entity_type import StopReason
 from shardbus.runtime.hosting import Host
 from shardbus.settings import ShardingSettings
@@ -141,7 +142,8 @@ class Bench:
             hosted = host.shards[self.SHARD]
             return hosted.cells.get(entity_id) or host.activate(hosted, entity_id)
 
-        host.execution.deliver(host.active.get, arrive, invoker, asker, rows, deadline)
+        ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
+        host.execution.deliver(host.active.get, arrive, invoker, asker, rows, deadline, (), ahead)
 
     # ---- looking
 

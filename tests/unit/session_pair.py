@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
+from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock
 from shardbus.transport.session import Session
 from shardbus.wire.batch import (
@@ -50,14 +51,16 @@ class Taker:
 class Side:
     """A session with its clock, its receiver and its pipe to the other side."""
 
-    def __init__(self, name: str, *, is_open: bool = True) -> None:
+    def __init__(
+        self, name: str, *, is_open: bool = True, allowance: Allowance | None = None
+    ) -> None:
         self.clock, self.taker = Clock(), Taker()
         self.frames: list[tuple[int, int, int, bytes]] = []
         self.pipe: deque[tuple[int, int, int, bytes]] = deque()
         self.has_room = True
         self.peer: Side | None = None
         loop = asyncio.get_running_loop()
-        self.session = Session(name, loop, self.clock, self.taker, self._transmit)
+        self.session = Session(name, loop, self.clock, self.taker, self._transmit, allowance)
         if is_open:
             self.session.opened(0)
 
@@ -82,9 +85,9 @@ class Side:
         return moved
 
 
-def pair(*, is_open: bool = True) -> tuple[Side, Side]:
-    """Two sides of one session."""
-    a, b = Side("a", is_open=is_open), Side("b", is_open=is_open)
+def pair(*, is_open: bool = True, allowance: Allowance | None = None) -> tuple[Side, Side]:
+    """Two sides of one session; `allowance` of the first."""
+    a, b = Side("a", is_open=is_open, allowance=allowance), Side("b", is_open=is_open)
     a.peer, b.peer = b, a
     return a, b
 

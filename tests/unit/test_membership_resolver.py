@@ -480,6 +480,27 @@ def test_who_does_not_go_for_a_bad_link_is_downed_by_the_leader() -> None:
     assert (plan.decision.outcome, plan.decision.down) == (Outcome.DOWN_OTHERS, (C,))
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
+def test_the_last_of_a_side_goes_though_whoever_should_decide_has_died(
+    settings: DowningSettings,
+) -> None:
+    """B and C, to which D has bad links, had heard of that and of A, and then died."""
+    rows = {D: Row(1, {A: Flag.UNREACHABLE, B: Flag.TERMINATED, C: Flag.TERMINATED})}
+    copy = replace(FOUR, reachability=Reachability(rows), seen=frozenset({B, C, D}))
+    resolver = Resolver(D, settings)
+    resolver.consider(copy, False, 10.0)
+    assert resolver.consider(copy, False, 10.0 + STABLE) == Plan()
+    due = resolver.deadline()
+    while due is not None and due < 10.0 + STABLE + PATIENCE:
+        assert resolver.consider(copy, False, due) == Plan()
+        due = resolver.deadline()
+    assert due == 10.0 + STABLE + PATIENCE
+    gone = resolver.consider(copy, False, due).decision
+    assert gone is not None
+    assert (gone.outcome, gone.down) == (Outcome.DOWN_OURSELVES, (D,))
+    assert gone.reason.endswith("this node's links are bad, and nobody has decided")
+
+
 def test_under_lease_majority_even_that_needs_the_lease() -> None:
     resolver = Resolver(A, LEASES)
     resolver.consider(BAD_LINK, True, 10.0)

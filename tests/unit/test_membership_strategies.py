@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from test_membership_downing import split
 from test_membership_gossip import A, B, C, D, E, state
 
+from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
 from shardbus.membership.downing import Decision, Outcome, Split, survey, told
 from shardbus.membership.gossip import Gossip
@@ -24,6 +25,7 @@ from shardbus.membership.strategies import (
     keep_majority,
     keep_oldest,
     lease_majority,
+    own_rule,
     static_quorum,
     strategy_of,
 )
@@ -229,6 +231,67 @@ def test_every_choice_has_its_rule() -> None:
             assert rule is not None
             assert rule(split(FIVE, E)) == RULES[name](split(FIVE, E))
             assert rule(split(FIVE, E)).rule == name
+
+
+def by_vault(split: Split) -> tuple[Outcome, str]:
+    """B has the vault: its side stays."""
+    return (OTHERS, "the vault is here") if B in split.ours else (OURSELVES, "the vault is there")
+
+
+by_name: dict[str, object] = {"what": "to do"}
+
+
+@pytest.mark.parametrize(
+    ("cut", "me", "outcome", "down"),
+    [((C, D, E), A, OTHERS, (C, D, E)), ((A, B), C, OURSELVES, (C, D, E)), ((), A, NOTHING, ())],
+)
+def test_a_function_of_the_users_decides(
+    cut: tuple[NodeId, ...], me: NodeId, outcome: Outcome, down: tuple[NodeId, ...]
+) -> None:
+    """B.31. What no strategy has a say in, it is not asked about."""
+    name = f"{__name__}:by_vault"
+    rule = strategy_of(DowningSettings(strategy=name))
+    assert rule is not None
+    decision = rule(split(FIVE, *cut, me=me))
+    assert (decision.outcome, decision.down, decision.rule) == (outcome, down, name)
+
+
+def test_it_may_ask_for_the_lease_or_wait() -> None:
+    cut = split(FIVE, C, D)
+    asked = own_rule(cut, "x:y", lambda _: (LEASE, "equal"))
+    assert (asked.outcome, asked.down, asked.reason) == (LEASE, (C, D), "equal")
+    assert own_rule(cut, "x:y", lambda _: (NOTHING, "let be")).down == ()
+
+
+@pytest.mark.parametrize("said", [None, "stay", ("stay", "why"), (OTHERS,), 1 / 3])
+def test_a_side_whose_function_says_nothing_that_can_be_done_goes(said: object) -> None:
+    """The other side's may be sound, and keep that side."""
+    decision = own_rule(split(FIVE, C, D), "x:y", lambda _: said)  # type: ignore[arg-type,return-value]
+    assert (decision.outcome, decision.down) == (OURSELVES, (A, B, E))
+    assert decision.reason.startswith("the strategy failed: ")
+
+
+def test_so_does_one_whose_function_raises() -> None:
+    def broken(split: Split) -> tuple[Outcome, str]:
+        return {}[split]  # type: ignore[no-any-return]
+
+    decision = own_rule(split(FIVE, E), "x:y", broken)
+    assert decision.outcome is OURSELVES
+    assert "KeyError" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("no_such_module:rule", "No module named 'no_such_module'"),
+        (f"{__name__}:no_rule", "no_rule"),
+        (f"{__name__}:by_name", "cannot be called"),
+        (":rule", "cannot load ':rule'"),
+    ],
+)
+def test_a_function_that_cannot_be_had_is_refused(name: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=error):
+        strategy_of(DowningSettings(strategy=name))
 
 
 def test_a_decision_is_told_with_what_it_went_by() -> None:

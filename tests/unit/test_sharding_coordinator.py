@@ -805,6 +805,28 @@ def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> No
     assert desk.coordinator.balance.moves_in_flight == (begun, told or 1)
 
 
+def test_N10_a_bound_on_the_moves_of_a_minute() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_per_minute=2, rebalance_interval=1e6))
+    [first] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    assert len(first.homes) == 2
+    for node in (A, B):
+        desk.tell(ev.Received(node, msg.BeginHandOffAck(node, first.homes)))
+    desk.tell(ev.Received(A, msg.ShardStopped(A, first.homes)))
+    said = desk.written() + started(desk, B) + desk.wait(59)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}, "its turn has not come"
+    assert desk.coordinator.balance.deadline() == desk.now + 1
+    [second] = [m for to, m in desk.wait(1) if to == A and isinstance(m, msg.BeginHandOff)]
+    assert len(second.homes) == 1
+    assert not set(second.homes) & set(first.homes)
+
+
+def test_N10_a_region_that_leaves_does_not_wait_for_its_turn() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_per_minute=1))
+    desk.wait(COALESCE)
+    desk.tell(ev.Received(A, msg.GracefulShutdownRequest(A)))
+    assert desk.coordinator.balance.moves_in_flight[0] == 6
+
+
 def crowd(count: int) -> tuple[NodeId, ...]:
     return tuple(NodeId("n", port, port) for port in range(1, count + 1))
 

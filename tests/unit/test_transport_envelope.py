@@ -74,7 +74,7 @@ async def test_what_a_lost_session_gave_back_keeps_its_chain() -> None:
         ]
     )
     side.session.flush()
-    [[ask, tell]] = side.batches
+    ask, tell = [run for batch in side.batches for run in batch]
     assert isinstance(ask, AskRun)
     assert (ask.ids, ask.chain) == (["x"], CHAIN)
     assert tell == TellRun("counter", "add", ["x"], [b"q"])

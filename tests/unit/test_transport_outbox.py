@@ -37,6 +37,43 @@ async def test_a_batch_leaves_at_the_end_of_the_turn_that_began_it() -> None:
     assert not side.session.unflushed
 
 
+async def test_an_ask_that_finds_nothing_under_way_leaves_at_once_and_the_next_wait() -> None:
+    a, b = pair()
+    for entity_id in ("1", "2", "3"):
+        a.session.ask(ADD, entity_id, b"\x01", 5000, future(), decode_value)
+    assert [[run.ids for run in batch if isinstance(run, AskRun)] for batch in a.batches] == [
+        [["1"]]
+    ]
+    await asyncio.sleep(0)
+    assert [[run.ids for run in batch if isinstance(run, AskRun)] for batch in a.batches] == [
+        [["1"]],
+        [["2", "3"]],
+    ]
+    await quiet(a, b)
+    assert a.session.outstanding == 0  # their answers have acknowledged them
+    a.session.ask_within(ADD, "4", b"\x01", 5000, future(), decode_value, (("t", "e", 1),))
+    assert len(a.batches) == 3
+    assert not a.session.unflushed
+
+
+async def test_an_ask_behind_a_tell_of_the_same_turn_leaves_with_it() -> None:
+    side = Side("a")
+    side.session.tell(ADD, "1", b"")
+    side.session.ask(ADD, "2", b"", 5000, future(), decode_value)
+    assert side.frames == []
+    await asyncio.sleep(0)
+    assert [len(batch) for batch in side.batches] == [2]
+
+
+async def test_an_ask_before_the_handshake_waits_for_it() -> None:
+    side = Side("a", is_open=False)
+    side.session.ask(ADD, "1", b"", 5000, future(), decode_value)
+    await asyncio.sleep(0)
+    assert side.frames == []
+    side.session.opened(0)
+    assert len(side.batches) == 1
+
+
 async def test_neighbours_of_one_kind_are_one_run_and_order_is_kept() -> None:
     side = Side("a")
     s = side.session
@@ -66,6 +103,7 @@ async def test_neighbours_of_one_kind_are_one_run_and_order_is_kept() -> None:
 async def test_asks_of_one_chain_are_one_run_and_no_other_asks_are_in_it() -> None:
     side = Side("a")
     s, mine, other = side.session, (("t", "a", 1),), (("t", "b", 2),)
+    s.tell(SUB, "0", b"")  # an ask before all others would leave at once
     s.ask(ADD, "1", b"", 100, future(), decode_value)
     s.ask_within(ADD, "2", b"", 100, future(), decode_value, mine)
     s.ask_within(ADD, "3", b"", 100, future(), decode_value, mine)
@@ -149,10 +187,10 @@ async def test_small_messages_fill_a_batch_by_their_envelopes() -> None:
 async def test_many_asks_and_answers_travel_in_several_batches() -> None:
     """So that the other side has work while this one makes more."""
     side = Side("a")
-    for _ in range(256):
+    for _ in range(257):
         side.session.ask(ADD, "x", bytes(64), 5000, future(), decode_value)
     side.session.flush()
-    assert [len(run.ids) for [run] in side.batches if isinstance(run, AskRun)] == [121, 121, 14]
+    assert [len(run.ids) for [run] in side.batches if isinstance(run, AskRun)] == [1, 121, 121, 14]
     assert all(isinstance(run, AskRun) for [run] in side.batches)
     for corr in range(256):
         side.session.reply(corr, bytes(64))
@@ -178,6 +216,19 @@ async def test_a_message_that_is_too_large_leaves_the_rest(asked: bool) -> None:
     await quiet(a, b)
     assert [row[1] for row in b.taker.got] == ["before", "after"]
     assert a.session.waiting_asks == 0
+
+
+async def test_a_lone_ask_that_is_too_large_leaves_those_behind_it() -> None:
+    a, b = pair()
+    with pytest.raises(MessageTooLarge):
+        a.session.ask(ADD, "big", bytes(PAYLOAD_BYTES_MAX + 1), 1000, future(), decode_value)
+    assert a.session.waiting_asks == 0
+    answer = future()
+    a.session.tell(ADD, "told", b"\xc0")
+    a.session.ask(ADD, "asked", b"\x07", 1000, answer, decode_value)
+    await quiet(a, b)
+    assert [row[1] for row in b.taker.got] == ["told", "asked"]
+    assert answer.result() == 7
 
 
 async def test_the_largest_message_passes() -> None:

@@ -91,6 +91,43 @@ async def test_who_has_sent_looks_for_what_came_meanwhile(ends: Ends) -> None:
     assert ends.missed == 0
 
 
+async def test_who_sends_while_it_drains_need_not_look_for_it_looks_before_it_ends(
+    ends: Ends,
+) -> None:
+    """A message that comes while another is handled is read in the same go, without the watchdog
+    and without an edge."""
+    dealer = ends.dealer()
+    dealer.send(b"first")
+    await until(lambda: ends.got, "the first")
+    ends.reader._watchdog.cancel()  # type: ignore[union-attr]
+    turns = list[bytes]()
+
+    def answer(parts: list[bytes]) -> None:
+        ends.got.append(parts[-1])
+        if parts[-1] == b"second":
+            dealer.send(b"third")
+            while not ends.arrived():
+                pass
+            ends.reader.sent()
+            asyncio.get_running_loop().call_soon(lambda: turns.extend(ends.got))
+
+    ends.reader._on_message = answer
+    dealer.send(b"second")
+    await until(lambda: turns, "a turn after the second")
+    assert turns == [b"first", b"second", b"third"]
+
+
+async def test_who_is_woken_for_nothing_reads_on_afterwards(ends: Ends) -> None:
+    dealer = ends.dealer()
+    dealer.send(b"first")
+    await until(lambda: ends.got, "the first")
+    ends.reader._watchdog.cancel()  # type: ignore[union-attr]
+    assert ends.reader._drain() == 0
+    dealer.send(b"second")
+    await until(lambda: len(ends.got) == 2, "the second")
+    assert ends.missed == 0
+
+
 async def test_a_turn_takes_a_bounded_number_and_the_rest_comes_by_itself(ends: Ends) -> None:
     dealer = ends.dealer()
     count = 10 * TURN_MAX

@@ -54,6 +54,36 @@ async def test_tells_arrive_and_asks_are_answered() -> None:
     assert (one.result(), two.result()) == (1, 2)
 
 
+async def test_an_answer_leaves_with_the_batch_that_asked_and_carries_its_acknowledgement() -> None:
+    """It waits for no turn of the loop, and all of them are one frame."""
+    a, b = pair()
+    a.session.tell(ADD, "t", b"p")
+    answers = [ask(a.session, b"\x01"), ask(a.session, b"\x02")]
+    a.session.flush()
+    a.carry()
+    [(kind, _, ack, _)] = b.frames
+    assert (kind, ack) == (Kind.DATA, 1)
+    b.carry()
+    assert [answer.result() for answer in answers] == [1, 2]
+    assert a.session.outstanding == 0
+    await turns()
+    assert len(b.frames) == 1
+
+
+async def test_what_a_batch_was_answered_takes_along_what_waited_for_the_end_of_the_turn() -> None:
+    a, b = pair()
+    b.session.tell(ADD, "earlier", b"p")
+    ask(a.session)
+    a.carry()
+    [runs] = b.batches
+    assert [type(run) for run in runs] == [TellRun, ReplyRun]
+    await quiet(a, b)
+    assert len(b.batches) == 1
+    b.session.tell(ADD, "later", b"p")
+    await quiet(a, b)
+    assert [row[1] for row in a.taker.got] == ["earlier", "later"]
+
+
 async def test_nothing_is_sent_before_the_handshake() -> None:
     a, b = pair(is_open=False)
     opening = a.session.opening()
@@ -120,6 +150,26 @@ async def test_an_acknowledgement_goes_by_itself_after_a_while() -> None:
     b.carry()
     assert a.session.outstanding == 0
     assert [frame[0] for frame in b.frames] == [Kind.ACK]
+
+
+async def test_an_acknowledgement_that_finds_no_room_is_said_again() -> None:
+    """Nothing else comes that would bring it to mind."""
+    a, b = pair()
+    tries = 0
+    transmit = b.session._window._transmit
+
+    def rarely(kind: int, seq: int, ack: int, body: bytes) -> bool:
+        nonlocal tries
+        tries += 1
+        b.has_room = tries > 3
+        return transmit(kind, seq, ack, body)
+
+    b.session._window._transmit = rarely
+    a.session.tell(ADD, "x", b"p")
+    await turns(1)
+    a.carry()
+    await until(lambda: b.carry() or not a.session.outstanding, "an acknowledgement")
+    assert a.session.outstanding == 0
 
 
 async def test_drained_is_done_when_all_so_far_is_acknowledged() -> None:
@@ -329,6 +379,15 @@ async def test_a_session_ends_with_a_goodbye_after_what_is_open() -> None:
     a.session.finish()
     assert len(a.frames) == 2
     assert b.session.lost is None
+
+
+async def test_an_ask_that_never_left_fails_when_the_session_is_finished() -> None:
+    a, _ = pair(is_open=False)
+    waits = ask(a.session)
+    a.session.tell(ADD, "x", b"p")
+    a.session.finish()
+    assert isinstance(waits.exception(), NodeLost)
+    assert a.session.unconfirmed == {"counter": 1}
 
 
 # The loopback

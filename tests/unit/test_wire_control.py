@@ -16,7 +16,14 @@ from shardbus.membership import handover
 from shardbus.sharding import messages
 from shardbus.sharding.messages import MESSAGES, Home
 from shardbus.wire.batch import Control
-from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, encode_control
+from shardbus.wire.control import (
+    Describe,
+    Members,
+    Refusals,
+    TypeInfo,
+    decode_control,
+    encode_control,
+)
 
 A, B = NodeId("10.0.0.1", 7355, 2**64 - 1), NodeId("::1", 1, 0)
 HOMES = (Home("17", A, 3), Home("ü", B, 2**40))
@@ -37,7 +44,13 @@ VALUES: dict[str, object] = {
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
     for cls in (*MESSAGES, *handover.MESSAGES)
-] + [Describe(), TypeInfo(True, "crc32/100", 100), Members((A, B)), Members((), (A,))]
+] + [
+    Describe(),
+    TypeInfo(True, "crc32/100", 100),
+    Members((A, B)),
+    Members((), (A,)),
+    Refusals((("t", "schema", 3),)),
+]
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)

@@ -1,0 +1,284 @@
+"""What a sender of tells keeps, and what it hears of those that nobody handled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import count
+from typing import Any
+
+import pytest
+from nodes import Nodes, http
+
+from shardbus import BufferFull, Client, Entity, ShardBus, handler
+from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
+from shardbus.errors import ConfigError
+from shardbus.runtime.node import Node
+from shardbus.transport import link
+from shardbus.transport.outbox import BATCH_WEIGHT_MAX
+from shardbus.wire.batch import Hello
+from tests.waiting import until
+
+MAILBOX = 10
+PAYLOAD = bytes(64 * 1024)
+
+
+class Application:
+    """Entities that wait for a gate, and what they were told."""
+
+    def __init__(self) -> None:
+        bus = self.bus = ShardBus("senders")
+        self.told: list[int] = []
+        self.gate = asyncio.Event()
+        app = self
+
+        @bus.entity("line", shards=4)
+        class Line(Entity):
+            @handler
+            async def put(self, number: int, payload: bytes = b"") -> None:
+                await app.gate.wait()
+                app.told.append(number)
+
+            @handler
+            def where(self) -> str:
+                return self.context.node
+
+        self.line = Line
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+async def closed(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node, AsyncClient]:
+    """A node whose entities stand still, and a client with the smallest send buffer."""
+    node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=60.0, **sharding)
+    client = await nodes.client(send_buffer_bytes=SEND_BUFFER_MIN)
+    await client.ref(app.line, "a").where()
+    return node, client
+
+
+async def id_at(client: AsyncClient, app: Application, node: Node) -> str:
+    """An entity that lives there."""
+    for name in map(str, range(100)):
+        if await client.ref(app.line, name).where() == str(node.me):
+            return name
+    raise AssertionError(f"nothing lives at {node.me}")
+
+
+def held(client: AsyncClient) -> int:
+    return sum(session.outstanding for session in client._endpoint.sessions())
+
+
+async def test_who_does_not_await_is_refused_and_what_was_taken_arrives(nodes: Nodes) -> None:
+    app = Application()
+    _, client = await closed(nodes, app)
+    put = client.ref(app.line, "a").put
+
+    async def send() -> int:
+        for number in count():
+            try:
+                put.tell(number, PAYLOAD)
+            except BufferFull:
+                return number
+            await asyncio.sleep(0)
+        raise AssertionError
+
+    taken = await send()
+    assert SEND_BUFFER_MIN < held(client) <= SEND_BUFFER_MIN + BATCH_WEIGHT_MAX + len(PAYLOAD)
+    assert client.refused_messages == {"send_buffer_full": 1}
+    app.gate.set()
+    await client.flush()
+    await put.tell(taken)
+    await until(lambda: len(app.told) == taken + 1, "what was taken")
+    assert app.told == list(range(taken + 1))
+
+
+async def test_tasks_that_await_their_tells_are_not_refused(nodes: Nodes) -> None:
+    """A thousand tasks, each with one of several messages under way, while nothing is taken."""
+    app = Application()
+    _, client = await closed(nodes, app)
+    begun: list[int] = []
+
+    async def send(task: int) -> None:
+        for round in range(3):
+            begun.append(task)
+            await client.tell("line", "a", "put", round * 1000 + task, bytes(4096))
+
+    tasks = [asyncio.ensure_future(send(task)) for task in range(1000)]
+    await until(lambda: len(begun) >= 1000 and held(client) > 4096 * 1000, "a closed window")
+    assert len(begun) < 3000
+    app.gate.set()
+    await asyncio.gather(*tasks)
+    await client.flush()
+    await until(lambda: len(app.told) == 3000, "every message")
+    for task in range(1000):
+        assert [n for n in app.told if n % 1000 == task] == [task, 1000 + task, 2000 + task]
+    assert client.refused_messages == {}
+
+
+async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> None:
+    app = Application()
+    node, _ = await closed(nodes, app)
+    messages = SEND_BUFFER_MIN // len(PAYLOAD) * 2
+
+    def produce() -> dict[str, int]:
+        address = f"tcp://{node.me.address}"
+        with Client(address, cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN) as client:
+            for number in range(messages):
+                client.tell("line", "a", "put", number, PAYLOAD)
+            client.flush()
+            return client.refused_messages
+
+    produced = asyncio.get_running_loop().run_in_executor(None, produce)
+    await until(lambda: node.kinds["line"].host.execution.crowd.pauses, "a pause")
+    app.gate.set()
+    assert await produced == {}
+    await until(lambda: len(app.told) == messages, "every message")
+    assert app.told == list(range(messages))
+
+
+async def test_an_entity_that_tells_others_without_awaiting_is_refused_too(nodes: Nodes) -> None:
+    app, nodes.own = Application(), {"send_buffer_bytes": SEND_BUFFER_MIN}
+    first, second = await nodes.cluster(app.bus, 2, mailbox=MAILBOX, mailbox_patience=60.0)
+    client = await nodes.client()
+    there = await id_at(client, app, second)
+    put = first.ref(app.line, there).put
+    for number in count():
+        try:
+            put.tell(number, PAYLOAD)
+        except BufferFull:
+            break
+    async with http(first) as page:
+        metrics = (await page.get("/metrics")).text
+    assert 'dropped_total{entity_type="line",reason="send_buffer_full"} 1.0' in metrics
+    app.gate.set()
+    await until(lambda: len(app.told) == number, "what was taken")
+
+
+def test_the_bound_is_well_above_the_window() -> None:
+    with pytest.raises(ConfigError, match="send_buffer_bytes"):
+        AsyncClient("tcp://127.0.0.1:1", cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN - 1)
+
+
+# What is dropped behind the acknowledgement
+
+
+async def refusals(client: AsyncClient, expected: dict[str, int]) -> None:
+    await until(lambda: client.refused_messages == expected, f"{expected}", 10)
+
+
+async def test_a_client_hears_of_tells_that_do_not_fit(nodes: Nodes) -> None:
+    app = Application()
+    app.gate.set()
+    await nodes.start(app.bus)
+    client, other = await nodes.client(), await nodes.client()
+    for number in range(10):
+        await client.tell("line", str(number), "put", "no number")
+        await client.tell("line", str(number), "no handler", 1)
+        await client.tell("line", str(number), "put", number)
+    await refusals(client, {"schema": 10, "unhandled": 10})
+    await until(lambda: sorted(app.told) == list(range(10)), "what fits")
+    assert other.refused_messages == {}
+
+
+async def test_what_a_busy_entity_finds_in_its_mailbox_is_told_to_who_sent_it(
+    nodes: Nodes,
+) -> None:
+    app = Application()
+    await nodes.start(app.bus)
+    client, other = await nodes.client(), await nodes.client()
+    await other.tell("line", "a", "put", 1)
+    await client.tell("line", "a", "put", 2)
+    await client.tell("line", "a", "put", "no number")
+    await asyncio.gather(client.flush(), other.flush())
+    assert client.refused_messages == {}
+    app.gate.set()
+    await refusals(client, {"schema": 1})
+    assert other.refused_messages == {}
+
+
+async def test_what_an_entity_that_stands_still_has_no_room_for_is_told(nodes: Nodes) -> None:
+    app = Application()
+    node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=0.2)
+    client = await nodes.client()
+    messages = 5000
+    for number in range(messages):
+        await client.tell("line", "a", "put", number)
+    await client.flush()
+    dropped = node.kinds["line"].host.counts.dropped
+    await until(lambda: client.refused_messages == dropped, "every drop", 10)
+    app.gate.set()
+    await until(lambda: len(app.told) + dropped["mailbox_full"] == messages, "the others")
+    assert 0 < dropped["mailbox_full"] < messages
+
+
+async def test_a_thread_hears_of_it_too(nodes: Nodes) -> None:
+    app = Application()
+    node = await nodes.start(app.bus)
+    loop = asyncio.get_running_loop()
+
+    def produce() -> dict[str, int]:
+        with Client(f"tcp://{node.me.address}", cluster="senders") as client:
+            client.tell("line", "a", "put", "no number")
+            client.flush()
+            asyncio.run_coroutine_threadsafe(
+                until(lambda: client.refused_messages, "the refusal"), loop
+            ).result()
+            return client.refused_messages
+
+    assert await loop.run_in_executor(None, produce) == {"schema": 1}
+
+
+async def test_a_message_that_waited_here_for_its_shard_is_told_to_who_sent_it(
+    nodes: Nodes,
+) -> None:
+    app = Application()
+    app.gate.set()
+    node = await nodes.start(app.bus)
+    client = await nodes.client()
+    await client.ref(app.line, "a").where()
+    kind = node.kinds["line"]
+    kind.host.set_arrivals(kind.router.shard_of("a"), False, None)
+    await client.tell("line", "a", "put", "no number")
+    await client.tell("line", "a", "put", 1)
+    await refusals(client, {"schema": 1})
+    assert (app.told, kind.relayed_messages) == ([1], 2)
+
+
+async def test_a_node_hears_of_what_it_has_passed_on_and_the_first_sender_does_not(
+    nodes: Nodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = Application()
+    app.gate.set()
+    first, second = await nodes.cluster(app.bus, 2)
+    client = await nodes.client(first)
+    there = await id_at(client, app, second)
+    route = (await client.router_of("line")).route_of(there)
+    wrong = client._endpoint.session_to(first.me.address, first.me, probe=True)
+    route.out = wrong
+    await client.tell("line", there, "put", "no number")
+    await until(lambda: first.refused.counts == {("line", "schema"): 1}, "the refusal", 10)
+    async with http(first) as page:
+        metrics = (await page.get("/metrics")).text
+    assert 'shardbus_messages_refused_total{entity_type="line",reason="schema"} 1.0' in metrics
+    await until(lambda: f"{second.me} dropped 1 of 'line': schema" in caplog.text, "a line")
+    assert client.refused_messages == {}
+
+
+async def test_a_client_of_an_older_build_is_told_nothing_and_is_served(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "Hello", lambda *fields, listens: Hello(*fields))
+    app = Application()
+    app.gate.set()
+    node = await nodes.start(app.bus)
+    client = await nodes.client()
+    await client.tell("line", "a", "put", "no number")
+    await client.tell("line", "a", "put", 1)
+    await client.flush()
+    await until(lambda: app.told == [1], "what fits")
+    assert node.kinds["line"].host.counts.dropped == {"schema": 1}
+    assert node.drops._links == {}
