@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 from types import TracebackType
 
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+
+PING, PONG = b"\x04PING", bytes((COMMAND, 5)) + b"\x04PONG"
 
 
 def frame(body: bytes, *, more: bool = False) -> bytes:
@@ -80,10 +83,14 @@ class Stranger:
         return done
 
     def ended(self) -> bool:
-        """Whether the other side has ended it; waits for that, at most ten seconds."""
+        """Whether the other side has ended it; waits for that, at most ten seconds, and answers
+        heartbeats, so that it is not for their want."""
+        deadline = time.monotonic() + 10
         try:
-            while self.socket.recv(65536):
-                pass
+            while got := self.socket.recv(65536):
+                self.socket.sendall(PONG * got.count(PING))
+                if time.monotonic() > deadline:
+                    return False
         except TimeoutError:
             return False
         except OSError:

@@ -75,6 +75,7 @@ async def test_a_thousand_that_say_nothing_take_no_place_from_one_that_asks(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "CONNECTIONS_MAX", 32)
+    monkeypatch.setattr(connections, "REQUEST_WITHIN_S", 1000.0)
     silent: list[Pipe] = []
     for n in range(1, 1001):
         silent.append(await connect(server))
