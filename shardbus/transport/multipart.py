@@ -61,7 +61,11 @@ class Multipart:
         parts = [recv(NOBLOCK)]
         share = None
         if self._keeper is not None:
-            share = self._shares.get(parts[0]) or self._introduce(self._keeper, parts)
+            share = self._shares.get(parts[0])
+            if share is None:
+                share = self._introduce(self._keeper, parts)
+            else:
+                parts.append(recv(NOBLOCK))  # behind a routing id there is always one
         while get(RCVMORE):
             if len(parts) == PARTS_MAX:
                 return self._refuse()
