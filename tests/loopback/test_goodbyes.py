@@ -14,6 +14,8 @@ from shardbus.ids import NodeId
 from shardbus.runtime import departure
 from shardbus.runtime.node import Node
 from shardbus.transport.session import Session
+from shardbus.wire.batch import Control
+from tests.ports import free_port
 from tests.waiting import turns, until
 
 
@@ -215,3 +217,13 @@ async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
     assert world.refused() == {}
     assert all(session.parted for session in there)
     assert world.client._endpoint.goodbyes._said == {}
+
+
+async def test_a_link_that_is_opened_begins_with_it(nodes: Nodes) -> None:
+    first, second = await nodes.cluster(Application().bus, 2)
+    endpoint = (await nodes.client(first))._endpoint
+    endpoint.goodbyes.tell(NodeId("127.0.0.1", free_port(), 7))
+    session = endpoint.session_to(second.me.address, second.me)
+    [said] = session.unacknowledged()
+    assert isinstance(said, Control)
+    assert said.tag == "Goodbye"
