@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import assert_never
 
 from shardbus.errors import LocalProtocolError
@@ -38,7 +39,7 @@ from shardbus.membership.exchange import Exchange
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.heartbeat import Heartbeats
 from shardbus.membership.join import Progress, Step
-from shardbus.membership.leader import Leadership, leader_of
+from shardbus.membership.leader import Leadership, enough_members, leader_of
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     PROTOCOL,
@@ -87,7 +88,9 @@ class Cluster:
         self._exchange = Exchange(me.node, settings, rng)
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
-        self._resolver = Resolver(me.node, settings.downing)
+        least, by_role = settings.min_members, settings.role_min_members
+        born = partial(enough_members, min_members=least, role_min_members=by_role)
+        self._resolver = Resolver(me.node, settings.downing, born=born)
         self._leadership = Leadership(me.node, settings)
         self._shown: Gossip = self._exchange.gossip
         self._out: list[ev.Effect] = []

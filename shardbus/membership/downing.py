@@ -24,11 +24,15 @@ happened last. Becoming Up and becoming Exiting need convergence, so the differe
     Exiting           Leaving, Exiting, removed
 
 Where members are ready for shutdown nobody decides anything: they end by themselves. Preparing
-counts as Up.
+counts as Up. A leader makes Joining members Up, and it has been Up itself. So where everybody who
+has been Up and may still act is on our side, Joining members elsewhere are no more than that.
 
 So `ours`, the Up members of our side, are at most as many as the votes the other side thinks we
-have; and `theirs`, everybody cut off who is Joining to Leaving, are at least as many as the other
-side's Up members. Every strategy compares these two kinds of number, never two of one kind.
+have; and `theirs`, everybody cut off who may be Up there, are at least as many as the other side's
+Up members. Every strategy compares these two kinds of number, never two of one kind.
+
+A cluster that waits for its first members is *unborn*: it has too few for anybody to be Up
+anywhere. Nobody votes then, and each side is as good as the other.
 
 `elders` are the Up and Leaving members by age down to the first that is Up. Those of two sides
 always share one: the older of both sides' first Up members is at least Leaving on the other side.
@@ -48,12 +52,12 @@ Source: S1.25, S1.50, B.31, B.35, B.40, C.26; docs/architecture.md; T.U17.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from shardbus.ids import NodeId
-from shardbus.membership.gossip import ON_THE_WAY_OUT, Gossip
+from shardbus.membership.gossip import ON_THE_WAY_OUT, STARTING, Gossip
 from shardbus.membership.member import Member, Status, age_order
 from shardbus.membership.reachability import Flag, Row
 
@@ -63,6 +67,7 @@ EPOCHS = "$downing"
 have it."""
 FIRST_EPOCHS = 2**61
 UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
+MAY_LEAD_THERE = (*UP, Status.READY_FOR_SHUTDOWN, Status.LEAVING, Status.EXITING)
 MAY_VOTE_THERE = (Status.JOINING, Status.WEAKLY_UP, *UP, Status.LEAVING)
 
 
@@ -98,6 +103,8 @@ class Split:
     yet, with others who do not know it either."""
     elders: tuple[NodeId, ...] = ()
     """The oldest, as the module's text defines them; empty if nobody is Up."""
+    unborn: bool = False
+    """Nobody has been Up, and nobody can be yet."""
 
     @property
     def speaker(self) -> NodeId | None:
@@ -121,7 +128,14 @@ class Decision:
     delay: float = 0.0
 
 
-def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId] = ()) -> Split:
+def survey(
+    gossip: Gossip,
+    me: NodeId,
+    role: str = "",
+    doubtful: Iterable[NodeId] = (),
+    *,
+    unborn: bool = False,
+) -> Split:
     """The split as `me` sees it. `doubtful` members count as cut off, though nobody has flagged
     them yet. Only members with the role vote, and only they are elders."""
     flags = {
@@ -149,6 +163,8 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
     voters = {n: m for n, m in gossip.members.items() if m.has_role(role)}
     possible = [n for n, m in voters.items() if m.status in MAY_VOTE_THERE]
     unaware = [n for n, m in voters.items() if m.status is Status.DOWN and n not in gossip.seen]
+    silent = {n for n in gossip.verdicts() if n not in gossip.seen and n != me} | doubt
+    starting = () if _may_be_led_elsewhere(gossip, silent) else STARTING
     return Split(
         side=side,
         cut=cut,
@@ -160,8 +176,13 @@ def survey(gossip: Gossip, me: NodeId, role: str = "", doubtful: Iterable[NodeId
         broken=_cover(links),
         ours=tuple(n for n in possible if n in side and voters[n].status in UP),
         most=tuple(n for n in possible if n in side),
-        theirs=tuple(n for n in voters if (n in possible and n in cut) or n in unaware),
+        theirs=tuple(
+            n
+            for n, m in voters.items()
+            if (n in possible and n in cut and m.status not in starting) or n in unaware
+        ),
         elders=_elders(voters.values()),
+        unborn=unborn,
     )
 
 
@@ -183,6 +204,19 @@ def told(decision: Decision) -> str:
     shown = "; ".join(f"{name}: {_listed(nodes)}" for name, nodes in inputs.items() if nodes)
     result = f"{decision.outcome.value}: {_listed(decision.down)}"
     return f"{decision.rule}: {decision.reason} ({shown}): {result}"
+
+
+def _may_be_led_elsewhere(gossip: Gossip, silent: Collection[NodeId]) -> bool:
+    """Whether somebody who is cut off from this side may have made members Up. Before anybody is,
+    the Joining ones lead."""
+    members = gossip.members.items()
+    if all(m.status in (*STARTING, Status.DOWN) for _, m in members):
+        return True
+    return any(
+        (n in silent and m.status in MAY_LEAD_THERE)
+        or (m.status is Status.DOWN and n not in gossip.seen)
+        for n, m in members
+    )
 
 
 def _listed(nodes: tuple[NodeId, ...]) -> str:

@@ -51,6 +51,7 @@ Source: S1.31, B.31-B.34, B.39; docs/architecture.md; T.U17.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -108,11 +109,15 @@ class Unrest:
 
 
 class Resolver:
-    """Watches the pictures that gossip gives and says when to act on a split."""
+    """Watches the pictures that gossip gives and says when to act on a split. `born`: whether
+    a copy of the state allows members to be Up, or to become so; all do if it is not given."""
 
-    def __init__(self, me: NodeId, settings: DowningSettings) -> None:
+    def __init__(
+        self, me: NodeId, settings: DowningSettings, *, born: Callable[[Gossip], bool] | None = None
+    ) -> None:
         self.me = me
         self.settings = settings
+        self._born = born
         self.changed_at = 0.0
         after = settings.unsafe_auto_down_after
         self._auto = AutoDown(me, after) if after else None
@@ -228,9 +233,13 @@ class Resolver:
         if decision.outcome is Outcome.DOWN_OTHERS and (unaware := self._unaware(gossip)):
             if not leading or now < since + self._patience:
                 return Plan()
-            decision = decide(survey(gossip, self.me, self.settings.role, unaware))
+            decision = decide(self._survey(gossip, unaware))
         margin = self.settings.down_removal_margin
         return self._act(decision, leading, since + decision.delay, since + margin, now)
+
+    def _survey(self, gossip: Gossip, doubtful: Iterable[NodeId] = ()) -> Split:
+        unborn = self._born is not None and not self._born(gossip)
+        return survey(gossip, self.me, self.settings.role, doubtful, unborn=unborn)
 
     def _alone(self, decision: Decision) -> Decision:
         """Nobody has carried it out. Whatever comes of it, this node goes: its links are bad. Where
@@ -260,7 +269,7 @@ class Resolver:
         self._epoch = gossip.epochs.get(EPOCHS, 0)
         picture = (statuses, tuple(gossip.records()), self._epoch)
         whole = not gossip.verdicts()
-        self._split = Split() if whole else survey(gossip, self.me, self.settings.role)
+        self._split = Split() if whole else self._survey(gossip)
         lasted = now >= self._settled_at
         self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
         if picture == self._picture:
@@ -302,7 +311,7 @@ class Resolver:
             if others:
                 return Plan(probe=tuple(others))
         doubtful = self._sweep.doubtful()
-        split = survey(gossip, self.me, self.settings.role, doubtful)
+        split = self._survey(gossip, doubtful)
         decision = decide(split)
         gone = self._split.gone
         clear = gone == split.cut

@@ -14,6 +14,9 @@ go. `ours`, `theirs`, `elders`: see `downing`.
     down-all                                                 go
     module:name      what the user's function says; go, if it fails
 
+In a cluster that is unborn no side can count votes, and whoever gets the lease stays; under
+down-all nobody does.
+
 Going means: every node of the side downs its own side, so that a loser does not depend on its
 leader. Staying means: the leader downs the others. A lease is asked for by one of the side, and is
 that of the next epoch.
@@ -128,7 +131,9 @@ def keep_oldest(split: Split, down_if_alone: bool) -> Decision:
 def down_all(split: Split) -> Decision:
     """Nobody stays."""
     rule = "down-all"
-    return _common(split, rule) or _go(split, rule, "some members are cut off")
+    return _common(replace(split, unborn=False), rule) or _go(
+        split, rule, "some members are cut off"
+    )
 
 
 def lease_majority(split: Split, minority_delay: float) -> Decision:
@@ -187,7 +192,7 @@ def _counted(split: Split) -> str:
 def _common(split: Split, rule: str) -> Decision | None:
     """What no strategy has a say in."""
     if split.cut:
-        return None
+        return _ask(split, rule, "nobody has been Up yet") if split.unborn else None
     if not split.broken:
         return Decision(Outcome.NOTHING, (), "no member is unreachable", rule, split)
     names = ", ".join(map(str, split.broken))

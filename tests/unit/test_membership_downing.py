@@ -38,7 +38,9 @@ def split(copy: Gossip, *cut: NodeId, seen: tuple[NodeId, ...] = (), me: NodeId 
         (state(a=U, b=U, c=U, d=U, e=U), (B, D), OTHERS, (B, D)),
         (state(a=U, b=U, c=U, d=U, e=U), (C, D, E), OURSELVES, (A, B)),
         (state(a=U, b=U, c=U, d=U), (C, D), LEASE, (C, D)),
-        (state(a=U, b=U, c=J, d=J), (C, D), LEASE, (C, D)),
+        (state(a=U, b=U, c=J, d=J), (C, D), OTHERS, (C, D)),
+        (state(a=U, b=U, c=J, d=L), (C, D), LEASE, (C, D)),
+        (state(a=U, b=J, c=J, d=W), (B, C, D), OTHERS, (B, C, D)),
         (state(a=U, b=U, c=J), (C,), OTHERS, (C,)),
         (state(a=U, b=J, c=J, d=U, e=U), (D, E), OURSELVES, (A, B, C)),
         (state(a=U, b=W, c=U), (C,), LEASE, (C,)),
@@ -91,14 +93,15 @@ def test_TU17_two_sides_never_both_win() -> None:
 
     Known on both sides is what the last common version said. Since then each side's leader may have
     acted only as far as convergence before the split allowed: one step from the common status, on
-    either side or on both."""
+    either side or on both. Where nobody on a side has been Up, it had no leader."""
     steps = {J: (J, U), W: (W, U), U: (U, L), L: (L, X)}
     common = (J, W, U, L)
     nodes = (A, B, C, D)
     for base in product(common, repeat=4):
-        for ahead in (0, 1):
-            here = [steps[s][1] if ahead == 0 else s for s in base]
-            there = [steps[s][1] if ahead == 1 else s for s in base]
+        for ahead, ours in ((0, base[:2]), (1, base[2:])):
+            led = {U, L} & {*ours} or not {U, L} & {*base}
+            later = [steps[s][1] if led or s is U else s for s in base]
+            here, there = (later, list(base)) if ahead == 0 else (list(base), later)
             outcomes = []
             for view, me, cut in ((here, A, (C, D)), (there, C, (A, B))):
                 copy = state(**{n.host: s for n, s in zip(nodes, view, strict=True)})
@@ -107,6 +110,28 @@ def test_TU17_two_sides_never_both_win() -> None:
             assert outcomes.count(OTHERS) <= 1, base
             if OTHERS in outcomes:
                 assert LEASE not in outcomes, base
+
+
+def test_S150_joiners_have_no_vote_where_everybody_is_who_could_have_made_them_up() -> None:
+    """S1.50. A and B are all that have ever been Up, and three have joined, weakly up."""
+    copy = state(a=U, b=U, c=W, d=W, e=J)
+    decision = keep_majority(split(copy, C, D, E))
+    assert decision.reason == "majority: 2 votes here, at most 0 there"
+    rows = {A: Row(1, dict.fromkeys((C, D, E), Flag.UNREACHABLE))}
+    down = {**copy.members, B: replace(copy.members[B], status=DOWN)}
+    unaware = Gossip(down, seen=frozenset({A}), reachability=Reachability(rows))
+    assert survey(unaware, A).theirs == (B, C, D, E), "B may be there, and not know it"
+
+
+def test_nobody_votes_in_a_cluster_that_is_unborn() -> None:
+    """B.35, S4.42: it waits for its first members, and one of four dies."""
+    copy = state(a=J, b=J, c=J, d=J)
+    rows = Reachability({A: Row(1, {D: Flag.UNREACHABLE})})
+    copy = replace(copy, reachability=rows, seen=frozenset({A, B, C}))
+    assert keep_majority(survey(copy, A)).outcome is OURSELVES
+    decision = keep_majority(survey(copy, A, unborn=True))
+    assert (decision.outcome, decision.down) == (LEASE, (D,))
+    assert decision.reason == "nobody has been Up yet"
 
 
 def test_a_flagged_node_that_has_seen_the_flag_is_not_cut_off() -> None:
