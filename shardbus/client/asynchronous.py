@@ -298,7 +298,8 @@ class AsyncClient(Unaddressed):
     @property
     def refused_messages(self) -> dict[str, int]:
         """Messages that nobody handles, by reason: tells that a node has acknowledged and then
-        dropped, as nodes say within a second, and what this client had no room for."""
+        dropped, as nodes say within a second, and what this client had no room for. Of
+        `unconfirmed` ones, which a node that left had passed on, nobody knows."""
         refused = self._kinds.refused
         for (_, reason), count in self._refused.counts.items():
             refused[reason] += count
@@ -345,6 +346,8 @@ class AsyncClient(Unaddressed):
             self._kinds.contact_at(None)
         if isinstance(session.tag, NodeId):
             session.gone = session.gone or session.tag not in contact.members  # the cluster knows
+            if session.gone and not session.parted:
+                self._endpoint.goodbyes.tell(session.tag)
             self._kinds.lost(session, unsent)
             if session.gone:
                 contact.leaving.discard(session.tag)

@@ -3,8 +3,9 @@
 uvicorn waits for a request for ever: whoever connects and says nothing, or says it byte by byte,
 keeps a descriptor and a place. Here a request has to be there, with all its headers, within
 `REQUEST_WITHIN_S`, and its answer has to be taken within `ANSWER_WITHIN_S`; the stream of events
-alone may last. There are `CONNECTIONS_MAX` places. When all are taken, the newcomer gets that of
-whoever has been waited for longest, so that a probe is answered however many are silent.
+alone may last. There are `CONNECTIONS_MAX` places, fewer if descriptors are few. When all are
+taken, the newcomer gets that of whoever has been waited for longest, so that a probe is answered
+however many are silent.
 
 Source: docs/reference/http.md.
 """
@@ -15,10 +16,14 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from shardbus.transport.doorkeeper import connections_for
+
 CONNECTIONS_MAX = 256
 REQUEST_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 15.0
 LASTING = "/v1/events"
+DESCRIPTORS = 16
+"""The web server may use one of so many parts of the process's descriptors."""
 
 
 class Bounded(H11Protocol):
@@ -32,7 +37,7 @@ class Bounded(H11Protocol):
         """Somebody has connected."""
         crowd = [other for other in self.connections if isinstance(other, Bounded)]
         super().connection_made(transport)
-        if len(crowd) >= CONNECTIONS_MAX:
+        if len(crowd) >= min(CONNECTIONS_MAX, connections_for(DESCRIPTORS)):
             waited_for = [other for other in crowd if other.waits_for_request]
             oldest = min(waited_for, key=lambda other: other.waits_since, default=self)
             oldest.abort()

@@ -40,7 +40,7 @@ from shardbus.transport.sockets import bind, port_of
 
 TOPIC_ALL = b"*"
 FRAMES = 3
-DESCRIPTORS = 8
+DESCRIPTORS = 4
 """Subscribers may use one of so many parts of the process's descriptors."""
 SUBSCRIPTION_BYTES_MAX = 1024
 """A subscription has a few bytes, and so has what precedes it when a connection is opened."""

@@ -205,8 +205,8 @@ class Kind:
         if self._look is not None:
             self._look()
         invoker = self.kind.invokers.get(message.method)
-        asker, corr = (session, message.corr) if message.corr > 0 else (None, message.corr)
         local = session is self._node.loopback
+        asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
             corr = session.mark or self._node.drops.mark(session)
         if invoker is None:

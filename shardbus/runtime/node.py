@@ -386,6 +386,8 @@ class Node:
             self._pulse.cancel()
         for succession in self.successions.values():
             succession.close()
+        self.losses.ending()
+        self.drops.report(self.endpoint.clock.tick, last=True)  # ahead of the goodbye
         for kind in self.kinds.values():
             kind.close()
         ends = [succession.end() for succession in self.successions.values()]
@@ -393,7 +395,6 @@ class Node:
         if self._thread is not None:
             await self._thread.close()
         sessions = self.endpoint.sessions()
-        self.drops.report(self.endpoint.clock.tick, last=True)
         self.endpoint.close()
         self.losses.closed(sessions)
         await self.store.close()

@@ -71,7 +71,7 @@ class Prober:
 
         def heard(parts: list[bytes]) -> None:
             try:
-                uid = read_header(parts[0]).sender
+                uid = read_header(parts[0] if parts else b"").sender
             except RemoteProtocolError:
                 return
             if not answer.done():

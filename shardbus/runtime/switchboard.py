@@ -20,6 +20,7 @@ from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import (
     Describe,
+    Goodbye,
     Members,
     Refusals,
     TypeInfo,
@@ -99,6 +100,12 @@ class Switchboard:
             return
         if isinstance(message, Refusals) and session.tag not in self.clients:
             self._node.refused.hear(session.name, message)
+            return
+        if isinstance(message, Goodbye):
+            if message.node in self._node.hosting_members():
+                self._node.endpoint.count_drop("not_allowed")
+            else:
+                self._node.endpoint.goodbyes.heard(message.node)
             return
         kind = self._node.kinds.get(control.type)
         if kind is None or not isinstance(session.tag, NodeId):

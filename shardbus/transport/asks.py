@@ -59,6 +59,7 @@ class Unsent(NamedTuple):
     hops: int
     waiting: Waiting | None
     chain: Chain
+    via: int = 0
 
 
 class Clock:

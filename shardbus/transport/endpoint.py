@@ -24,6 +24,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock, Unsent
 from shardbus.transport.forks import guard
+from shardbus.transport.goodbyes import Goodbyes
 from shardbus.transport.link import Link
 from shardbus.transport.receiver import Receiver
 from shardbus.transport.session import Session
@@ -61,7 +62,7 @@ class Endpoint:
         self.receiver = receiver
         self.tag = cluster_tag(cluster)
         self.clock = Clock()
-        self.allowance = allowance or Allowance()
+        self.allowance, self.goodbyes = allowance or Allowance(), Goodbyes(self)
         self.dropped_frames: dict[str, int] = {}
         """Frames that could not be used, by reason."""
         self.asks_timed_out = 0
@@ -106,6 +107,7 @@ class Endpoint:
             link = Link(self, address, node, self._serial, probe=probe)
             self._links[address, node] = link
             link.start()
+            self.goodbyes.greet(link.session)
         return link.session
 
     def _link(self, address: Address, node: NodeId | None) -> Link | None:
@@ -118,10 +120,15 @@ class Endpoint:
 
     def drop(self, node: NodeId, error: RequestError) -> None:
         """This incarnation is gone, and does not come back: end every session with it."""
+        self.give_up(node, error)
+        self.visitors.remove(node, error)
+
+    def give_up(self, node: NodeId, error: RequestError) -> None:
+        """End every session with this incarnation; it may begin new ones."""
         for link in list(self._links.values()):
             if link.address == node.address and link.node in (None, node):
                 self.lose(link, error)
-        self.visitors.remove(node, error)
+        self.visitors.part_from(node, error)
 
     def watch(self, node: NodeId) -> bool:
         """Membership says no more about this node: find out by ourselves when its process ends.
@@ -158,6 +165,7 @@ class Endpoint:
                 parted = False
                 continue
             link.transmit(Kind.BYE, 0, session.received, b"")
+            session.parted = True
             self.lose(link, NodeLost(f"{session.name} has left"))
         return parted
 
@@ -176,11 +184,14 @@ class Endpoint:
         if self._on_open is not None:
             self._on_open(link.session)
 
+    @property
+    def opened_here(self) -> list[Session]:
+        """The sessions that we opened."""
+        return [link.session for link in self._links.values()]
+
     def sessions(self) -> list[Session]:
         """Every session, opened by either side."""
-        return [link.session for link in self._links.values()] + [
-            visitor.session for visitor in self.visitors.by_name.values()
-        ]
+        return self.opened_here + [one.session for one in self.visitors.by_name.values()]
 
     def session(self, name: str, transmit: Transmit) -> Session:
         """A session of this process, over a way that frames take."""

@@ -14,7 +14,8 @@ from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Clock
 from shardbus.transport.intake import Intake
 from shardbus.transport.receiver import Receiver
-from shardbus.transport.session import Session, wake
+from shardbus.transport.room import wake
+from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BYTES
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any
 
 from shardbus.errors import EntityFailed, MessageTooLarge
 from shardbus.transport.allowance import Allowance
@@ -49,9 +49,6 @@ def too_large(size: int) -> MessageTooLarge:
 
 class Outbox(ABC):
     """See the module. A subclass says what `flush` does."""
-
-    local: ClassVar[bool] = False
-    """The other process is this one."""
 
     __slots__ = (
         "_allowance",
@@ -212,13 +209,10 @@ class Outbox(ABC):
         chain: Chain = (),
         via: int = 0,
     ) -> None:
-        """Pass on a message that came from elsewhere. By which link a tell came goes with it as far
-        as this process."""
-        corr = via if self.local else 0
-        if waiter is not None:
-            corr = self._expect(waiter, None, timeout_ms)
+        """Pass on a message that came from elsewhere; `via`: by which link, if it is a tell."""
+        corr = self._expect(waiter, None, timeout_ms) if waiter is not None else 0
         self._put(
-            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain),
+            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain, via),
             len(payload),
         )
 

@@ -151,6 +151,11 @@ class Lane:
             if last:
                 self._numbered.append((seq, first.body))
 
+    @property
+    def bodies(self) -> list[bytes]:
+        """Batches that are not acknowledged."""
+        return [body for _, body in self._numbered] + [waiting.body for waiting in self._queue]
+
     def give_up(self) -> tuple[list[tuple[int, bytes]], list[bytes]]:
         """Batches whose last part has a number, by that number, as the window's are by theirs; and
         those that come behind everything with a number."""

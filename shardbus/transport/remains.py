@@ -7,6 +7,9 @@ Source: docs/architecture.md; S0.36; B.108.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from shardbus.transport.asks import Asks, Unsent
 from shardbus.wire.batch import AskRun, Relayed, Run, TellRun, decode_batch, encode_batch
 
@@ -33,22 +36,31 @@ def take_back(runs: list[Run], asks: Asks) -> list[Unsent]:
                 key = (run.type, run.method)
                 waiting = take(run.corr)
                 if waiting is not None or not run.corr:
+                    shard, hops, via = run.shard, run.hops, run.via
                     unsent.append(
-                        Unsent(key, run.shard, run.id, run.payload, run.hops, waiting, run.chain)
+                        Unsent(key, shard, run.id, run.payload, hops, waiting, run.chain, via)
                     )
             case _:
                 pass  # replies and machines' messages meant this very process
     return unsent
 
 
-def tells(runs: list[Run]) -> dict[str, int]:
+def tells(runs: Iterable[Run]) -> dict[str, int]:
     """How many messages without an answer there are, by type."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
+    for (entity_type, _), count in tells_by_link(runs).items():
+        counts[entity_type] += count
+    return dict(counts)
+
+
+def tells_by_link(runs: Iterable[Run]) -> dict[tuple[str, int], int]:
+    """The same by type and by the link that those came by which were passed on; 0 for our own."""
+    counts: Counter[tuple[str, int]] = Counter()
     for run in runs:
         if isinstance(run, TellRun):
-            counts[run.type] = counts.get(run.type, 0) + len(run.ids)
+            counts[run.type, 0] += len(run.ids)
         elif isinstance(run, Relayed) and not run.corr:
-            counts[run.type] = counts.get(run.type, 0) + 1
+            counts[run.type, run.via] += 1
     return counts
 
 

@@ -311,11 +311,11 @@ class Router:
         self.handle(events.ShardDown(shard, tuple(left)))
 
     def _envelope(self, unsent: Unsent) -> Envelope:
-        key, shard, entity_id, payload, hops, waiting, chain = unsent
+        key, shard, entity_id, payload, hops, waiting, chain, via = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
         shard = shard or self.route_of(entity_id).shard
         own = self.key(key[1])
-        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline, chain)
+        return Envelope(own, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via)
 
     def reconnect(self, lost: Session) -> None:
         """A session to a home that lives was lost: from now on use a new one."""

@@ -20,7 +20,7 @@ Source: docs/architecture.md; S0.35, S0.36.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Iterator
 from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
@@ -32,27 +32,15 @@ from shardbus.transport.outbox import Outbox
 from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
 from shardbus.transport.receiver import Receiver
 from shardbus.transport.remains import still_wanted, take_back, tells
+from shardbus.transport.room import Room, wake
 from shardbus.transport.window import Transmit, Window
-from shardbus.wire.batch import Kind, decode_batch, encode_batch
+from shardbus.wire.batch import Kind, Run, decode_batch, encode_batch
 
 NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
 """Frames that must arrive, each once and in order."""
 SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
-
-
-class Room:
-    """Awaited, it is done when its session is writable, or lost. For who does not await it, nothing
-    is kept."""
-
-    __slots__ = ("_session",)
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self._session.room().__await__()
 
 
 class Session(Outbox):
@@ -76,6 +64,7 @@ class Session(Outbox):
         "listens",
         "lost",
         "mark",
+        "parted",
         "tag",
         "told_to_wait",
         "torn",
@@ -106,6 +95,8 @@ class Session(Outbox):
         """For a lost session: tells, by type, of which nobody knows whether they arrived."""
         self.gone = True
         """For a lost session: the other process has ended, or left. If not, it may still live."""
+        self.parted = False
+        """For a lost session: we have left, with nothing under way; the other process may live."""
         self.told_to_wait = 0
         """How often the other side has said that it lives, and has no room."""
         self.torn = False
@@ -352,6 +343,12 @@ class Session(Outbox):
         self._late = self._late or late > 0
         return late
 
+    def unacknowledged(self) -> Iterator[Run]:
+        """What was sent, or is to be, and nobody has said that he has it."""
+        for body in self._window.bodies + self._lane.bodies:
+            yield from decode_batch(body)
+        yield from self._runs
+
     def close(self, error: RequestError) -> list[Unsent]:
         """The other process is gone, or we leave it: everybody who waits gets `error`, but for
         messages that were never handed to ZeroMQ. Those are returned, in order, to be sent another
@@ -391,11 +388,3 @@ class Session(Outbox):
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
             else:
                 refuse(message.waiting, error)
-
-
-def wake(futures: list[asyncio.Future[None]]) -> None:
-    """They wait no longer."""
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
-    futures.clear()

@@ -184,6 +184,10 @@ class Visitors:
         self._removed[str(node)] = None
         if len(self._removed) > REMOVED_MAX:
             del self._removed[next(iter(self._removed))]
+        self.part_from(node, error)
+
+    def part_from(self, node: NodeId, error: RequestError) -> None:
+        """End what this incarnation has opened here."""
         inbound = self.by_name.get(str(node))
         if inbound is not None:
             self.forget(inbound, error)

@@ -199,6 +199,11 @@ class Window:
 
     # ---- the end
 
+    @property
+    def bodies(self) -> list[bytes]:
+        """Batches that are not acknowledged, in order. Parts are not among them."""
+        return [body for _, body, kind in (*self._unacked, *self._waiting) if kind is Kind.DATA]
+
     def give_up(self) -> list[tuple[int, bytes]]:
         """Batches that are not acknowledged, with their numbers, in order. Those up to `sent` were
         handed on: nobody knows whether they arrived. Parts are not among them."""

@@ -15,7 +15,7 @@ Payloads are opaque here; only a handler's declared types read them.
     Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain]
     Reply     [2, corrs, payloads]
     Fail      [3, corr, error, text, detail]
-    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain]   on a later hop
+    Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain, via]  later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
@@ -23,7 +23,7 @@ A method is the name of a handler, "" for a message that `receive` takes, or ":N
 registered class. A correlation id belongs to one direction of one link; 0 means that nobody waits.
 
 A chain says which entities wait for the answer, each as [type, id, number], who asked first first.
-It is empty for what others ask, and missing in what a build without chains wrote.
+It is empty for what others ask, and missing in what a build without chains wrote, as is `via`.
 
 Decoding is schema-first: a frame that does not fit is refused whole, and no length that it claims
 is believed before its bytes are there.
@@ -134,6 +134,8 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     timeout_ms: int
     hops: int
     chain: Chain = ()
+    via: int = 0
+    """By which link a tell came to the node that passes it on; means something only there."""
 
 
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):

@@ -53,9 +53,17 @@ class Refusals:
     counts: tuple[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    """The sender of this has given up that process, which leaves: nothing more is to be taken from
+    it."""
+
+    node: NodeId
+
+
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members, Refusals)
+    for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members, Refusals, Goodbye)
 }
 _DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
     name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()

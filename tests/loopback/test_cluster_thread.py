@@ -3,6 +3,7 @@ between them."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 import socket
 import threading
@@ -25,6 +26,7 @@ from shardbus.runtime.gossip_sockets import OPTIONS
 from shardbus.runtime.probing import Prober
 from shardbus.settings import ClusterSettings, DowningSettings
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.reader import Reader
 from shardbus.wire.gossip import decode, encode
 from tests.ports import free_port
 
@@ -268,3 +270,22 @@ async def test_a_probe_tells_another_process_at_the_address(cluster: str) -> Non
     assert endpoint.sessions() == []
     endpoint.close()
     prober.close()
+
+
+@pytest.mark.parametrize("answer", [[b""], [b"noise", b""], [b""] * 50], ids=len)
+async def test_a_probe_is_not_misled_by_whoever_answers_what_is_no_frame(
+    answer: list[bytes],
+) -> None:
+    failures: list[dict[str, object]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: failures.append(context))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, prober, port = context.socket(zmq.ROUTER), Prober("test", 99), free_port()
+    router.bind(f"tcp://127.0.0.1:{port}")
+    asked = Reader(loop, router, lambda parts: router.send_multipart([parts[0], *answer]))
+    asked.start()
+    assert await prober.probe(NodeId("127.0.0.1", port, 7)) is ProbeOutcome.OPEN
+    assert failures == []
+    asked.close()
+    prober.close()
+    context.destroy(0)

@@ -36,6 +36,10 @@ from shardbus.transport import parts, session
 from shardbus.transport.wiring import Fate
 
 SEEDS, BLOCK, SECONDS = 30, 10, 12.0
+SMOOTH: dict[str, Any] = {
+    "rolls": 0, "downs": 0, "hangs": 0, "room": 0, "slow_starts": 0.0, "failing_starts": 0.0,
+}  # fmt: skip
+"""Runs that once broke something had none of these."""
 
 
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
@@ -68,14 +72,14 @@ def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
 def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     """It was once: in this run the client is refused after the last news of who is a member."""
     load = draw_load(5017, nodes=7, seconds=20.0, strategy="lease-majority", density="thin")
-    load = replace(load, sleeps=0)
+    load = replace(load, sleeps=0, **SMOOTH)
     outcome = simulate_fleet(load)
     assert outcome.broken is None, outcome.report()
 
 
 def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     """In this run each of two former homes once kept the other's Flush behind its own."""
-    outcome = simulate_fleet(draw_load(4, seconds=12.0, density="dense"))
+    outcome = simulate_fleet(replace(draw_load(4, seconds=12.0, density="dense"), **SMOOTH))
     assert outcome.broken is None, outcome.report()
 
 
@@ -84,7 +88,7 @@ def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_cam
     load = draw_load(64, seconds=12.0)
     walls = {"leaves": 2, "partitions": 2, "one_ways": 2, "wall_s": 25.0}
     faults = replace(load.faults, strategy="keep-majority", nodes=5, **walls)
-    outcome = simulate_fleet(replace(load, faults=faults, sleeps=0))
+    outcome = simulate_fleet(replace(load, faults=faults, sleeps=0, **SMOOTH))
     assert outcome.broken is None, outcome.report()
 
 
@@ -93,7 +97,7 @@ def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() ->
     never learned that its shards were fenced."""
     load = draw_load(5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin")
     faults = replace(load.faults, pauses=4, pause_s=40.0, one_ways=0, swizzles=0)
-    load = replace(load, every_s=0.1, store="slow", clients=2, faults=faults)
+    load = replace(load, every_s=0.1, store="slow", clients=2, faults=faults, **SMOOTH)
     outcome = simulate_fleet(load)
     assert outcome.broken is None, outcome.report()
 
@@ -134,7 +138,16 @@ def test_seeds_bring_different_loads() -> None:
     assert {load.store for load in drawn} == {
         "sound", "slow", "failing", "away", "forgetful", "rolled back",
     }  # fmt: skip
-    for name in ("cuts", "stops", "services", "rebalances", "sleeps", "hurried", "clients"):
+    for name in (
+        "cuts",
+        "stops",
+        "services",
+        "rebalances",
+        "sleeps",
+        "hurried",
+        "clients",
+        *SMOOTH,
+    ):
         assert {bool(getattr(load, name)) for load in drawn} == {True, False}
     assert drawn[5].sharding().allocation == drawn[5].allocation
 
@@ -257,7 +270,9 @@ class Line:
         self.back: list[list[bytes]] = []
         self.ups = self.downs = 0
         here, there = virtual(self.timeline), virtual(self.timeline)
-        self.door = SimWiring(self.exchange, "n1", here).listen("n1", 7355, "x", self.came.append)
+        self.door = SimWiring(self.exchange, "n1", here).listen(
+            "n1", 7355, "x", self.came.append, lambda reason: None
+        )
         self.connection = SimWiring(self.exchange, "n2", there).connect(
             Address("n1", 7355), self.back.append, self._up, self._down
         )
@@ -318,6 +333,44 @@ def test_a_cut_loses_what_is_under_way_and_the_end_that_connects_comes_back() ->
     line.timeline.run(1.0)
     assert [parts[2] for parts in line.came] == [b"kept"]
     assert (line.ups, line.downs) == (2, 1)
+
+
+def test_one_that_hangs_swallows_what_is_sent_until_it_breaks() -> None:
+    line = Line()
+    line.timeline.run(1.0)
+    line.exchange.hang()
+    line.connection.send(b"h", b"there")
+    line.door.send(next(iter(line.door.here)), b"h", b"back")
+    line.timeline.run(HEARTBEAT_S + 1.0)
+    assert len(line.came) + len(line.back) < 2
+    line.connection.send(b"h", b"kept")
+    line.timeline.run(1.0)
+    assert line.came[-1][2] == b"kept"
+    assert (line.ups, line.downs) == (2, 1)
+
+
+def test_a_full_connection_takes_no_frame_until_one_has_arrived() -> None:
+    line = Line()
+    line.timeline.run(1.0)
+    line.exchange.room = 2
+    who = next(iter(line.door.here))
+    assert [line.connection.send(b"h", b"x") for _ in range(3)] == [True, True, False]
+    fates = [line.door.send(who, b"h", b"x") for _ in range(3)]
+    assert fates == [Fate.TAKEN, Fate.TAKEN, Fate.NO_ROOM]
+    line.timeline.run(1.0)
+    assert line.connection.send(b"h", b"x")
+    assert line.door.send(who, b"h", b"x") is Fate.TAKEN
+
+
+def test_the_end_of_a_process_behind_a_wall_is_noticed_late() -> None:
+    line = Line()
+    line.timeline.run(1.0)
+    line.network.walls.append(partition(["n1"], ["n2"]))
+    line.exchange.ended("n1", silent=False)
+    line.timeline.run(HEARTBEAT_S / 2)
+    assert line.downs == 0
+    line.timeline.run(HEARTBEAT_S)
+    assert line.downs >= 1
 
 
 # -- the store -----------------------------------------------------------------------------------

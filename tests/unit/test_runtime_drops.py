@@ -102,8 +102,9 @@ def test_only_what_has_a_mark_is_told_and_all_is_counted() -> None:
     assert told == [(NOBODY - 1, "schema", 1)]
 
 
-async def test_the_mark_goes_with_a_message_as_far_as_the_process() -> None:
-    """On a loopback a message that had to wait keeps it; on a link it would name another."""
+async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
+    """What had to wait here has it again when it comes by the loopback; and what is on a link says
+    for whom it is."""
     remote, got = Side("a"), list[Relayed]()
 
     class Taker:
@@ -118,8 +119,8 @@ async def test_the_mark_goes_with_a_message_as_far_as_the_process() -> None:
         session.flush()
     [[relayed]] = remote.batches
     assert isinstance(relayed, Relayed)
-    assert relayed.corr == 0
-    assert [message.corr for message in got] == [-7]
+    assert (relayed.corr, relayed.via) == (0, -7)
+    assert [(message.corr, message.via) for message in got] == [(0, -7)]
 
 
 # The sender

@@ -152,6 +152,26 @@ async def test_an_acknowledgement_goes_by_itself_after_a_while() -> None:
     assert [frame[0] for frame in b.frames] == [Kind.ACK]
 
 
+async def test_an_acknowledgement_that_finds_no_room_is_said_again() -> None:
+    """Nothing else comes that would bring it to mind."""
+    a, b = pair()
+    tries = 0
+    transmit = b.session._window._transmit
+
+    def rarely(kind: int, seq: int, ack: int, body: bytes) -> bool:
+        nonlocal tries
+        tries += 1
+        b.has_room = tries > 3
+        return transmit(kind, seq, ack, body)
+
+    b.session._window._transmit = rarely
+    a.session.tell(ADD, "x", b"p")
+    await turns(1)
+    a.carry()
+    await until(lambda: b.carry() or not a.session.outstanding, "an acknowledgement")
+    assert a.session.outstanding == 0
+
+
 async def test_drained_is_done_when_all_so_far_is_acknowledged() -> None:
     a, b = pair()
     assert a.session.drained().done()
@@ -359,6 +379,15 @@ async def test_a_session_ends_with_a_goodbye_after_what_is_open() -> None:
     a.session.finish()
     assert len(a.frames) == 2
     assert b.session.lost is None
+
+
+async def test_an_ask_that_never_left_fails_when_the_session_is_finished() -> None:
+    a, _ = pair(is_open=False)
+    waits = ask(a.session)
+    a.session.tell(ADD, "x", b"p")
+    a.session.finish()
+    assert isinstance(waits.exception(), NodeLost)
+    assert a.session.unconfirmed == {"counter": 1}
 
 
 # The loopback

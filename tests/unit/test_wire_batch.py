@@ -50,6 +50,7 @@ RUNS: list[Run] = [
     Fail(7, "EntityFailed", "division by zero", "ZeroDivisionError"),
     Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3),
     Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3, (("page", "é", 2**62),)),
+    Relayed("counter", "17", "a", "", b"\xc0", 0, 0, 3, (), -7),
     Control("Register", "counter", b"\x80"),
     Flush("counter", "17", 4, 60_000, 1),
 ]
@@ -76,8 +77,9 @@ def test_another_implementation_of_messagepack_reads_it() -> None:
         ],
         [2, [1, 2], [b"\xc0", b""]],
         [3, 7, "EntityFailed", "division by zero", "ZeroDivisionError"],
-        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, []],
-        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]]],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [], 0],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]], 0],
+        [4, "counter", "17", "a", "", b"\xc0", 0, 0, 3, [], -7],
         [5, "Register", "counter", b"\x80"],
         [6, "counter", "17", 4, 60_000, 1],
     ]
@@ -86,8 +88,9 @@ def test_another_implementation_of_messagepack_reads_it() -> None:
 
 def test_runs_of_a_build_without_chains_are_read() -> None:
     ask, relayed = AskRun("t", "m", 1, ["a"], [b""], [1]), Relayed("t", "1", "a", "m", b"", 1, 2, 3)
-    old = [run[:-1] for run in msgpack.unpackb(encode_batch([ask, relayed]))]
-    assert decode_batch(msgpack.packb(old)) == [ask, relayed]
+    asked, sent_on = msgpack.unpackb(encode_batch([ask, relayed]))
+    for old in (sent_on[:-2], sent_on[:-1]):  # without the link that it came by
+        assert decode_batch(msgpack.packb([asked[:-1], old])) == [ask, relayed]
 
 
 def test_a_build_without_chains_reads_these_runs() -> None:

@@ -1,0 +1,217 @@
+"""A node that leaves ends before what it passes on has arrived: nothing of it comes behind what was
+sent later, and its senders hear of what nobody has acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from nodes import Nodes
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.ids import NodeId
+from shardbus.runtime import departure
+from shardbus.runtime.node import Node
+from shardbus.transport.session import Session
+from tests.waiting import turns, until
+
+
+class Application:
+    """What entities were told, on all nodes."""
+
+    def __init__(self) -> None:
+        bus = self.bus = ShardBus("leaving")
+        self.told: list[int] = []
+        app = self
+
+        @bus.entity("line", shards=4)
+        class Line(Entity):
+            @handler
+            def put(self, number: int) -> None:
+                app.told.append(number)
+
+            @handler
+            def where(self) -> str:
+                return self.context.node
+
+        self.line = Line
+
+
+@pytest.fixture
+async def nodes() -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        yield nodes
+
+
+def inbound(node: Node, tag: NodeId) -> Session:
+    """The session that this process has opened to the node."""
+    return node.endpoint.visitors.by_name[
+        f"client#{tag.uid:016x}" if tag.host == "client" else str(tag)
+    ].session
+
+
+class Wall:
+    """What one node hears of another, on both connections between them, it hears late or never."""
+
+    def __init__(self, at: Node, of: Node) -> None:
+        self.frames: list[tuple[bytes, bytes, bytes]] = []
+        self._at, self._of, self._take = at, of, at.endpoint.visitors._on_frame
+        self._session = inbound(at, of.me)
+
+    def rise(self) -> None:
+        self._at.endpoint.visitors._on_frame = self._on_frame  # type: ignore[method-assign]
+        [link] = [link for link in self._at.endpoint._links.values() if link.node == self._of.me]
+        link._on_frame = lambda head, body: None  # type: ignore[method-assign]
+        link._look_soon = lambda: None  # type: ignore[method-assign]
+
+    def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
+        found = self._at.endpoint.visitors._by_identity.get(identity)
+        if found is not None and found.session is self._session:
+            self.frames.append((identity, head, body))
+        else:
+            self._take(identity, head, body)
+
+    def fall(self) -> None:
+        for frame in self.frames:
+            self._take(*frame)
+
+
+class Leaving:
+    """The older home leaves with a message for an entity that another node has by then. What it
+    passes on is held up from then on, and once it is `held`, its time is over."""
+
+    def __init__(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nodes, self.app = nodes, Application()
+        self.hold_up: Callable[[], object]
+        self.held: Callable[[], object]
+        for_a_while = departure._for_a_while
+
+        async def wait(node: Node, *rest: Any) -> None:
+            if node.stopped.done():
+                others = self.stays, self.third
+                await until(lambda: not any(n.is_member(node.me) for n in others), "that it left")
+                self.hold_up()
+                inbound(node, self.sender).resume()
+                await until(self.held, "what is passed on")
+            else:
+                await for_a_while(node, *rest)
+
+        monkeypatch.setattr(departure, "_for_a_while", wait)
+
+    async def start(self, *, by_node: bool) -> None:
+        """A client sends, or a node that hosts nothing."""
+        app = self.app
+        quick = {"begin_handoff_timeout": 0.2, "retry_interval": 0.2, "role": "home"}
+        self.stays = await self.nodes.start(app.bus, roles=("home",), **quick)
+        self.leaver = await self.nodes.start(app.bus, roles=("home",), **quick)
+        third = self.third = await self.nodes.start(app.bus, **quick)
+        await self.nodes.agree(3)
+        self.client = await self.nodes.client(self.stays)
+        self.sender = third.me
+        self.refused: Callable[[], dict[str, int]] = lambda: {
+            reason: n for (_, reason), n in third.refused.counts.items()
+        }
+        self.tell: Callable[[int], Any]
+        homes = {name: await self._home(name) for name in map(str, range(40))}
+        here, there = (self._at(homes, node) for node in (self.stays, self.leaver))
+        if by_node:
+            self.tell = lambda number: third.ref(app.line, there).put.tell(number)
+        else:
+            self.tell = lambda number: self.client.tell("line", there, "put", number)
+            [self.sender] = self.leaver.switchboard.clients
+            self.refused = lambda: self.client.refused_messages
+        await self.tell(0)
+        await until(lambda: self.told == [0], "the first")
+        await self.leaver.ref(app.line, here).where()  # it has a link there
+        self.theirs = inbound(self.stays, self.leaver.me)
+
+    async def _home(self, entity: str) -> str:
+        return await self.client.ref(self.app.line, entity).where()
+
+    def _at(self, homes: dict[str, str], node: Node) -> str:
+        return next(name for name, home in homes.items() if home == str(node.me))
+
+    async def leave(self) -> None:
+        """The message comes to the leaver when the shard has gone."""
+        inbound(self.leaver, self.sender).pause()
+        await self.tell(1)
+        await self.nodes.leave(self.leaver)
+
+    @property
+    def told(self) -> list[int]:
+        return self.app.told
+
+
+@pytest.mark.parametrize("by_node", [False, True])
+async def test_what_has_come_to_a_home_without_room_goes_before_what_is_sent_later(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, by_node: bool
+) -> None:
+    world = Leaving(nodes, monkeypatch)
+    await world.start(by_node=by_node)
+    wall = Wall(world.stays, world.leaver)
+    world.hold_up = world.theirs.pause
+
+    def held() -> bool:
+        if there := world.theirs._intake._held_bytes > 0:
+            wall.rise()  # the leaver's own goodbye is not heard
+        return there
+
+    world.held = held
+    await world.leave()
+    await world.tell(2)
+    await until(lambda: len(world.told) == 3, "both")
+    assert world.told == [0, 1, 2]
+
+
+@pytest.mark.parametrize("by_node", [False, True])
+async def test_what_has_not_come_by_then_is_never_taken_and_its_sender_hears_of_it(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, by_node: bool
+) -> None:
+    world = Leaving(nodes, monkeypatch)
+    await world.start(by_node=by_node)
+    wall = Wall(world.stays, world.leaver)
+    world.hold_up = wall.rise
+    world.held = lambda: any(b"put" in body for _, _, body in wall.frames)
+    await world.leave()
+    await world.tell(2)
+    await until(lambda: world.told == [0, 2], "the later one")
+    wall.fall()
+    await turns()
+    await world.tell(3)
+    await until(lambda: 3 in world.told, "the last one")
+    assert world.told == [0, 2, 3]
+    assert world.stays.endpoint.dropped_frames["no_session"] >= 1
+    await until(lambda: world.refused() == {"unconfirmed": 1}, "the count")
+
+
+async def test_nobody_is_believed_who_gives_up_a_member_that_is_there(nodes: Nodes) -> None:
+    app = Application()
+    first, second = await nodes.cluster(app.bus, 2)
+    client = await nodes.client(first)
+    homes = {await client.ref(app.line, name).where() for name in map(str, range(40))}
+    assert len(homes) == 2
+    before = first.endpoint.sessions()
+    client._endpoint.goodbyes.tell(second.me)
+    await until(lambda: first.endpoint.dropped_frames == {"not_allowed": 1}, "the refusal")
+    assert first.endpoint.sessions() == before
+
+
+async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node still passes on what others have sent."""
+    world = Leaving(nodes, monkeypatch)
+    await world.start(by_node=True)
+    await until(lambda: world.client.contact == world.stays.me, "a contact that stays")
+    there = [s for s in world.client._endpoint.sessions() if s.tag == world.leaver.me]
+    assert there
+    world.hold_up = world.leaver.endpoint.announce_leaving
+    world.held = lambda: not world.leaver.endpoint.clients
+    await world.leave()
+    await world.tell(2)
+    await until(lambda: len(world.told) == 3, "both")
+    assert world.told == [0, 1, 2]
+    assert world.refused() == {}
+    assert all(session.parted for session in there)
+    assert world.client._endpoint.goodbyes._said == {}

@@ -1,0 +1,262 @@
+"""Defects to be planted into whole nodes: each function makes one mistake, for as long as the patch
+lasts. Some were once made here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardbus.client.kinds import Kinds
+from shardbus.errors import StaleEpoch
+from shardbus.runtime import departure
+from shardbus.runtime.context import Context
+from shardbus.runtime.hosting import Host, HostedShard
+from shardbus.runtime.node import Node
+from shardbus.runtime.remembering import Memory
+from shardbus.runtime.starting import MOVES
+from shardbus.runtime.stopping import Ending
+from shardbus.sharding import coordinator, events
+from shardbus.sharding.enrolment import Enrolment
+from shardbus.sharding.ledger import Ledger, Writing
+from shardbus.sharding.router import Router
+from shardbus.sharding.routes import Route, Way
+from shardbus.sharding.ways import Ways
+from shardbus.store import memory
+from shardbus.transport import parts, session
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.parts import Lane
+from shardbus.transport.session import Session
+from shardbus.transport.window import Window
+
+Patch = pytest.MonkeyPatch
+
+
+def a_home_is_left_without_a_flush(patch: Patch) -> None:
+    def careless(self: Ways, route: Route, now: float) -> None:
+        self.close(route)
+
+    patch.setattr(Ways, "flush_out", careless)
+
+
+def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
+    from shardbus.transport import router
+
+    def gullible(self: router._Echo, error: Exception) -> None:
+        self._router.handle(events.FlushDone(self._shard, self._flush_id))
+
+    patch.setattr(router._Echo, "fail", gullible)
+
+
+def what_waits_is_dropped_when_a_home_is_known(patch: Patch) -> None:
+    opens = Ways.open
+
+    def forgetful(self: Ways, route: Route) -> None:
+        self._buffers.give(route.waiting)
+        route.waiting = []
+        opens(self, route)
+
+    patch.setattr(Ways, "open", forgetful)
+
+
+def homes_are_told_before_they_are_stored(patch: Patch) -> None:
+    persist = coordinator.Coordinator._persist
+
+    def eager(self: coordinator.Coordinator, writing: Writing) -> None:
+        persist(self, writing)
+        if writing.homes:
+            self._on_persisted(writing.op_id, 0.0)
+
+    patch.setattr(coordinator.Coordinator, "_persist", eager)
+
+
+def a_shard_is_down_before_its_entities_are(patch: Patch) -> None:
+    stop_shards = Host.stop_shards
+
+    def hasty(self: Host, shards: list[str], reason: Any) -> None:
+        stop_shards(self, shards, reason)
+        for shard in shards:
+            if shard in self.shards:
+                self._on_down(shard)
+
+    patch.setattr(Host, "stop_shards", hasty)
+
+
+def duplicates_are_taken(patch: Patch) -> None:
+    take = Window.take
+
+    def greedy(self: Window, seq: int) -> bool:
+        return take(self, seq) or seq <= self.received
+
+    patch.setattr(Window, "take", greedy)
+
+
+def nothing_is_sent_again(patch: Patch) -> None:
+    def lazy(self: Window) -> None:
+        self._unacked.clear()
+        self.pump()
+
+    patch.setattr(Window, "resend", lazy)
+
+
+def a_load_does_not_raise_the_fence(patch: Patch) -> None:
+    async def open_door(
+        self: memory.MemoryStore, entity_type: str, entity_id: str, fence: int
+    ) -> bytes | None:
+        state = self._data().states.get((entity_type, entity_id))
+        return None if state is None else state.data
+
+    def saves(states: Any, save: Any) -> None:
+        state = states.setdefault((save.entity_type, save.entity_id), memory._State(save.fence))
+        state.data = save.data
+
+    patch.setattr(memory.MemoryStore, "load_state", open_door)
+    patch.setattr(memory, "_save", saves)
+
+
+def an_entity_starts_before_it_is_remembered(patch: Patch) -> None:
+    def knows(self: Memory, hosted: HostedShard, entity_id: str) -> bool:
+        return True
+
+    patch.setattr(Memory, "knows", knows)
+
+
+def a_handoff_is_forgotten_like_a_passivation(patch: Patch) -> None:
+    gone = Host._gone
+
+    def forgets(self: Host, cell: Context) -> None:
+        if self.memory is not None and cell.shard in self.memory._books:
+            self.memory.forget(cell.shard, cell.entity_id)
+        gone(self, cell)
+
+    patch.setattr(Host, "_gone", forgets)
+
+
+def an_unreachable_node_is_taken_for_dead(patch: Patch) -> None:
+    handle = coordinator.Coordinator.handle
+
+    def rash(self: coordinator.Coordinator, event: Any, now: float) -> Any:
+        if isinstance(event, events.Members) and event.unsettled:
+            event = replace(event, live=tuple(n for n in event.live if n == event.live[0]))
+        return handle(self, event, now)
+
+    patch.setattr(coordinator.Coordinator, "handle", rash)
+
+
+def a_link_to_a_former_process_is_closed_and_nobody_told(patch: Patch) -> None:
+    find = Endpoint._link
+
+    def replaces(self: Endpoint, address: Any, node: Any) -> Any:
+        for key, link in list(self._links.items()):
+            if link.address == address and node and link.node and link.node != node:
+                link.close()
+                del self._links[key]
+        return find(self, address, node)
+
+    patch.setattr(Endpoint, "_link", replaces)
+
+
+def what_comes_back_goes_behind_what_waits(patch: Patch) -> None:
+    gone = Router.gone
+
+    def late(self: Router, node: Any, returned: Any, now: float) -> None:
+        gone(self, node, (), now)
+        for shard, envelope in returned:
+            self.deliver(events.Deliver(shard, envelope), now)
+
+    patch.setattr(Router, "gone", late)
+
+
+def a_downed_node_goes_on_leaving(patch: Patch) -> None:
+    async def stubborn(node: Node, progress: Any) -> bool:
+        return await departure._go_through(node, progress)
+
+    from shardbus.simulation import fleet
+
+    patch.setattr(fleet, "leave", stubborn)
+
+
+def a_full_socket_is_tried_once(patch: Patch) -> None:
+    def unblock(self: Session) -> None:
+        self._window.blocked = False
+        if self.lost is None:
+            self._window.pump()
+
+    patch.setattr(Session, "_unblock", unblock)
+
+
+def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
+    patch.setattr(Router, "back", lambda self, node: None)
+    patch.setattr(Kinds, "doubt", lambda self, members: None)
+
+
+def an_old_coordinator_is_obeyed(patch: Patch) -> None:
+    def obeys(self: Enrolment, sender: Any, epoch: int) -> str:
+        self.epoch = max(self.epoch, epoch)
+        return ""
+
+    patch.setattr(Enrolment, "obeys", obeys)
+    patch.setattr(memory.MemoryStore, "write_homes", _unguarded_write, raising=True)
+
+
+async def _unguarded_write(
+    self: memory.MemoryStore, entity_type: str, epoch: int, homes: Any, op_id: int
+) -> None:
+    table = self._data().tables.get(entity_type)
+    if table is None:
+        raise StaleEpoch(entity_type, epoch, 0)
+    for shard, home in homes.items():
+        if home is None:
+            table.homes.pop(shard, None)
+        else:
+            table.homes[shard] = home
+
+
+def a_report_of_an_older_home_wins(patch: Patch) -> None:
+    reconcile = Ledger.reconcile
+
+    def confused(self: Ledger, node: Any, hosted: Any) -> Any:
+        found = reconcile(self, node, hosted)
+        found.missing.clear()
+        return found
+
+    patch.setattr(Ledger, "reconcile", confused)
+
+
+def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
+    from shardbus.sharding.region import Region, State
+
+    down = Region._on_down
+
+    def keeps(self: Region, shard: str, left: tuple[Any, ...], now: float) -> None:
+        hosted = self._hosted.get(shard)
+        route = self._router._route(shard)
+        next_home = route.next
+        down(self, shard, left, now)
+        stopping = hosted is not None and hosted.state is State.STOPPING
+        if stopping and next_home is not None and route.way is Way.UNKNOWN:
+            route.next = next_home
+
+    patch.setattr(Region, "_on_down", keeps)
+
+
+def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None:
+    finish = Ending.finish
+
+    def forgetful(self: Ending, cell: Context) -> None:
+        if cell.entity is None and cell.stopping in MOVES:
+            cell.mailbox = None
+        finish(self, cell)
+
+    patch.setattr(Ending, "finish", forgetful)
+
+
+def a_message_passes_a_large_one_for_the_same_entity(patch: Patch) -> None:
+    """Every other batch is a large one there."""
+    for module in (parts, session):
+        patch.setattr(module, "LARGE_WEIGHT", 400)
+    patch.setattr(parts, "PART_BYTES", 60)
+    patch.setattr(parts, "PARTS_AHEAD", 2)
+    patch.setattr(Lane, "_may_pass", lambda self, runs: True)
