@@ -27,6 +27,7 @@ from shardbus.wire.batch import Kind
 
 WINDOW_BYTES = 4 * 1024 * 1024
 WINDOW_BATCHES = 512
+AHEAD_BYTES, AHEAD_BATCHES = 2 * WINDOW_BYTES, 2 * WINDOW_BATCHES
 ACK_EVERY = 8
 
 Transmit = Callable[[int, int, int, bytes], bool]
@@ -113,7 +114,9 @@ class Window:
     def pump(self) -> None:
         """Hand on what the window has room for."""
         waiting, unacked = self._waiting, self._unacked
-        while waiting and self.open and not self.blocked and self._has_room:
+        while waiting and self.open and not self.blocked:
+            if len(unacked) >= AHEAD_BATCHES or self.in_flight >= AHEAD_BYTES:
+                return
             seq, body, kind = waiting[0]
             if not self._transmit(kind, seq, self.received, body):
                 self.blocked = True
@@ -123,10 +126,6 @@ class Window:
                 self.sent = seq
             self.in_flight += len(body)
             unacked.append(waiting.popleft())
-
-    @property
-    def _has_room(self) -> bool:
-        return len(self._unacked) < 2 * WINDOW_BATCHES and self.in_flight < 2 * WINDOW_BYTES
 
     def resend(self) -> None:
         """Send everything that is not acknowledged once more."""
