@@ -10,7 +10,8 @@
   other seed said so, or none acknowledged within `seed_node_timeout`. Otherwise two islands could
   arise at a cold start.
 - Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
-  refusal names both values and ends the attempt: waiting would not mend it.
+  refusal names both values and ends the attempt: waiting would not mend it. Of many differences it
+  names the first few, and of long texts their beginnings: what does not fit the wire never comes.
 - A Join without an answer is repeated, and after `retry_unsuccessful_join_after` the seeds are
   asked anew.
 - With `shutdown_after_unsuccessful_join` set, a node that is no member by then gives up visibly.
@@ -33,20 +34,38 @@ from shardbus.settings import ClusterSettings
 
 ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
+DIFFERENCES_NAMED = 5
+NAME_SHOWN, VALUE_SHOWN = 300, 160
+"""What a refusal says, so that it never has more than `TEXT_MAX` characters."""
 
 
 def disagreement(mine: Greeting, theirs: Greeting) -> str:
     """Why the two sides cannot be in one cluster, with both values; empty if they can."""
     if mine.cluster != theirs.cluster:
-        return f"cluster name {theirs.cluster!r} is not {mine.cluster!r}"
+        return f"cluster name {_shown(theirs.cluster)} is not {_shown(mine.cluster)}"
     if mine.protocol != theirs.protocol:
         return f"membership protocol {theirs.protocol} is not {mine.protocol}"
     different = [
-        f"setting {name} is {theirs.settings[name]!r} on one side and {value!r} on the other"
+        (name, theirs.settings[name], value)
         for name, value in sorted(mine.settings.items())
         if theirs.settings.get(name, value) != value
     ]
-    return "; ".join(different)
+    named = [
+        f"setting {_cut(name, NAME_SHOWN)} is {_shown(one)} on one side "
+        f"and {_shown(other)} on the other"
+        for name, one, other in different[:DIFFERENCES_NAMED]
+    ]
+    if len(different) > len(named):
+        named.append(f"and {len(different) - len(named)} more")
+    return "; ".join(named)
+
+
+def _shown(value: str) -> str:
+    return _cut(repr(value), VALUE_SHOWN)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class Phase(Enum):

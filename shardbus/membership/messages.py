@@ -26,6 +26,14 @@ from shardbus.membership.vector_clock import VectorClock
 PROTOCOL = 3
 """Version of what membership says and means. Nodes of different versions refuse each other."""
 
+NAME_MAX = 256
+SETTING_NAME_MAX = 512
+"""A setting of an entity type has the type's name within its own, which may be as long as that."""
+SETTINGS_MAX = 20_000
+"""Four for each of some thousand types, and those of the cluster."""
+TEXT_MAX = 4096
+"""The longest value of a setting, and the longest reason, in characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
@@ -67,7 +75,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
-    """Never: `reason` names what differs, with both values."""
+    """Never: `reason` names what differs, with both values. It has at most `TEXT_MAX`
+    characters."""
 
     reason: str
 

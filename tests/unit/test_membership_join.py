@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from test_membership_gossip import A, B, C, member, state
 
-from shardbus.ids import Address, NodeId
+from shardbus.ids import ID_BYTES_MAX, Address, NodeId
 from shardbus.membership.admission import admit
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
@@ -48,6 +48,53 @@ J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
 )
 def test_TU12_disagreement_names_both_values(theirs: Greeting, why: str) -> None:
     assert disagreement(GREETING, theirs) == why
+
+
+def settings_of(value: str, names: list[str]) -> Greeting:
+    return replace(GREETING, settings=dict.fromkeys(names, value))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (settings_of("1", names), settings_of("2", names))
+        for names in ([f"types.t{i}.layout" for i in range(1000)], ["n" * 9000, "m" * 9000])
+    ]
+    + [
+        (
+            settings_of("\U000e0001" * 4000, ["a", "b", "c"]),
+            settings_of("x" * 4096, ["a", "b", "c"]),
+        ),
+        (
+            replace(GREETING, cluster="\U000e0001" * 256),
+            replace(GREETING, cluster="\U000e0002" * 256),
+        ),
+    ],
+    ids=["many", "long names", "long values", "cluster names that grow when they are shown"],
+)
+def test_a_refusal_always_fits_the_wire(mine: Greeting, theirs: Greeting) -> None:
+    refused = JoinRefused(disagreement(mine, theirs))
+    assert decode(encode(refused)) == refused
+
+
+def test_a_refusal_names_the_first_differences_and_counts_the_rest() -> None:
+    names = [f"types.t{i:02}.layout" for i in range(60)]
+    why = disagreement(settings_of("shards=100", names), settings_of("shards=200", names))
+    assert why.startswith(
+        "setting types.t00.layout is 'shards=200' on one side and 'shards=100' on the other; "
+    )
+    assert "types.t04.layout" in why
+    assert why.endswith("; and 55 more")
+
+
+def test_the_settings_of_a_type_with_the_longest_name_are_compared() -> None:
+    greeting = settings_of("1", ["types." + "x" * ID_BYTES_MAX + ".coordinator_role"])
+    assert decode(encode(InitJoin(greeting))) == InitJoin(greeting)
+
+
+def test_the_settings_of_some_thousand_types_are_compared() -> None:
+    names = [f"types.{i}.{key}" for i in range(4000) for key in "abcd"]
+    assert decode(encode(InitJoin(settings_of("1", names)))) == InitJoin(settings_of("1", names))
 
 
 def ask(gossip: Gossip, node: NodeId = NEW, greeting: Greeting = GREETING) -> tuple[Gossip, object]:
