@@ -8,7 +8,9 @@
   does.
 - Only the first seed of the list may found a cluster, and only when no other seed is in one: every
   other seed said so, or none acknowledged within `seed_node_timeout`. Otherwise two islands could
-  arise at a cold start.
+  arise at a cold start. A member on its way out is in a cluster still, though it takes nobody in:
+  it does not answer an InitJoin. Nor does it count as in none that it answers a Join by InitNack,
+  for it had acknowledged: then the seeds are asked anew.
 - Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
   refusal names both values and ends the attempt: waiting would not mend it. Of many differences it
   names the first few, and of long texts their beginnings: what does not fit the wire never comes.
@@ -114,6 +116,7 @@ class Joiner:
         self.phase = Phase.CONTACTING
         self.target: NodeId | None = None
         self.nacked: dict[Address, None] = {}
+        self.acked: dict[Address, NodeId] = {}
         self._began_at = 0.0
         self._phase_at = 0.0
         self._ask_at = 0.0
@@ -148,6 +151,7 @@ class Joiner:
         """A seed would take us: the first that says so gets the Join."""
         if why := disagreement(self.greeting, greeting):
             return Progress((), Step.GIVE_UP, why)
+        self.acked[sender.address] = sender
         if self.phase is Phase.JOINING:
             return Progress()
         self.phase, self.target = Phase.JOINING, sender
@@ -156,9 +160,10 @@ class Joiner:
 
     def on_nack(self, sender: NodeId, now: float) -> Progress:
         """A seed is no member itself. If that is true of all, the first may found the cluster."""
-        self.nacked[sender.address] = None
         if self.phase is Phase.JOINING and sender == self.target:
             self._contact(now)
+        if self.acked.get(sender.address) != sender:
+            self.nacked[sender.address] = None
         everyone = all(seed in self.nacked for seed in self.others)
         if self.first and self.phase is Phase.CONTACTING and everyone:
             return Progress((), Step.FOUND_CLUSTER)

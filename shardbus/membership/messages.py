@@ -1,7 +1,8 @@
 """The messages of membership.
 
     way                 message         answer
-    ROUTER, to a seed   InitJoin        InitAck, InitNack (not a member yet), JoinRefused
+    ROUTER, to a seed   InitJoin        InitAck, InitNack (not a member yet), JoinRefused; none
+                                        from a member on its way out
     ROUTER, to a member Join            Welcome, InitNack, JoinRefused
     PUB, to one node    Heartbeat       HeartbeatReply
     PUB, to one node    GossipStatus    GossipState if the receiver knows more, GossipStatus if less
@@ -62,7 +63,8 @@ class InitAck:
 
 @dataclass(frozen=True, slots=True)
 class InitNack:
-    """Not now: the sender is itself no member yet, or on its way out."""
+    """Not now: the sender is itself no member yet. As the answer to a Join also: it is on its way
+    out."""
 
 
 @dataclass(frozen=True, slots=True)

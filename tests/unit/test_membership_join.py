@@ -8,7 +8,7 @@ import pytest
 from test_membership_gossip import A, B, C, member, state
 
 from shardbus.ids import ID_BYTES_MAX, Address, NodeId
-from shardbus.membership.admission import admit
+from shardbus.membership.admission import Door, admit
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.join import Joiner, Step, disagreement
@@ -16,6 +16,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     PROTOCOL,
     Greeting,
+    InitAck,
     InitJoin,
     InitNack,
     Join,
@@ -208,6 +209,50 @@ def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
     assert asked(first.start(0.0).send) == [*SEEDS[1:]]
     assert first.on_nack(T, 0.1).step is Step.NONE
     assert first.on_nack(V, 0.2).step is Step.FOUND_CLUSTER
+
+
+def test_what_was_said_before_the_seeds_were_asked_anew_does_not_count() -> None:
+    """The one that was in no cluster then may be a member by now."""
+    first = joiner(S, retry_unsuccessful_join_after=10.0)
+    first.start(0.0)
+    assert first.on_nack(T, 0.1).step is Step.NONE
+    first.on_ack(V, GREETING, 0.2)
+    assert asked(first.tick(10.2).send) == [*SEEDS[1:]]
+    restarted = V._replace(uid=6)
+    assert first.on_nack(restarted, 10.3).step is Step.NONE
+    assert first.on_nack(T, 10.4).step is Step.FOUND_CLUSTER
+
+
+@pytest.mark.parametrize("now", [0.5, 10.5], ids=["at once", "after the seeds were asked anew"])
+def test_B2_the_nack_of_one_that_acknowledged_founds_nothing(now: float) -> None:
+    """It is on its way out, and the cluster lives on without it."""
+    first = joiner(S, retry_unsuccessful_join_after=10.0)
+    first.start(0.0)
+    first.on_ack(V, GREETING, 0.2)
+    first.tick(now)
+    assert first.on_nack(V, now).step is Step.NONE
+    assert first.on_nack(T, now).step is Step.NONE
+    assert first.on_nack(V._replace(uid=6), now).step is Step.FOUND_CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("copy", "answer"),
+    [
+        (Gossip(), InitNack()),
+        (state(a=J), InitAck(GREETING)),
+        (state(a=U), InitAck(GREETING)),
+        (state(a=L), InitAck(GREETING)),
+        (state(a=X, b=U), None),
+        (state(a=DOWN, b=U), None),
+    ],
+)
+def test_B2_only_who_is_in_no_cluster_says_so(
+    copy: Gossip, answer: InitAck | InitNack | None
+) -> None:
+    door = Door(Member(A, 1), GREETING, DEFAULTS)
+    progress = door.on_message(copy, NEW, InitJoin(GREETING), 1.0)
+    assert progress.send == ((SendControl(NEW, answer),) if answer else ())
+    assert progress.step is (Step.NONE if answer else Step.DROP)
 
 
 def test_the_first_seed_founds_a_cluster_when_nobody_answers_in_time() -> None:
