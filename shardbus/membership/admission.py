@@ -38,7 +38,8 @@ from shardbus.membership.reachability import Flag
 from shardbus.settings import ClusterSettings
 
 CLOSED = (Status.EXITING, Status.DOWN)
-"""A member in one of these takes nobody in."""
+"""A member in one of these takes nobody in, and does not say that it is in no cluster: whoever
+heard that could found another one."""
 
 
 class Door:
@@ -85,12 +86,15 @@ class Door:
         joiner = self._joiner
         match message:
             case InitJoin(greeting):
-                return Progress((SendControl(sender, self._invite(gossip, sender, greeting)),))
+                answer = self._invite(gossip, sender, greeting)
+                if answer is None:
+                    return Progress(step=Step.DROP, reason="on the way out")
+                return Progress((SendControl(sender, answer),))
             case Join():
-                taken, answer = admit(gossip, self.me.node, self.greeting, sender, message)
-                if isinstance(answer, Welcome):
-                    answer = Welcome(taken.flipped(now))
-                return Progress((SendControl(sender, answer),), Step.TAKE_IN, gossip=taken)
+                taken, reply = admit(gossip, self.me.node, self.greeting, sender, message)
+                if isinstance(reply, Welcome):
+                    reply = Welcome(taken.flipped(now))
+                return Progress((SendControl(sender, reply),), Step.TAKE_IN, gossip=taken)
             case InitAck(greeting) if joiner:
                 return joiner.on_ack(sender, greeting, now)
             case InitNack() if joiner:
@@ -107,15 +111,14 @@ class Door:
 
     def _invite(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting
-    ) -> InitAck | InitNack | JoinRefused:
+    ) -> InitAck | InitNack | JoinRefused | None:
         if why := disagreement(self.greeting, greeting) or _closing(gossip):
             return JoinRefused(why)
         mine = gossip.members.get(self.me.node)
         if mine is None:
             self._asked[sender] = None
-        if mine is None or mine.status in CLOSED:
             return InitNack()
-        return InitAck(self.greeting)
+        return None if mine.status in CLOSED else InitAck(self.greeting)
 
 
 def admit(

@@ -18,11 +18,13 @@ def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[
     """The rules that this copy breaks."""
     members = gossip.members
     known = [*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows]
-    known += [subject for _, subject, _ in gossip.reachability.records()]
+    records = gossip.reachability.records()
+    known += [subject for _, subject, _ in records]
     rules = {
         "members are in address order": list(members) == sorted(members),
         "no member has a tombstone": not any(node in gossip.tombstones for node in members),
         "only members leave traces": all(node in members for node in known),
+        "nobody flags itself": all(observer != subject for observer, subject, _ in records),
         "whoever was up has a number": all(
             m.up_number for m in members.values() if m.status in WORKING
         ),

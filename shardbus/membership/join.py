@@ -8,9 +8,12 @@
   does.
 - Only the first seed of the list may found a cluster, and only when no other seed is in one: every
   other seed said so, or none acknowledged within `seed_node_timeout`. Otherwise two islands could
-  arise at a cold start.
+  arise at a cold start. A member on its way out is in a cluster still, though it takes nobody in:
+  it does not answer an InitJoin. Nor does it count as in none that it answers a Join by InitNack,
+  for it had acknowledged: then the seeds are asked anew.
 - Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
-  refusal names both values and ends the attempt: waiting would not mend it.
+  refusal names both values and ends the attempt: waiting would not mend it. Of many differences it
+  names the first few, and of long texts their beginnings: what does not fit the wire never comes.
 - A Join without an answer is repeated, and after `retry_unsuccessful_join_after` the seeds are
   asked anew.
 - With `shutdown_after_unsuccessful_join` set, a node that is no member by then gives up visibly.
@@ -33,20 +36,38 @@ from shardbus.settings import ClusterSettings
 
 ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
+DIFFERENCES_NAMED = 5
+NAME_SHOWN, VALUE_SHOWN = 300, 160
+"""What a refusal says, so that it never has more than `TEXT_MAX` characters."""
 
 
 def disagreement(mine: Greeting, theirs: Greeting) -> str:
     """Why the two sides cannot be in one cluster, with both values; empty if they can."""
     if mine.cluster != theirs.cluster:
-        return f"cluster name {theirs.cluster!r} is not {mine.cluster!r}"
+        return f"cluster name {_shown(theirs.cluster)} is not {_shown(mine.cluster)}"
     if mine.protocol != theirs.protocol:
         return f"membership protocol {theirs.protocol} is not {mine.protocol}"
     different = [
-        f"setting {name} is {theirs.settings[name]!r} on one side and {value!r} on the other"
+        (name, theirs.settings[name], value)
         for name, value in sorted(mine.settings.items())
         if theirs.settings.get(name, value) != value
     ]
-    return "; ".join(different)
+    named = [
+        f"setting {_cut(name, NAME_SHOWN)} is {_shown(one)} on one side "
+        f"and {_shown(other)} on the other"
+        for name, one, other in different[:DIFFERENCES_NAMED]
+    ]
+    if len(different) > len(named):
+        named.append(f"and {len(different) - len(named)} more")
+    return "; ".join(named)
+
+
+def _shown(value: str) -> str:
+    return _cut(repr(value), VALUE_SHOWN)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 class Phase(Enum):
@@ -95,6 +116,7 @@ class Joiner:
         self.phase = Phase.CONTACTING
         self.target: NodeId | None = None
         self.nacked: dict[Address, None] = {}
+        self.acked: dict[Address, NodeId] = {}
         self._began_at = 0.0
         self._phase_at = 0.0
         self._ask_at = 0.0
@@ -129,6 +151,7 @@ class Joiner:
         """A seed would take us: the first that says so gets the Join."""
         if why := disagreement(self.greeting, greeting):
             return Progress((), Step.GIVE_UP, why)
+        self.acked[sender.address] = sender
         if self.phase is Phase.JOINING:
             return Progress()
         self.phase, self.target = Phase.JOINING, sender
@@ -137,9 +160,10 @@ class Joiner:
 
     def on_nack(self, sender: NodeId, now: float) -> Progress:
         """A seed is no member itself. If that is true of all, the first may found the cluster."""
-        self.nacked[sender.address] = None
         if self.phase is Phase.JOINING and sender == self.target:
             self._contact(now)
+        if self.acked.get(sender.address) != sender:
+            self.nacked[sender.address] = None
         everyone = all(seed in self.nacked for seed in self.others)
         if self.first and self.phase is Phase.CONTACTING and everyone:
             return Progress((), Step.FOUND_CLUSTER)

@@ -1,7 +1,8 @@
 """The messages of membership.
 
     way                 message         answer
-    ROUTER, to a seed   InitJoin        InitAck, InitNack (not a member yet), JoinRefused
+    ROUTER, to a seed   InitJoin        InitAck, InitNack (not a member yet), JoinRefused; none
+                                        from a member on its way out
     ROUTER, to a member Join            Welcome, InitNack, JoinRefused
     PUB, to one node    Heartbeat       HeartbeatReply
     PUB, to one node    GossipStatus    GossipState if the receiver knows more, GossipStatus if less
@@ -25,6 +26,14 @@ from shardbus.membership.vector_clock import VectorClock
 
 PROTOCOL = 3
 """Version of what membership says and means. Nodes of different versions refuse each other."""
+
+NAME_MAX = 256
+SETTING_NAME_MAX = 512
+"""A setting of an entity type has the type's name within its own, which may be as long as that."""
+SETTINGS_MAX = 20_000
+"""Four for each of some thousand types, and those of the cluster."""
+TEXT_MAX = 4096
+"""The longest value of a setting, and the longest reason, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,8 @@ class InitAck:
 
 @dataclass(frozen=True, slots=True)
 class InitNack:
-    """Not now: the sender is itself no member yet, or on its way out."""
+    """Not now: the sender is itself no member yet. As the answer to a Join also: it is on its way
+    out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,8 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
-    """Never: `reason` names what differs, with both values."""
+    """Never: `reason` names what differs, with both values. It has at most `TEXT_MAX`
+    characters."""
 
     reason: str
 

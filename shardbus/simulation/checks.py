@@ -178,6 +178,9 @@ class Checks:
                 raise Violation("I8", f"{process.id} has lost {node} without a tombstone")
             if now is not None and now.status.rank < member.status.rank:
                 raise Violation("I8", f"{process.id}: the status of {node} went back")
+        for name, written in before.meta.items():
+            if name not in after.meta or after.meta[name] < written:
+                raise Violation("I8", f"{process.id}: what is written under {name} went back")
         older = before.clock.without(after.tombstones).compare(after.clock)
         if older not in (Order.SAME, Order.BEFORE):
             raise Violation("I8", f"{process.id}: the clock went back")

@@ -8,9 +8,13 @@ Decoding is schema-first: every field has a type and a bound, what is declared n
 and a compressed body may not grow beyond `BODY_MAX`. Anything that does not fit raises
 RemoteProtocolError, and nothing else does.
 
-A state names each node once, in a table; everything else refers to its place there. Members come
-first in the table, so that a reader can check at a glance that seen nodes, observers, subjects and
-counters are members.
+A state has a table in which each node stands once; everything else refers to a node by its place
+there, as often as it speaks of it. Members come first in the table, so that a reader can check at a
+glance that seen nodes, observers, subjects and counters are members.
+
+Small on the wire may be large here. So what speaks of a node twice where once is enough is refused.
+A state has no more rows than members, which is checked before any of them is read; and a row has
+no more flags than there are other members, which is checked before the next one is.
 
 Source: S1.46, S3.34, B.13.
 """
@@ -18,20 +22,22 @@ Source: S1.46, S3.34, B.13.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from typing import Annotated, assert_never
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, TypeVar, assert_never
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shardbus.errors import RemoteProtocolError
-from shardbus.ids import NodeId
+from shardbus.ids import NodeId, is_host
 from shardbus.membership import messages as m
 from shardbus.membership.gossip import META_BYTES_MAX, Gossip
 from shardbus.membership.gossip import Meta as Written
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.vector_clock import VectorClock
+
+V = TypeVar("V")
 
 FORMAT = 1
 PLAIN, COMPRESSED = 0, 1
@@ -43,18 +49,22 @@ WORST = Flag.TERMINATED.value
 
 Host = Annotated[str, Meta(min_length=1, max_length=255)]
 Port = Annotated[int, Meta(ge=1, le=65535)]
-Name = Annotated[str, Meta(max_length=256)]
-Text = Annotated[str, Meta(max_length=4096)]
+Name = Annotated[str, Meta(max_length=m.NAME_MAX)]
+SettingName = Annotated[str, Meta(max_length=m.SETTING_NAME_MAX)]
+Text = Annotated[str, Meta(max_length=m.TEXT_MAX)]
 Number = Annotated[int, Meta(ge=0, le=2**62)]
 Place = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Millis = Annotated[int, Meta(ge=0, le=10**9)]
 Names = Annotated[list[Name], Meta(max_length=256)]
-Settings = Annotated[dict[Name, Text], Meta(max_length=4096)]
+Settings = Annotated[dict[SettingName, Text], Meta(max_length=m.SETTINGS_MAX)]
 Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
 Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
 Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
 Counters = Annotated[list[tuple[Place, Number]], Meta(max_length=NODES_MAX)]
+Flags = Annotated[
+    list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
+]
 
 
 class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
@@ -71,13 +81,12 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
-    """One observer's row of reachability."""
+    """One observer's row of reachability. Its flags stay bytes until all observers are known to
+    be members, each once."""
 
     observer: Place
     version: Number
-    flags: Annotated[
-        list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
-    ]
+    flags: msgspec.Raw
 
 
 class WireState(Struct, array_like=True, forbid_unknown_fields=True):
@@ -168,8 +177,19 @@ Wire = (
     | GossipState
 )
 
+MALFORMED = (
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+)
+
 _encoder = msgspec.msgpack.Encoder()
 _decode_body: Callable[[bytes], Wire] = msgspec.msgpack.Decoder(Wire).decode
+_decode_flags: Callable[[msgspec.Raw], list[tuple[int, int]]] = msgspec.msgpack.Decoder(
+    Flags
+).decode
 
 
 def encode(message: m.Message) -> bytes:
@@ -191,7 +211,7 @@ def decode(data: bytes) -> m.Message:
     body = data[2:] if data[1] == PLAIN else _inflate(data[2:])
     try:
         return _from_wire(_decode_body(body))
-    except (msgspec.DecodeError, UnicodeDecodeError, MemoryError, OverflowError) as error:
+    except MALFORMED as error:
         raise RemoteProtocolError(f"malformed membership message: {error}") from None
 
 
@@ -304,13 +324,15 @@ def _member(node: NodeId, wire: WireMember) -> Member:
 def _node(wire: tuple[str, int, int]) -> NodeId:
     if not 0 <= wire[2] <= UID_MAX:
         raise RemoteProtocolError(f"a uid has 64 bits, not {wire[2]}")
+    if not is_host(wire[0]):
+        raise RemoteProtocolError(f"not a host: {wire[0]!r}")
     return NodeId(*wire)
 
 
 def _clock(nodes: list[tuple[str, int, int]], counts: list[int]) -> VectorClock:
     if len(nodes) != len(counts):
         raise RemoteProtocolError("a clock needs one count per node")
-    return VectorClock({_node(n): c for n, c in zip(nodes, counts, strict=True)})
+    return VectorClock(_once((_node(n), c) for n, c in zip(nodes, counts, strict=True)))
 
 
 def _wire_state(gossip: Gossip) -> WireState:
@@ -321,7 +343,7 @@ def _wire_state(gossip: Gossip) -> WireState:
         members=[_wire_member(member) for member in gossip.members.values()],
         seen=sorted(place[n] for n in gossip.seen),
         rows=[
-            WireRow(place[observer], row.version, [(place[s], f) for s, f in row.flags.items()])
+            WireRow(place[observer], row.version, _wire_flags(row, place))
             for observer, row in gossip.reachability.rows.items()
         ],
         clock=[(place[n], c) for n, c in gossip.clock.counters.items()],
@@ -343,16 +365,33 @@ def _gossip(wire: WireState) -> Gossip:
             raise RemoteProtocolError("a state speaks of a node that is no member")
         return nodes[place]
 
-    rows = {
-        at(row.observer): Row(row.version, {at(s): Flag(flag) for s, flag in row.flags})
-        for row in wire.rows
-    }
+    observers = _once((at(row.observer), row) for row in wire.rows)
     return Gossip(
         members=dict(sorted(members.items())),
-        seen=frozenset(at(place) for place in wire.seen),
-        reachability=Reachability(rows),
-        clock=VectorClock({at(place): count for place, count in wire.clock}),
+        seen=frozenset(_once((at(place), None) for place in wire.seen)),
+        reachability=Reachability({n: _row(row, at) for n, row in observers.items()}),
+        clock=VectorClock(_once((at(p), count) for p, count in wire.clock)),
         tombstones=dict(zip(nodes[alive:], wire.tombstones, strict=True)),
         epochs=wire.epochs,
         meta={name: Written(version, data) for name, (version, data) in wire.meta.items()},
     )
+
+
+def _wire_flags(row: Row, place: Mapping[NodeId, int]) -> msgspec.Raw:
+    return msgspec.Raw(_encoder.encode([(place[s], flag) for s, flag in row.flags.items()]))
+
+
+def _row(wire: WireRow, at: Callable[[int], NodeId]) -> Row:
+    flags = _decode_flags(wire.flags)
+    if any(place == wire.observer for place, _ in flags):
+        raise RemoteProtocolError("a row speaks of its own observer")
+    return Row(wire.version, _once((at(s), Flag(flag)) for s, flag in flags))
+
+
+def _once(pairs: Iterable[tuple[NodeId, V]]) -> dict[NodeId, V]:
+    found: dict[NodeId, V] = {}
+    for node, value in pairs:
+        if node in found:
+            raise RemoteProtocolError(f"{node} is spoken of twice")
+        found[node] = value
+    return found

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.audit import broken_rules
-from shardbus.membership.gossip import Gossip
+from shardbus.membership.gossip import Gossip, Meta
 from shardbus.membership.member import TRANSITIONS, Member, Service, Status
 from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.vector_clock import VectorClock
@@ -38,6 +38,7 @@ def state(seen: str = "abc", **statuses: Status) -> Gossip:
 
 sets_of_nodes = st.lists(st.sampled_from(NODES), unique=True, max_size=5)
 counters = st.dictionaries(st.sampled_from(NODES), st.integers(1, 2), max_size=5)
+written = st.builds(Meta, st.integers(1, 3), st.sampled_from([b"", b"one", b"two"]))
 
 
 @st.composite
@@ -50,7 +51,7 @@ def arbitrary(draw: st.DrawFn) -> Gossip:
     rows = {
         observer: Row(
             draw(st.integers(1, 3)),
-            {s: draw(st.sampled_from(list(Flag)[1:])) for s in draw(subset)},
+            {s: draw(st.sampled_from(list(Flag)[1:])) for s in draw(subset) if s != observer},
         )
         for observer in draw(subset)
     }
@@ -68,6 +69,7 @@ def arbitrary(draw: st.DrawFn) -> Gossip:
         clock=VectorClock(clock),
         tombstones=dead,
         epochs=draw(st.dictionaries(st.sampled_from(["x", "y"]), st.integers(1, 3))),
+        meta=draw(st.dictionaries(st.sampled_from(["k", "l"]), written)),
     )
 
 
@@ -90,6 +92,7 @@ def losses(part: Gossip, whole: Gossip) -> list[str]:
     found += [f"counter {n}" for n, c in part.clock.counters.items()
               if n not in dead and whole.clock.counters.get(n, 0) < c]  # fmt: skip
     found += [f"epoch {t}" for t, e in part.epochs.items() if whole.epochs.get(t, 0) < e]
+    found += [f"meta {n}" for n, w in part.meta.items() if whole.meta.get(n, Meta(0, b"")) < w]
     for node, one in part.members.items():
         now = whole.members.get(node)
         if node not in dead and (now is None or now.status.rank < one.status.rank):
@@ -109,6 +112,8 @@ RICH: dict[str, Callable[[Gossip], bool]] = {
     "two observers of one": lambda g: len(g.records()) > len(g.verdicts()) > 0,
     "a downed observer": lambda g: len(g.reachability.records()) > len(g.records()),
     "epochs": lambda g: bool(g.epochs),
+    "meta": lambda g: bool(g.meta),
+    "meta written twice": lambda g: any(w.version > 1 for w in g.meta.values()),
     "seen by some": lambda g: 0 < len(g.seen) < len(g.members),
     "several authors": lambda g: len(g.clock.counters) > 2,
 }  # fmt: skip
@@ -135,8 +140,8 @@ def histories(draw: st.DrawFn) -> list[Gossip]:
         copy = copies[me]
         if me not in copy.members or other not in copies[other].members:
             continue  # who was removed, and knows it, is silent
-        match draw(st.integers(0, 4)):
-            case 0:
+        match draw(st.integers(0, 5)):
+            case 0 if other != me:
                 copy = copy.with_flag(me, other, draw(st.sampled_from(list(Flag))))
             case 1 if other in copy.members and (now := copy.members[other]):
                 steps = [s for s in TRANSITIONS[now.status] if s is not Status.REMOVED]
@@ -150,6 +155,8 @@ def histories(draw: st.DrawFn) -> list[Gossip]:
                     copy = copy.without_members(me, (other,), 1.0)
             case 3:
                 copy = copy.with_epoch(me, "x", draw(st.integers(1, 5)))
+            case 4:
+                copy = copy.with_meta(me, "k", draw(st.sampled_from([b"one", b"two"])))
             case _:
                 copy = copy.received(copies[other], me)
         copies[me] = copy.with_seen(me) if me in copy.members else copy
@@ -177,6 +184,7 @@ def test_any_order_of_merging_ends_alike(copies: list[Gossip], random: object) -
     assert one == other
     for copy in copies:
         assert one.merge(copy) == one
+        assert losses(copy, one) == []
         for node, seen in copy.members.items():
             assert node in one.tombstones or one.members[node].status.rank >= seen.status.rank
     assert [r for r in broken_rules(one, NODES[0], ()) if "has seen" not in r] == []
@@ -332,6 +340,16 @@ def test_TU1_who_was_removed_on_one_side_is_gone_after_merging() -> None:
             False,
             False,
         )
+
+
+def test_of_what_was_written_under_one_name_the_later_stays() -> None:
+    """Of two that were written at once, the greater bytes."""
+    first = state(a=U, b=U).with_meta(A, "k", b"z")
+    later = first.with_meta(B, "k", b"a")
+    rival = state(a=U, b=U).with_meta(B, "k", b"y")
+    for one, other, data in ((first, later, b"a"), (first, rival, b"z"), (later, rival, b"a")):
+        assert one.merge(other).meta["k"].data == data
+        assert other.merge(one).meta["k"].data == data
 
 
 def test_TU1_a_new_incarnation_is_another_member() -> None:

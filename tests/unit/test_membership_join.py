@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from test_membership_gossip import A, B, C, member, state
 
-from shardbus.ids import Address, NodeId
-from shardbus.membership.admission import admit
+from shardbus.ids import ID_BYTES_MAX, Address, NodeId
+from shardbus.membership.admission import Door, admit
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.join import Joiner, Step, disagreement
@@ -16,6 +16,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     PROTOCOL,
     Greeting,
+    InitAck,
     InitJoin,
     InitNack,
     Join,
@@ -48,6 +49,53 @@ J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
 )
 def test_TU12_disagreement_names_both_values(theirs: Greeting, why: str) -> None:
     assert disagreement(GREETING, theirs) == why
+
+
+def settings_of(value: str, names: list[str]) -> Greeting:
+    return replace(GREETING, settings=dict.fromkeys(names, value))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (settings_of("1", names), settings_of("2", names))
+        for names in ([f"types.t{i}.layout" for i in range(1000)], ["n" * 9000, "m" * 9000])
+    ]
+    + [
+        (
+            settings_of("\U000e0001" * 4000, ["a", "b", "c"]),
+            settings_of("x" * 4096, ["a", "b", "c"]),
+        ),
+        (
+            replace(GREETING, cluster="\U000e0001" * 256),
+            replace(GREETING, cluster="\U000e0002" * 256),
+        ),
+    ],
+    ids=["many", "long names", "long values", "cluster names that grow when they are shown"],
+)
+def test_a_refusal_always_fits_the_wire(mine: Greeting, theirs: Greeting) -> None:
+    refused = JoinRefused(disagreement(mine, theirs))
+    assert decode(encode(refused)) == refused
+
+
+def test_a_refusal_names_the_first_differences_and_counts_the_rest() -> None:
+    names = [f"types.t{i:02}.layout" for i in range(60)]
+    why = disagreement(settings_of("shards=100", names), settings_of("shards=200", names))
+    assert why.startswith(
+        "setting types.t00.layout is 'shards=200' on one side and 'shards=100' on the other; "
+    )
+    assert "types.t04.layout" in why
+    assert why.endswith("; and 55 more")
+
+
+def test_the_settings_of_a_type_with_the_longest_name_are_compared() -> None:
+    greeting = settings_of("1", ["types." + "x" * ID_BYTES_MAX + ".coordinator_role"])
+    assert decode(encode(InitJoin(greeting))) == InitJoin(greeting)
+
+
+def test_the_settings_of_some_thousand_types_are_compared() -> None:
+    names = [f"types.{i}.{key}" for i in range(4000) for key in "abcd"]
+    assert decode(encode(InitJoin(settings_of("1", names)))) == InitJoin(settings_of("1", names))
 
 
 def ask(gossip: Gossip, node: NodeId = NEW, greeting: Greeting = GREETING) -> tuple[Gossip, object]:
@@ -161,6 +209,50 @@ def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
     assert asked(first.start(0.0).send) == [*SEEDS[1:]]
     assert first.on_nack(T, 0.1).step is Step.NONE
     assert first.on_nack(V, 0.2).step is Step.FOUND_CLUSTER
+
+
+def test_what_was_said_before_the_seeds_were_asked_anew_does_not_count() -> None:
+    """The one that was in no cluster then may be a member by now."""
+    first = joiner(S, retry_unsuccessful_join_after=10.0)
+    first.start(0.0)
+    assert first.on_nack(T, 0.1).step is Step.NONE
+    first.on_ack(V, GREETING, 0.2)
+    assert asked(first.tick(10.2).send) == [*SEEDS[1:]]
+    restarted = V._replace(uid=6)
+    assert first.on_nack(restarted, 10.3).step is Step.NONE
+    assert first.on_nack(T, 10.4).step is Step.FOUND_CLUSTER
+
+
+@pytest.mark.parametrize("now", [0.5, 10.5], ids=["at once", "after the seeds were asked anew"])
+def test_B2_the_nack_of_one_that_acknowledged_founds_nothing(now: float) -> None:
+    """It is on its way out, and the cluster lives on without it."""
+    first = joiner(S, retry_unsuccessful_join_after=10.0)
+    first.start(0.0)
+    first.on_ack(V, GREETING, 0.2)
+    first.tick(now)
+    assert first.on_nack(V, now).step is Step.NONE
+    assert first.on_nack(T, now).step is Step.NONE
+    assert first.on_nack(V._replace(uid=6), now).step is Step.FOUND_CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("copy", "answer"),
+    [
+        (Gossip(), InitNack()),
+        (state(a=J), InitAck(GREETING)),
+        (state(a=U), InitAck(GREETING)),
+        (state(a=L), InitAck(GREETING)),
+        (state(a=X, b=U), None),
+        (state(a=DOWN, b=U), None),
+    ],
+)
+def test_B2_only_who_is_in_no_cluster_says_so(
+    copy: Gossip, answer: InitAck | InitNack | None
+) -> None:
+    door = Door(Member(A, 1), GREETING, DEFAULTS)
+    progress = door.on_message(copy, NEW, InitJoin(GREETING), 1.0)
+    assert progress.send == ((SendControl(NEW, answer),) if answer else ())
+    assert progress.step is (Step.NONE if answer else Step.DROP)
 
 
 def test_the_first_seed_founds_a_cluster_when_nobody_answers_in_time() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 
 import msgspec
@@ -95,7 +96,9 @@ def body(*fields: object) -> bytes:
 
 
 NODE = ("a", 1, 1)
+TWO = [NODE, ("b", 1, 1)]
 ONE = (1, "", [], "", 2, 1)
+DEEP = b"\x91" * 100_000 + b"\x90"
 
 
 @pytest.mark.parametrize(
@@ -122,6 +125,18 @@ ONE = (1, "", [], "", 2, 1)
         body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(0, 4)])], [], [], {})),
         body(11, NODE, ([NODE], [ONE], [], [], [(3, 1)], [], {})),
         body(11, NODE, ([NODE], [(1, "", [], "", 8, 1)], [], [], [], [], {})),
+        body(11, NODE, ([NODE], [ONE], [0, 0], [], [], [], {}, {})),
+        body(11, NODE, ([NODE], [ONE], [], [], [(0, 1), (0, 2)], [], {}, {})),
+        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(0, 1)])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, []), (0, 2, [])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, [(1, 1), (1, 1)])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, [(1, 9)])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, "flags")], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, msgspec.Raw(DEEP))], [], [], {}, {})),
+        body(11, NODE, ([("a b", 1, 1)], [ONE], [], [], [], [], {}, {})),
+        body(11, ("tcp://a", 1, 1), ([NODE], [ONE], [], [], [], [], {}, {})),
+        body(9, [NODE, NODE], [1, 2], 1),
+        body(10, [("a b", 1, 1)], [1]),
         bytes((FORMAT, 0)) + b"\x92\x0a\xdd\xff\xff\xff\xff",
         bytes((FORMAT, 0)) + b"\xdd\x00\x01\x00\x00" * 5000,
         bytes((FORMAT, 1)) + b"not zlib",
@@ -133,3 +148,29 @@ ONE = (1, "", [], "", 2, 1)
 def test_what_breaks_a_rule_is_refused(data: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         decode(data)
+
+
+def test_a_state_that_says_all_it_may_is_taken() -> None:
+    """Each member flags each other one: as much as anybody can come to say."""
+    nodes = [(f"n{i}", 1, i) for i in range(60)]
+    rows = [(i, 1, [(s, 3) for s in range(60) if s != i]) for i in range(60)]
+    message = decode(body(11, NODE, (nodes, [ONE] * 60, [], rows, [], [], {}, {})))
+    assert isinstance(message, m.GossipState)
+    assert len(message.gossip.reachability.records()) == 60 * 59
+
+
+def test_a_small_message_of_many_rows_is_refused_before_they_are_read() -> None:
+    """Twenty thousand rows of 128 flags are 84 kB on the wire, and were hundreds of megabytes
+    here."""
+    nodes = [(f"n{i}", 1, i) for i in range(128)]
+    row = [(s, 1) for s in range(128)]
+    rows = [(i % 128, 1, row) for i in range(20_000)]
+    plain = body(11, NODE, (nodes, [ONE] * 128, [], rows, [], [], {}, {}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="twice"):
+            decode(bytes((FORMAT, 1)) + zlib.compress(plain[2:], 9))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * len(plain)
