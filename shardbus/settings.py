@@ -255,7 +255,7 @@ class ShardingSettings:
     min_members: int = count(1, "regions that must have registered before shards get homes")
     allocation: str = text(
         "least-shards",
-        "strategy of types whose class names none",
+        "strategy; one that the class declares, a name or an object, counts as its declaration",
         choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")

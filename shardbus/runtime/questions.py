@@ -279,7 +279,7 @@ class Questions:
             if not coordinator.balance.takes_places:
                 raise Refused(
                     f"{name!r} has a strategy of its own, which would move the shard back",
-                    hint="set sharding.allocation = external for types that are placed by hand",
+                    hint=f"set sharding.types.{name}.allocation = external to place it by hand",
                 )
             places = {s: Address.parse(text) if text else None for s, text in changes.items()}
             coordination = self._node.successions[name].coordination

@@ -423,7 +423,15 @@ class LastInOrder:
         return []
 
 
-async def test_a_type_may_bring_its_own_allocation(nodes: Nodes) -> None:
+RING: dict[str, Any] = {"allocation": "consistent-hashing"}
+
+
+@pytest.mark.parametrize(
+    ("said", "ring"), [({}, False), (RING, False), ({"types": {"page": RING}}, True)]
+)
+async def test_a_type_may_bring_its_own_allocation_and_settings_of_that_type_win(
+    nodes: Nodes, said: dict[str, Any], ring: bool
+) -> None:
     bus = ShardBus("own")
 
     class Page(Entity):
@@ -432,10 +440,14 @@ async def test_a_type_may_bring_its_own_allocation(nodes: Nodes) -> None:
             return self.context.node
 
     bus.entity(name="page", shards=8, allocation=LastInOrder())(Page)
-    pair = await nodes.cluster(bus, 2)
+    pair = await nodes.cluster(bus, 2, **said)
     client = await nodes.client()
-    found = {await client.call("page", f"p{n}", "where") for n in range(40)}
-    assert found == {str(max(node.me for node in pair))}
+    for n in range(40):
+        await client.call("page", f"p{n}", "where")
+    found = {shard: node.me for node in pair for shard in node.kinds["page"].host.shards}
+    empty, both = ShardTable(1, ""), [node.me for node in pair]
+    wanted = ConsistentHashing() if ring else LastInOrder()
+    assert found == wanted.allocate(empty, {}, sorted(found), both)
 
 
 async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Nodes) -> None:
