@@ -32,11 +32,11 @@ async def limits(
     if on is None:
         members = node.view.members if node.view is not None else ()
         asked = [m.node for m in members]
-        answers = await node.questions.ask_all("limit", kind.name, wanted)
+        answers = await node.questions.ask_all("limit", kind.name, wanted, of=kind.name)
     else:
         asked, answers = [on], {}
         try:
-            answers[on] = await node.questions.ask(on, "limit", kind.name, wanted)
+            answers[on] = await node.questions.ask(on, "limit", kind.name, wanted, of=kind.name)
         except RequestError:
             pass
         else:

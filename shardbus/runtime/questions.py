@@ -86,8 +86,8 @@ class Questions:
         self._keys = {name: (self.TYPE, name) for name in self._answers}
         self.on_leave: Callable[[], None] | None = None
 
-    async def ask(self, node: NodeId, question: str, *args: object) -> Any:
-        """Ask a node; this one answers itself.
+    async def ask(self, node: NodeId, question: str, *args: object, of: str = "") -> Any:
+        """Ask a node; this one answers itself. `of`: the entity type whose patience counts.
 
         Raises:
             RequestError: no answer in time, or the node is gone.
@@ -97,23 +97,25 @@ class Questions:
             return await answer if isinstance(answer, Coroutine) else answer
         future: asyncio.Future[Any] = self._node.loop.create_future()
         session = self._node.endpoint.session_to(node.address, node)
-        timeout = round(1000 * self._patience(node))
+        timeout = round(1000 * self._patience(node, of))
         session.ask(self._keys[question], "", encode_value(args), timeout, future, decode_value)
         return await future
 
-    def _patience(self, node: NodeId) -> float:
+    def _patience(self, node: NodeId, of: str) -> float:
         """Seconds for its answer: few for a node that somebody cannot reach."""
-        seconds = self._node.settings.sharding.shard_region_query_timeout
+        kind = self._node.kinds.get(of)
+        settings = self._node.settings.sharding if kind is None else kind.settings
+        seconds = settings.shard_region_query_timeout
         view = self._node.view
         lost = view is not None and node in view.unreachable
         return min(seconds, UNREACHABLE_S) if lost else seconds
 
-    async def ask_all(self, question: str, *args: object) -> dict[NodeId, Any]:
+    async def ask_all(self, question: str, *args: object, of: str = "") -> dict[NodeId, Any]:
         """Ask every member; those that did not answer in time are missing."""
         view = self._node.view
         nodes = [m.node for m in view.members] if view is not None else []
         answers = await asyncio.gather(
-            *(self.ask(node, question, *args) for node in nodes), return_exceptions=True
+            *(self.ask(node, question, *args, of=of) for node in nodes), return_exceptions=True
         )
         return {
             node: answer
@@ -255,7 +257,7 @@ class Questions:
         """Stop these shards; which have stopped, and which are still to."""
         if self._coordinator(name) is None:
             return None
-        patience = STOP_PART * self._node.settings.sharding.shard_region_query_timeout
+        patience = STOP_PART * self._kind(name).settings.shard_region_query_timeout
         try:
             coordination = self._node.successions[name].coordination
             left = await coordination.stop_shards(shards, patience)

@@ -66,7 +66,7 @@ class TypePages:
         kind = self._steering.kind(name)
         if kind.coordinator is not None:
             try:
-                table = await self._node.questions.ask(kind.coordinator, "table", name)
+                table = await self._node.questions.ask(kind.coordinator, "table", name, of=name)
                 if table is not None:
                     return {**table, "complete": True}
             except RequestError:
@@ -80,7 +80,7 @@ class TypePages:
         """Where the shards of a type live, and how many entities each has in memory."""
         kind = self._steering.kind(type)
         table = await self._table(type)
-        stats = await self._node.questions.ask_all("stats")
+        stats = await self._node.questions.ask_all("stats", of=type)
         answered = {str(node) for node in stats}
         live = {
             (str(node), shard): count
@@ -118,7 +118,9 @@ class TypePages:
         if home is not None:
             state = "running"
             try:
-                running = await self._node.questions.ask(home.node, "running", type, shard, id)
+                running = await self._node.questions.ask(
+                    home.node, "running", type, shard, id, of=type
+                )
             except RequestError:
                 state = "unknown"
         return {
@@ -137,7 +139,7 @@ class TypePages:
         self._steering.kind(type)
         limit = min(limit, ENTITIES_MAX)
         pages = await self._node.questions.ask_all(
-            "entities", type, shard or "", prefix, cursor or "", limit + 1
+            "entities", type, shard or "", prefix, cursor or "", limit + 1, of=type
         )
         rows = [
             {"id": i, "shard": s, "node": str(node)}
@@ -200,7 +202,9 @@ class TypePages:
         if kind.coordinator is None:
             return None
         try:
-            told = await self._node.questions.ask(kind.coordinator, "shard", kind.name, shard)
+            told = await self._node.questions.ask(
+                kind.coordinator, "shard", kind.name, shard, of=kind.name
+            )
         except RequestError:
             return None
         return dict(told) if told is not None else None

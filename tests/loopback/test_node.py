@@ -27,6 +27,7 @@ from shardbus import (
 )
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
+from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from shardbus.sharding.allocation import ConsistentHashing, Move
 from shardbus.sharding.table import ShardTable
@@ -468,6 +469,35 @@ async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
     monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.timeout_ms))
     assert [*await first.questions.ask_all("stats")] == [first.me]
     assert asked == [250]
+
+
+async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_say(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = application()[0]
+    bus.entity("page", shards=4, shard_region_query_timeout="150ms")(type("Page", (Entity,), {}))
+    own = {"counter": {"shard_region_query_timeout": 0.2}}
+    first, second = await nodes.cluster(bus, 2, shard_region_query_timeout=0.05, types=own)
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        second.questions, "asked", lambda _, run: asked.append((run.method, run.timeout_ms))
+    )
+    for kind in first.kinds.values():
+        kind.coordinator = second.me
+    for name, patience in (("counter", 200), ("page", 150)):
+        admin = Admin(first)
+        await admin.shards(name)
+        await admin.entities(name, None, "", 10, None)
+        await admin.explain_shard(name, "1")
+        await admin.limits(name)
+        for steered in (admin.rebalance(name, None, None), admin.places(name)):
+            with pytest.raises(AskTimeout):
+                await steered
+        wanted = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
+        assert asked == [(question, patience) for question in wanted]
+        asked.clear()
+    await Admin(first).nodes()
+    assert asked == [("stats", 50)]
 
 
 async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(
