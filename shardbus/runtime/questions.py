@@ -111,17 +111,22 @@ class Questions:
         return min(seconds, UNREACHABLE_S) if lost else seconds
 
     async def ask_all(self, question: str, *args: object, of: str = "") -> dict[NodeId, Any]:
-        """Ask every member; those that did not answer in time are missing."""
-        view = self._node.view
-        nodes = [m.node for m in view.members] if view is not None else []
+        """Ask every member; those that did not answer in time are missing. One whose application
+        does not know the type is not silent, and has nothing of it: its answer is None."""
+        nodes = self.members()
         answers = await asyncio.gather(
             *(self.ask(node, question, *args, of=of) for node in nodes), return_exceptions=True
         )
         return {
-            node: answer
+            node: None if isinstance(answer, UnknownEntityType) else answer
             for node, answer in zip(nodes, answers, strict=True)
-            if not isinstance(answer, BaseException)
+            if not isinstance(answer, BaseException) or isinstance(answer, UnknownEntityType)
         }
+
+    def members(self) -> list[NodeId]:
+        """Who is asked when all are."""
+        view = self._node.view
+        return [m.node for m in view.members] if view is not None else []
 
     def unsent(self, questions: list[Unsent], error: RequestError) -> None:
         """The link ended before it carried these: no answer will come."""

@@ -135,21 +135,26 @@ class TypePages:
     async def entities(
         self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
     ) -> Json:
-        """A page of the entities in memory, by id."""
+        """A page of the entities in memory, by id; without those of nodes that are silent."""
         self._steering.kind(type)
         limit = min(limit, ENTITIES_MAX)
+        asked = self._node.questions.members()
         pages = await self._node.questions.ask_all(
             "entities", type, shard or "", prefix, cursor or "", limit + 1, of=type
         )
         rows = [
             {"id": i, "shard": s, "node": str(node)}
             for node, page in pages.items()
-            for i, s in page
+            for i, s in page or ()
         ]
         rows.sort(key=lambda row: (row["id"], row["node"]))
         more = len(rows) > limit
         rows = rows[:limit]
-        return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
+        return {
+            "entities": rows,
+            "next": rows[-1]["id"] if more and rows else None,
+            "silent": [str(node) for node in asked if node not in pages],
+        }
 
     async def explain(self, type: str, id: str) -> Json:
         """Where an entity is, why, and what its messages wait for."""
