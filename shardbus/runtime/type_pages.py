@@ -6,6 +6,7 @@ Source: docs/reference/http.md; S2.82, S2.83; B.61, B.69.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -79,8 +80,8 @@ class TypePages:
     async def shards(self, type: str) -> Json:
         """Where the shards of a type live, and how many entities each has in memory."""
         kind = self._steering.kind(type)
-        table = await self._table(type)
-        stats = await self._node.questions.ask_all("stats", of=type)
+        asked = self._node.questions.ask_all("stats", of=type)
+        table, stats = await asyncio.gather(self._table(type), asked)
         answered = {str(node) for node in stats}
         live = {
             (str(node), shard): count

@@ -500,6 +500,18 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
     assert asked == [("stats", 50)]
 
 
+async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=600.0)
+    asked: list[str] = []
+    monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.method))
+    first.kinds["counter"].coordinator = second.me
+    page = asyncio.ensure_future(Admin(first).shards("counter"))
+    await until(lambda: sorted(asked) == ["stats", "table"], "both questions at once")
+    page.cancel()
+
+
 async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(
     nodes: Nodes,
 ) -> None:
