@@ -279,6 +279,27 @@ async def test_an_ask_that_waits_for_a_home_times_out(nodes: Nodes) -> None:
         await client.ref(counter, "x").within(0.1).add(1)
 
 
+async def test_S2_65_asks_that_expired_give_their_room_to_what_is_alive(nodes: Nodes) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus, buffer_size=3, min_members=2)
+    kind, ref, late = node.kinds["counter"], node.ref("counter", "x"), 3
+
+    async def expire(count: int) -> None:
+        asks = [node.ref("counter", f"x{n}").within(0.1).add(1) for n in range(count)]
+        for outcome in await asyncio.gather(*asks, return_exceptions=True):
+            assert isinstance(outcome, AskTimeout)
+
+    await expire(late)
+    assert (kind.router.region.buffered[0], kind.host.counts.dropped) == (late, {})
+    await ref.add.tell(1)
+    assert (kind.router.region.buffered[0], kind.host.counts.dropped) == (1, {"expired": late})
+    await expire(2)
+    await nodes.start(bus, buffer_size=3, min_members=2)
+    await until(lambda: kind.router.region.buffered[0] == 0, "a home")
+    assert kind.host.counts.dropped == {"expired": late + 2}, "those that were found then"
+    assert await ref.add(1) == 2
+
+
 # Joining and leaving
 
 
