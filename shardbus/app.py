@@ -99,6 +99,7 @@ class ShardBus:
             messages: classes that `receive` takes.
             supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
             allocation: an allocation strategy, or the name of one; least shards by default.
+            Section `sharding.types` of the settings wins over either.
             passivation: when entities leave memory; after 120 idle seconds by default.
             stop_message: what an entity gets when the runtime wants it to stop, which it does when
             it calls `context.stop()`. A text that names a handler without parameters is for that,

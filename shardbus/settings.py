@@ -241,7 +241,7 @@ class ShardingSettings:
     entity_recovery_constant_rate_frequency: float = seconds(0.1, "between two batches of them")
     entity_recovery_constant_rate_number_of_entities: int = count(5, "entities per batch and node")
     coordinator_failure_backoff: float = seconds(
-        5.0, "first wait of a coordinator whose store failed; at most 5 times"
+        5.0, "a coordinator whose store failed waits a tenth of it, then doubles, to 5 times it"
     )
     waiting_for_state_timeout: float = seconds(
         2.0, "regions may report to a new coordinator; 2.4.20 says 5 s"
@@ -255,7 +255,7 @@ class ShardingSettings:
     min_members: int = count(1, "regions that must have registered before shards get homes")
     allocation: str = text(
         "least-shards",
-        "strategy of types whose class names none",
+        "strategy; one that the class declares, a name or an object, counts as its declaration",
         choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
     )
     rebalance_interval: float = seconds(10.0, "between two looks at the balance")

@@ -122,12 +122,20 @@ def entities(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List entities that are in memory, a page at a time."""
+    """List entities that are in memory, a page at a time; exit code 4 if a node did not answer."""
     query = {"shard": shard, "prefix": prefix or None, "limit": limit, "cursor": cursor}
-    if answer := _page(node, as_json, "v1", "entities", entity_type, **query):
+    asked = NodeHttp(node)
+    text = asked.get("v1", "entities", entity_type, **query)
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
         output.table(("id", "shard", "node"), answer.get("entities", ()))
         if answer.get("next"):
             output.note(f"there are more: --cursor {answer['next']}")
+    if silent := answer.get("silent"):
+        names = ", ".join(silent)
+        raise Failure(f"no answer from {names}, whose entities are missing", code=Code.UNREACHABLE)
 
 
 def where(

@@ -30,13 +30,12 @@ async def limits(
     if wanted is not None and kind.settings.remember:
         raise Refused(f"entities of {kind.name!r} are remembered: there is no limit on them")
     if on is None:
-        members = node.view.members if node.view is not None else ()
-        asked = [m.node for m in members]
-        answers = await node.questions.ask_all("limit", kind.name, wanted)
+        asked = node.questions.members()
+        answers = await node.questions.ask_all("limit", kind.name, wanted, of=kind.name)
     else:
         asked, answers = [on], {}
         try:
-            answers[on] = await node.questions.ask(on, "limit", kind.name, wanted)
+            answers[on] = await node.questions.ask(on, "limit", kind.name, wanted, of=kind.name)
         except RequestError:
             pass
         else:

@@ -47,7 +47,7 @@ from shardbus.settings import Settings
 from shardbus.sharding import events
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.least_load import LeastLoad
-from shardbus.sharding.named import strategy_of
+from shardbus.sharding.named import strategy_for
 from shardbus.store.protocol import StateStore
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.endpoint import Endpoint
@@ -156,7 +156,7 @@ class Node:
             )
         check_leases(name, chosen, self.settings.store)
         hosts = kind.hosted_by(chosen.role, self.settings.node)
-        strategy = kind.strategy or strategy_of(chosen)
+        strategy = strategy_for(name, self.settings.sharding, chosen, kind.strategy)
         made = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)
         made.sampling.switch(on=isinstance(strategy, LeastLoad))
         self.kinds[name] = made

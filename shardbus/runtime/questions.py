@@ -86,8 +86,8 @@ class Questions:
         self._keys = {name: (self.TYPE, name) for name in self._answers}
         self.on_leave: Callable[[], None] | None = None
 
-    async def ask(self, node: NodeId, question: str, *args: object) -> Any:
-        """Ask a node; this one answers itself.
+    async def ask(self, node: NodeId, question: str, *args: object, of: str = "") -> Any:
+        """Ask a node; this one answers itself. `of`: the entity type whose patience counts.
 
         Raises:
             RequestError: no answer in time, or the node is gone.
@@ -97,29 +97,36 @@ class Questions:
             return await answer if isinstance(answer, Coroutine) else answer
         future: asyncio.Future[Any] = self._node.loop.create_future()
         session = self._node.endpoint.session_to(node.address, node)
-        timeout = round(1000 * self._patience(node))
+        timeout = round(1000 * self._patience(node, of))
         session.ask(self._keys[question], "", encode_value(args), timeout, future, decode_value)
         return await future
 
-    def _patience(self, node: NodeId) -> float:
+    def _patience(self, node: NodeId, of: str) -> float:
         """Seconds for its answer: few for a node that somebody cannot reach."""
-        seconds = self._node.settings.sharding.shard_region_query_timeout
+        kind = self._node.kinds.get(of)
+        settings = self._node.settings.sharding if kind is None else kind.settings
+        seconds = settings.shard_region_query_timeout
         view = self._node.view
         lost = view is not None and node in view.unreachable
         return min(seconds, UNREACHABLE_S) if lost else seconds
 
-    async def ask_all(self, question: str, *args: object) -> dict[NodeId, Any]:
-        """Ask every member; those that did not answer in time are missing."""
-        view = self._node.view
-        nodes = [m.node for m in view.members] if view is not None else []
+    async def ask_all(self, question: str, *args: object, of: str = "") -> dict[NodeId, Any]:
+        """Ask every member; those that did not answer in time are missing. One whose application
+        does not know the type is not silent, and has nothing of it: its answer is None."""
+        nodes = self.members()
         answers = await asyncio.gather(
-            *(self.ask(node, question, *args) for node in nodes), return_exceptions=True
+            *(self.ask(node, question, *args, of=of) for node in nodes), return_exceptions=True
         )
         return {
-            node: answer
+            node: None if isinstance(answer, UnknownEntityType) else answer
             for node, answer in zip(nodes, answers, strict=True)
-            if not isinstance(answer, BaseException)
+            if not isinstance(answer, BaseException) or isinstance(answer, UnknownEntityType)
         }
+
+    def members(self) -> list[NodeId]:
+        """Who is asked when all are."""
+        view = self._node.view
+        return [m.node for m in view.members] if view is not None else []
 
     def unsent(self, questions: list[Unsent], error: RequestError) -> None:
         """The link ended before it carried these: no answer will come."""
@@ -255,7 +262,7 @@ class Questions:
         """Stop these shards; which have stopped, and which are still to."""
         if self._coordinator(name) is None:
             return None
-        patience = STOP_PART * self._node.settings.sharding.shard_region_query_timeout
+        patience = STOP_PART * self._kind(name).settings.shard_region_query_timeout
         try:
             coordination = self._node.successions[name].coordination
             left = await coordination.stop_shards(shards, patience)
@@ -279,7 +286,7 @@ class Questions:
             if not coordinator.balance.takes_places:
                 raise Refused(
                     f"{name!r} has a strategy of its own, which would move the shard back",
-                    hint="set sharding.allocation = external for types that are placed by hand",
+                    hint=f"set sharding.types.{name}.allocation = external to place it by hand",
                 )
             places = {s: Address.parse(text) if text else None for s, text in changes.items()}
             coordination = self._node.successions[name].coordination

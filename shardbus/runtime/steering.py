@@ -73,7 +73,7 @@ class Steering:
         coordinator = self.kind(name).coordinator
         answer = None
         if coordinator is not None:
-            answer = await self._node.questions.ask(coordinator, question, name, *args)
+            answer = await self._node.questions.ask(coordinator, question, name, *args, of=name)
         if not answer:
             raise Refused(f"the coordinator of {name!r} is not known yet", hint="try again")
         if isinstance(answer, dict) and "refused" in answer:

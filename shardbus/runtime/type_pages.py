@@ -6,6 +6,7 @@ Source: docs/reference/http.md; S2.82, S2.83; B.61, B.69.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ class TypePages:
         kind = self._steering.kind(name)
         if kind.coordinator is not None:
             try:
-                table = await self._node.questions.ask(kind.coordinator, "table", name)
+                table = await self._node.questions.ask(kind.coordinator, "table", name, of=name)
                 if table is not None:
                     return {**table, "complete": True}
             except RequestError:
@@ -79,8 +80,8 @@ class TypePages:
     async def shards(self, type: str) -> Json:
         """Where the shards of a type live, and how many entities each has in memory."""
         kind = self._steering.kind(type)
-        table = await self._table(type)
-        stats = await self._node.questions.ask_all("stats")
+        asked = self._node.questions.ask_all("stats", of=type)
+        table, stats = await asyncio.gather(self._table(type), asked)
         answered = {str(node) for node in stats}
         live = {
             (str(node), shard): count
@@ -118,7 +119,9 @@ class TypePages:
         if home is not None:
             state = "running"
             try:
-                running = await self._node.questions.ask(home.node, "running", type, shard, id)
+                running = await self._node.questions.ask(
+                    home.node, "running", type, shard, id, of=type
+                )
             except RequestError:
                 state = "unknown"
         return {
@@ -133,21 +136,26 @@ class TypePages:
     async def entities(
         self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
     ) -> Json:
-        """A page of the entities in memory, by id."""
+        """A page of the entities in memory, by id; without those of nodes that are silent."""
         self._steering.kind(type)
         limit = min(limit, ENTITIES_MAX)
+        asked = self._node.questions.members()
         pages = await self._node.questions.ask_all(
-            "entities", type, shard or "", prefix, cursor or "", limit + 1
+            "entities", type, shard or "", prefix, cursor or "", limit + 1, of=type
         )
         rows = [
             {"id": i, "shard": s, "node": str(node)}
             for node, page in pages.items()
-            for i, s in page
+            for i, s in page or ()
         ]
         rows.sort(key=lambda row: (row["id"], row["node"]))
         more = len(rows) > limit
         rows = rows[:limit]
-        return {"entities": rows, "next": rows[-1]["id"] if more and rows else None}
+        return {
+            "entities": rows,
+            "next": rows[-1]["id"] if more and rows else None,
+            "silent": [str(node) for node in asked if node not in pages],
+        }
 
     async def explain(self, type: str, id: str) -> Json:
         """Where an entity is, why, and what its messages wait for."""
@@ -200,7 +208,9 @@ class TypePages:
         if kind.coordinator is None:
             return None
         try:
-            told = await self._node.questions.ask(kind.coordinator, "shard", kind.name, shard)
+            told = await self._node.questions.ask(
+                kind.coordinator, "shard", kind.name, shard, of=kind.name
+            )
         except RequestError:
             return None
         return dict(told) if told is not None else None

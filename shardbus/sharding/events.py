@@ -19,21 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
 from shardbus.sharding.directions import Directions
+from shardbus.sharding.envelopes import Envelope, Returned
 from shardbus.store.protocol import StoredTable
 
 Message = msg.Message
-
-
-class Envelope(Protocol):
-    """What a region buffers and never opens. `size`: bytes it counts for in a buffer."""
-
-    @property
-    def size(self) -> int: ...
 
 
 # Into both.
@@ -241,6 +234,14 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Expired:
+    """Asks have expired among what waits for these shards, and whoever asked has been told. They
+    keep their places as long as nobody needs the room."""
+
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorAt:
     """The coordinator is there, or nowhere known. Say it again when a new one starts on the same
     node. For a client: any node it is connected to."""
@@ -272,9 +273,6 @@ class ShardDown:
     left: tuple[Envelope, ...] = ()
 
 
-Returned = tuple[tuple[str, Envelope], ...]  # by shard
-
-
 @dataclass(frozen=True, slots=True)
 class NodeGone:
     """That process has ended, or will never be heard again. What was to go there and never left is
@@ -304,8 +302,8 @@ class Shutdown:
 
 
 RegionEvent = (
-    Deliver | Received | CoordinatorAt | EpochSeen | FlushDone | ShardReady | ShardDown | NodeGone
-    | NodeBack | NodeLeft | Shutdown
+    Deliver | Expired | Received | CoordinatorAt | EpochSeen | FlushDone | ShardReady | ShardDown
+    | NodeGone | NodeBack | NodeLeft | Shutdown
 )  # fmt: skip
 
 # Out of a region.
@@ -375,17 +373,12 @@ class StopShard:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The message goes nowhere; its sender must be told. `reason` is one of the `REJECT_` words."""
+    """The message goes nowhere; its sender must be told, unless it has expired. `reason` is one of
+    the `REJECT_` words of `envelopes`."""
 
     shard: str
     envelope: Envelope
     reason: str
-
-
-REJECT_BUFFER_FULL = "buffer_full"
-REJECT_HOP_LIMIT = "hop_limit"
-REJECT_REFUSED = "refused"
-REJECT_STOPPED = "stopped"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The allocation strategies that settings can name.
+"""The allocation strategies that settings can name, and which one a type gets.
 
 Source: S2.57, S2.63, S2.64; B.63-B.69; N.9.
 """
@@ -14,6 +14,16 @@ from shardbus.sharding.allocation import (
     LeastShardThreshold,
 )
 from shardbus.sharding.least_load import LeastLoad
+
+
+def strategy_for(
+    name: str, section: ShardingSettings, chosen: ShardingSettings, own: AllocationStrategy | None
+) -> AllocationStrategy:
+    """The strategy of a type. `own` is an object that its class declares: as with every setting of
+    a declaration, only what the section says of this very type wins over it."""
+    if own is None or "allocation" in section.types.get(name, {}):
+        return strategy_of(chosen)
+    return own
 
 
 def strategy_of(settings: ShardingSettings) -> AllocationStrategy:

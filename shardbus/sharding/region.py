@@ -33,6 +33,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.draining import Draining, Step
 from shardbus.sharding.enrolment import Enrolment
+from shardbus.sharding.envelopes import Envelope
 from shardbus.sharding.messages import Home
 from shardbus.sharding.router import Router
 
@@ -124,6 +125,8 @@ class Region:
                 self._router.deliver(event, now)
             case ev.Received(sender, message):
                 self._on_message(sender, message, now)
+            case ev.Expired(shards):
+                self._router.expired(shards)
             case ev.CoordinatorAt(node):
                 self._enrolment.coordinator_at(node, now)
                 self._router.ask_again(now, everything=self._me is None)
@@ -321,7 +324,7 @@ class Region:
         self._started_now[shard] = Home(shard, self._me, hosted.fence)
         self._router.runs(shard, hosted.fence)
 
-    def _on_down(self, shard: str, left: tuple[ev.Envelope, ...], now: float) -> None:
+    def _on_down(self, shard: str, left: tuple[Envelope, ...], now: float) -> None:
         hosted = self._hosted.pop(shard, None)
         if hosted is None or self._me is None:
             return

@@ -25,6 +25,13 @@ from __future__ import annotations
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
+from shardbus.sharding.envelopes import (
+    REJECT_BUFFER_FULL,
+    REJECT_HOP_LIMIT,
+    REJECT_REFUSED,
+    Envelope,
+    Returned,
+)
 from shardbus.sharding.messages import Home
 from shardbus.sharding.routes import Buffers, Route, Way
 from shardbus.sharding.timers import Timers
@@ -93,7 +100,7 @@ class Router:
         """A message without a route: send it on, or keep it."""
         route = self._route(event.shard)
         if self._refused or event.hops >= self._hop_limit:
-            reason = ev.REJECT_REFUSED if self._refused else ev.REJECT_HOP_LIMIT
+            reason = REJECT_REFUSED if self._refused else REJECT_HOP_LIMIT
             self._out.append(ev.Reject(event.shard, event.envelope, reason))
             return
         if route.way is Way.KNOWN and route.home is not None:
@@ -107,8 +114,8 @@ class Router:
             route.ahead.note(event.via, event.hops)
             self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
             return
-        if not self._buffers.take(event.envelope):
-            self._out.append(ev.Reject(event.shard, event.envelope, ev.REJECT_BUFFER_FULL))
+        if not self._ways.take(event.envelope):
+            self._out.append(ev.Reject(event.shard, event.envelope, REJECT_BUFFER_FULL))
             return
         route.ahead.note(event.via, event.hops)
         queue = route.returned if free else route.waiting
@@ -117,11 +124,16 @@ class Router:
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
 
+    def expired(self, shards: tuple[str, ...]) -> None:
+        """Nobody waits any more for some of what waits for these."""
+        routes = self._routes
+        self._ways.stale.update((s, routes[s]) for s in shards if s in routes)
+
     def refuse(self) -> None:
         """The coordinator does not take this region: nothing waits any more, nothing is sent."""
         self._refused = True
         for route in self._routes.values():
-            self._ways.reject(route, route.mail + route.returned + route.waiting, ev.REJECT_REFUSED)
+            self._ways.reject(route, route.mail + route.returned + route.waiting, REJECT_REFUSED)
             route.mail, route.returned, route.waiting = [], [], []
             if route.way is Way.KNOWN:
                 self._ways.close(route)
@@ -195,14 +207,14 @@ class Router:
                 self._ways.flush_out(route, now)
             self._ways.ask(route, now)
 
-    def gone(self, node: NodeId, returned: ev.Returned, now: float) -> None:
+    def gone(self, node: NodeId, returned: Returned, now: float) -> None:
         """Nothing that was sent there will be answered, nothing must be sent there. What never left
         goes before what waits."""
         self._ways.gone[node] = None
         for shard, envelope in returned:
             route = self._route(shard)
-            if self._refused or not self._buffers.take(envelope):
-                reason = ev.REJECT_REFUSED if self._refused else ev.REJECT_BUFFER_FULL
+            if self._refused or not self._ways.take(envelope):
+                reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
                 self._out.append(ev.Reject(shard, envelope, reason))
             elif route.home is not None and route.home.node == node:
                 route.returned.append(envelope)
@@ -254,11 +266,11 @@ class Router:
             self._ways.close(route)
         self._ways.ask(route, now + self._retry)
 
-    def keep(self, shard: str, mail: tuple[ev.Envelope, ...], epoch: int, now: float) -> None:
+    def keep(self, shard: str, mail: tuple[Envelope, ...], epoch: int, now: float) -> None:
         """What the shard's entities have left, for its next home."""
         route = self._route(shard)
         if self._refused:
-            self._out.extend(ev.Reject(shard, one, ev.REJECT_REFUSED) for one in mail)
+            self._out.extend(ev.Reject(shard, one, REJECT_REFUSED) for one in mail)
         else:
             self._ways.keep(route, mail, epoch)
         self._ways.ask(route, now + self._retry)

@@ -25,7 +25,8 @@ of it can come back. If that waited too, two homes in a row that each flush towa
 could wait for each other: the Flush of one lies behind what the other keeps. Only behind mail that
 the old home passes on (`ways`) does everybody wait.
 
-`Buffers` counts all that waits in the region, in messages and in bytes.
+`Buffers` counts all that waits in the region, in messages and in bytes. Asks that expire
+are still counted, until their room is wanted or the home comes.
 
 Source: S0.12, S0.13, S0.21, S2.65; docs/architecture.md.
 """
@@ -36,7 +37,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from shardbus.ids import NodeId
-from shardbus.sharding.events import Envelope
+from shardbus.sharding.envelopes import Envelope
 from shardbus.sharding.messages import Home
 
 PASSED_MAX = 100

@@ -28,6 +28,7 @@ from collections.abc import Iterable
 
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
+from shardbus.sharding.envelopes import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_STOPPED, Envelope
 from shardbus.sharding.messages import Home
 from shardbus.sharding.routes import Buffers, Passed, Route, Way
 from shardbus.sharding.timers import Timers
@@ -38,10 +39,12 @@ MAIL_PATIENCE = 5.0
 
 class Ways:
     """See the module. `gone`: dead nodes; `running`: the fences of the shards that run here;
-    `acks`: BeginHandOffs to be acknowledged at the end of the turn."""
+    `acks`: BeginHandOffs to be acknowledged at the end of the turn; `stale`: where asks wait that
+    have expired."""
 
     __slots__ = (
         "_buffers", "_flushes", "_me", "_out", "_retry", "_timers", "acks", "gone", "running",
+        "stale",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +61,7 @@ class Ways:
         self.gone: dict[NodeId, None] = {}
         self.running: dict[str, int] = {}
         self.acks: dict[str, Home] = {}
+        self.stale: dict[str, Route] = {}
 
     def ask(self, route: Route, at: float) -> None:
         """Ask for the home then, if it is wanted and not asked for already."""
@@ -144,9 +148,34 @@ class Ways:
         self.open(route)
         self.ask(route, now)
 
+    # Room.
+
+    def take(self, envelope: Envelope) -> bool:
+        """Count one in. Where there is no room, what has expired makes some; what is found then is
+        not looked for again, so that a full buffer costs nothing for each message."""
+        if self._buffers.take(envelope):
+            return True
+        if not self.stale:
+            return False
+        stale, self.stale = self.stale, {}
+        for route in stale.values():
+            self._drop_expired(route)
+        return self._buffers.take(envelope)
+
+    def _drop_expired(self, route: Route) -> None:
+        """Mail that a next home may ask for stays as it is: that home has been told of it."""
+        queues = [route.waiting, route.returned]
+        if route.next is None:
+            queues.append(route.mail)
+        for queue in queues:
+            late = [one for one in queue if one.expired]
+            if late:
+                queue[:] = [one for one in queue if not one.expired]
+                self.reject(route, late, REJECT_EXPIRED)
+
     # Mail.
 
-    def keep(self, route: Route, mail: Iterable[ev.Envelope], epoch: int) -> None:
+    def keep(self, route: Route, mail: Iterable[Envelope], epoch: int) -> None:
         """The shard stopped here with this left, under that coordinator. If the next home is known
         already, others may send there already, and it comes too late."""
         route.kept_by = epoch
@@ -154,9 +183,9 @@ class Ways:
         late = home is not None and home.node != self._me
         for envelope in mail:
             if late:
-                self._out.append(ev.Reject(route.shard, envelope, ev.REJECT_STOPPED))
-            elif not self._buffers.take(envelope):
-                self._out.append(ev.Reject(route.shard, envelope, ev.REJECT_BUFFER_FULL))
+                self._out.append(ev.Reject(route.shard, envelope, REJECT_STOPPED))
+            elif not self.take(envelope):
+                self._out.append(ev.Reject(route.shard, envelope, REJECT_BUFFER_FULL))
             else:
                 route.mail.append(envelope)
                 route.ahead.note(None, 1)
@@ -218,10 +247,10 @@ class Ways:
         """Others may have sent what is newer to where it would go: its senders are told."""
         mail = route.mail + (route.returned if route.behind else [])
         route.mail, route.returned = [], [] if route.behind else route.returned
-        self.reject(route, mail, ev.REJECT_STOPPED)
+        self.reject(route, mail, REJECT_STOPPED)
         route.behind, route.held = False, None
 
-    def reject(self, route: Route, envelopes: list[ev.Envelope], reason: str) -> None:
+    def reject(self, route: Route, envelopes: list[Envelope], reason: str) -> None:
         """Nobody will handle these: their senders are told."""
         self._buffers.give(envelopes)
         self._out.extend(ev.Reject(route.shard, one, reason) for one in envelopes)

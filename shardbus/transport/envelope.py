@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardbus.errors import RequestError
+from shardbus.errors import AskTimeout, RequestError
 from shardbus.transport.asks import Clock, Key
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -60,6 +60,11 @@ class Envelope:
         self.size, self.via = len(payload) + 128, via
         """`via`: by which link a tell came, as a number below zero."""
         self.error: RequestError | None = None
+
+    @property
+    def expired(self) -> bool:
+        """Its time is over, and whoever waited for an answer has been told."""
+        return isinstance(self.error, AskTimeout)
 
     def send(self, out: Session, clock: Clock) -> None:
         """Put it on its way. One whose asker has given up is dropped: its outcome is told

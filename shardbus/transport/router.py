@@ -22,11 +22,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError, Unhandled
+from shardbus.errors import AskTimeout, RequestError
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.sharding import events
+from shardbus.sharding.envelopes import REJECT_EXPIRED
+from shardbus.sharding.envelopes import Envelope as Kept
 from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Failure, Key, Unsent
+from shardbus.transport.buffered import BufferedAsks, rejection
 from shardbus.transport.clockwork import Clockwork
 from shardbus.transport.envelope import Envelope
 from shardbus.transport.forks import guard
@@ -91,7 +94,7 @@ class Router:
         guard(self)
         self.interface, self.region = interface, region
         self.routes: dict[str, Route] = {}
-        self.buffered_asks: dict[Envelope, None] = {}
+        self.buffered_asks = BufferedAsks(interface.name)
         self.refused: RequestError | None = None
         self._by_id: dict[str, Route] = {}
         self._numbered: dict[int, Route] = {}
@@ -269,8 +272,7 @@ class Router:
             if envelope.waiter is None:
                 raise self.refused
             return self.done
-        if envelope.waiter is not None:
-            self.buffered_asks[envelope] = None
+        self.buffered_asks.add(envelope)
         self.handle(events.Deliver(envelope.shard, envelope))
         if envelope.error is not None and envelope.waiter is None:
             raise envelope.error
@@ -278,8 +280,7 @@ class Router:
 
     def arrived(self, envelope: Envelope, via: NodeId | None) -> None:
         """A message came over a link, and the shard is not ours to deliver it."""
-        if envelope.waiter is not None:
-            self.buffered_asks[envelope] = None
+        self.buffered_asks.add(envelope)
         self.handle(events.Deliver(envelope.shard, envelope, via, envelope.hops - 1))
 
     def resend(self, unsent: list[Unsent]) -> None:
@@ -295,19 +296,20 @@ class Router:
             else:
                 held.append(envelope)
         for envelope in reversed(held):
-            if envelope.waiter is not None:
-                self.buffered_asks[envelope] = None
+            self.buffered_asks.add(envelope)
             self.handle(events.Deliver(envelope.shard, envelope, older=True))
 
     def gone(self, node: NodeId, unsent: list[Unsent]) -> None:
         """A node has ended; `unsent` was to go there and never left."""
         envelopes = [self._envelope(one) for one in unsent]
-        self.buffered_asks.update((e, None) for e in envelopes if e.waiter is not None)
+        for envelope in envelopes:
+            self.buffered_asks.add(envelope)
         self.handle(events.NodeGone(node, tuple((e.shard, e) for e in envelopes)))
 
     def stopped(self, shard: str, left: list[Envelope]) -> None:
         """The shard runs here no more; `left` is what its entities have not handled."""
-        self.buffered_asks.update((e, None) for e in left if e.waiter is not None)
+        for envelope in left:
+            self.buffered_asks.add(envelope)
         self.handle(events.ShardDown(shard, tuple(left)))
 
     def _envelope(self, unsent: Unsent) -> Envelope:
@@ -326,19 +328,13 @@ class Router:
     def refuse(self, error: RequestError) -> None:
         """The type cannot be reached from here: fail what waits, and what is sent from now on."""
         self.refused = error
-        for envelope in list(self.buffered_asks):
-            envelope.refuse(error)
-        self.buffered_asks.clear()
+        self.buffered_asks.refuse(error)
 
     def expire(self) -> int:
         """Fail buffered asks whose deadline has passed; says how many."""
-        now = self._clock.tick
-        late = [envelope for envelope in self.buffered_asks if envelope.deadline <= now]
-        for envelope in late:
-            del self.buffered_asks[envelope]
-            envelope.refuse(
-                AskTimeout(f"no home for shard {envelope.shard} of {self.interface.name!r} in time")
-            )
+        late = self.buffered_asks.expire(self._clock.tick)
+        if late:
+            self.handle(events.Expired(tuple({envelope.shard: None for envelope in late})))
         return len(late)
 
     # ---- the machine
@@ -362,32 +358,28 @@ class Router:
                 )
             case events.Reject(envelope=envelope, reason=reason):
                 assert isinstance(envelope, Envelope)
-                self.buffered_asks.pop(envelope, None)
-                self._shell.dropped(reason, 1, envelope.via)
-                envelope.refuse(self._rejection(reason))
+                self.buffered_asks.discard(envelope)
+                self._dropped(envelope, reason)
+                if not envelope.expired:
+                    envelope.refuse(rejection(self.interface.name, reason))
             case _:
                 self._shell.perform(effect)
 
-    def _release(self, node: NodeId, envelopes: tuple[events.Envelope, ...]) -> None:
+    def _release(self, node: NodeId, envelopes: tuple[Kept, ...]) -> None:
         out = self._shell.out_for(node)
         for envelope in envelopes:
             assert isinstance(envelope, Envelope)
-            self.buffered_asks.pop(envelope, None)
+            self.buffered_asks.discard(envelope)
             if envelope.error is None:
                 envelope.send(out, self._clock)
+            elif envelope.expired:
+                self._dropped(envelope, REJECT_EXPIRED)
         if self._shell.is_here(node):
             out.flush()  # nothing that arrives from elsewhere may overtake them
 
-    def _rejection(self, reason: str) -> RequestError:
-        if reason == events.REJECT_BUFFER_FULL:
-            return BufferFull(
-                f"the buffer of {self.interface.name!r} for shards without a home is full"
-            )
-        if reason == events.REJECT_STOPPED:
-            return Unhandled(
-                f"an entity of {self.interface.name!r} stopped, and its shard moved on"
-            )
-        return NodeLost(f"a message of {self.interface.name!r} was given up: {reason}")
+    def _dropped(self, envelope: Envelope, reason: str) -> None:
+        if envelope.key is not None:  # else it is a flush, and no message
+            self._shell.dropped(reason, 1, envelope.via)
 
     def _tick(self) -> None:
         for effect in self.region.tick(self._loop.time()):

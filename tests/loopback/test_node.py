@@ -27,6 +27,7 @@ from shardbus import (
 )
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
+from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
 from shardbus.sharding.allocation import ConsistentHashing, Move
 from shardbus.sharding.table import ShardTable
@@ -278,6 +279,27 @@ async def test_an_ask_that_waits_for_a_home_times_out(nodes: Nodes) -> None:
         await client.ref(counter, "x").within(0.1).add(1)
 
 
+async def test_S2_65_asks_that_expired_give_their_room_to_what_is_alive(nodes: Nodes) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus, buffer_size=3, min_members=2)
+    kind, ref, late = node.kinds["counter"], node.ref("counter", "x"), 3
+
+    async def expire(count: int) -> None:
+        asks = [node.ref("counter", f"x{n}").within(0.1).add(1) for n in range(count)]
+        for outcome in await asyncio.gather(*asks, return_exceptions=True):
+            assert isinstance(outcome, AskTimeout)
+
+    await expire(late)
+    assert (kind.router.region.buffered[0], kind.host.counts.dropped) == (late, {})
+    await ref.add.tell(1)
+    assert (kind.router.region.buffered[0], kind.host.counts.dropped) == (1, {"expired": late})
+    await expire(2)
+    await nodes.start(bus, buffer_size=3, min_members=2)
+    await until(lambda: kind.router.region.buffered[0] == 0, "a home")
+    assert kind.host.counts.dropped == {"expired": late + 2}, "those that were found then"
+    assert await ref.add(1) == 2
+
+
 # Joining and leaving
 
 
@@ -423,7 +445,15 @@ class LastInOrder:
         return []
 
 
-async def test_a_type_may_bring_its_own_allocation(nodes: Nodes) -> None:
+RING: dict[str, Any] = {"allocation": "consistent-hashing"}
+
+
+@pytest.mark.parametrize(
+    ("said", "ring"), [({}, False), (RING, False), ({"types": {"page": RING}}, True)]
+)
+async def test_a_type_may_bring_its_own_allocation_and_settings_of_that_type_win(
+    nodes: Nodes, said: dict[str, Any], ring: bool
+) -> None:
     bus = ShardBus("own")
 
     class Page(Entity):
@@ -432,10 +462,14 @@ async def test_a_type_may_bring_its_own_allocation(nodes: Nodes) -> None:
             return self.context.node
 
     bus.entity(name="page", shards=8, allocation=LastInOrder())(Page)
-    pair = await nodes.cluster(bus, 2)
+    pair = await nodes.cluster(bus, 2, **said)
     client = await nodes.client()
-    found = {await client.call("page", f"p{n}", "where") for n in range(40)}
-    assert found == {str(max(node.me for node in pair))}
+    for n in range(40):
+        await client.call("page", f"p{n}", "where")
+    found = {shard: node.me for node in pair for shard in node.kinds["page"].host.shards}
+    empty, both = ShardTable(1, ""), [node.me for node in pair]
+    wanted = ConsistentHashing() if ring else LastInOrder()
+    assert found == wanted.allocate(empty, {}, sorted(found), both)
 
 
 async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Nodes) -> None:
@@ -456,6 +490,47 @@ async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
     monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.timeout_ms))
     assert [*await first.questions.ask_all("stats")] == [first.me]
     assert asked == [250]
+
+
+async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_say(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus = application()[0]
+    bus.entity("page", shards=4, shard_region_query_timeout="150ms")(type("Page", (Entity,), {}))
+    own = {"counter": {"shard_region_query_timeout": 0.2}}
+    first, second = await nodes.cluster(bus, 2, shard_region_query_timeout=0.05, types=own)
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        second.questions, "asked", lambda _, run: asked.append((run.method, run.timeout_ms))
+    )
+    for kind in first.kinds.values():
+        kind.coordinator = second.me
+    for name, patience in (("counter", 200), ("page", 150)):
+        admin = Admin(first)
+        await admin.shards(name)
+        await admin.entities(name, None, "", 10, None)
+        await admin.explain_shard(name, "1")
+        await admin.limits(name)
+        for steered in (admin.rebalance(name, None, None), admin.places(name)):
+            with pytest.raises(AskTimeout):
+                await steered
+        wanted = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
+        assert asked == [(question, patience) for question in wanted]
+        asked.clear()
+    await Admin(first).nodes()
+    assert asked == [("stats", 50)]
+
+
+async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=600.0)
+    asked: list[str] = []
+    monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.method))
+    first.kinds["counter"].coordinator = second.me
+    page = asyncio.ensure_future(Admin(first).shards("counter"))
+    await until(lambda: sorted(asked) == ["stats", "table"], "both questions at once")
+    page.cancel()
 
 
 async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(

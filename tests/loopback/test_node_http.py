@@ -157,7 +157,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(node
     bus.set_active_entity_limit("counter", 7)
     assert node.kinds["counter"].host.residents.limit == 7
 
-    async def nobody(*asked: object) -> dict[NodeId, object]:
+    async def nobody(*asked: object, of: str) -> dict[NodeId, object]:
         return {}
 
     node.questions.ask_all = nobody  # type: ignore[method-assign]

@@ -164,7 +164,7 @@ async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
 async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: Nodes) -> None:
     bus, gate = ShardBus("shop"), asyncio.Event()
 
-    @bus.entity("counter", shards=SHARDS)
+    @bus.entity("counter", shards=SHARDS, shard_region_query_timeout=0.1)
     class Slow(Entity):
         async def on_stop(self, reason: StopReason) -> None:
             await gate.wait()
@@ -173,7 +173,7 @@ async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: N
         def add(self, amount: int) -> int:
             return amount
 
-    node = await nodes.start(bus, shard_region_query_timeout=0.1)
+    node = await nodes.start(bus, shard_region_query_timeout=600.0)
     await touch(nodes, range(2))
     answer = await Admin(node).stop("counter", ("1", "7"))
     assert (answer["stopped"], answer["stopping"]) == (["7"], ["1"])

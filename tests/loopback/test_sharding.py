@@ -539,12 +539,16 @@ async def test_TS16_TSU16_who_does_not_answer_is_not_shown_as_empty(
 ) -> None:
     first, second = await nodes.cluster(application(), 2, shard_region_query_timeout=0.25)
     await ask_all(first, "add")
+    assert (await page(first, "/v1/entities/counter"))["silent"] == []
     monkeypatch.setattr(second.questions, "asked", lambda session, run: None)
     rows = (await page(first, "/v1/shards/counter"))["shards"]
     unknown = [row["entities"] for row in rows if row["node"] == str(second.me)]
     known = [row["entities"] for row in rows if row["node"] == str(first.me)]
     assert unknown == [None] * 6
     assert min(known) > 0
+    shown = await page(first, "/v1/entities/counter")
+    assert {row["node"] for row in shown["entities"]} == {str(first.me)}
+    assert shown["silent"] == [str(second.me)]
 
 
 # What is not there
@@ -565,6 +569,8 @@ async def test_TS17_a_type_that_the_oldest_node_does_not_know_is_said_to_be_so(
         await client.ask("page", "x", "get")
     said = f"{first.me} does not know entity type 'page'"
     await until(lambda: said in caplog.text, "the reason")
+    found = await page(second, "/v1/entities/page")
+    assert found["silent"] == [], "who does not know the type has none, and says so"
     async with http(second) as inside:
         checks = (await inside.get("/readyz?verbose")).json()["checks"]
     assert said in checks["coordinator:page"]["detail"]

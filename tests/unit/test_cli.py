@@ -103,7 +103,8 @@ class FakeNode:
         self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
     ) -> Json:
         rows = [{"id": f"{prefix}\x1b[31mé", "shard": shard or "7", "node": ME}]
-        return {"entities": rows * min(limit, 2), "next": "abc"}
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"entities": rows * min(limit, 2), "next": "abc", "silent": silent}
 
     async def explain(self, type: str, id: str) -> Json:
         return {"type": type, "id": id, "because": "least shards", "history": None}
@@ -301,6 +302,16 @@ def test_ids_cannot_move_the_cursor(shell, url):
     assert "\x1b" not in shell.out
     assert "\\x1b[31mé" in shell.out
     assert "--cursor abc" in shell.err
+
+
+@pytest.mark.parametrize("shape", [(), ("--json",)])
+def test_S2_82_a_node_whose_entities_are_missing_is_named(shell, url, node, shape):
+    assert shell("entities", "counter", *shape) == Code.OK
+    node.stuck = True
+    assert shell("entities", "counter", *shape) == Code.UNREACHABLE
+    assert "mé" in shell.out, "those of the others are shown"
+    said = "shardbus: no answer from 10.0.0.9:1#1, whose entities are missing"
+    assert shell.err.splitlines()[-1] == said
 
 
 def test_an_id_is_one_value_whatever_it_holds(shell, url):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from shardbus.ids import NodeId
+from shardbus.loading import options
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
@@ -892,6 +893,27 @@ def test_a_refused_claim_goes_higher_and_an_unanswered_one_stays() -> None:
     coordinator.handle(ev.EpochRefused(6), 2.0)
     coordinator.tick(2.0)
     assert coordinator.tick(coordinator.deadline() or 0.0) == [ev.ClaimEpoch(7, LAYOUT)]
+
+
+def test_S2_61_the_waits_are_those_that_the_setting_says() -> None:
+    meaning = dict(options())["sharding.coordinator_failure_backoff"].meaning
+    assert (
+        meaning
+        == "a coordinator whose store failed waits a tenth of it, then doubles, to 5 times it"
+    )
+    settings = ShardingSettings(coordinator_failure_backoff=10.0)
+    coordinator = Coordinator("t", A, LAYOUT, settings, LeastShard())
+    coordinator.handle(ev.Start(), 0.0)
+    now, waits = 0.0, []
+    for _ in range(8):
+        coordinator.handle(ev.StoreFailed("slow"), now)
+        coordinator.tick(now)
+        due = coordinator.deadline()
+        assert due is not None
+        waits.append(due - now)
+        now = due
+        assert coordinator.tick(now) == [ev.LoadTable()]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 50.0, 50.0]
 
 
 def test_TG9_one_that_is_prepared_claims_at_once_and_answers_what_it_was_asked_before() -> None:

@@ -13,6 +13,7 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.envelopes import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_STOPPED
 from shardbus.sharding.ways import MAIL_PATIENCE
 
 SEEDS, BLOCK = 100, 25
@@ -74,7 +75,7 @@ def test_mail_for_which_nobody_asks_is_refused_and_the_rest_goes_on() -> None:
     post.tell("later", via=C)
     post.hear(homes(B, 6))
     effects = post.wait(MAIL_PATIENCE)
-    assert rejected(effects) == [("a", ev.REJECT_STOPPED)]
+    assert rejected(effects) == [("a", REJECT_STOPPED)]
     assert released(effects) == [(B, ["later"])]
 
 
@@ -85,7 +86,7 @@ def test_mail_is_refused_once_another_home_than_the_first_is_known(next_home: No
     stopped(post, "a")
     post.hear(homes(B, 6))
     post.do(ev.NodeGone(B))
-    assert rejected(post.hear(homes(next_home, 7))) == [("a", ev.REJECT_STOPPED)]
+    assert rejected(post.hear(homes(next_home, 7))) == [("a", REJECT_STOPPED)]
 
 
 def test_a_shard_that_comes_back_finds_its_mail() -> None:
@@ -104,14 +105,14 @@ def test_mail_is_refused_if_another_coordinator_brings_the_shard_back() -> None:
     stopped(post, "a")
     post.do(ev.EpochSeen(2))
     effects = post.hear(msg.HostShard(2, (home(ME, 7),)))
-    assert rejected(effects) == [("a", ev.REJECT_STOPPED)]
+    assert rejected(effects) == [("a", REJECT_STOPPED)]
 
 
 def test_who_comes_back_behind_anothers_mail_has_none_of_its_own() -> None:
     post = Post()
     stopped(post, "a")
     effects = post.hear(msg.HostShard(1, (home(ME, 7),), (home(B, 6),)))
-    assert rejected(effects) == [("a", ev.REJECT_STOPPED)]
+    assert rejected(effects) == [("a", REJECT_STOPPED)]
     assert ev.Send(B, msg.PassOn((home(ME, 7),))) in effects
     post.do(ev.ShardReady("1"))
     post.tell("of C, as ever", via=C)
@@ -123,15 +124,47 @@ def test_mail_of_a_shard_that_lives_elsewhere_already_comes_too_late() -> None:
     post.host(5)
     post.hear(homes(B, 6))
     effects = post.do(ev.ShardDown("1", left("a")))
-    assert rejected(effects) == [("a", ev.REJECT_STOPPED)]
+    assert rejected(effects) == [("a", REJECT_STOPPED)]
     assert said(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
 
 
 def test_mail_counts_in_the_buffer() -> None:
     post = Post(ShardingSettings(buffer_size=2))
     effects = stopped(post, "a", "b", "c")
-    assert rejected(effects) == [("c", ev.REJECT_BUFFER_FULL)]
+    assert rejected(effects) == [("c", REJECT_BUFFER_FULL)]
     assert post.region.buffered == (2, 20)
+
+
+def with_mail_of_nobody(*texts: str) -> Post:
+    """A full buffer: an ask that has expired, in the mail of a shard without a home, and these."""
+    post = Post(ShardingSettings(buffer_size=1 + len(texts)))
+    post.host(5)
+    post.hear(msg.BeginHandOff(1, (home(ME, 5),)), msg.HandOff(1, (home(ME, 5),)))
+    post.do(ev.ShardDown("1", (Letter("asked", expired=True), *left(*texts))))
+    post.do(ev.Expired(("1",)))
+    return post
+
+
+def test_S2_65_mail_that_has_expired_leaves_where_there_is_no_room() -> None:
+    post = with_mail_of_nobody("a")
+    assert rejected(post.tell("b")) == [("asked", REJECT_EXPIRED)]
+    post.hear(msg.PassOn((home(B, 6),)), sender=B)
+    assert released(post.hear(homes(B, 6))) == [(B, ["a", "b"])]
+
+
+def test_where_all_mail_has_expired_what_waits_needs_nobody_to_ask_for_it() -> None:
+    post = with_mail_of_nobody()
+    assert rejected(post.tell("b")) == [("asked", REJECT_EXPIRED)]
+    post.hear(msg.PassOn((home(B, 6),)), sender=B)
+    assert released(post.hear(homes(B, 6))) == [(B, ["b"])]
+
+
+def test_mail_that_a_home_may_ask_for_stays_though_it_has_expired() -> None:
+    post = with_mail_of_nobody()
+    post.hear(homes(B, 6))
+    assert rejected(post.tell("b")) == [("b", REJECT_BUFFER_FULL)]
+    effects = post.hear(msg.PassOn((home(B, 6),)), sender=B)
+    assert released(effects) == [(B, ["asked"])]
 
 
 # The new home
@@ -228,6 +261,6 @@ def test_what_must_hold_holds_with_mail(block: int, faults: tuple[str, ...]) -> 
         except AssertionError as error:
             raise AssertionError(f"seed {5000 + seed}: {error}") from error
         there += net.left
-        lost += list(net.rejected.values()).count(ev.REJECT_STOPPED)
+        lost += list(net.rejected.values()).count(REJECT_STOPPED)
     assert there > 2 * lost
     assert there > 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,12 @@ from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.envelopes import (
+    REJECT_BUFFER_FULL,
+    REJECT_EXPIRED,
+    REJECT_HOP_LIMIT,
+    REJECT_REFUSED,
+)
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region import Region, State
 from shardbus.sharding.routes import PASSED_MAX, Buffers
@@ -26,6 +33,7 @@ class Letter:
 
     text: str
     size: int = 10
+    expired: bool = False
 
 
 class Post:
@@ -155,17 +163,57 @@ def test_buffers_are_bounded_and_counts_are_exact() -> None:
     post.tell("m1")
     post.tell("m2")
     letter = Letter("m3")
-    assert ev.Reject("2", letter, ev.REJECT_BUFFER_FULL) in post.do(ev.Deliver("2", letter))
+    assert ev.Reject("2", letter, REJECT_BUFFER_FULL) in post.do(ev.Deliver("2", letter))
     assert post.region.buffered == (2, 20)
     post.hear(homes(B, 5))
     assert post.region.buffered == (0, 0)
+
+
+def test_S2_65_asks_that_have_expired_leave_where_there_is_no_room() -> None:
+    post = Post(ShardingSettings(buffer_size=4))
+    post.tell("m1")
+    post.do(ev.Deliver("1", Letter("a", expired=True)))
+    post.do(ev.Deliver("2", Letter("b", expired=True)))
+    post.tell("m2")
+    assert post.do(ev.Expired(("1", "2", "never heard of"))) == []
+    assert post.region.buffered == (4, 40), "nobody needs the room yet"
+    assert post.tell("m3") == [
+        ev.Reject("1", Letter("a", expired=True), REJECT_EXPIRED),
+        ev.Reject("2", Letter("b", expired=True), REJECT_EXPIRED),
+    ]
+    assert post.region.buffered == (3, 30)
+    post.tell("m4")
+    assert ev.Reject("1", Letter("m5"), REJECT_BUFFER_FULL) in post.tell("m5")
+    assert released(post.hear(homes(B, 5))) == [(B, ["m1", "m2", "m3", "m4"])]
+
+
+def test_a_full_buffer_is_searched_once_for_what_has_expired() -> None:
+    looked: list[str] = []
+
+    class Ask(Letter):
+        def __getattribute__(self, name: str) -> Any:
+            if name == "expired":
+                looked.append(name)
+            return super().__getattribute__(name)
+
+    post = Post(ShardingSettings(buffer_size=3))
+    post.do(*(ev.Deliver("1", Ask(f"a{i}")) for i in range(3)))
+    post.tell("m")
+    assert looked == [], "nothing has expired"
+    post.do(ev.Expired(("1",)))
+    post.tell("m")
+    once = len(looked)
+    assert once > 0
+    for _ in range(5):
+        post.tell("m")
+    assert len(looked) == once
 
 
 def test_bytes_count_too() -> None:
     post = Post(ShardingSettings(buffer_bytes=1024))
     big = Letter("big", size=1020)
     post.do(ev.Deliver("1", big))
-    assert ev.Reject("1", Letter("m"), ev.REJECT_BUFFER_FULL) in post.tell("m")
+    assert ev.Reject("1", Letter("m"), REJECT_BUFFER_FULL) in post.tell("m")
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
@@ -426,7 +474,7 @@ def test_a_message_from_its_own_home_waits_while_the_coordinator_is_asked() -> N
 
 def test_a_message_does_not_travel_for_ever() -> None:
     post = Post(ShardingSettings(hop_limit=8))
-    assert ev.Reject("1", Letter("m"), ev.REJECT_HOP_LIMIT) in post.tell("m", via=B, hops=8)
+    assert ev.Reject("1", Letter("m"), REJECT_HOP_LIMIT) in post.tell("m", via=B, hops=8)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
@@ -464,8 +512,8 @@ def test_a_refused_region_neither_hosts_nor_sends() -> None:
     post.do(ev.Deliver("2", Letter("m")))
     effects = post.hear(msg.RegisterRefused(1, "crc32/8 is not crc32/9"))
     assert ev.StopShard("1", 5) in effects
-    assert ev.Reject("2", Letter("m"), ev.REJECT_REFUSED) in effects
-    assert ev.Reject("1", Letter("n"), ev.REJECT_REFUSED) in post.tell("n")
+    assert ev.Reject("2", Letter("m"), REJECT_REFUSED) in effects
+    assert ev.Reject("1", Letter("n"), REJECT_REFUSED) in post.tell("n")
     post.hear(msg.RegisterAck(1, RULER, ()))
     assert said(post.tell("o")) == [msg.GetShardHome(("1",))]
 
