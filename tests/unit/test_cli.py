@@ -504,6 +504,7 @@ class FakeClient:
     """Remembers what was sent, and answers 42."""
 
     last: FakeClient
+    buffered = 0
 
     def __init__(self, *addresses: str, cluster: str, timeout: float) -> None:
         self.sent: list[tuple[object, ...]] = [("connect", addresses, cluster, timeout)]
@@ -524,6 +525,8 @@ class FakeClient:
 
     async def flush(self) -> None:
         self.sent.append(("flush",))
+        if self.buffered:
+            await asyncio.Event().wait()
 
     async def call(self, *args: object) -> object:
         self.sent.append(("call", *args))
@@ -578,6 +581,23 @@ def test_tell_returns_when_a_node_has_it(shell, url, client):
     assert shell("tell", "counter", "p", '"get"') == Code.OK
     assert client.last.sent[1] == ("tell", "counter", "p", "get")
     assert shell.out == ""
+
+
+def test_a_tell_that_finds_no_home_ends_in_time(shell, url, client, monkeypatch):
+    monkeypatch.setattr(FakeClient, "buffered", 1)
+    assert shell("tell", "counter", "p", "add", "2", "--timeout", "20ms") == Code.FAILED
+    said = "no node has the message for 'counter' 'p' within 0.02 s: its shard has no home"
+    assert shell.err.startswith(f"shardbus: {said}; ")
+    assert client.last.sent[0][3] == 0.02
+    assert client.last.sent[-1] == ("close",)
+
+
+@pytest.mark.parametrize("command", ["tell", "ask"])
+@pytest.mark.parametrize("timeout", ["-1", "abc", "0"])
+def test_a_timeout_that_is_none_is_named(shell, command, timeout):
+    assert shell(command, "counter", "p", "add", "--timeout", timeout) == Code.USAGE
+    assert shell.err.startswith(f"shardbus: --timeout {timeout!r}: ")
+    assert shell.err.count("\n") == 1
 
 
 def test_S0_4_the_shard_of_a_type_with_its_own_function_is_asked_of_the_node(shell, url, client):
