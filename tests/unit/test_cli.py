@@ -768,6 +768,46 @@ def test_check_looks_at_everything_and_starts_nothing(shell, apps):
     assert failed == ["exposure", "store"]
 
 
+TYPED = """
+from shardbus import Entity, ShardBus
+bus = ShardBus("shop")
+@bus.entity(name="Cart")
+class Cart(Entity): ...
+@bus.entity(name="page", use_lease="shards")
+class Page(Entity): ...
+@bus.entity(name="kept", remember=True)
+class Kept(Entity): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("sharding.types.page.shards=20", "sharding.shards is 20 for 'page'"),
+        ("sharding.types.kept.active_entity_limit=9", "both remember and active_entity_limit"),
+        ("sharding.types.page.lease_ttl=8s", "more than four times store.timeout"),
+        ("node.proxies=pag", "no entity type 'pag'; did you mean page?"),
+    ],
+)
+def test_what_check_finds_in_settings_node_start_refuses(shell, apps, assignment, said):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell("check", "typed_app", "--set", "store.url=memory://") == Code.OK
+    words = ("typed_app", "--set", "store.url=memory://", "--set", assignment)
+    assert shell("check", *words) == Code.UNHEALTHY
+    assert [said in line for line in shell.out.splitlines() if "FAILED" in line] == [True]
+    assert shell("node", "start", *words) == Code.USAGE
+    assert said in shell.err
+    assert shell.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("check",), ("node", "start")])
+def test_settings_of_a_type_that_the_app_does_not_have_are_refused(shell, apps, command):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell(*command, "typed_app", "--set", "sharding.types.pgae.mailbox=5") == Code.USAGE
+    said = "no entity type 'pgae' (--set sharding.types.pgae.mailbox); did you mean page?"
+    assert said in shell.err
+
+
 # Settings
 
 
