@@ -422,8 +422,11 @@ def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):
     assert shell("place", "counter", "7=10.0.0.3:1", "a=b=c:1", "8=", "--json") == Code.OK
     assert json.loads(shell.out)["places"][0]["shard"] == "7"
     assert node.acts == [("place", "counter", {"7": "10.0.0.3:1", "a=b": "c:1", "8": ""})]
-    assert shell("place", "counter", "7") == Code.FAILED
-    assert "SHARD=HOST:PORT" in shell.err
+    for bad in ("7", "7=garbage", "=10.0.0.3:1"):
+        assert shell("place", "counter", bad) == Code.USAGE
+        assert shell.err.startswith(f"shardbus: {bad!r}")
+        assert shell.err.endswith("; write SHARD=HOST:PORT, or SHARD= to take its place away\n")
+    assert len(node.acts) == 1
 
 
 def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
@@ -436,7 +439,8 @@ def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
     assert json.loads(shell.out)["nodes"][0]["limit"] == 500
     assert shell("limit", "counter", "off", "--on", ME) == Code.OK
     for bad in ("-1", "many", "1.5", "99999999999"):
-        assert shell("limit", "counter", "--", bad) != Code.OK
+        assert shell("limit", "counter", "--", bad) == Code.USAGE
+        assert shell.err.startswith(f"shardbus: {bad!r} is no limit; ")
     assert node.acts == [("limit", "counter", 500, None), ("limit", "counter", 0, ME)]
     node.stuck = True
     assert shell("limit", "counter", "9", "--json") == Code.UNREACHABLE
