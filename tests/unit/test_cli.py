@@ -315,6 +315,15 @@ def test_what_the_node_refuses_is_one_line(shell, url):
     assert shell.out == ""
 
 
+def test_the_doctor_knows_no_type_of_that_name(shell, url):
+    assert shell("doctor", "counted", "--wait", "0") == Code.FAILED
+    assert shell.err == "shardbus: there is no entity type 'counted'; did you mean counter?\n"
+    assert shell.out == ""
+    assert shell("doctor", "counter", "--wait", "0") == Code.UNHEALTHY, (
+        "this node has no coordinator"
+    )
+
+
 def test_health_has_its_own_exit_code(shell, url, node):
     node.ready = False
     assert shell("health") == Code.UNHEALTHY
