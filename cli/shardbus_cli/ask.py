@@ -38,9 +38,27 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[METHOD] [JSON]...", help="A handler and its arguments, or a message."),
 ]
+
+
+def _duration(text: str | float) -> float:
+    from shardbus.errors import ConfigError
+    from shardbus.options import Kind, Option, parse
+
+    try:
+        return float(parse(Option(Kind.SECONDS, "", "s", low=0.001, high=86400.0), text))
+    except ConfigError as wrong:
+        hint = "write 2s, 100ms or seconds"
+        raise typer.BadParameter(f"{wrong.message}: {text!r}; {hint}") from None
+
+
 Timeout = Annotated[
-    str,
-    typer.Option(metavar="DURATION", help="For the answer, or a node to have it: 2, 2s, 100ms."),
+    float,
+    typer.Option(
+        parser=_duration,
+        metavar="DURATION",
+        help="For the answer, or a node to have it: 2, 2s, 100ms.",
+        show_default=f"{DEFAULT_TIMEOUT_S:g}s",
+    ),
 ]
 
 
@@ -75,37 +93,25 @@ def tell(
     entity_type: EntityType,
     entity_id: EntityId,
     words: Words = None,
-    timeout: Timeout = f"{DEFAULT_TIMEOUT_S:g}s",
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     node: NodeUrl = NODE_URL,
 ) -> None:
     """Send a message and return when a node has it."""
-    wait = _duration(timeout)
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
 
     async def send(client: AsyncClient) -> None:
         try:
-            async with asyncio.timeout(wait):
+            async with asyncio.timeout(timeout):
                 if method is not None:
                     await client.cast(kind, entity_id, method, *values)
                 else:
                     await client.tell(kind, entity_id, *values)
                 await client.flush()
         except TimeoutError:
-            raise _not_taken(client, entity_type, entity_id, wait) from None
+            raise _not_taken(client, entity_type, entity_id, timeout) from None
 
-    _with_client(node, wait, send)
-
-
-def _duration(text: str) -> float:
-    from shardbus.errors import ConfigError
-    from shardbus.options import Kind, Option, parse
-
-    try:
-        return float(parse(Option(Kind.SECONDS, "", "s", low=0.001, high=86400.0), text))
-    except ConfigError as wrong:
-        hint = wrong.hint or "write 2s, 100ms or seconds"
-        raise Failure(f"--timeout {text!r}: {wrong.message}", hint, code=Code.USAGE) from None
+    _with_client(node, timeout, send)
 
 
 def _not_taken(client: AsyncClient, entity_type: str, entity_id: str, wait: float) -> Failure:
@@ -121,14 +127,13 @@ def ask(
     entity_type: EntityType,
     entity_id: EntityId,
     words: Words = None,
-    timeout: Timeout = f"{DEFAULT_TIMEOUT_S:g}s",
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer as JSON, with --json or without."""
     from shardbus.errors import Unhandled
 
-    wait = _duration(timeout)
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
 
@@ -138,7 +143,7 @@ def ask(
         return await client.ask(kind, entity_id, *values)
 
     try:
-        reply = _with_client(node, wait, send)
+        reply = _with_client(node, timeout, send)
     except Unhandled as unhandled:
         hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
         raise Failure(unhandled.message, hint) from None

@@ -609,7 +609,8 @@ def test_a_tell_that_finds_no_home_ends_in_time(shell, url, client, monkeypatch)
 @pytest.mark.parametrize("timeout", ["-1", "abc", "0"])
 def test_a_timeout_that_is_none_is_named(shell, command, timeout):
     assert shell(command, "counter", "p", "add", "--timeout", timeout) == Code.USAGE
-    assert shell.err.startswith(f"shardbus: --timeout {timeout!r}: ")
+    assert shell.err.startswith(f"shardbus {command}: --timeout: ")
+    assert shell.err.endswith(f": {timeout!r}; write 2s, 100ms or seconds\n")
     assert shell.err.count("\n") == 1
 
 
@@ -666,6 +667,25 @@ def test_a_defect_is_one_line_and_a_traceback_only_on_demand(shell, monkeypatch)
 )
 def test_wrong_usage(shell, words):
     assert shell(*words) == Code.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("frobnicate", "shardbus: no such command 'frobnicate'; see `shardbus -h`"),
+        ("node strat", "shardbus node: no such command 'strat'; did you mean start\\?"),
+        ("nodes --jsn", "shardbus nodes: no such option: --jsn; did you mean --json\\?"),
+        ("where counter", "shardbus where: missing argument 'ID'; see `shardbus where -h`"),
+        ("nodes --json=1", "shardbus.*: .*'--json' does not take a value; see `shardbus.* -h`"),
+        ("plan t --add -1", "shardbus plan: --add: .*; see `shardbus plan -h`"),
+        ("drain n --timeout -1", "shardbus drain: --timeout: .*; see `shardbus drain -h`"),
+        ("nodes extra", r"shardbus nodes: .*extra.*; see `shardbus nodes -h`"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_command_and_option(shell, words, line):
+    assert shell(*words.split()) == Code.USAGE
+    assert re.fullmatch(line + "\n", shell.err)
+    assert shell.out == ""
 
 
 def test_help_names_every_command(shell):
@@ -762,6 +782,22 @@ def test_the_users_own_traceback_is_shown_from_his_first_line(shell, apps):
     assert "importlib" not in shell.err
     assert "shardbus_cli" not in shell.err
     assert "line 2 of broken_app.py" in shell.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("@bus.entity(name='a', shardz=3)\nclass A(Entity): ...", 4),
+        ("def late():\n    bus.on_shutdown('nope')\n\nlate()", 5),
+        ("import json\njson.loads('{')", 5),
+        ("x = (", 4),
+    ],
+)
+def test_a_declaration_that_is_refused_is_named_by_the_users_line(shell, apps, text, line):
+    head = "from shardbus import Entity, ShardBus\n\nbus = ShardBus('shop')\n"
+    (apps / "wrong_app.py").write_text(f"{head}{text}\n")
+    assert shell("check", "wrong_app") == Code.APP
+    assert f"(line {line} of wrong_app.py)" in shell.err.splitlines()[-1]
 
 
 def test_a_module_that_misses_another_is_not_taken_for_a_missing_one(shell, apps):
