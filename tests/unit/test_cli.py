@@ -28,11 +28,12 @@ from shardbus.errors import (
 from shardbus.http.api import Check, Checks, Json
 from shardbus.http.app import create_app
 from shardbus.http.server import Server, serve
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.loading import load, options, variable_of
 from shardbus.settings import HttpSettings
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
+from shardbus.store.roll import enlist
 from shardbus_cli import ask, flags, logs, output
 from shardbus_cli.app_loader import load_app
 from shardbus_cli.config import read_file
@@ -927,6 +928,14 @@ class Stored:
 
         asyncio.run(fill())
 
+    def enlist(self, port: int) -> None:
+        async def enlist_it() -> None:
+            store = await self._open()
+            await enlist(store, Address("127.0.0.1", port))
+            await store.close()
+
+        asyncio.run(enlist_it())
+
     def table(self) -> StoredTable | None:
         async def load() -> StoredTable | None:
             store = await self._open()
@@ -973,6 +982,21 @@ def test_TSU19_data_is_not_removed_while_something_listens_at_a_home(shell, stor
         assert stored.homes()
     assert shell(*words) == Code.OK
     assert not stored.homes()
+
+
+def test_S2_54_data_is_not_removed_while_a_node_runs_that_hosts_nothing(shell, stored):
+    words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
+    stored.fill(NodeId("127.0.0.1", 1, 5))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        stored.enlist(port)
+        assert shell(*words) == Code.REFUSED
+        assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
+        assert stored.homes()
+    assert shell(*words) == Code.OK, "it was killed"
+    assert not stored.homes()
+    with socket.create_server(("127.0.0.1", port)):
+        assert shell(*words) == Code.OK, "somebody else is there now"
 
 
 def test_data_needs_a_clusters_name(shell, stored):
