@@ -134,11 +134,12 @@ def _run(
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
     from shardbus.errors import ConfigError
     from shardbus.runtime.run import run_node
-    from shardbus.store.opening import default_url
+    from shardbus.store.opening import default_url, open_store
 
     if not settings.store.url:
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
+    open_store(settings.store.url, cluster=bus.name)  # a URL that is no good is usage
     try:
         return run_node(bus, settings, ready_fd=ready_fd, leash=leash)
     except ConfigError as refused:

@@ -850,6 +850,11 @@ def test_what_check_finds_in_settings_node_start_refuses(shell, apps, assignment
     assert shell.err.count("\n") == 1
 
 
+def test_a_store_that_there_cannot_be_is_wrong_usage(shell, apps):
+    assert shell("node", "start", "good_app", "--store", "nope://x") == Code.USAGE
+    assert "no store is known by the scheme 'nope'" in shell.err
+
+
 @pytest.mark.parametrize("command", [("check",), ("node", "start")])
 def test_settings_of_a_type_that_the_app_does_not_have_are_refused(shell, apps, command):
     (apps / "typed_app.py").write_text(TYPED)
