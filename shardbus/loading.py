@@ -29,6 +29,8 @@ Layer = tuple[str, Mapping[str, object]]
 """Where it comes from, and nested sections of settings."""
 
 PREFIX = "SHARDBUS_"
+ENVIRONMENT = "environment "
+"""How the origin begins of what a variable says."""
 CLIENT_VARIABLES = ("SHARDBUS_NODE_URL", "SHARDBUS_NODE_TOKEN")
 """Variables of the commands that ask a node; they are no settings of one."""
 
@@ -68,7 +70,7 @@ def options(section: type = Settings, prefix: str = "") -> Iterator[tuple[str, O
 def from_environment(environ: Mapping[str, str]) -> list[Layer]:
     """A layer per `SHARDBUS_SECTION__KEY` variable, so that each is named where it is refused.
 
-    Names of entity types and roles in variables are read in lower case.
+    Names of entity types and roles in variables are read in lower case; `for_types` finds the type.
 
     Raises:
         ConfigError: a `SHARDBUS_*` variable that is no setting.
@@ -86,8 +88,45 @@ def from_environment(environ: Mapping[str, str]) -> list[Layer]:
                 variable, sorted(known.lower() for known in (*names, *CLIENT_VARIABLES))
             )
             raise unknown("variable", variable, likely.upper(), "environment")
-        layers.append((f"environment {variable}", nested_at(key, environ[variable])))
+        layers.append((f"{ENVIRONMENT}{variable}", nested_at(key, environ[variable])))
     return layers
+
+
+def for_types(layers: Sequence[Layer], types: Iterable[str]) -> list[Layer]:
+    """The layers for an application with these entity types. A type that a variable names in lower
+    case gets its own name, if it is the only one that is written so.
+
+    Raises:
+        ConfigError: settings for a type that the application does not have, or for one of several
+            that a variable cannot tell apart.
+    """
+    known = list(types)
+    return [(origin, _renamed(origin, values, known)) for origin, values in layers]
+
+
+def _renamed(origin: str, values: Mapping[str, object], known: list[str]) -> Mapping[str, object]:
+    sharding = values.get("sharding")
+    own = sharding.get("types") if isinstance(sharding, Mapping) else None
+    if not isinstance(sharding, Mapping) or not isinstance(own, Mapping):
+        return values
+    named = {_type_meant(name, known, origin): overrides for name, overrides in own.items()}
+    return {**values, "sharding": {**sharding, "types": named}}
+
+
+def _type_meant(name: str, known: list[str], origin: str) -> str:
+    alike = [kind for kind in known if kind.lower() == name]
+    if name in known or not alike or not origin.startswith(ENVIRONMENT):
+        if name in known:
+            return name
+        near = next(iter(alike), "") or closest(name, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(known))}"
+        raise ConfigError(f"sharding.types: there is no entity type {name!r} ({origin})", hint=hint)
+    if len(alike) > 1:
+        raise ConfigError(
+            f"sharding.types.{name} ({origin}) may be {' or '.join(alike)}",
+            hint="a variable is read in lower case: set it in a file or with --set",
+        )
+    return alike[0]
 
 
 def variable_of(key: str) -> str:

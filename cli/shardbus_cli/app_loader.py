@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from difflib import get_close_matches
 from pathlib import Path
@@ -98,8 +99,7 @@ def _broken(what: str, raised: Exception) -> Failure:
     from shardbus.errors import ShardBusError
 
     frames = _users_frames(raised.__traceback__)
-    last = traceback.extract_tb(frames)[-1:] if frames else []
-    place = f" (line {last[0].lineno} of {Path(last[0].filename).name})" if last else ""
+    place = _place(raised, frames)
     if isinstance(raised, ShardBusError):
         return Failure(f"cannot load {what!r}{place}: {raised.message}", raised.hint, code=Code.APP)
     traceback.print_exception(type(raised), raised, frames)
@@ -108,6 +108,28 @@ def _broken(what: str, raised: Exception) -> Failure:
         "mend the module; its traceback stands above",
         code=Code.APP,
     )
+
+
+def _place(raised: Exception, frames: TracebackType | None) -> str:
+    """The last line that is the user's: what shardbus refuses, it refuses far below."""
+    if isinstance(raised, SyntaxError) and raised.filename and raised.lineno:
+        return f" (line {raised.lineno} of {Path(raised.filename).name})"
+    passed = traceback.extract_tb(frames) if frames else []
+    own = [frame for frame in passed if not _is_library(frame.filename)] or passed
+    return f" (line {own[-1].lineno} of {Path(own[-1].filename).name})" if own else ""
+
+
+def _is_library(file: str) -> bool:
+    """Whether it is of shardbus or of Python."""
+    import shardbus
+
+    if file.startswith("<"):
+        return True
+    path = Path(file)
+    ours = (Path(shardbus.__file__).parent, Path(__file__).parent)
+    if any(path.is_relative_to(folder) for folder in ours):
+        return True
+    return path.is_relative_to(sysconfig.get_path("stdlib")) and "site-packages" not in path.parts
 
 
 def _users_frames(tb: TracebackType | None) -> TracebackType | None:

@@ -38,7 +38,28 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(metavar="[METHOD] [JSON]...", help="A handler and its arguments, or a message."),
 ]
-Timeout = Annotated[str, typer.Option(metavar="DURATION", help="For the answer: 2, 2s, 100ms.")]
+
+
+def _duration(text: str | float) -> float:
+    from shardbus.errors import ConfigError
+    from shardbus.options import Kind, Option, parse
+
+    try:
+        return float(parse(Option(Kind.SECONDS, "", "s", low=0.001, high=86400.0), text))
+    except ConfigError as wrong:
+        hint = "write 2s, 100ms or seconds"
+        raise typer.BadParameter(f"{wrong.message}: {text!r}; {hint}") from None
+
+
+Timeout = Annotated[
+    float,
+    typer.Option(
+        parser=_duration,
+        metavar="DURATION",
+        help="For the answer, or a node to have it: 2, 2s, 100ms.",
+        show_default=f"{DEFAULT_TIMEOUT_S:g}s",
+    ),
+]
 
 
 def value_of(word: str) -> Any:
@@ -69,36 +90,50 @@ def parse_words(words: list[str]) -> tuple[str | None, list[Any]]:
 
 
 def tell(
-    entity_type: EntityType, entity_id: EntityId, words: Words = None, node: NodeUrl = NODE_URL
+    entity_type: EntityType,
+    entity_id: EntityId,
+    words: Words = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    node: NodeUrl = NODE_URL,
 ) -> None:
     """Send a message and return when a node has it."""
     method, values = parse_words(words or [])
-
     kind = _kind(node, entity_type, entity_id)
 
     async def send(client: AsyncClient) -> None:
-        if method is not None:
-            await client.cast(kind, entity_id, method, *values)
-        else:
-            await client.tell(kind, entity_id, *values)
-        await client.flush()
+        try:
+            async with asyncio.timeout(timeout):
+                if method is not None:
+                    await client.cast(kind, entity_id, method, *values)
+                else:
+                    await client.tell(kind, entity_id, *values)
+                await client.flush()
+        except TimeoutError:
+            raise _not_taken(client, entity_type, entity_id, timeout) from None
 
-    _with_client(node, DEFAULT_TIMEOUT_S, send)
+    _with_client(node, timeout, send)
+
+
+def _not_taken(client: AsyncClient, entity_type: str, entity_id: str, wait: float) -> Failure:
+    """A tell that no node has acknowledged. It may still arrive while the client closes."""
+    why = "its shard has no home" if client.buffered else "its home does not acknowledge it"
+    return Failure(
+        f"no node has the message for {entity_type!r} {entity_id!r} within {wait:g} s: {why}",
+        "it may still arrive; see `shardbus explain TYPE ID`",
+    )
 
 
 def ask(
     entity_type: EntityType,
     entity_id: EntityId,
     words: Words = None,
-    timeout: Timeout = f"{DEFAULT_TIMEOUT_S:g}s",
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer as JSON, with --json or without."""
     from shardbus.errors import Unhandled
-    from shardbus.options import Kind, Option, parse
 
-    wait = parse(Option(Kind.SECONDS, "", low=0.001, high=86400.0), timeout)
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
 
@@ -108,7 +143,7 @@ def ask(
         return await client.ask(kind, entity_id, *values)
 
     try:
-        reply = _with_client(node, wait, send)
+        reply = _with_client(node, timeout, send)
     except Unhandled as unhandled:
         hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
         raise Failure(unhandled.message, hint) from None

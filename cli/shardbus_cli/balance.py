@@ -100,6 +100,8 @@ def place(
     as_json: AsJson = False,
 ) -> None:
     """Say where shards shall live, for types whose strategy is `external`; or where they should."""
+    for told in places or ():
+        _check_place(told)
     asked = NodeHttp(node)
     path = ("v1", "places", entity_type)
     text = asked.post(*path, set=places) if places else asked.get(*path)
@@ -108,6 +110,21 @@ def place(
         output.data(text)
     else:
         output.table(("shard", "place", "node"), answer.get("places", ()))
+
+
+def _check_place(told: str) -> None:
+    from shardbus.errors import ConfigError
+    from shardbus.ids import Address
+
+    hint = "write SHARD=HOST:PORT, or SHARD= to take its place away"
+    shard, sign, place = told.rpartition("=")
+    if not sign or not shard:
+        raise Failure(f"{told!r} says no place of a shard", hint, code=Code.USAGE)
+    try:
+        if place:
+            Address.parse(place.partition("#")[0])
+    except ConfigError as wrong:
+        raise Failure(f"{told!r}: {wrong.message}", hint, code=Code.USAGE) from None
 
 
 def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:

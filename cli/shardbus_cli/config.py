@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from shardbus.settings import Settings
 
 app = typer.Typer(help="The settings of a node.", no_args_is_help=True)
+
+NO_TYPES = "none: this node would host nothing"
 
 
 def layers_of(file: Path | None, flags: list[Layer], assignments: list[str] | None) -> list[Layer]:
@@ -54,6 +56,38 @@ def read_file(file: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
         reason = str(wrong).splitlines()[0]
         raise ConfigError(f"{str(file)!r} is no TOML: {reason}", hint="see configs/") from None
+
+
+def settings_for(layers: list[Layer], bus: ShardBus) -> Settings:
+    """The settings of a node that runs this application.
+
+    Raises:
+        ConfigError: one is no good, or meant for an entity type that the application does not have.
+    """
+    from shardbus.loading import for_types, load
+
+    return load(for_types(layers, bus.types))
+
+
+def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]:
+    """What is looked at before a node starts, by name: each says what it found, or raises a
+    ConfigError."""
+    from shardbus.agreement import check_exposure
+    from shardbus.runtime.downing import check_downing
+    from shardbus.runtime.fitness import settings_by_type
+
+    def types() -> str:
+        return ", ".join(settings_by_type(bus.types, settings)) or NO_TYPES
+
+    def downing() -> str:
+        check_downing(settings.cluster.downing, bus.types)
+        return settings.cluster.downing.strategy
+
+    def exposure() -> str:
+        check_exposure(settings)
+        return f"node on {settings.node.host}, HTTP on {settings.http.host}"
+
+    return {"types": types, "downing": downing, "exposure": exposure}
 
 
 def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
@@ -108,11 +142,10 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Look whether a node could start here: application, settings, store. Starts nothing."""
-    from shardbus.loading import load
     from shardbus_cli.app_loader import load_app
 
     bus = load_app(app)
-    settings = load(layers_of(file, [], assignments))
+    settings = settings_for(layers_of(file, [], assignments), bus)
     checks = asyncio.run(_checks(bus, settings))
     good = all(found["ok"] for found in checks.values())
     if as_json:
@@ -124,9 +157,7 @@ def check(
 
 
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
-    from shardbus.agreement import check_exposure
     from shardbus.errors import ShardBusError
-    from shardbus.runtime.downing import check_downing
     from shardbus.store.opening import default_url, mask_url, open_store
 
     url = settings.store.url or default_url(bus.name)
@@ -139,23 +170,14 @@ async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]
             await opened.close()
         return mask_url(url)
 
-    async def types() -> str:
-        for name, kind in bus.types.items():
-            settings.sharding.for_type(name, kind.declared)
-        return ", ".join(bus.types) or "none: this node would host nothing"
-
-    async def downing() -> str:
-        check_downing(settings.cluster.downing, bus.types)
-        return settings.cluster.downing.strategy
-
-    async def exposure() -> str:
-        check_exposure(settings)
-        return f"node on {settings.node.host}, HTTP on {settings.http.host}"
-
     found: dict[str, dict[str, Any]] = {"app": {"ok": True, "detail": f"cluster {bus.name}"}}
-    for looked_at in (types, downing, exposure, store):
+    for name, look in checks_of(bus, settings).items():
         try:
-            found[looked_at.__name__] = {"ok": True, "detail": await looked_at()}
+            found[name] = {"ok": True, "detail": look()}
         except ShardBusError as failed:
-            found[looked_at.__name__] = {"ok": False, "detail": str(failed)}
+            found[name] = {"ok": False, "detail": str(failed)}
+    try:
+        found["store"] = {"ok": True, "detail": await store()}
+    except ShardBusError as failed:
+        found["store"] = {"ok": False, "detail": str(failed)}
     return found

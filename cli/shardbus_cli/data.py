@@ -2,7 +2,9 @@
 
 Removing the table of a type makes the next start allocate from nothing, as after a change of the
 number of shards. It is refused while nodes run: theirs would be a table without a store. A node
-runs if its HTTP answers for this cluster, or if something listens at an address in the table.
+runs if its HTTP answers for this cluster, or if something listens at an address that the store
+knows: of a home in the tables to be removed, or on the roll, where every node stands from its start
+to its end.
 
 Source: S2.53, S2.54.
 """
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Shard tables in the state store.", no_args_is_help=True)
 
 CONNECT_TIMEOUT_S = 1.0
+KNOCKS_MAX = 100
 Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of entity types.")]
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="The store.")
@@ -67,10 +69,6 @@ def remove(
     name = cluster or running or _no_name()
     if running == name:
         raise _runs(name, node)
-    tables = asyncio.run(_load(store, name, types))
-    for address in _addresses(tables.values()):
-        if _listens(address):
-            raise _runs(name, str(address))
     for kind, removed in asyncio.run(_remove(store, name, types)).items():
         output.note(f"{kind}: {'removed' if removed else 'nothing was stored'}")
 
@@ -95,17 +93,27 @@ def _running_cluster(url: str) -> str | None:
         return None
 
 
-def _addresses(tables: Iterable[StoredTable | None]) -> list[Address]:
+def _addresses(tables: Iterable[StoredTable | None]) -> set[Address]:
     homes = [home for table in tables if table for home, _ in table.homes.values()]
-    return sorted({home.address for home in homes})
+    return {home.address for home in homes}
 
 
-def _listens(address: Address) -> bool:
-    try:
-        with socket.create_connection(address, CONNECT_TIMEOUT_S):
-            return True
-    except OSError:
-        return False
+async def _listening(addresses: Iterable[Address]) -> list[Address]:
+    """Those at which something listens."""
+    doors = asyncio.Semaphore(KNOCKS_MAX)
+
+    async def knock(address: Address) -> bool:
+        try:
+            async with doors, asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, writer = await asyncio.open_connection(*address)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+    known = sorted(addresses)
+    answers = await asyncio.gather(*(knock(address) for address in known))
+    return [address for address, answered in zip(known, answers, strict=True) if answered]
 
 
 def _described(kind: str, table: StoredTable | None) -> dict[str, Any]:
@@ -130,9 +138,18 @@ async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTab
 
 
 async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
+    """Remove the tables, unless somebody runs. Who is on the roll and does not, is struck off."""
+    from shardbus.store.roll import enlisted, strike
+
     store = await opened(url, cluster)
     try:
-        return {kind: await store.remove_table(kind) for kind in types}
+        roll = await enlisted(store)
+        homes = _addresses([await store.load_table(kind) for kind in types])
+        for address in await _listening(roll | homes):
+            raise _runs(cluster, str(address))
+        removed = {kind: await store.remove_table(kind) for kind in types}
+        await strike(store, roll)
+        return removed
     finally:
         await store.close()
 

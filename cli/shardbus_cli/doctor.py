@@ -74,7 +74,7 @@ def _look(node: NodeHttp, types: list[str] | None) -> Picture:
     """Read the pages.
 
     Raises:
-        Failure: the node does not even show the first.
+        Failure: the node does not even show the first, or knows no type of that name.
     """
     picture = Picture(cluster=node.read("v1", "cluster"))
 
@@ -88,9 +88,20 @@ def _look(node: NodeHttp, types: list[str] | None) -> Picture:
     picture.ready = node.parse(node.probe("readyz")[1]).get("checks", {})
     picture.nodes, picture.gossip = page("v1", "nodes"), page("v1", "gossip")
     picture.checkup = page("v1", "checkup")
-    known = types or [row["type"] for row in page("v1", "types").get("types", ())]
-    picture.shards = {kind: page("v1", "shards", kind) for kind in known}
+    known = [str(row["type"]) for row in page("v1", "types").get("types", ())]
+    for kind in types or () if known else ():
+        _check_type(kind, known)
+    picture.shards = {kind: page("v1", "shards", kind) for kind in types or known}
     return picture
+
+
+def _check_type(kind: str, known: list[str]) -> None:
+    from shardbus.options import closest
+
+    if kind not in known:
+        near = closest(kind, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
+        raise Failure(f"there is no entity type {kind!r}", hint)
 
 
 def _all(

@@ -11,6 +11,9 @@ from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
 
+DIGITS_MAX = 9
+"""As the nodes read it."""
+
 
 def limit(
     entity_type: EntityType,
@@ -29,7 +32,7 @@ def limit(
     if most is None:
         text = asked.get("v1", "limit", entity_type)
     else:
-        text = asked.post("v1", "limit", entity_type, limit="0" if most == "off" else most, node=on)
+        text = asked.post("v1", "limit", entity_type, limit=_number(most), node=on)
     answer = asked.parse(text)
     if as_json:
         output.data(text)
@@ -37,3 +40,12 @@ def limit(
         output.table(("node", "limit", "entities", "evicted"), answer["nodes"])
     if silent := answer["silent"]:
         raise Failure("no answer from " + ", ".join(silent), code=Code.UNREACHABLE)
+
+
+def _number(text: str) -> int:
+    if text == "off":
+        return 0
+    if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX:
+        return int(text)
+    hint = f"write a number of at most {DIGITS_MAX} digits, or off"
+    raise Failure(f"{text!r} is no limit", hint, code=Code.USAGE)

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -25,6 +25,7 @@ from shardbus_cli import (
     node,
     service,
     simulate,
+    usage,
     view,
 )
 from shardbus_cli.exits import Code, Failure
@@ -118,7 +119,7 @@ def main() -> None:
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command and return its exit code."""
     try:
-        app(args=arguments, prog_name="shardbus")
+        ended_with = app(args=arguments, prog_name=usage.PROGRAM, standalone_mode=False)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else Code.OK
     except Failure as failure:
@@ -128,6 +129,10 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         return Code.FAILED
     except KeyboardInterrupt:
         return 130
+    except typer.Abort:
+        return 130
+    except usage.Unreadable as wrong:
+        return _unreadable(wrong, debug=debug)
     except Exception as raised:
         from shardbus.errors import ShardBusError
 
@@ -136,11 +141,19 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         what = f"{type(raised).__name__}: {raised}".rstrip(": ")
         hint = "run it again with --debug and report what it prints"
         return _failed(Failure(f"defect of this command: {what}", hint), debug=debug)
-    return Code.OK
+    return ended_with if isinstance(ended_with, int) else Code.OK
 
 
-def _failed(failure: Failure, *, debug: bool) -> int:
+def _unreadable(wrong: Any, *, debug: bool) -> int:
+    if usage.is_help(wrong):
+        wrong.show()
+        return Code.USAGE
+    path, failure = usage.said(wrong)
+    return _failed(failure, debug=debug, command=path)
+
+
+def _failed(failure: Failure, *, debug: bool, command: str = usage.PROGRAM) -> int:
     if debug:
         traceback.print_exc()
-    error(str(failure))
+    error(str(failure), command)
     return failure.code

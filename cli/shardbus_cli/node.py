@@ -69,14 +69,15 @@ def start(
         "--log-level": log_level,
         "--log-format": log_format,
     }
-    settings = _settings(layers_of(file, flags.layers(given), assignments))
+    layers = layers_of(file, flags.layers(given), assignments)
+    settings = _settings(layers)
     configure(settings.log.level, settings.log.format)
     if workers:
         arguments = ["node", "start", app, *flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
-    raise SystemExit(_load_and_run(app, settings, ready_fd, leash))
+    raise SystemExit(_load_and_run(app, layers, ready_fd, leash))
 
 
 def _leash(fd: int | None) -> Leash | None:
@@ -107,12 +108,14 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
         raise Failure(refused.message, refused.hint, code=Code.FAILED) from refused
 
 
-def _load_and_run(app: str, settings: Settings, ready_fd: int | None, leash: Leash | None) -> int:
-    from shardbus.runtime.downing import check_downing
+def _load_and_run(app: str, layers: list[Layer], ready_fd: int | None, leash: Leash | None) -> int:
     from shardbus_cli.app_loader import load_app
+    from shardbus_cli.config import checks_of, settings_for
 
     bus = load_app(app)
-    check_downing(settings.cluster.downing, bus.types)
+    settings = settings_for(layers, bus)
+    for look in checks_of(bus, settings).values():
+        look()
     return _run(bus, settings, ready_fd, leash)
 
 
@@ -131,11 +134,12 @@ def _run(
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
     from shardbus.errors import ConfigError
     from shardbus.runtime.run import run_node
-    from shardbus.store.opening import default_url
+    from shardbus.store.opening import default_url, open_store
 
     if not settings.store.url:
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
+    open_store(settings.store.url, cluster=bus.name)  # a URL that is no good is usage
     try:
         return run_node(bus, settings, ready_fd=ready_fd, leash=leash)
     except ConfigError as refused:

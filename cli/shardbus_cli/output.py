@@ -53,9 +53,9 @@ def note(text: str) -> None:
     sys.stderr.write(f"{escape(text)}\n")
 
 
-def error(text: str) -> None:
+def error(text: str, command: str = "shardbus") -> None:
     """Say in one line why the command failed."""
-    note(f"shardbus: {text}")
+    note(f"{command}: {text}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Row]) -> None:

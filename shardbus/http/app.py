@@ -208,7 +208,7 @@ class _Pages:
         for text in request.query_params.getlist("set"):
             shard, sign, place = text.rpartition("=")
             if not sign:
-                raise ConfigError(f"set {text[:80]!r} is not SHARD=HOST:PORT")
+                raise ConfigError(f"{text[:80]!r} says no place", hint="write SHARD=HOST:PORT")
             told[check_id("shard", shard)] = place
         return await _answer(self.node.place(_type(request), told))
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
 from shardbus.errors import ConfigError
-from shardbus.options import closest
 from shardbus.settings import NodeSettings
 from shardbus.sharding.allocation import AllocationStrategy
 from shardbus.transport.refs import NO_ARGUMENTS
@@ -105,19 +104,6 @@ class EntityType:
     def plain(self) -> bool:
         """Starting such an entity needs no waiting: no state to load, no `on_start`."""
         return not self.starts and self.state_class is None
-
-
-def check_proxies(names: Iterable[str], types: Collection[str]) -> None:
-    """What a node is told not to host must be there.
-
-    Raises:
-        ConfigError: a name is no entity type.
-    """
-    for name in names:
-        if name != EVERY_TYPE and name not in types:
-            near = closest(name, types)
-            hint = f"did you mean {near}?" if near else f"* or one of {', '.join(sorted(types))}"
-            raise ConfigError(f"node.proxies: there is no entity type {name!r}", hint=hint)
 
 
 def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:

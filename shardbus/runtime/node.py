@@ -19,8 +19,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast, get_args
 
-from shardbus.agreement import check_leases
-from shardbus.errors import ConfigError, ShardBusError, UnknownEntityType
+from shardbus.errors import ShardBusError, UnknownEntityType
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
@@ -29,7 +28,8 @@ from shardbus.membership.view import MembershipView
 from shardbus.runtime.cluster_thread import ClusterThread, Membership
 from shardbus.runtime.downing import Decisions, fingerprint
 from shardbus.runtime.drops import Drops
-from shardbus.runtime.entity_type import EntityType, check_proxies
+from shardbus.runtime.entity_type import EntityType
+from shardbus.runtime.fitness import settings_by_type
 from shardbus.runtime.keeping import Keeping
 from shardbus.runtime.kind import Kind
 from shardbus.runtime.losses import Losses
@@ -43,7 +43,7 @@ from shardbus.runtime.slow import SlowHandlers
 from shardbus.runtime.steering import Steering
 from shardbus.runtime.succession import HOSTING, Succession
 from shardbus.runtime.switchboard import Switchboard
-from shardbus.settings import Settings
+from shardbus.settings import Settings, ShardingSettings
 from shardbus.sharding import events
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.least_load import LeastLoad
@@ -117,7 +117,7 @@ class Node:
         self.refusals: list[str] = []
         self.joining = False
         settings = self.settings.node
-        check_proxies(settings.proxies, self.types)
+        chosen = settings_by_type(self.types, self.settings)
         uid = self.outside.uid
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
@@ -143,18 +143,10 @@ class Node:
         self.loopback.tag = self.me
         self.questions = Questions(self)
         for name, kind in self.types.items():
-            self._add_kind(name, kind)
+            self._add_kind(name, kind, chosen[name])
         self._every_so_often()
 
-    def _add_kind(self, name: str, kind: EntityType) -> None:
-        chosen = self.settings.sharding.for_type(name, kind.declared)
-        if chosen.shards != kind.interface.shards:
-            raise ConfigError(
-                f"sharding.shards is {chosen.shards} for {name!r}, its class says"
-                f" {kind.interface.shards}",
-                hint="declare it in the class, for clients compute shards too",
-            )
-        check_leases(name, chosen, self.settings.store)
+    def _add_kind(self, name: str, kind: EntityType, chosen: ShardingSettings) -> None:
         hosts = kind.hosted_by(chosen.role, self.settings.node)
         strategy = strategy_for(name, self.settings.sharding, chosen, kind.strategy)
         made = Kind(kind, chosen, self, self.keeping, self.ref, hosts=hosts)

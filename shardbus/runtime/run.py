@@ -17,6 +17,7 @@ Source: docs/reference/cli.md; B.12, B.15, B.141.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
@@ -46,6 +47,7 @@ from shardbus.runtime.release import VersionSource, with_version
 from shardbus.runtime.slow import places
 from shardbus.settings import Settings
 from shardbus.store.opening import default_url, mask_url, open_store
+from shardbus.store.roll import enlist, strike
 
 log = logging.getLogger("shardbus.node")
 
@@ -55,6 +57,8 @@ OVER_S = 15.0
 """For a node that was downed to end; it hands nothing off."""
 AFTERWARDS_S = 10.0
 """For callbacks and sockets after the last phase."""
+STRIKE_S = 1.0
+"""For the store to forget that this node runs. If it does not, a command will knock in vain."""
 GC_THRESHOLDS = (20_000, 20, 50)
 T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
@@ -185,6 +189,7 @@ async def _run(
         leash.attach(InLoop(loop, close, signals.first.set, signals.stop_at_once, late))
     try:
         await node.start()
+        await enlist(store, node.me.address)
         bus.attach(node)
         await server.start()
         node.questions.on_leave = signals.stop
@@ -210,8 +215,16 @@ async def _run(
         bus.attach(None)
         await server.stop()
         if hasattr(node, "endpoint"):
-            await node.close()
+            await _let_go(node)
     return code
+
+
+async def _let_go(node: Node) -> None:
+    """Close the node. The store shall know that it is gone."""
+    with contextlib.suppress(TimeoutError, ShardBusError):
+        async with asyncio.timeout(STRIKE_S):
+            await strike(node.store, [node.me.address])
+    await node.close()
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T | None:

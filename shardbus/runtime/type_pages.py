@@ -37,6 +37,11 @@ def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
     return len(row["shard"]), row["shard"]
 
 
+def _check_shard(kind: Kind, shard: str) -> None:
+    if not kind.router.has_shard(shard):
+        raise ConfigError(f"{kind.name!r} has no shard {shard!r}")
+
+
 def _changes(told: Mapping[str, Any] | None) -> list[Json] | None:
     """What became of a shard, oldest first; None if nobody could say."""
     if told is None:
@@ -137,7 +142,9 @@ class TypePages:
         self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
     ) -> Json:
         """A page of the entities in memory, by id; without those of nodes that are silent."""
-        self._steering.kind(type)
+        kind = self._steering.kind(type)
+        if shard:
+            _check_shard(kind, shard)
         limit = min(limit, ENTITIES_MAX)
         asked = self._node.questions.members()
         pages = await self._node.questions.ask_all(
@@ -186,8 +193,7 @@ class TypePages:
     async def explain_shard(self, type: str, shard: str) -> Json:
         """Where a shard is, and how it came there."""
         kind = self._steering.kind(type)
-        if not kind.router.has_shard(shard):
-            raise ConfigError(f"{type!r} has no shard {shard!r}")
+        _check_shard(kind, shard)
         told = await self._told(kind, shard)
         known = told or {}
         if told is None and (home := kind.router.region.home_of(shard)) is not None:

@@ -381,4 +381,6 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
     text = Admin(second).metrics().decode()
     assert f'{name}_bucket{{entity_type="counter",le="+Inf"}} 3.0' in text
     assert f'{name}_count{{entity_type="counter"}} 3.0' in text
-    await get(second, "/v1/explain/counter?shard=nothing", 400)
+    for page in ("explain", "entities"):
+        await get(second, f"/v1/{page}/counter?shard=nothing", 400)
+    await get(second, f"/v1/entities/counter?shard={shard}")

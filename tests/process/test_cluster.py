@@ -341,6 +341,21 @@ async def test_roles_and_commands_see_the_same_cluster(lab: Processes) -> None:
         assert all(text in said for text in texts), said
 
 
+async def test_S2_54_a_table_is_not_removed_beside_a_node_that_hosts_nothing(
+    lab: Processes,
+) -> None:
+    node = await lab.start(settings=("node.proxies=*",))
+    words = ("data", "remove", "account", "--store", lab.store, "--cluster", "lab")
+    nobody = ("--node", "http://127.0.0.1:1")
+    refused = lab.run(*words, *nobody)
+    assert await refused.ended() == 6
+    assert node.address in refused.err.read_text()
+    assert await node.terminate() == 0
+    with socket.create_server(("127.0.0.1", node.port)):
+        removed = lab.run(*words, *nobody)
+        assert await removed.ended() == 0, "a node that has ended is not looked for"
+
+
 # The whole cluster
 
 

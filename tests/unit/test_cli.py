@@ -28,11 +28,12 @@ from shardbus.errors import (
 from shardbus.http.api import Check, Checks, Json
 from shardbus.http.app import create_app
 from shardbus.http.server import Server, serve
-from shardbus.ids import NodeId
+from shardbus.ids import Address, NodeId
 from shardbus.loading import load, options, variable_of
 from shardbus.settings import HttpSettings
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
+from shardbus.store.roll import enlist
 from shardbus_cli import ask, flags, logs, output
 from shardbus_cli.app_loader import load_app
 from shardbus_cli.config import read_file
@@ -326,6 +327,15 @@ def test_what_the_node_refuses_is_one_line(shell, url):
     assert shell.out == ""
 
 
+def test_the_doctor_knows_no_type_of_that_name(shell, url):
+    assert shell("doctor", "counted", "--wait", "0") == Code.FAILED
+    assert shell.err == "shardbus: there is no entity type 'counted'; did you mean counter?\n"
+    assert shell.out == ""
+    assert shell("doctor", "counter", "--wait", "0") == Code.UNHEALTHY, (
+        "this node has no coordinator"
+    )
+
+
 def test_health_has_its_own_exit_code(shell, url, node):
     node.ready = False
     assert shell("health") == Code.UNHEALTHY
@@ -433,8 +443,11 @@ def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):
     assert shell("place", "counter", "7=10.0.0.3:1", "a=b=c:1", "8=", "--json") == Code.OK
     assert json.loads(shell.out)["places"][0]["shard"] == "7"
     assert node.acts == [("place", "counter", {"7": "10.0.0.3:1", "a=b": "c:1", "8": ""})]
-    assert shell("place", "counter", "7") == Code.FAILED
-    assert "SHARD=HOST:PORT" in shell.err
+    for bad in ("7", "7=garbage", "=10.0.0.3:1"):
+        assert shell("place", "counter", bad) == Code.USAGE
+        assert shell.err.startswith(f"shardbus: {bad!r}")
+        assert shell.err.endswith("; write SHARD=HOST:PORT, or SHARD= to take its place away\n")
+    assert len(node.acts) == 1
 
 
 def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
@@ -447,7 +460,8 @@ def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
     assert json.loads(shell.out)["nodes"][0]["limit"] == 500
     assert shell("limit", "counter", "off", "--on", ME) == Code.OK
     for bad in ("-1", "many", "1.5", "99999999999"):
-        assert shell("limit", "counter", "--", bad) != Code.OK
+        assert shell("limit", "counter", "--", bad) == Code.USAGE
+        assert shell.err.startswith(f"shardbus: {bad!r} is no limit; ")
     assert node.acts == [("limit", "counter", 500, None), ("limit", "counter", 0, ME)]
     node.stuck = True
     assert shell("limit", "counter", "9", "--json") == Code.UNREACHABLE
@@ -515,6 +529,7 @@ class FakeClient:
     """Remembers what was sent, and answers 42."""
 
     last: FakeClient
+    buffered = 0
 
     def __init__(self, *addresses: str, cluster: str, timeout: float) -> None:
         self.sent: list[tuple[object, ...]] = [("connect", addresses, cluster, timeout)]
@@ -535,6 +550,8 @@ class FakeClient:
 
     async def flush(self) -> None:
         self.sent.append(("flush",))
+        if self.buffered:
+            await asyncio.Event().wait()
 
     async def call(self, *args: object) -> object:
         self.sent.append(("call", *args))
@@ -591,6 +608,24 @@ def test_tell_returns_when_a_node_has_it(shell, url, client):
     assert shell.out == ""
 
 
+def test_a_tell_that_finds_no_home_ends_in_time(shell, url, client, monkeypatch):
+    monkeypatch.setattr(FakeClient, "buffered", 1)
+    assert shell("tell", "counter", "p", "add", "2", "--timeout", "20ms") == Code.FAILED
+    said = "no node has the message for 'counter' 'p' within 0.02 s: its shard has no home"
+    assert shell.err.startswith(f"shardbus: {said}; ")
+    assert client.last.sent[0][3] == 0.02
+    assert client.last.sent[-1] == ("close",)
+
+
+@pytest.mark.parametrize("command", ["tell", "ask"])
+@pytest.mark.parametrize("timeout", ["-1", "abc", "0"])
+def test_a_timeout_that_is_none_is_named(shell, command, timeout):
+    assert shell(command, "counter", "p", "add", "--timeout", timeout) == Code.USAGE
+    assert shell.err.startswith(f"shardbus {command}: --timeout: ")
+    assert shell.err.endswith(f": {timeout!r}; write 2s, 100ms or seconds\n")
+    assert shell.err.count("\n") == 1
+
+
 def test_S0_4_the_shard_of_a_type_with_its_own_function_is_asked_of_the_node(shell, url, client):
     assert shell("ask", "book", "p", "read") == Code.OK
     _, kind, *rest = client.last.sent[1]
@@ -644,6 +679,25 @@ def test_a_defect_is_one_line_and_a_traceback_only_on_demand(shell, monkeypatch)
 )
 def test_wrong_usage(shell, words):
     assert shell(*words) == Code.USAGE
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("frobnicate", "shardbus: no such command 'frobnicate'; see `shardbus -h`"),
+        ("node strat", "shardbus node: no such command 'strat'; did you mean start\\?"),
+        ("nodes --jsn", "shardbus nodes: no such option: --jsn; did you mean --json\\?"),
+        ("where counter", "shardbus where: missing argument 'ID'; see `shardbus where -h`"),
+        ("nodes --json=1", "shardbus.*: .*'--json' does not take a value; see `shardbus.* -h`"),
+        ("plan t --add -1", "shardbus plan: --add: .*; see `shardbus plan -h`"),
+        ("drain n --timeout -1", "shardbus drain: --timeout: .*; see `shardbus drain -h`"),
+        ("nodes extra", r"shardbus nodes: .*extra.*; see `shardbus nodes -h`"),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_command_and_option(shell, words, line):
+    assert shell(*words.split()) == Code.USAGE
+    assert re.fullmatch(line + "\n", shell.err)
+    assert shell.out == ""
 
 
 def test_help_names_every_command(shell):
@@ -742,6 +796,22 @@ def test_the_users_own_traceback_is_shown_from_his_first_line(shell, apps):
     assert "line 2 of broken_app.py" in shell.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("@bus.entity(name='a', shardz=3)\nclass A(Entity): ...", 4),
+        ("def late():\n    bus.on_shutdown('nope')\n\nlate()", 5),
+        ("import json\njson.loads('{')", 5),
+        ("x = (", 4),
+    ],
+)
+def test_a_declaration_that_is_refused_is_named_by_the_users_line(shell, apps, text, line):
+    head = "from shardbus import Entity, ShardBus\n\nbus = ShardBus('shop')\n"
+    (apps / "wrong_app.py").write_text(f"{head}{text}\n")
+    assert shell("check", "wrong_app") == Code.APP
+    assert f"(line {line} of wrong_app.py)" in shell.err.splitlines()[-1]
+
+
 def test_a_module_that_misses_another_is_not_taken_for_a_missing_one(shell, apps):
     (apps / "needy_app.py").write_text("import no_such_module_anywhere\n")
     assert shell("node", "start", "needy_app:bus") == Code.APP
@@ -757,6 +827,51 @@ def test_check_looks_at_everything_and_starts_nothing(shell, apps):
     assert shell(*bad) == Code.UNHEALTHY
     failed = [line.split()[0] for line in shell.out.splitlines() if " FAILED " in line]
     assert failed == ["exposure", "store"]
+
+
+TYPED = """
+from shardbus import Entity, ShardBus
+bus = ShardBus("shop")
+@bus.entity(name="Cart")
+class Cart(Entity): ...
+@bus.entity(name="page", use_lease="shards")
+class Page(Entity): ...
+@bus.entity(name="kept", remember=True)
+class Kept(Entity): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("sharding.types.page.shards=20", "sharding.shards is 20 for 'page'"),
+        ("sharding.types.kept.active_entity_limit=9", "both remember and active_entity_limit"),
+        ("sharding.types.page.lease_ttl=8s", "more than four times store.timeout"),
+        ("node.proxies=pag", "no entity type 'pag'; did you mean page?"),
+    ],
+)
+def test_what_check_finds_in_settings_node_start_refuses(shell, apps, assignment, said):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell("check", "typed_app", "--set", "store.url=memory://") == Code.OK
+    words = ("typed_app", "--set", "store.url=memory://", "--set", assignment)
+    assert shell("check", *words) == Code.UNHEALTHY
+    assert [said in line for line in shell.out.splitlines() if "FAILED" in line] == [True]
+    assert shell("node", "start", *words) == Code.USAGE
+    assert said in shell.err
+    assert shell.err.count("\n") == 1
+
+
+def test_a_store_that_there_cannot_be_is_wrong_usage(shell, apps):
+    assert shell("node", "start", "good_app", "--store", "nope://x") == Code.USAGE
+    assert "no store is known by the scheme 'nope'" in shell.err
+
+
+@pytest.mark.parametrize("command", [("check",), ("node", "start")])
+def test_settings_of_a_type_that_the_app_does_not_have_are_refused(shell, apps, command):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell(*command, "typed_app", "--set", "sharding.types.pgae.mailbox=5") == Code.USAGE
+    said = "no entity type 'pgae' (--set sharding.types.pgae.mailbox); did you mean page?"
+    assert said in shell.err
 
 
 # Settings
@@ -829,6 +944,14 @@ class Stored:
 
         asyncio.run(fill())
 
+    def enlist(self, port: int) -> None:
+        async def enlist_it() -> None:
+            store = await self._open()
+            await enlist(store, Address("127.0.0.1", port))
+            await store.close()
+
+        asyncio.run(enlist_it())
+
     def table(self) -> StoredTable | None:
         async def load() -> StoredTable | None:
             store = await self._open()
@@ -875,6 +998,21 @@ def test_TSU19_data_is_not_removed_while_something_listens_at_a_home(shell, stor
         assert stored.homes()
     assert shell(*words) == Code.OK
     assert not stored.homes()
+
+
+def test_S2_54_data_is_not_removed_while_a_node_runs_that_hosts_nothing(shell, stored):
+    words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
+    stored.fill(NodeId("127.0.0.1", 1, 5))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        stored.enlist(port)
+        assert shell(*words) == Code.REFUSED
+        assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
+        assert stored.homes()
+    assert shell(*words) == Code.OK, "it was killed"
+    assert not stored.homes()
+    with socket.create_server(("127.0.0.1", port)):
+        assert shell(*words) == Code.OK, "somebody else is there now"
 
 
 def test_data_needs_a_clusters_name(shell, stored):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from shardbus.agreement import check_exposure, check_leases
 from shardbus.errors import ConfigError
 from shardbus.loading import (
+    for_types,
     from_assignments,
     from_environment,
     load,
@@ -380,3 +381,36 @@ def test_secrets_are_in_no_representation_and_no_error():
     assert "hunter2" not in repr(load(layers))
     assert "hunter2" not in refusal(("f", {"http": {"token": ["hunter2"]}}))
     assert "hunter2" not in refusal(("f", {"http": {"token": "hunter2\n"}}))
+
+
+# Entity types of an application
+
+
+def types_set(environ: dict[str, str], *types: str, file: str = "") -> dict[str, object]:
+    layers = [*from_environment(environ)]
+    if file:
+        layers.insert(0, ("app.toml", {"sharding": {"types": {file: {"mailbox": 3}}}}))
+    return dict(load(for_types(layers, types)).sharding.types)
+
+
+VARIABLE = "SHARDBUS_SHARDING__TYPES__CART__MAILBOX"
+
+
+def test_a_variable_means_the_type_whatever_its_case():
+    assert types_set({VARIABLE: "5"}, "Cart", "page") == {"Cart": {"mailbox": 5}}
+    assert types_set({VARIABLE: "5"}, "cart", "Cart") == {"cart": {"mailbox": 5}}
+    assert types_set({VARIABLE: "5"}, "Cart", file="Cart") == {"Cart": {"mailbox": 5}}
+
+
+def test_a_variable_that_may_mean_several_types_is_refused():
+    with pytest.raises(ConfigError, match=r"\(environment .*\) may be Cart or CART"):
+        types_set({VARIABLE: "5"}, "Cart", "CART")
+
+
+def test_settings_of_a_type_that_is_not_there_are_refused_with_the_closest_name():
+    with pytest.raises(ConfigError, match=r"no entity type 'cart' .*environment") as refused:
+        types_set({VARIABLE: "5"}, "chart")
+    assert refused.value.hint == "did you mean chart?"
+    with pytest.raises(ConfigError, match=r"no entity type 'cart' \(app.toml\)") as refused:
+        types_set({}, "Cart", file="cart")
+    assert refused.value.hint == "did you mean Cart?"
