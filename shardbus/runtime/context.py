@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardbus.errors import LocalProtocolError
 from shardbus.runtime.entity_type import BEHAVIOUR, Invoker, StopReason
+from shardbus.runtime.passivation import idle_timeout
 from shardbus.runtime.turn import Turn
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -234,9 +235,14 @@ class Context:
             raise LocalProtocolError(f"{name} is no behaviour of this {self.entity_type}")
         vars(entity)[BEHAVIOUR] = function
 
-    def set_idle_timeout(self, seconds: float) -> None:
-        """Passivate this entity after so many idle seconds instead of its type's; 0 is never."""
-        self.more().idle_timeout = seconds
+    def set_idle_timeout(self, seconds: float | str) -> None:
+        """Passivate this entity after so many idle seconds, or a duration such as "10m", instead of
+        its type's; 0 is never.
+
+        Raises:
+            ConfigError: no such length of time. Nothing has changed.
+        """
+        self.more().idle_timeout = idle_timeout(seconds)
         self._host.residents.own_idle_timeout(self)
 
     @property

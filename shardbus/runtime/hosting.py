@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from shardbus.errors import StaleFence, Unhandled
@@ -355,11 +356,14 @@ class Host:
 
     # ---- time, and what is shown
 
-    def sweep(self, tick: int) -> None:
-        """Cut off who does not stop, passivate who shall not stay. Called about once a second."""
-        self.execution.crowd.sweep()
-        self.ending.sweep(tick)
-        self.residents.sweep(tick)
+    def sweeps(self, tick: int) -> dict[str, Callable[[], None]]:
+        """What is to be done about once a second: look what is in mailboxes, cut off who does not
+        stop, passivate who shall not stay."""
+        return {
+            "mailboxes": self.execution.crowd.sweep,
+            "ends": partial(self.ending.sweep, tick),
+            "residents": partial(self.residents.sweep, tick),
+        }
 
     def set_active_entity_limit(self, limit: int) -> None:
         """Another limit on the entities in memory here, from now on; 0 for none.
