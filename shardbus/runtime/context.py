@@ -16,6 +16,7 @@ from shardbus.runtime.passivation import idle_timeout
 from shardbus.runtime.turn import Turn
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
+from shardbus.wire.schema import encode_value, method_of
 
 if TYPE_CHECKING:
     from shardbus.runtime.hosting import Host, HostedShard
@@ -177,20 +178,33 @@ class Context:
         self._host.ending.leave(self, StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
-        """Send `message` to this entity's `receive` in `delay` seconds, unless it has stopped by
-        then."""
+        """Send `message`, as it is now, to this entity's `receive` in `delay` seconds, unless it
+        has stopped by then.
+
+        Raises:
+            SchemaError: it cannot travel. Nothing was scheduled.
+        """
+        method, payload = method_of(message), encode_value(message)
         return self.more().add_timer(
-            self._host.loop.call_later(delay, self._host.tell_self, self, message)
+            self._host.loop.call_later(delay, self._host.tell_self, self, method, payload)
         )
 
     def schedule(self, interval: float, message: object) -> None:
-        """Send `message` every `interval` seconds for as long as the entity runs."""
+        """Send `message`, as it is now, every `interval` seconds for as long as the entity runs.
+
+        Raises:
+            SchemaError: it cannot travel. Nothing was scheduled.
+        """
+        method, payload = method_of(message), encode_value(message)
+
+        def begin() -> None:
+            self.more().add_timer(self._host.loop.call_later(interval, again))
 
         def again() -> None:
-            self.schedule(interval, message)  # first: the message may end the entity, and this
-            self._host.tell_self(self, message)
+            begin()  # first: the message may end the entity, and this
+            self._host.tell_self(self, method, payload)
 
-        self.more().add_timer(self._host.loop.call_later(interval, again))
+        begin()
 
     def stash(self) -> None:
         """Put the message being handled aside, with whoever waits for its answer.

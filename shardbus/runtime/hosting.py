@@ -32,7 +32,6 @@ from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
-from shardbus.wire.schema import encode_value, method_of
 
 
 class HostedShard:
@@ -336,15 +335,15 @@ class Host:
 
     # ---- what contexts ask for
 
-    def tell_self(self, cell: Context, message: object) -> None:
+    def tell_self(self, cell: Context, method: str, payload: bytes) -> None:
         """A timer's message to its own entity."""
         if self.find(cell.entity_id, cell.shard.shard) is not cell:
             return
-        invoker = self.kind.invokers.get(method_of(message)) or self.kind.invokers.get("")
+        invoker = self.kind.invokers.get(method) or self.kind.invokers.get("")
         if invoker is None:
             self.counts.drop("unhandled")
         else:
-            self.ending.tell(cell, Message(invoker, encode_value(message), None, OWN, 0))
+            self.ending.tell(cell, Message(invoker, payload, None, OWN, 0))
 
     async def save(self, cell: Context, data: bytes | None) -> None:
         """Write the entity's state under its fence."""
