@@ -72,9 +72,7 @@ class Aside:
         if cell.extras is None or not cell.extras.stash:
             return
         stash, cell.extras.stash = cell.extras.stash, []
-        if cell.mailbox is None:
-            cell.mailbox = deque()
-        cell.mailbox.extendleft(reversed(stash))
+        self._execution.crowd.mailbox_of(cell).extendleft(reversed(stash))
         if not cell.busy and cell.handling is None:
             self._execution.loop.call_soon(self._execution.settle, cell)
 
@@ -128,9 +126,7 @@ class Aside:
         if not cell.busy:
             self._execution.receive(cell, message)
             return
-        if cell.mailbox is None:
-            cell.mailbox = deque()
-        cell.mailbox.append(message)
+        self._execution.crowd.mailbox_of(cell).append(message)
         if cell.parting is not None and cell.parting.rests:
             self._execution.settle(cell)
 

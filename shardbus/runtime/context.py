@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 from shardbus.errors import LocalProtocolError
 from shardbus.runtime.entity_type import BEHAVIOUR, Invoker, StopReason
+from shardbus.runtime.passivation import idle_timeout
 from shardbus.runtime.turn import Turn
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
+from shardbus.wire.schema import encode_value, method_of
 
 if TYPE_CHECKING:
     from shardbus.runtime.hosting import Host, HostedShard
@@ -176,20 +178,33 @@ class Context:
         self._host.ending.leave(self, StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
-        """Send `message` to this entity's `receive` in `delay` seconds, unless it has stopped by
-        then."""
+        """Send `message`, as it is now, to this entity's `receive` in `delay` seconds, unless it
+        has stopped by then.
+
+        Raises:
+            SchemaError: it cannot travel. Nothing was scheduled.
+        """
+        method, payload = method_of(message), encode_value(message)
         return self.more().add_timer(
-            self._host.loop.call_later(delay, self._host.tell_self, self, message)
+            self._host.loop.call_later(delay, self._host.tell_self, self, method, payload)
         )
 
     def schedule(self, interval: float, message: object) -> None:
-        """Send `message` every `interval` seconds for as long as the entity runs."""
+        """Send `message`, as it is now, every `interval` seconds for as long as the entity runs.
+
+        Raises:
+            SchemaError: it cannot travel. Nothing was scheduled.
+        """
+        method, payload = method_of(message), encode_value(message)
+
+        def begin() -> None:
+            self.more().add_timer(self._host.loop.call_later(interval, again))
 
         def again() -> None:
-            self.schedule(interval, message)  # first: the message may end the entity, and this
-            self._host.tell_self(self, message)
+            begin()  # first: the message may end the entity, and this
+            self._host.tell_self(self, method, payload)
 
-        self.more().add_timer(self._host.loop.call_later(interval, again))
+        begin()
 
     def stash(self) -> None:
         """Put the message being handled aside, with whoever waits for its answer.
@@ -234,9 +249,14 @@ class Context:
             raise LocalProtocolError(f"{name} is no behaviour of this {self.entity_type}")
         vars(entity)[BEHAVIOUR] = function
 
-    def set_idle_timeout(self, seconds: float) -> None:
-        """Passivate this entity after so many idle seconds instead of its type's; 0 is never."""
-        self.more().idle_timeout = seconds
+    def set_idle_timeout(self, seconds: float | str) -> None:
+        """Passivate this entity after so many idle seconds, or a duration such as "10m", instead of
+        its type's; 0 is never.
+
+        Raises:
+            ConfigError: no such length of time. Nothing has changed.
+        """
+        self.more().idle_timeout = idle_timeout(seconds)
         self._host.residents.own_idle_timeout(self)
 
     @property

@@ -29,6 +29,7 @@ Source: docs/guarantees.md; B.107, B.156; S2.47.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from dataclasses import dataclass, field
 
 from shardbus.runtime.context import Context, Message
@@ -98,6 +99,13 @@ class Crowd:
     def has_mailbox(self, cell: Context) -> None:
         """It has one from now on."""
         self._cells[cell] = None
+
+    def mailbox_of(self, cell: Context) -> deque[Message]:
+        """Its mailbox, made if it has none."""
+        if cell.mailbox is None:
+            cell.mailbox = deque()
+            self.has_mailbox(cell)
+        return cell.mailbox
 
     def admits(self, cell: Context, message: Message) -> bool:
         """Whether a message that finds no room is queued all the same."""
@@ -197,8 +205,11 @@ class Crowd:
         taken, cells = 0, dict[Context, None]()
         for cell in self._cells:
             mailbox = cell.mailbox
+            if mailbox is not None:
+                cells[cell] = (
+                    None  # an empty one too: it is there for as long as its entity is busy
+                )
             if mailbox:
-                cells[cell] = None
                 size = (len(mailbox[0].payload) + len(mailbox[-1].payload)) // 2
                 taken += len(mailbox) * (size + MESSAGE_BYTES)
         self._cells, self.room = cells, self._bytes - taken

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -102,8 +101,7 @@ class Execution(Delivery):
             return
         mailbox, crowd = cell.mailbox, self.crowd
         if mailbox is None:
-            mailbox = cell.mailbox = deque()
-            crowd.has_mailbox(cell)
+            mailbox = crowd.mailbox_of(cell)
         crowd.room -= len(message.payload) + MESSAGE_BYTES
         roomy = crowd.room > 0 and len(mailbox) < self._mailbox_max
         if roomy or crowd.admits(cell, message):

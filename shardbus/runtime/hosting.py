@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from shardbus.errors import StaleFence, Unhandled
@@ -31,7 +32,6 @@ from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
-from shardbus.wire.schema import encode_value, method_of
 
 
 class HostedShard:
@@ -335,15 +335,15 @@ class Host:
 
     # ---- what contexts ask for
 
-    def tell_self(self, cell: Context, message: object) -> None:
+    def tell_self(self, cell: Context, method: str, payload: bytes) -> None:
         """A timer's message to its own entity."""
         if self.find(cell.entity_id, cell.shard.shard) is not cell:
             return
-        invoker = self.kind.invokers.get(method_of(message)) or self.kind.invokers.get("")
+        invoker = self.kind.invokers.get(method) or self.kind.invokers.get("")
         if invoker is None:
             self.counts.drop("unhandled")
         else:
-            self.ending.tell(cell, Message(invoker, encode_value(message), None, OWN, 0))
+            self.ending.tell(cell, Message(invoker, payload, None, OWN, 0))
 
     async def save(self, cell: Context, data: bytes | None) -> None:
         """Write the entity's state under its fence."""
@@ -355,11 +355,14 @@ class Host:
 
     # ---- time, and what is shown
 
-    def sweep(self, tick: int) -> None:
-        """Cut off who does not stop, passivate who shall not stay. Called about once a second."""
-        self.execution.crowd.sweep()
-        self.ending.sweep(tick)
-        self.residents.sweep(tick)
+    def sweeps(self, tick: int) -> dict[str, Callable[[], None]]:
+        """What is to be done about once a second: look what is in mailboxes, cut off who does not
+        stop, passivate who shall not stay."""
+        return {
+            "mailboxes": self.execution.crowd.sweep,
+            "ends": partial(self.ending.sweep, tick),
+            "residents": partial(self.residents.sweep, tick),
+        }
 
     def set_active_entity_limit(self, limit: int) -> None:
         """Another limit on the entities in memory here, from now on; 0 for none.

@@ -36,9 +36,9 @@ from shardbus.runtime.losses import Losses
 from shardbus.runtime.news import level_of, remark
 from shardbus.runtime.observers import Observers
 from shardbus.runtime.phases import Phases
+from shardbus.runtime.pulse import Pulse
 from shardbus.runtime.quarantine import Quarantine
 from shardbus.runtime.questions import Questions
-from shardbus.runtime.sampling import report_loads
 from shardbus.runtime.slow import SlowHandlers
 from shardbus.runtime.steering import Steering
 from shardbus.runtime.succession import HOSTING, Succession
@@ -62,7 +62,6 @@ from shardbus.wire.schema import Interface
 
 log = logging.getLogger("shardbus.node")
 
-ALIVE_EVERY_S = 0.2
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
 
 
@@ -98,8 +97,7 @@ class Node:
         self.losses, self.drops, self.refused = Losses(self), Drops(), Refused()
         self.steering = Steering(self)
         self._leases: set[asyncio.Task[None]] = set()
-        self._swept = 0
-        self._pulse: asyncio.TimerHandle | None = None
+        self._pulse = Pulse(self)
         self._thread: Membership | None = None
 
     # ---- start
@@ -144,7 +142,7 @@ class Node:
         self.questions = Questions(self)
         for name, kind in self.types.items():
             self._add_kind(name, kind, chosen[name])
-        self._every_so_often()
+        self._pulse.start()
 
     def _add_kind(self, name: str, kind: EntityType, chosen: ShardingSettings) -> None:
         hosts = kind.hosted_by(chosen.role, self.settings.node)
@@ -341,29 +339,9 @@ class Node:
             raise UnknownEntityType(f"there is no entity type {name!r}")
         return self.kinds[name]
 
-    # ---- time
-
-    def _every_so_often(self) -> None:
-        tick = self.endpoint.clock.tick
-        for kind in self.kinds.values():
-            kind.advance(tick)
-        if tick - self._swept >= 20:
-            self._swept = tick
-            for kind in self.kinds.values():
-                kind.host.sweep(tick)
-                report_loads(kind, self, tick)
-                waiting = kind.host.execution.waiting
-                self.slow.look(waiting, kind.settings.slow_handler_after, tick)
-            self._quarantine_the_deaf()
-        self.loopback.expire()
-        self.drops.report(tick)
-        if line := self.refused.line(self.loop.time()):
-            log.warning("%s", line)
-        if self._thread is not None:
-            self._thread.app_alive()
-        self._pulse = self.loop.call_later(ALIVE_EVERY_S / 4, self._every_so_often)
-
-    def _quarantine_the_deaf(self) -> None:
+    def quarantine_the_deaf(self) -> None:
+        """Part from members that answer heartbeats and take no message. Called about once a
+        second."""
         suspects = self.view.unreachable if self.view is not None else ()
         reachable = self._peers.keys() - set(suspects)
         for node in self.quarantine.look(self.endpoint.sessions(), reachable, self.loop.time()):
@@ -374,8 +352,7 @@ class Node:
 
     async def close(self) -> None:
         """Let go of everything, hard. Safe at any time after `start`."""
-        if self._pulse is not None:
-            self._pulse.cancel()
+        self._pulse.stop()
         for succession in self.successions.values():
             succession.close()
         self.losses.ending()

@@ -18,7 +18,15 @@ Source: S2.38, S2.57; B.79-B.84, B.86.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from shardbus.errors import ConfigError
+from shardbus.options import option_of, parse, shown
+from shardbus.settings import ShardingSettings
+
+_IDLE = next(
+    o for f in fields(ShardingSettings) if f.name == "passivate_after" and (o := option_of(f))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +95,16 @@ class Passivation:
             "passivation_window": self.window,
         }
         return {name: value for name, value in said.items() if value is not None}
+
+
+def idle_timeout(seconds: float | str) -> float:
+    """What an entity says for itself in place of `passivate_after`, read as that is; 0 is never.
+
+    Raises:
+        ConfigError: no such length of time.
+    """
+    try:
+        return float(parse(_IDLE, seconds))
+    except ConfigError as wrong:
+        message = f"set_idle_timeout({shown(_IDLE, seconds)}): {wrong.message}"
+        raise ConfigError(message, hint='write seconds, or "10m"; 0 is never') from None

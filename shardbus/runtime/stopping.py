@@ -148,9 +148,7 @@ class Ending:
         cell.more().parting = parting
         if parting.reason in AFTER_CURRENT:
             self._expect(cell)
-        if cell.mailbox is None:
-            cell.mailbox = deque()
-        cell.mailbox.append(parting.message)
+        self._execution.crowd.mailbox_of(cell).append(parting.message)
         self._look(cell)
 
     def _look(self, cell: Context) -> None:
@@ -161,13 +159,11 @@ class Ending:
 
     def tell(self, cell: Context, message: Message) -> None:
         """A message of its own timers, which one that holds handles, too."""
-        parting, mailbox = cell.parting, cell.mailbox
+        parting = cell.parting
         if parting is None or not parting.holds:
             self._execution.receive(cell, message, counts=False)
             return
-        if mailbox is None:
-            mailbox = cell.mailbox = deque()
-        mailbox.append(message)
+        self._execution.crowd.mailbox_of(cell).append(message)
         self._look(cell)
 
     # ---- the end

@@ -163,7 +163,8 @@ class Bench:
     def pass_ticks(self, ticks: int) -> None:
         """Coarse time goes on; the sweep looks for idle entities."""
         self.host.execution.advance(self.host.execution.tick + ticks)
-        self.host.sweep(self.host.execution.tick)
+        for sweep in self.host.sweeps(self.host.execution.tick).values():
+            sweep()
 
     def stop(self, reason: StopReason = StopReason.HANDOFF) -> None:
         self.host.stop_shards([self.SHARD], reason)

@@ -698,6 +698,43 @@ async def test_its_own_timers_do_not_keep_an_entity_in_memory() -> None:
     assert b.cell("e") is None
 
 
+@pytest.mark.parametrize("how", ["schedule", "schedule_once"])
+async def test_B118_a_timer_whose_message_cannot_travel_is_refused_at_the_call(how: str) -> None:
+    class Clocked(Entity):
+        @handler
+        def begin(self, how: str) -> None:
+            getattr(self.context, how)(0.001, object())
+
+    b = bench(Clocked)
+    with pytest.raises(EntityFailed, match="SchemaError: a object cannot travel"):
+        await b.ask("e", "begin", how)
+    cell = b.cell("e")
+    assert cell is not None
+    with pytest.raises(SchemaError, match="cannot send this"):
+        getattr(cell, how)(0.001, [object()])
+    assert _timers(b) == 0
+
+
+@pytest.mark.parametrize("how", ["schedule", "schedule_once"])
+async def test_a_timer_sends_its_message_as_it_was_at_the_call(how: str) -> None:
+    class Clocked(Entity):
+        gates: Gates
+
+        @handler
+        def begin(self, how: str) -> None:
+            message: list[Any] = [1]
+            getattr(self.context, how)(0.001, message)
+            message.append(object())
+
+        def receive(self, message: list[int]) -> None:
+            self.gates.log.append(message)
+
+    b = bench(Clocked, gates := Gates())
+    await b.ask("e", "begin", how)
+    await until(lambda: gates.log, "a message")
+    assert gates.log[0] == [1]
+
+
 def _timers(b: Bench) -> int:
     """Timers of the loop that would call this host's entities."""
     loop: Any = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from hosting_bench import Asker, Bench
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.runtime.hosting import HostedShard
+from shardbus.wire.schema import encode_value
 from tests.waiting import turns, until
 
 
@@ -447,7 +448,7 @@ async def test_a_timer_of_a_former_incarnation_reaches_nobody() -> None:
     await b.ask("e", "passivate", 2)
     await until(lambda: b.cell("e") is None, "the end")
     await b.ask("e", "hit", 3)
-    b.host.tell_self(old, "late")
+    b.host.tell_self(old, "", encode_value("late"))
     assert b.dropped == {}
     assert log.rows == [1, 2, ("e", StopReason.PASSIVATION), 3]
 

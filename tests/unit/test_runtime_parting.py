@@ -12,6 +12,7 @@ from hosting_bench import Bench
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.errors import EntityFailed, StaleFence, StoreUnavailable, Unhandled
+from shardbus.wire.schema import encode_value
 from tests.waiting import turns, until
 
 STRATEGIES = ["lru", "slru", "mru", "lfu", "composite"]
@@ -121,7 +122,7 @@ async def test_what_came_of_its_work_before_it_held_does_not_wait_behind_others(
     later = b.ask("e", "hit", 2)
     log.work.set()
     await turns()
-    b.host.tell_self(cell, "timer")
+    b.host.tell_self(cell, "", encode_value("timer"))
     log.gate.set()
     assert await asyncio.gather(slow, later) == [1, 2]
     wanted = [1, "stop", "written", "timer", "last", StopReason.PASSIVATION, 2]
@@ -145,7 +146,7 @@ async def test_what_comes_behind_the_stop_message_comes_before_what_waits() -> N
     await turns()
     cell = b.cell("e")
     assert cell is not None
-    b.host.tell_self(cell, "timer")
+    b.host.tell_self(cell, "", encode_value("timer"))
     log.gate.set()
     assert await later == 1
     wanted = ["stop", "written", "timer", "last", StopReason.PASSIVATION, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -330,6 +331,33 @@ async def test_idle_ones_go_though_there_is_room() -> None:
     await turns()
     assert here(b) == {"b"}
     assert b.host.residents.evicted == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [math.inf, -math.inf, math.nan, -1.0, 1e-9, 1e300, "5 days ago", True]
+)
+async def test_an_own_idle_timeout_that_is_no_duration_is_refused_at_the_call(wrong: Any) -> None:
+    b = bench(log := Log(), passivate_after=0)
+    await b.ask("e", "timeout", 5.0)
+    cell = b.cell("e")
+    assert cell is not None
+    with pytest.raises(ConfigError, match="set_idle_timeout"):
+        cell.set_idle_timeout(wrong)
+    b.pass_ticks(99)
+    assert not log.gone
+    b.pass_ticks(1)
+    assert log.gone == "e"
+
+
+@pytest.mark.parametrize(("said", "goes"), [("2s", True), (2, True), (0, False), ("off", False)])
+async def test_an_own_idle_timeout_is_read_as_the_setting_is(said: Any, goes: bool) -> None:
+    b = bench(log := Log(), passivate_after=0)
+    await b.ask("e", "hit")
+    cell = b.cell("e")
+    assert cell is not None
+    cell.set_idle_timeout(said)
+    b.pass_ticks(40)
+    assert log.gone == ("e" if goes else "")
 
 
 async def test_an_own_idle_timeout_does_not_hold_a_place() -> None:

@@ -13,6 +13,7 @@ from hosting_bench import Bench, Keeper
 
 from shardbus import ConfigError, Entity, ShardBus, StopReason, handler
 from shardbus.errors import EntityFailed, Unhandled
+from shardbus.wire.schema import encode_value
 from tests.waiting import turns, until
 
 PATIENCE = 55 * 20
@@ -213,7 +214,7 @@ async def test_a_stop_message_that_was_not_handled_wakes_nobody() -> None:
     cell = b.cell("e")
     assert cell is not None
     cell.stop()
-    b.host.tell_self(cell, "tick")
+    b.host.tell_self(cell, "", encode_value("tick"))
     log.gate.set()
     assert await first == 1
     await turns()
