@@ -14,8 +14,8 @@ from shardbus.cluster import Cluster, Running
 from shardbus.declaration import (
     Supervision,
     all_behaviours,
-    check_extractor,
-    check_messages,
+    check_extractors,
+    classes_of,
     declared_settings,
     interface_of,
     invokers_of,
@@ -123,12 +123,10 @@ class ShardBus:
                 raise ConfigError(f"there are two entity types called {kind!r}")
             declared = declared_settings(kind, own, allocation, passivation)
             settings = ShardingSettings().for_type(kind, declared)
-            check_extractor(kind, "extract_shard_id", extract_shard_id)
-            check_extractor(kind, "extract_entity_id", extract_entity_id)
+            check_extractors(kind, extract_entity_id, extract_shard_id)
             interface = interface_of(cls, kind, settings.shards, extract_shard_id)
             interface.extract_entity_id = extract_entity_id
-            taken = [*check_messages(kind, messages), *self._messages]
-            invokers = invokers_of(cls, interface, taken)
+            invokers = invokers_of(cls, interface, [*classes_of(kind, messages), *self._messages])
             self.types[kind] = EntityType(
                 cls=cls,
                 interface=interface,

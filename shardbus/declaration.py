@@ -90,12 +90,17 @@ def interface_of(
     return Interface(name, shards, layout, methods, messages, shard_of)
 
 
-def check_extractor(kind: str, name: str, function: object) -> None:
-    """Refuse what cannot be called with a message or an id.
+def check_extractors(kind: str, entity_id: object, shard_id: object) -> None:
+    """Refuse what cannot be called with a message, or with an id.
 
     Raises:
         ConfigError: just that.
     """
+    _check_extractor(kind, "extract_entity_id", entity_id)
+    _check_extractor(kind, "extract_shard_id", shard_id)
+
+
+def _check_extractor(kind: str, name: str, function: object) -> None:
     if function is None:
         return
     if not callable(function):
@@ -108,7 +113,7 @@ def check_extractor(kind: str, name: str, function: object) -> None:
         return  # written in C, and says nothing of its arguments
 
 
-def check_messages(kind: str, classes: Iterable[object]) -> list[type]:
+def classes_of(kind: str, classes: Iterable[object]) -> list[type]:
     """The classes that `receive` takes.
 
     Raises:
