@@ -47,17 +47,17 @@ Durations take seconds, or `100ms`, `2s`, `1m`, `24h`, `1d`. Sizes take bytes, o
 turn the thing off.
 
 For one entity type the settings of `sharding` count in this order, the later wins: the defaults,
-section `sharding`, what `@bus.entity(...)` declares, section `sharding.types.<name>`. A type that the
-application does not have is refused when a node starts, and by `shardbus check`.
+section `sharding`, what `@bus.entity(...)` declares, section `sharding.types.<name>`. A type that
+the application does not have is refused when a node starts, and by `shardbus check`.
 
 A cell in *italics* says that a setting does less than its name promises.
 """
 
 CLOSING = f"""\
 Each setting has a variable, its key in capitals with two underscores for each dot, as in
-`{variable_of("node.port")}`. What follows `SHARDBUS_SHARDING__TYPES__` is the type's name in any case,
-unless two types differ in nothing else. `SHARDBUS_NODE_URL` and `SHARDBUS_NODE_TOKEN` are read by the commands
-that ask a node, and are no settings.
+`{variable_of("node.port")}`. What follows `SHARDBUS_SHARDING__TYPES__` is the type's name in any
+case, unless two types differ in nothing else. `SHARDBUS_NODE_URL` and `SHARDBUS_NODE_TOKEN` are
+read by the commands that ask a node, and are no settings.
 """
 
 
