@@ -160,6 +160,7 @@ class Faults:
             kind = self.dice.choice(ENTITY_TYPES)
             self.world.trace.mark(self.world.now, struck.name, f"sees epoch {self.epoch} of {kind}")
             self.world.give(struck, ev.EpochSeen(kind, self.epoch))
+            self.world.give(struck, ev.SetMeta(kind, b"%d" % self.epoch))
 
     # -- walls ---------------------------------------------------------------------------------
 

@@ -75,6 +75,16 @@ def the_lower_epoch_is_taken(patch: Patch) -> None:
     patch.setattr(Gossip, "merge", lower)
 
 
+def what_was_written_first_is_kept(patch: Patch) -> None:
+    def earlier(self: Gossip, other: Gossip) -> Gossip:
+        merged = merge(self, other)
+        both = self.meta.keys() & other.meta.keys()
+        least = {name: min(self.meta[name], other.meta[name]) for name in both}
+        return replace(merged, meta={**merged.meta, **least})
+
+    patch.setattr(Gossip, "merge", earlier)
+
+
 def one_observer_clears_anothers_mark(patch: Patch) -> None:
     marked = Reachability.marked
 
@@ -322,6 +332,7 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_merge_believes_every_seen_node: ("seen",),
     unreachable_is_not_spread: ("I8",),
     the_lower_epoch_is_taken: ("I8", "I6"),
+    what_was_written_first_is_kept: ("I8",),
     one_observer_clears_anothers_mark: ("rows",),
     the_leader_acts_without_convergence: ("acts",),
     a_new_incarnation_does_not_down_the_old: ("names",),

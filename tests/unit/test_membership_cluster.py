@@ -11,12 +11,15 @@ from pathlib import Path
 
 import pytest
 from membership_net import Net, Node, content, cut_off_at_the_decision
+from test_membership_gossip import DOWN, A, B, C, D, E, U, X, state
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership import view as seen
+from shardbus.membership.cluster import Cluster
+from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import GossipState, Heartbeat, HeartbeatReply
+from shardbus.membership.messages import GossipSeen, GossipState, Heartbeat, HeartbeatReply
 from shardbus.settings import ClusterSettings, DowningSettings
 
 DEFAULTS = ClusterSettings()
@@ -633,3 +636,36 @@ def test_a_member_needs_no_services() -> None:
     assert member.status is Status.JOINING
     assert member.has_role("")
     assert not member.has_role("db")
+
+
+# -- the end of one node -------------------------------------------------------------------------
+
+
+def machine_at(node: NodeId, gossip: Gossip) -> Cluster:
+    """The machine of that node, with that state."""
+    machine = Cluster(gossip.members[node], "shop", DEFAULTS, {}, random.Random(1))
+    machine._enter(gossip.with_seen(node), 0.0)
+    return machine
+
+
+def test_B14_who_finds_itself_down_tells_a_few_others() -> None:
+    """Else they would hear of it from nobody, if the one who said so dies."""
+    machine = machine_at(A, state("bcde", a=U, b=U, c=U, d=U, e=U))
+    effects = machine.handle(ev.Down(A), 1.0)
+    told = [e for e in effects if isinstance(e, ev.Publish) and isinstance(e.message, GossipState)]
+    assert ev.Stopped("downed") in effects
+    assert {e.to for e in told} == {B, C, D, E}
+    for effect in told:
+        assert isinstance(effect.message, GossipState)
+        assert effect.message.gossip.members[A].status is DOWN
+
+
+def test_S153_who_is_exiting_goes_on_until_everybody_knows() -> None:
+    """Else the leader would wait for one that is gone, or take it for dead."""
+    machine = machine_at(A, state("a", a=X, b=U, c=U))
+    machine.tick(0.5)
+    assert machine.stopped == ""
+    machine.handle(ev.Received(B, GossipSeen(machine.gossip.clock), 0.0), 0.6)
+    assert machine.stopped == ""
+    machine.handle(ev.Received(C, GossipSeen(machine.gossip.clock), 0.0), 0.7)
+    assert machine.stopped == "left"

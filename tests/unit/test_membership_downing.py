@@ -10,7 +10,7 @@ import pytest
 from test_membership_gossip import A, B, C, D, E, state
 
 from shardbus.ids import NodeId
-from shardbus.membership.downing import Outcome, Split, survey
+from shardbus.membership.downing import FIRST_EPOCHS, Outcome, Split, first_epoch, survey
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag, Reachability, Row
@@ -214,3 +214,13 @@ def test_TU17_indirectly_connected(
         decision = keep_majority(found)
         assert decision.outcome is outcome
         assert "".join(n.host for n in decision.down) == down
+
+
+def test_two_clusters_do_not_count_their_decisions_by_lease_from_the_same_number() -> None:
+    """Else the lease of one cluster's decision could be what another at the same store asks
+    for."""
+    founders = [A._replace(uid=uid) for uid in (7, 2**40 + 7, 2**63 + 8)]
+    firsts = {first_epoch(founder) for founder in founders}
+    assert len(firsts) == len(founders)
+    assert all(0 <= first < FIRST_EPOCHS for first in firsts)
+    assert first_epoch(A._replace(uid=2**64 - 1)) < FIRST_EPOCHS

@@ -164,6 +164,28 @@ def test_TC36_a_restarted_process_downs_its_former_incarnation() -> None:
     assert gossip.verdicts() == {B: Flag.TERMINATED}
 
 
+def test_TC36_another_node_on_the_same_machine_stays() -> None:
+    """Only who is at the same port is a former incarnation."""
+    neighbour = B._replace(port=B.port + 1)
+    gossip, answer = ask(state(a=U, b=U), neighbour)
+    assert isinstance(answer, Welcome)
+    assert gossip.members[B].status is U
+    assert gossip.members[neighbour].status is J
+    assert gossip.verdicts() == {}
+
+
+def test_a_welcome_carries_the_ages_of_tombstones() -> None:
+    """The newcomer's clock says something else than this one's."""
+    removed = state(a=U, b=X).without_members(A, (B,), 100.0)
+    door = Door(Member(A, 1), GREETING, DEFAULTS)
+    progress = door.on_message(removed, NEW, Join(GREETING, Member(NEW, 1)), 130.0)
+    [welcome] = [effect.message for effect in progress.send]
+    assert isinstance(welcome, Welcome)
+    assert welcome.gossip.tombstones == {B: 30.0}
+    assert progress.gossip is not None
+    assert progress.gossip.tombstones == {B: 100.0}
+
+
 SEEDS = tuple(Address(host, 1) for host in ("s", "t", "u"))
 S, T, V = (NodeId(*seed, 5) for seed in SEEDS)
 
