@@ -184,6 +184,12 @@ def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
 
 def shape_of(cls: type) -> dict[str, Any]:
     """What of an entity's life the class brings itself."""
+    for name in ("on_start", "on_stop"):
+        if not is_coroutine_function(getattr(cls, name)):
+            raise ConfigError(
+                f"{cls.__name__}.{name} is not async: it would be awaited",
+                hint=f"write async def {name}",
+            )
     state_class, read_state = _state(cls)
     return {
         "starts": getattr(cls, "on_start", None) is not Entity.on_start,

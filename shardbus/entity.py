@@ -115,7 +115,8 @@ class Entity:
     context: Context
 
     async def on_start(self) -> None:
-        """Called before the first message; messages wait until it returns. Raising restarts it."""
+        """Called before the first message; messages wait until it returns. If it raises, the type's
+        supervision says whether it is tried again."""
 
     async def on_stop(self, reason: StopReason) -> None:
         """Called after the last message."""

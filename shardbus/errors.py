@@ -158,8 +158,8 @@ class NodeLost(RequestError):
 
 
 class EntityFailed(RequestError):
-    """The handler raised. `type` and `message` are those of its exception; what it had done before,
-    it did."""
+    """The handler raised, or a start that is not tried again. `type` and `message` are those of its
+    exception; what it had done before, it did."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(f"{type}: {message}")

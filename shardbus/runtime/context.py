@@ -19,7 +19,8 @@ from shardbus.wire.batch import Chain
 from shardbus.wire.schema import encode_value, method_of
 
 if TYPE_CHECKING:
-    from shardbus.runtime.hosting import Host, HostedShard
+    from shardbus.runtime.hosted import HostedShard
+    from shardbus.runtime.hosting import Host
     from shardbus.runtime.stopping import Parting
 
 
@@ -134,6 +135,11 @@ class Context:
     def parting(self) -> Parting | None:
         """For the runtime: how far it is on its way out, if a stop message was sent to it."""
         return None if self.extras is None else self.extras.parting
+
+    @property
+    def refusal(self) -> BaseException | None:
+        """For the runtime: why its start failed, if it shall not be tried again."""
+        return None if self.extras is None else self.extras.refusal
 
     @property
     def handling(self) -> Current | None:
@@ -287,10 +293,10 @@ class Context:
 
 
 class Extras:
-    """What only some entities need: timers, a stash, an idle timeout of their own, a stop
-    message."""
+    """What only some entities need: timers, a stash, an idle timeout of their own, a stop message,
+    the end of a start that failed."""
 
-    __slots__ = ("idle_timeout", "parting", "stash", "stashed", "timers")
+    __slots__ = ("idle_timeout", "parting", "refusal", "stash", "stashed", "timers")
 
     def __init__(self) -> None:
         self.timers: list[asyncio.TimerHandle] = []
@@ -299,6 +305,7 @@ class Extras:
         """The message being handled was put aside: it has no answer yet."""
         self.idle_timeout: float | None = None
         self.parting: Parting | None = None
+        self.refusal: BaseException | None = None
 
     def put_aside(self) -> bool:
         """Whether the message just handled was stashed; asked once."""

@@ -9,7 +9,7 @@ is done.
 
 Supervision: a handler that raises fails its asker with EntityFailed and restarts the entity (a new
 object, its state loaded anew, `on_start`), the first time at once, then with a doubling backoff;
-messages wait. `resume` keeps the object, `stop` stops it.
+messages wait. `resume` keeps the object, `stop` stops it. Of a start that fails, see `starting`.
 
 A message that an entity asks of itself, directly or through others, is refused (`reentrancy`).
 
@@ -27,7 +27,6 @@ from shardbus.errors import (
     EntityFailed,
     MailboxFull,
     StaleFence,
-    StoreError,
     Unhandled,
 )
 from shardbus.runtime.answers import answer, told
@@ -141,9 +140,10 @@ class Execution(Delivery):
 
     def settle_soon(self, cell: Context) -> None:
         """The same; but messages that wait are handled in a turn of their own, so that entities
-        which stop after each message do not pile up on the stack."""
+        which stop after each message do not pile up on the stack. One whose start is given up ends
+        in a turn of its own too: what comes in this one shall not start it again."""
         cell.busy = True
-        if cell.mailbox:
+        if cell.mailbox or cell.refusal is not None:
             self.loop.call_soon(self.settle, cell)
         else:
             self.settle(cell)
@@ -206,8 +206,11 @@ class Execution(Delivery):
         def done(task: asyncio.Task[Any]) -> None:
             if not self.waiting.ended(turn):
                 return
-            if task.cancelled():
-                error: BaseException | None = EntityFailed("CancelledError", "was cancelled")
+            error: BaseException | None
+            if task.cancelled() and turn.doing:
+                error = asyncio.CancelledError()  # of a start: it is tried again
+            elif task.cancelled():
+                error = EntityFailed("CancelledError", "was cancelled")
             else:
                 error = task.exception()
             if error is not None:
@@ -230,7 +233,9 @@ class Execution(Delivery):
                 self._starter.construct(cell)
                 return
             except (Exception, asyncio.CancelledError) as e:
-                self._starter.failed(cell, "failed to start", e)
+                if self._starter.gives_up(cell, e):
+                    self.settle_soon(cell)
+                    return
             finally:
                 self.cell = outer
         self._begin(cell, chain)
@@ -251,6 +256,16 @@ class Execution(Delivery):
         else:
             self._carry_on(cell, coroutine, waits_for, None, 0)
 
+    def abandoned(self, cell: Context) -> bool:
+        """It waits to start again after failures, and nobody waits for it."""
+        return self._starter.abandoned(cell)
+
+    def give_up(self, cell: Context) -> None:
+        """An abandoned one is not tried again."""
+        cell.stopping = cell.stopping or StopReason.PASSIVATION
+        self.waiting.cut_off(cell)
+        self.settle(cell)
+
     # ---- failures
 
     def _failed(
@@ -266,12 +281,8 @@ class Execution(Delivery):
             return True
         if session is not None:
             session.fail(corr, told(cell, error))
-        if isinstance(error, StaleFence):
-            directive = Directive.STOP
-        elif isinstance(error, StoreError) or not isinstance(error, Exception):
-            directive = Directive.RESTART  # memory may be ahead of the store, or half-way
-        else:
-            directive = self._supervise(error)
+        stale = isinstance(error, StaleFence)
+        directive = Directive.STOP if stale else self._starter.directive(error)
         self._starter.failed(cell, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
@@ -295,13 +306,6 @@ class Execution(Delivery):
             cell.stopping = StopReason.FAILURE if waits or reason is None else reason
             return True
         return cell.stopping is not None and not waits
-
-    def _supervise(self, error: Exception) -> Directive:
-        try:
-            return Directive(self.kind.supervision(error))
-        except Exception:
-            log.exception("the supervision of %s failed", self.kind.name)
-            return Directive.RESTART
 
     def close(self) -> None:
         """The process ends: nothing that waits goes on."""

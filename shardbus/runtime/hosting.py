@@ -18,10 +18,12 @@ from functools import partial
 from typing import Any
 
 from shardbus.errors import StaleFence, Unhandled
+from shardbus.runtime.answers import told
 from shardbus.runtime.aside import Aside
 from shardbus.runtime.context import AFTER_CURRENT, OWN, Context, Message
 from shardbus.runtime.entity_type import EntityType, StopReason
 from shardbus.runtime.execution import Execution
+from shardbus.runtime.hosted import HostedShard
 from shardbus.runtime.recovery import Recovery
 from shardbus.runtime.relocating import Relocation
 from shardbus.runtime.remembering import Memory
@@ -30,37 +32,7 @@ from shardbus.runtime.starting import MOVES, Keeper
 from shardbus.runtime.stopping import Ending
 from shardbus.settings import ShardingSettings
 from shardbus.store.protocol import StateStore
-from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
-
-
-class HostedShard:
-    """One shard that this node hosts."""
-
-    __slots__ = ("arrivals", "cells", "fence", "live", "shard", "stopping", "via")
-
-    def __init__(self, shard: str, fence: int) -> None:
-        self.shard, self.fence = shard, fence
-        self.arrivals = False
-        """What comes over links is let in; with `via`, only from that node."""
-        self.via: object | None = None
-        self.cells: dict[str, Context] = {}
-        """Its entities, while they are not in `active`."""
-        self.live = 0
-        self.stopping: StopReason | None = None
-        """Why it stops, once it does."""
-
-    @property
-    def open(self) -> bool:
-        """Everything is let in."""
-        return self.arrivals and self.via is None
-
-    def lets_in(self, session: Session, local: bool) -> bool:
-        """Whether a message that came by this session (`local`: from this node itself) is for
-        us."""
-        if local:
-            return self.stopping is None
-        return self.arrivals and (self.via is None or self.via == session.tag)
 
 
 class Host:
@@ -90,7 +62,10 @@ class Host:
         self.counts = self.execution.counts
         self.aside = Aside(kind, self.execution, settings.mailbox)
         self.active: dict[str, Context] = {}
-        self.residents = Residents(settings, loop, self.active, self.counts, self._passivate)
+        abandoned = self.execution.abandoned
+        self.residents = Residents(
+            settings, loop, self.active, self.counts, self._passivate, abandoned
+        )
         self.shards: dict[str, HostedShard] = {}
         self.passes_on = False
         """What is not handled when a shard moves is for its next home; else it is refused."""
@@ -254,7 +229,11 @@ class Host:
         self.ending.end(cell, reason)
 
     def _passivate(self, cell: Context) -> None:
-        self._end(cell, StopReason.PASSIVATION)
+        if self.execution.abandoned(cell):  # there is nobody who could be told
+            self.residents.forget(cell)
+            self.execution.give_up(cell)
+        else:
+            self._end(cell, StopReason.PASSIVATION)
 
     def _gone(self, cell: Context) -> None:
         """It has stopped. What still waits for it starts a new incarnation."""
@@ -276,7 +255,8 @@ class Host:
         if cell.extras is not None:
             waiting = cell.extras.stash + waiting
         waiting = [m for m in waiting if not m.own]
-        refuses, cell.gone = cell.gone or not self._may_return(cell), True
+        returns = cell.refusal is None and self._may_return(cell)
+        refuses, cell.gone = cell.gone or not returns, True
         if waiting and not refuses:
             again = self.activate(hosted, cell.entity_id, "restart", deque(waiting))
             if hosted.stopping is not None:
@@ -284,19 +264,21 @@ class Host:
         elif self.memory is not None and not hosted.stopping:
             self._stopped_alone(self.memory, hosted, cell)
         if waiting and refuses:
-            self._leave(hosted, cell.entity_id, waiting)
+            self._leave(hosted, cell, waiting)
         self._maybe_down(hosted)
 
-    def _leave(self, hosted: HostedShard, entity_id: str, messages: list[Message]) -> None:
+    def _leave(self, hosted: HostedShard, cell: Context, messages: list[Message]) -> None:
         """Nobody handles these here any more."""
+        entity_id, failure = cell.entity_id, cell.refusal
         if self.passes_on and hosted.stopping in MOVES:
             left = self._left.setdefault(hosted.shard, [])
             left.extend((entity_id, message) for message in messages)
             return
         for message in messages:
-            self.counts.drop("stopped", via=message.corr)
+            self.counts.drop("stopped" if failure is None else "start_failed", via=message.corr)
             if message.session is not None:
-                error = Unhandled(f"{self.name} {entity_id!r} stopped")
+                stopped = Unhandled(f"{self.name} {entity_id!r} stopped")
+                error = stopped if failure is None else told(cell, failure)
                 message.session.fail(message.corr, error)
 
     def take_left(self, shard: str) -> list[tuple[str, Message]]:
@@ -319,9 +301,14 @@ class Host:
         else it comes back."""
         if cell.stopping is StopReason.PASSIVATION:
             memory.forget(hosted, cell.entity_id)
-        else:
+        elif cell.entity_id not in hosted.returning:  # each stop would begin a row of its own
+            hosted.returning.add(cell.entity_id)
             backoff = self.settings.entity_restart_backoff
-            self.loop.call_later(backoff, self._revive, hosted, cell.entity_id)
+            self.loop.call_later(backoff, self._return, hosted, cell.entity_id)
+
+    def _return(self, hosted: HostedShard, entity_id: str) -> None:
+        hosted.returning.discard(entity_id)
+        self._revive(hosted, entity_id)
 
     def close(self) -> None:
         """The process ends."""

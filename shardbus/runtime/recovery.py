@@ -22,7 +22,7 @@ from shardbus.settings import ShardingSettings
 
 if TYPE_CHECKING:
     from shardbus.runtime.context import Context
-    from shardbus.runtime.hosting import HostedShard
+    from shardbus.runtime.hosted import HostedShard
 
 TURN_S = 0.004
 LATE_S = 0.02

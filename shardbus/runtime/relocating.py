@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from shardbus.errors import RequestError
 
 if TYPE_CHECKING:
-    from shardbus.runtime.hosting import HostedShard
+    from shardbus.runtime.hosted import HostedShard
 
 log = logging.getLogger("shardbus.remember")
 

@@ -38,7 +38,7 @@ from shardbus.store.protocol import StateStore
 
 if TYPE_CHECKING:
     from shardbus.runtime.context import Context
-    from shardbus.runtime.hosting import HostedShard
+    from shardbus.runtime.hosted import HostedShard
 
 log = logging.getLogger("shardbus.remember")
 

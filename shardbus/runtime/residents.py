@@ -22,7 +22,8 @@ more: 32 for each. So the limit is exceeded by the starts of one turn, and, when
 been used since they were last looked at, by at most a thirty-second of it for some turns. After a
 full round that found nobody, being used saves nobody any more; after another, all are busy, and the
 next pass waits for the next sweep or for a sixteenth more. Who is busy is never passivated, and who
-is still stopping counts no more: both come on top.
+is still stopping counts no more: both come on top. Who only waits for its next try to start, and
+nobody for it, is not busy.
 
 Source: S2.38, S4.25; B.79-B.81, B.85, B.86, B.88, B.89; C.18.
 """
@@ -66,7 +67,8 @@ def policy_of(settings: ShardingSettings, limit: int) -> Policy:
 
 class Residents:
     """See the module. `active`: entities by id, of shards that are not on the move.
-    `passivate(cell)` is called for who shall go."""
+    `passivate(cell)` is called for who shall go; `abandoned(cell)` says whether it fails to start,
+    and nobody waits for it."""
 
     def __init__(
         self,
@@ -75,13 +77,14 @@ class Residents:
         active: Mapping[str, Context],
         counts: Counts,
         passivate: Callable[[Context], None],
+        abandoned: Callable[[Context], bool],
     ) -> None:
         self.settings, self.limit = settings, settings.active_entity_limit
         self.limited = self.limit > 0
         self.evicted = 0
         """How many went because there were too many."""
         self._loop, self._active, self._counts = loop, active, counts
-        self._passivate = passivate
+        self._passivate, self._abandoned = passivate, abandoned
         self._policy = policy_of(settings, self.limit) if self.limited else None
         self._known: dict[str, int] = {}
         """Who counts, and the last use that the policy knows of."""
@@ -184,7 +187,7 @@ class Residents:
                 break
             cell = self._active.get(entity_id)
             self._barren += 1
-            if cell is None or not _at_rest(cell):
+            if cell is None or not self._at_rest(cell):
                 policy.spared(entity_id)
             elif cell.used > known[entity_id] and self._barren <= len(known):
                 known[entity_id] = cell.used
@@ -202,7 +205,7 @@ class Residents:
         """Look who was used, and who was idle for too long. Called about once a second."""
         for cell in list(self._own_timeouts):
             timeout = cell.extras.idle_timeout if cell.extras is not None else None
-            if timeout and _at_rest(cell) and tick - cell.used >= _ticks(timeout):
+            if timeout and self._at_rest(cell) and tick - cell.used >= _ticks(timeout):
                 self._passivate(cell)
         if self._policy is not None:
             if self._policy.counts_uses:
@@ -213,7 +216,7 @@ class Residents:
             return
         self._swept = tick
         idle_since = tick - _ticks(after)
-        idle = [c for c in self._active.values() if c.used <= idle_since and _at_rest(c)]
+        idle = [c for c in self._active.values() if c.used <= idle_since and self._at_rest(c)]
         for cell in idle:
             if cell not in self._own_timeouts:
                 self._passivate(cell)
@@ -234,11 +237,12 @@ class Residents:
             self._measured = now
             policy.measure(now[0] - before[0], now[1] - before[1])
 
-
-def _at_rest(cell: Context) -> bool:
-    """It handles nothing, no work of its own is under way, and no message waits for it, not in its
-    stash either."""
-    return cell.idle and not (cell.extras is not None and cell.extras.stash)
+    def _at_rest(self, cell: Context) -> bool:
+        """It handles nothing, no work of its own is under way, and no message waits for it, not in
+        its stash either. A remembered one is tried for as long as it fails to start."""
+        if cell.extras is not None and cell.extras.stash:
+            return False
+        return cell.idle or (not self.settings.remember and self._abandoned(cell))
 
 
 def _ticks(seconds: float) -> int:

@@ -1,14 +1,22 @@
 """Starting an entity: its object, its state, `on_start`, and what happens when one of them fails.
 
 A start that fails is tried again for as long as the entity is wanted, the first time at once, then
-with a doubling backoff; messages wait meanwhile. At a hand-off it is wanted for as long as messages
+with a doubling backoff; messages wait meanwhile:
+
+    it fails ──> supervision says `stop` ──> it ends, and what waits for it is refused
+             ──> anything else ────────────> backoff ──> again
+                                                └─ idle for too long, or one too many, and nobody
+                                                   waits for it: passivated
+
+A store that does not answer is no failure of the entity's, so nobody is asked about that. At a
+hand-off it is wanted for as long as messages
 wait, since they come before those that the next home will get; a stop message alone, which it could
 not answer, is not waited for. Then only a store that does not answer is asked again, until the
 entity is cut off. That a newer activation has loaded the state is a failure too: the entity lives
 elsewhere, and this shard will be told to stop, or has been: then it ends. What waits for one that
 ends is for the shard's next home.
 
-Source: S2.47, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
+Source: S2.47, S2.48, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from typing import Any, Protocol
 
 from shardbus.errors import StaleFence, StoreError
 from shardbus.runtime.context import NOBODY, Context
-from shardbus.runtime.entity_type import EntityType, StopReason
+from shardbus.runtime.entity_type import Directive, EntityType, StopReason
 from shardbus.settings import ShardingSettings
 
 log = logging.getLogger("shardbus.entity")
@@ -69,7 +77,7 @@ class Counts:
             self.tell(via, reason, count)
 
 
-def _may_pass(error: Exception) -> bool:
+def _may_pass(error: BaseException) -> bool:
     """Whether a start that failed so may succeed soon: the store did not answer."""
     return isinstance(error, StoreError) and not isinstance(error, StaleFence)
 
@@ -93,13 +101,15 @@ class Starter:
         self.counts = Counts()
         self.tick = 0
         self._kind, self._settings, self._keeper = kind, settings, keeper
+        self._pausing: set[Context] = set()
+        """Who waits for its next try."""
 
     async def start(self, cell: Context) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
         while _wanted(cell):
             backoff = self._backoff(cell)
             if backoff:
-                await asyncio.sleep(backoff)
+                await self._pause(cell, backoff)
             try:
                 self.construct(cell)
                 if self._kind.state_class is not None:
@@ -109,12 +119,51 @@ class Starter:
                     cell.gone = cell.stopping in (StopReason.STOPPED, StopReason.PASSIVATION)
                 return
             except Exception as e:  # StaleFence too: the region will learn that the shard has moved
-                self.failed(cell, "failed to start", e)
-                cell.entity = None
-                if self._ends(cell, e):
+                if self.gives_up(cell, e):
                     return
 
-    def _ends(self, cell: Context, error: Exception) -> bool:
+    async def _pause(self, cell: Context, seconds: float) -> None:
+        self._pausing.add(cell)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._pausing.discard(cell)
+
+    def abandoned(self, cell: Context) -> bool:
+        """It waits for its next try, and nobody waits for it: who asked has given up since."""
+        if cell not in self._pausing:
+            return False
+        mailbox = cell.mailbox
+        while mailbox and mailbox[0].session is not None and mailbox[0].deadline <= self.tick:
+            mailbox.popleft()
+            self.counts.drop("expired")
+        return not _awaited(cell)
+
+    def gives_up(self, cell: Context, error: BaseException) -> bool:
+        """A start failed; whether it is not tried again. If supervision says so, what waits for the
+        entity is not for a next incarnation, which would fail alike."""
+        cell.end_incarnation()
+        cell.entity = None
+        stops = self.directive(error) is Directive.STOP
+        self.failed(cell, "failed to start", error, again=not stops)
+        if self._ends(cell, error):
+            return True
+        if stops:
+            cell.stopping = StopReason.FAILURE
+            cell.more().refusal = error
+        return stops
+
+    def directive(self, error: BaseException) -> Directive:
+        """What the supervision says of a failure."""
+        if isinstance(error, StoreError) or not isinstance(error, Exception):
+            return Directive.RESTART  # memory may be ahead of the store, or half-way
+        try:
+            return Directive(self._kind.supervision(error))
+        except Exception:
+            log.exception("the supervision of %s failed", self._kind.name)
+            return Directive.RESTART
+
+    def _ends(self, cell: Context, error: BaseException) -> bool:
         """Whether it is not tried again: it shall stop, and nobody waits for it, or in vain."""
         told = None if cell.parting is None else cell.parting.reason
         reason = cell.stopping or told

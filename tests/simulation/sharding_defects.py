@@ -13,7 +13,8 @@ from shardbus.client.kinds import Kinds
 from shardbus.errors import StaleEpoch
 from shardbus.runtime import departure
 from shardbus.runtime.context import Context
-from shardbus.runtime.hosting import Host, HostedShard
+from shardbus.runtime.hosted import HostedShard
+from shardbus.runtime.hosting import Host
 from shardbus.runtime.node import Node
 from shardbus.runtime.remembering import Memory
 from shardbus.runtime.starting import MOVES

@@ -10,7 +10,7 @@ from hosting_bench import Asker, Bench
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.errors import LocalProtocolError, Unhandled
-from shardbus.runtime.hosting import HostedShard
+from shardbus.runtime.hosted import HostedShard
 from shardbus.wire.schema import encode_value
 from tests.waiting import turns, until
 
