@@ -62,7 +62,7 @@ async def test_S2_33_a_node_on_sqlite_runs_where_there_is_no_redis_client(
         assert await client.ref(Account, "a").add(1) == 1
     assert await node.terminate() == 0
     other = lab.begin("--store", "redis://127.0.0.1:1/0", PYTHONPATH=path)
-    assert await other.ended() == 1
+    assert await other.ended() == 2
     assert "needs the package 'redis'; pip install redis" in error_of(other)
 
 
