@@ -6,9 +6,12 @@ who asked, and calls them when it founds the cluster, so that a cold start does 
 anybody's timer.
 
 A node whose address is already a member's is a restarted process: the old incarnation is marked
-terminated and Down on the spot, and the new one is welcome without anybody's help. A removed
-incarnation is refused for ever; so is one that disagrees about the cluster's name, the protocol or
-a setting. While the whole cluster stops, it takes nobody in.
+terminated and Down on the spot, and the new one is welcome without anybody's help. Uids have no
+order, and nobody is probed first: a Join that lay unread until a later process at that address was
+a member does the same to the living one, which must start anew.
+
+A removed incarnation is refused for ever; so is one that disagrees about the cluster's name, the
+protocol or a setting. While the whole cluster stops, it takes nobody in.
 
 Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md; T.U10, T.U12.
 """

@@ -8,7 +8,8 @@ same value.
     part           what it says                              how two copies merge
     members        each incarnation and its status           the later status, the lower up number
     reachability   who cannot reach whom                     per observer the newer row
-    tombstones     incarnations that were removed            union; they erase all other traces
+    tombstones     incarnations that were removed, and when  union, the earlier time of each; they
+                                                             erase all other traces
     epochs         highest coordinator epoch per type, and   the higher
                    that of the decisions by lease
     meta           bytes of the application, by name         the later version of each
@@ -57,7 +58,9 @@ ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
 META_MAX = 64
 META_NAME_MAX = 128
 META_BYTES_MAX = 4096
-"""So many names are taken, of so many bytes each: every node carries all of it in every state."""
+"""So many names are taken, of so many bytes each: every node carries all of it in every state. The
+node that writes looks at the number of names (`orders`); a merge keeps every name, as it must, so
+nodes that write at once may go beyond it together."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

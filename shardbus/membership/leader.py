@@ -1,9 +1,10 @@
 """Who leads, and what the leader does.
 
-There is no election. The leader is the first in address order among the reachable Up and Leaving
-members (while there is none, of WeaklyUp, then Joining ones), which every node computes from the
-same gossip. It is only a role: it may change from one version to the next, and it acts only on a
-version that everybody who matters has seen.
+There is no election. The leader is the first in address order among the reachable members that are
+Up, Leaving or stopping with the whole cluster; while there is none, of the WeaklyUp ones, then of
+the Joining, then of the Exiting ones, which may be the last (`member.LEADING`). Every node computes
+that from the same gossip. It is only a role: it may change from one version to the next, and it
+acts only on a version that everybody who matters has seen.
 
     on convergence       joining, weakly_up -> up         once enough have joined, and of each role
                          leaving            -> exiting
@@ -28,7 +29,9 @@ from shardbus.membership.gossip import STARTING, VOTING, Gossip
 from shardbus.membership.member import STOPPING, Member, Status, leader_order
 from shardbus.settings import ClusterSettings
 
-COUNTED_FOR_START = (Status.JOINING, Status.WEAKLY_UP, Status.UP, Status.LEAVING)
+COUNTED_FOR_START = (Status.JOINING, Status.WEAKLY_UP, Status.LEAVING)
+"""Who counts as joined while nobody was up yet. One that leaves before it came up has joined, and
+counts until it is Exiting."""
 
 
 class Leadership:

@@ -1,6 +1,10 @@
 """What the rest of a node sees of the cluster: an immutable picture, and what changed between two
 of them.
 
+Who has seen a version, and who flags whom, changes with almost every message and is no event of its
+own. What a node can act on is: whether all agree (`ConvergenceChanged`, in place of Akka's
+SeenChanged and ReachabilityChanged), and which members are lost or back.
+
 Source: B.20-B.22; T.U3, T.U9.
 """
 

@@ -8,13 +8,7 @@ Decoding is schema-first: every field has a type and a bound, what is declared n
 and a compressed body may not grow beyond `BODY_MAX`. Anything that does not fit raises
 RemoteProtocolError, and nothing else does.
 
-A state has a table in which each node stands once; everything else refers to a node by its place
-there, as often as it speaks of it. Members come first in the table, so that a reader can check at a
-glance that seen nodes, observers, subjects and counters are members.
-
-Small on the wire may be large here. So what speaks of a node twice where once is enough is refused.
-A state has no more rows than members, which is checked before any of them is read; and a row has
-no more flags than there are other members, which is checked before the next one is.
+The state that some of them carry is built and checked in `state`.
 
 Source: S1.46, S3.34, B.13.
 """
@@ -22,85 +16,42 @@ Source: S1.46, S3.34, B.13.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, TypeVar, assert_never
+from collections.abc import Callable
+from typing import Annotated, assert_never
 
 import msgspec
 from msgspec import Meta, Struct
 
 from shardbus.errors import RemoteProtocolError
-from shardbus.ids import NodeId, is_host
 from shardbus.membership import messages as m
-from shardbus.membership.gossip import META_BYTES_MAX, Gossip
-from shardbus.membership.gossip import Meta as Written
-from shardbus.membership.member import Member, Service, Status
-from shardbus.membership.reachability import Flag, Reachability, Row
 from shardbus.membership.vector_clock import VectorClock
-
-V = TypeVar("V")
+from shardbus.wire.state import (
+    NODES_MAX,
+    Host,
+    Name,
+    Nodes,
+    Number,
+    Port,
+    Seconds,
+    WireMember,
+    WireState,
+    gossip_of,
+    member_of,
+    node_of,
+    once,
+    wire_member,
+    wire_state,
+)
 
 FORMAT = 1
 PLAIN, COMPRESSED = 0, 1
 COMPRESS_FROM = 256
 BODY_MAX = 8 << 20
-NODES_MAX = 20_000
-UID_MAX = 2**64 - 1
-WORST = Flag.TERMINATED.value
 
-Host = Annotated[str, Meta(min_length=1, max_length=255)]
-Port = Annotated[int, Meta(ge=1, le=65535)]
-Name = Annotated[str, Meta(max_length=m.NAME_MAX)]
 SettingName = Annotated[str, Meta(max_length=m.SETTING_NAME_MAX)]
 Text = Annotated[str, Meta(max_length=m.TEXT_MAX)]
-Number = Annotated[int, Meta(ge=0, le=2**62)]
-Place = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
-Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Millis = Annotated[int, Meta(ge=0, le=10**9)]
-Names = Annotated[list[Name], Meta(max_length=256)]
 Settings = Annotated[dict[SettingName, Text], Meta(max_length=m.SETTINGS_MAX)]
-Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
-Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
-Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
-Counters = Annotated[list[tuple[Place, Number]], Meta(max_length=NODES_MAX)]
-Flags = Annotated[
-    list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
-]
-
-
-class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
-    """A member without its name. `status` is the status's rank."""
-
-    gossip_port: Port
-    http: Name
-    roles: Names
-    version: Name
-    status: Annotated[int, Meta(ge=0, le=Status.DOWN.rank)]
-    up_number: Number
-    service: Annotated[int, Meta(ge=0, le=2)] = 0
-    service_version: Number = 0
-
-
-class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
-    """One observer's row of reachability. Its flags stay bytes until all observers are known to
-    be members, each once."""
-
-    observer: Place
-    version: Number
-    flags: msgspec.Raw
-
-
-class WireState(Struct, array_like=True, forbid_unknown_fields=True):
-    """A copy of the state. The first `len(members)` of `nodes` are the members, the rest the
-    tombstones."""
-
-    nodes: Nodes
-    members: Annotated[list[WireMember], Meta(max_length=NODES_MAX)]
-    seen: Places
-    rows: Annotated[list[WireRow], Meta(max_length=NODES_MAX)]
-    clock: Counters
-    tombstones: Annotated[list[Seconds], Meta(max_length=NODES_MAX)]
-    epochs: Annotated[dict[Name, Number], Meta(max_length=4096)]
-    meta: Annotated[dict[Name, tuple[Number, Bytes]], Meta(max_length=4096)]
 
 
 class WireGreeting(Struct, array_like=True, forbid_unknown_fields=True):
@@ -187,9 +138,6 @@ MALFORMED = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decode_body: Callable[[bytes], Wire] = msgspec.msgpack.Decoder(Wire).decode
-_decode_flags: Callable[[msgspec.Raw], list[tuple[int, int]]] = msgspec.msgpack.Decoder(
-    Flags
-).decode
 
 
 def encode(message: m.Message) -> bytes:
@@ -235,11 +183,11 @@ def _to_wire(message: m.Message) -> Wire:
         case m.InitNack():
             return InitNack()
         case m.Join(greeting, member):
-            return Join(_wire_greeting(greeting), member.node, _wire_member(member))
+            return Join(_wire_greeting(greeting), member.node, wire_member(member))
         case m.JoinRefused(reason):
             return JoinRefused(reason)
         case m.Welcome(gossip):
-            return Welcome(_wire_state(gossip))
+            return Welcome(wire_state(gossip))
         case m.Heartbeat(sequence, sent_at, lag):
             return Heartbeat(sequence, sent_at, round(1000 * lag))
         case m.HeartbeatReply(sequence, sent_at, lag):
@@ -249,7 +197,7 @@ def _to_wire(message: m.Message) -> Wire:
         case m.GossipSeen(clock):
             return GossipSeen(list(clock.counters), list(clock.counters.values()))
         case m.GossipState(to, gossip):
-            return GossipState(to, _wire_state(gossip))
+            return GossipState(to, wire_state(gossip))
         case _:
             assert_never(message)
 
@@ -263,11 +211,11 @@ def _from_wire(wire: Wire) -> m.Message:
         case InitNack():
             return m.InitNack()
         case Join(greeting, node, member):
-            return m.Join(_greeting(greeting), _member(_node(node), member))
+            return m.Join(_greeting(greeting), member_of(node_of(node), member))
         case JoinRefused(reason):
             return m.JoinRefused(reason)
         case Welcome(state):
-            return m.Welcome(_gossip(state))
+            return m.Welcome(gossip_of(state))
         case Heartbeat(sequence, sent_at, lag_ms):
             return m.Heartbeat(sequence, sent_at, lag_ms / 1000)
         case HeartbeatReply(sequence, sent_at, lag_ms):
@@ -277,7 +225,7 @@ def _from_wire(wire: Wire) -> m.Message:
         case GossipSeen(nodes, counts):
             return m.GossipSeen(_clock(nodes, counts))
         case GossipState(to, state):
-            return m.GossipState(_node(to), _gossip(state))
+            return m.GossipState(node_of(to), gossip_of(state))
         case _:
             assert_never(wire)
 
@@ -290,108 +238,7 @@ def _greeting(wire: WireGreeting) -> m.Greeting:
     return m.Greeting(wire.cluster, wire.protocol, wire.settings)
 
 
-def _wire_member(member: Member) -> WireMember:
-    return WireMember(
-        member.gossip_port,
-        member.http,
-        list(member.roles),
-        member.version,
-        member.status.rank,
-        member.up_number,
-        SERVICES.index(member.service),
-        member.service_version,
-    )
-
-
-STATUSES = tuple(Status)
-SERVICES = tuple(Service)
-
-
-def _member(node: NodeId, wire: WireMember) -> Member:
-    return Member(
-        node,
-        wire.gossip_port,
-        wire.http,
-        tuple(wire.roles),
-        wire.version,
-        STATUSES[wire.status],
-        wire.up_number,
-        SERVICES[wire.service],
-        wire.service_version,
-    )
-
-
-def _node(wire: tuple[str, int, int]) -> NodeId:
-    if not 0 <= wire[2] <= UID_MAX:
-        raise RemoteProtocolError(f"a uid has 64 bits, not {wire[2]}")
-    if not is_host(wire[0]):
-        raise RemoteProtocolError(f"not a host: {wire[0]!r}")
-    return NodeId(*wire)
-
-
 def _clock(nodes: list[tuple[str, int, int]], counts: list[int]) -> VectorClock:
     if len(nodes) != len(counts):
         raise RemoteProtocolError("a clock needs one count per node")
-    return VectorClock(_once((_node(n), c) for n, c in zip(nodes, counts, strict=True)))
-
-
-def _wire_state(gossip: Gossip) -> WireState:
-    nodes = [*gossip.members, *sorted(gossip.tombstones)]
-    place = {node: i for i, node in enumerate(nodes)}
-    return WireState(
-        nodes=[(n.host, n.port, n.uid) for n in nodes],
-        members=[_wire_member(member) for member in gossip.members.values()],
-        seen=sorted(place[n] for n in gossip.seen),
-        rows=[
-            WireRow(place[observer], row.version, _wire_flags(row, place))
-            for observer, row in gossip.reachability.rows.items()
-        ],
-        clock=[(place[n], c) for n, c in gossip.clock.counters.items()],
-        tombstones=[gossip.tombstones[n] for n in nodes[len(gossip.members) :]],
-        epochs=dict(gossip.epochs),
-        meta={name: (m.version, m.data) for name, m in gossip.meta.items()},
-    )
-
-
-def _gossip(wire: WireState) -> Gossip:
-    nodes = [_node(n) for n in wire.nodes]
-    alive = len(wire.members)
-    if len(nodes) != alive + len(wire.tombstones) or len(set(nodes)) != len(nodes):
-        raise RemoteProtocolError("a state's nodes are its members and its tombstones, each once")
-    members = {n: _member(n, w) for n, w in zip(nodes, wire.members, strict=False)}
-
-    def at(place: int) -> NodeId:
-        if place >= alive:
-            raise RemoteProtocolError("a state speaks of a node that is no member")
-        return nodes[place]
-
-    observers = _once((at(row.observer), row) for row in wire.rows)
-    return Gossip(
-        members=dict(sorted(members.items())),
-        seen=frozenset(_once((at(place), None) for place in wire.seen)),
-        reachability=Reachability({n: _row(row, at) for n, row in observers.items()}),
-        clock=VectorClock(_once((at(p), count) for p, count in wire.clock)),
-        tombstones=dict(zip(nodes[alive:], wire.tombstones, strict=True)),
-        epochs=wire.epochs,
-        meta={name: Written(version, data) for name, (version, data) in wire.meta.items()},
-    )
-
-
-def _wire_flags(row: Row, place: Mapping[NodeId, int]) -> msgspec.Raw:
-    return msgspec.Raw(_encoder.encode([(place[s], flag) for s, flag in row.flags.items()]))
-
-
-def _row(wire: WireRow, at: Callable[[int], NodeId]) -> Row:
-    flags = _decode_flags(wire.flags)
-    if any(place == wire.observer for place, _ in flags):
-        raise RemoteProtocolError("a row speaks of its own observer")
-    return Row(wire.version, _once((at(s), Flag(flag)) for s, flag in flags))
-
-
-def _once(pairs: Iterable[tuple[NodeId, V]]) -> dict[NodeId, V]:
-    found: dict[NodeId, V] = {}
-    for node, value in pairs:
-        if node in found:
-            raise RemoteProtocolError(f"{node} is spoken of twice")
-        found[node] = value
-    return found
+    return VectorClock(once((node_of(n), c) for n, c in zip(nodes, counts, strict=True)))

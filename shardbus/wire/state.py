@@ -1,0 +1,208 @@
+"""The state that is gossiped, as plain values that MessagePack can hold.
+
+A state has a table in which each node stands once; everything else refers to a node by its place
+there, as often as it speaks of it. Members come first in the table, so that a reader can check at a
+glance that seen nodes, observers, subjects and counters are members.
+
+Small on the wire may be large here. So what speaks of a node twice where once is enough is refused.
+A state has no more rows than members, which is checked before any of them is read; and a row has
+no more flags than there are other members, which is checked before the next one is.
+
+Source: S1.46, S3.34, B.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId, is_host
+from shardbus.membership.gossip import META_BYTES_MAX, Gossip
+from shardbus.membership.gossip import Meta as Written
+from shardbus.membership.member import Member, Service, Status
+from shardbus.membership.messages import NAME_MAX
+from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.vector_clock import VectorClock
+
+V = TypeVar("V")
+
+NODES_MAX = 20_000
+UID_MAX = 2**64 - 1
+STATUSES, SERVICES = tuple(Status), tuple(Service)
+WORST = Flag.TERMINATED.value
+
+Host = Annotated[str, Meta(min_length=1, max_length=255)]
+Port = Annotated[int, Meta(ge=1, le=65535)]
+Name = Annotated[str, Meta(max_length=NAME_MAX)]
+Number = Annotated[int, Meta(ge=0, le=2**62)]
+Place = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
+Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
+Names = Annotated[list[Name], Meta(max_length=256)]
+Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
+Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
+Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
+Counters = Annotated[list[tuple[Place, Number]], Meta(max_length=NODES_MAX)]
+Flags = Annotated[
+    list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
+]
+
+
+class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
+    """A member without its name. `status` is the status's rank."""
+
+    gossip_port: Port
+    http: Name
+    roles: Names
+    version: Name
+    status: Annotated[int, Meta(ge=0, le=Status.DOWN.rank)]
+    up_number: Number
+    service: Annotated[int, Meta(ge=0, le=2)] = 0
+    service_version: Number = 0
+
+
+class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
+    """One observer's row of reachability. Its flags stay bytes until all observers are known to
+    be members, each once."""
+
+    observer: Place
+    version: Number
+    flags: msgspec.Raw
+
+
+class WireState(Struct, array_like=True, forbid_unknown_fields=True):
+    """A copy of the state. The first `len(members)` of `nodes` are the members, the rest the
+    tombstones."""
+
+    nodes: Nodes
+    members: Annotated[list[WireMember], Meta(max_length=NODES_MAX)]
+    seen: Places
+    rows: Annotated[list[WireRow], Meta(max_length=NODES_MAX)]
+    clock: Counters
+    tombstones: Annotated[list[Seconds], Meta(max_length=NODES_MAX)]
+    epochs: Annotated[dict[Name, Number], Meta(max_length=4096)]
+    meta: Annotated[dict[Name, tuple[Number, Bytes]], Meta(max_length=4096)]
+
+
+_encode_flags = msgspec.msgpack.Encoder().encode
+_decode_flags: Callable[[msgspec.Raw], list[tuple[int, int]]] = msgspec.msgpack.Decoder(
+    Flags
+).decode
+
+
+def wire_state(gossip: Gossip) -> WireState:
+    """The copy as it travels."""
+    nodes = [*gossip.members, *sorted(gossip.tombstones)]
+    place = {node: i for i, node in enumerate(nodes)}
+    return WireState(
+        nodes=[(n.host, n.port, n.uid) for n in nodes],
+        members=[wire_member(member) for member in gossip.members.values()],
+        seen=sorted(place[n] for n in gossip.seen),
+        rows=[
+            WireRow(place[observer], row.version, _wire_flags(row, place))
+            for observer, row in gossip.reachability.rows.items()
+        ],
+        clock=[(place[n], c) for n, c in gossip.clock.counters.items()],
+        tombstones=[gossip.tombstones[n] for n in nodes[len(gossip.members) :]],
+        epochs=dict(gossip.epochs),
+        meta={name: (m.version, m.data) for name, m in gossip.meta.items()},
+    )
+
+
+def gossip_of(wire: WireState) -> Gossip:
+    """The copy that came.
+
+    Raises:
+        RemoteProtocolError: it breaks a bound, or says twice what may be said once.
+    """
+    nodes = [node_of(n) for n in wire.nodes]
+    alive = len(wire.members)
+    if len(nodes) != alive + len(wire.tombstones) or len(set(nodes)) != len(nodes):
+        raise RemoteProtocolError("a state's nodes are its members and its tombstones, each once")
+    members = {n: member_of(n, w) for n, w in zip(nodes, wire.members, strict=False)}
+
+    def at(place: int) -> NodeId:
+        if place >= alive:
+            raise RemoteProtocolError("a state speaks of a node that is no member")
+        return nodes[place]
+
+    observers = once((at(row.observer), row) for row in wire.rows)
+    return Gossip(
+        members=dict(sorted(members.items())),
+        seen=frozenset(once((at(place), None) for place in wire.seen)),
+        reachability=Reachability({n: _row(row, at) for n, row in observers.items()}),
+        clock=VectorClock(once((at(p), count) for p, count in wire.clock)),
+        tombstones=dict(zip(nodes[alive:], wire.tombstones, strict=True)),
+        epochs=wire.epochs,
+        meta={name: Written(version, data) for name, (version, data) in wire.meta.items()},
+    )
+
+
+def _wire_flags(row: Row, place: Mapping[NodeId, int]) -> msgspec.Raw:
+    return msgspec.Raw(_encode_flags([(place[s], flag) for s, flag in row.flags.items()]))
+
+
+def _row(wire: WireRow, at: Callable[[int], NodeId]) -> Row:
+    flags = _decode_flags(wire.flags)
+    if any(place == wire.observer for place, _ in flags):
+        raise RemoteProtocolError("a row speaks of its own observer")
+    return Row(wire.version, once((at(s), Flag(flag)) for s, flag in flags))
+
+
+def wire_member(member: Member) -> WireMember:
+    """The member as it travels, without its name."""
+    return WireMember(
+        member.gossip_port,
+        member.http,
+        list(member.roles),
+        member.version,
+        member.status.rank,
+        member.up_number,
+        SERVICES.index(member.service),
+        member.service_version,
+    )
+
+
+def member_of(node: NodeId, wire: WireMember) -> Member:
+    """The member of that name."""
+    return Member(
+        node,
+        wire.gossip_port,
+        wire.http,
+        tuple(wire.roles),
+        wire.version,
+        STATUSES[wire.status],
+        wire.up_number,
+        SERVICES[wire.service],
+        wire.service_version,
+    )
+
+
+def node_of(wire: tuple[str, int, int]) -> NodeId:
+    """The name of a node.
+
+    Raises:
+        RemoteProtocolError: there can be no such node.
+    """
+    if not 0 <= wire[2] <= UID_MAX:
+        raise RemoteProtocolError(f"a uid has 64 bits, not {wire[2]}")
+    if not is_host(wire[0]):
+        raise RemoteProtocolError(f"not a host: {wire[0]!r}")
+    return NodeId(*wire)
+
+
+def once(pairs: Iterable[tuple[NodeId, V]]) -> dict[NodeId, V]:
+    """The pairs by node.
+
+    Raises:
+        RemoteProtocolError: a node comes twice.
+    """
+    found: dict[NodeId, V] = {}
+    for node, value in pairs:
+        if node in found:
+            raise RemoteProtocolError(f"{node} is spoken of twice")
+        found[node] = value
+    return found
