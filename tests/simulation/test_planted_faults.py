@@ -236,8 +236,8 @@ def down_all_downs_all_others(patch: Patch) -> None:
 def who_is_down_and_may_not_know_it_is_forgotten(patch: Patch) -> None:
     survey = downing.survey
 
-    def forgetful(*arguments: object) -> downing.Split:
-        split = survey(*arguments)  # type: ignore[arg-type]
+    def forgetful(*arguments: object, **more: object) -> downing.Split:
+        split = survey(*arguments, **more)  # type: ignore[arg-type]
         return replace(split, theirs=tuple(n for n in split.theirs if n in split.cut))
 
     patch.setattr(resolver, "survey", forgetful)
@@ -246,8 +246,8 @@ def who_is_down_and_may_not_know_it_is_forgotten(patch: Patch) -> None:
 def set_otherwise(patch: Patch, **settings: float) -> None:
     start = resolver.Resolver.__init__
 
-    def other(self: resolver.Resolver, me: NodeId, given: DowningSettings) -> None:
-        start(self, me, replace(given, **settings))  # type: ignore[arg-type]
+    def other(self: resolver.Resolver, me: NodeId, given: DowningSettings, **more: object) -> None:
+        start(self, me, replace(given, **settings), **more)  # type: ignore[arg-type]
 
     patch.setattr(resolver.Resolver, "__init__", other)
 
