@@ -4,7 +4,6 @@ and who stands still keeps nobody waiting for good."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -53,12 +52,6 @@ class Application:
                 return count
 
         self.line = Line
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 async def started(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node, AsyncClient]:

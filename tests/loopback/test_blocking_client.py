@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,12 +22,6 @@ from shardbus.errors import (
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 def application() -> tuple[ShardBus, type]:

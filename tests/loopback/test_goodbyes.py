@@ -3,7 +3,7 @@ sent later, and its senders hear of what nobody has acknowledged."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,12 +38,6 @@ class Application:
                 return self.context.node
 
         self.line = Line
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 def inbound(node: Node, tag: NodeId) -> Session:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -78,12 +77,6 @@ class Asking:
         await asyncio.wait([self._task])
         if not self._task.cancelled():
             self._task.result()
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 @pytest.fixture

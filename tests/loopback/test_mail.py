@@ -4,7 +4,6 @@ everything that was sent later."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
 
 import pytest
@@ -58,12 +57,6 @@ class Door(Entity):
     def at_once(self, n: int) -> str:
         self.log.append((self.context.node, "at once", n))
         return self.context.node
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 def application(**declared: Any) -> ShardBus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
@@ -100,12 +100,6 @@ def application(name: str = "shop", shards: int = 12) -> tuple[ShardBus, Any]:
 
     Counter.log, Counter.stops = [], []
     return bus, Counter
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 # Messages

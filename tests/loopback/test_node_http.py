@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -32,12 +31,6 @@ def application() -> ShardBus:
             raise ValueError
 
     return bus
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 async def get(node: Node, path: str, status: int = 200) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -42,12 +42,6 @@ def application(**declared: object) -> ShardBus:
 def entity(shard: int) -> str:
     """An entity of that shard."""
     return next(i for i in map(str, range(10_000)) if shard_of(i, SHARDS) == str(shard))
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 async def touch(nodes: Nodes, shards: range) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -169,12 +168,6 @@ def application() -> tuple[ShardBus, Any]:
     Stop.gate, Stop.gave_up = asyncio.Event(), asyncio.Event()
 
     return bus, Stop
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 async def spread(nodes: Nodes, bus: ShardBus) -> list[Node]:

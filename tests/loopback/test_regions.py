@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,12 +81,6 @@ def application() -> ShardBus:
         extract_shard_id=extract_shard_id,
     )(Counter)
     return bus
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 # Messages that name their entity

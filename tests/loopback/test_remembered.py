@@ -4,7 +4,6 @@ stop."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -33,12 +32,6 @@ def application(shards: int = 12) -> ShardBus:
             self.context.passivate()
 
     return bus
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 def running(nodes: list[Node]) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from itertools import count
 from typing import Any
 
@@ -44,12 +43,6 @@ class Application:
                 return self.context.node
 
         self.line = Line
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 async def closed(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node, AsyncClient]:

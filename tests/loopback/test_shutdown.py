@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -28,12 +27,6 @@ def application() -> tuple[ShardBus, Any]:
             return self.context.node
 
     return bus, Counter
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 def hosted(node: Node) -> int:

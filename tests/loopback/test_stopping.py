@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any, ClassVar
-
-import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.membership import events
@@ -43,12 +40,6 @@ def application() -> tuple[ShardBus, Any]:
                 self.context.stop()
 
     return bus, Page
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 async def test_T_SU21_whoever_moves_is_told_and_has_the_time_it_needs(nodes: Nodes) -> None:

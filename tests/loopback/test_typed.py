@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -44,12 +43,6 @@ def application() -> tuple[ShardBus, Any]:
             return self.note(message)
 
     return bus, Sensor
-
-
-@pytest.fixture
-async def nodes() -> AsyncIterator[Nodes]:
-    async with Nodes() as nodes:
-        yield nodes
 
 
 def reading(n: int) -> Reading:
