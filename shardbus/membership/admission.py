@@ -6,9 +6,12 @@ who asked, and calls them when it founds the cluster, so that a cold start does 
 anybody's timer.
 
 A node whose address is already a member's is a restarted process: the old incarnation is marked
-terminated and Down on the spot, and the new one is welcome without anybody's help. Uids have no
-order, and nobody is probed first: a Join that lay unread until a later process at that address was
-a member does the same to the living one, which must start anew.
+terminated and Down on the spot, and the new one is welcome without anybody's help. But uids have no
+order, and a Join may lie unread until its sender is dead and a later process at that address is a
+member. So an old incarnation that nobody flags is probed first: only when another answers there, or
+none, is the Join obeyed. One that is alive stays, and the Join is dropped; if its sender lives, it
+will come again. Whoever obeys a late Join since it does not know of the later process yet makes two
+members of one address (`twins`), as two sides of a split can: both are probed by everybody.
 
 A removed incarnation is refused for ever; so is one that disagrees about the cluster's name, the
 protocol or a setting. While the whole cluster stops, it takes nobody in.
@@ -18,11 +21,12 @@ Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md; T.U10, T.U12.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
 from shardbus.ids import Address, NodeId
+from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.join import Joiner, Progress, Step, disagreement
@@ -54,6 +58,9 @@ class Door:
         self.settings = settings
         self._joiner: Joiner | None = None
         self._asked: dict[NodeId, None] = {}
+        self._contradicted: dict[NodeId, tuple[NodeId, Join]] = {}
+        """The last Join in the name of each member's address that is being probed, and who sent
+        it."""
 
     @property
     def joining(self) -> bool:
@@ -94,10 +101,7 @@ class Door:
                     return Progress(step=Step.DROP, reason="on the way out")
                 return Progress((SendControl(sender, answer),))
             case Join():
-                taken, reply = admit(gossip, self.me.node, self.greeting, sender, message)
-                if isinstance(reply, Welcome):
-                    reply = Welcome(taken.flipped(now))
-                return Progress((SendControl(sender, reply),), Step.TAKE_IN, gossip=taken)
+                return self._take_in(gossip, sender, message, now)
             case InitAck(greeting) if joiner:
                 return joiner.on_ack(sender, greeting, now)
             case InitNack() if joiner:
@@ -111,6 +115,26 @@ class Door:
                 return Progress(step=Step.DROP, reason="not joining")
             case _:
                 assert_never(message)
+
+    def on_probe(self, gossip: Gossip, node: NodeId, outcome: ProbeOutcome, now: float) -> Progress:
+        """A probe of a member ended, and it is flagged if that proved its death: obey or drop the
+        Join that made it doubtful."""
+        sender, join = self._contradicted.pop(node, (None, None))
+        if sender is None or join is None:
+            return Progress()
+        if outcome.proves_death:
+            return self._take_in(gossip, sender, join, now)
+        return Progress(step=Step.DROP, reason="a member at its address is alive")
+
+    def _take_in(self, gossip: Gossip, sender: NodeId, join: Join, now: float) -> Progress:
+        taken, reply = admit(gossip, self.me.node, self.greeting, sender, join)
+        if isinstance(reply, Welcome):
+            unflagged = sitting(gossip, sender)
+            if unflagged:
+                self._contradicted[unflagged] = (sender, join)
+                return Progress(doubted=unflagged)
+            reply = Welcome(taken.flipped(now))
+        return Progress((SendControl(sender, reply),), Step.TAKE_IN, gossip=taken)
 
     def _invite(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting
@@ -142,6 +166,28 @@ def admit(
         newcomer = replace(join.member, status=Status.JOINING, up_number=0)
         gossip = gossip.with_members(me, newcomer)
     return gossip, Welcome(gossip)
+
+
+def sitting(gossip: Gossip, newcomer: NodeId) -> NodeId | None:
+    """Another incarnation at the newcomer's address that is a member and that nobody flags."""
+    if newcomer in gossip.members:
+        return None
+    flagged = gossip.verdicts()
+    for node, member in gossip.members.items():
+        here = node.address == newcomer.address and member.status is not Status.DOWN
+        if here and node not in flagged:
+            return node
+    return None
+
+
+def twins(members: Iterable[Member], *, other_than: NodeId) -> list[NodeId]:
+    """Who shares an address with another member, Down ones aside: at most one of them lives."""
+    at: dict[Address, list[NodeId]] = {}
+    for member in members:
+        if member.status is not Status.DOWN:
+            at.setdefault(member.node.address, []).append(member.node)
+    together = [node for nodes in at.values() if len(nodes) > 1 for node in nodes]
+    return [node for node in together if node != other_than]
 
 
 def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, join: Join) -> str:

@@ -31,7 +31,7 @@ from typing import assert_never
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.admission import Door
+from shardbus.membership.admission import Door, twins
 from shardbus.membership.audit import broken_rules
 from shardbus.membership.confirm import DeathWatch, ProbeOutcome
 from shardbus.membership.downing import EPOCHS, first_epoch
@@ -172,8 +172,7 @@ class Cluster:
                 self._out += self._exchange.on_listening(uid, now)
             case ev.PeerDisconnected(node):
                 if self.settings.confirmed_death and node in self.gossip.members:
-                    self._deaths.on_disconnected(node, now)
-                    self._probe_doubtful(now)
+                    self._doubt(node, now)
             case ev.ProbeResult(node, outcome):
                 self._on_probed(node, outcome, now)
             case (
@@ -208,6 +207,7 @@ class Cluster:
         self._resolver.on_probe(node, outcome)
         if outcome.proves_death and node != self.me and node in self.gossip.members:
             self._set(self.gossip.with_flag(self.me, node, Flag.TERMINATED))
+        self._progress(self._door.on_probe(self.gossip, node, outcome, now), node, now)
 
     def _on_published(self, event: ev.Received, now: float) -> None:
         sender, message = event.sender, event.message
@@ -250,6 +250,8 @@ class Cluster:
 
     def _progress(self, progress: Progress, sender: NodeId, now: float) -> None:
         self._out += progress.send
+        if progress.doubted:
+            self._doubt(progress.doubted, now)
         match progress.step:
             case Step.NONE:
                 pass
@@ -280,7 +282,7 @@ class Cluster:
         """Draw the consequences until there are none, show the picture, push the news."""
         while self._is_member() and not self.stopped and self._consequences(now):
             pass
-        self._show()
+        self._show(now)
         if not self.stopped:
             self._out += self._exchange.announce(self.view.leader, now)
         return self._take_out()
@@ -352,10 +354,14 @@ class Cluster:
             flag = Flag.REACHABLE if verdict.available else Flag.UNREACHABLE
             self._set(self.gossip.with_flag(self.me, verdict.node, flag))
 
+    def _doubt(self, node: NodeId, now: float) -> None:
+        self._deaths.doubt(node, now)
+        self._probe_doubtful(now)
+
     def _probe_doubtful(self, now: float) -> None:
         self._out += [ev.Probe(node) for node in self._deaths.tick(now)]
 
-    def _show(self) -> None:
+    def _show(self, now: float) -> None:
         """Compare the picture shown last with the state, and report what changed."""
         if self.gossip is self._shown:
             return
@@ -370,13 +376,15 @@ class Cluster:
         others = [n for n in new if n != self.me]
         self._heartbeats.on_members(others, self.view.unreachable)
         self._deaths.keep(others)
+        for node in twins(self.view.members, other_than=self.me):
+            self._doubt(node, now)
         self._out += [ev.Notice(change) for change in changes(before, self.view)]
         self._out.append(ev.ViewChanged(self.view))
 
     def _stop(self, reason: str, now: float) -> None:
         if self._is_member():
             self._out += self._exchange.farewell(FAREWELL_FANOUT, now)
-        self._show()
+        self._show(now)
         self.stopped = reason
         self._out.append(ev.Stopped(reason))
 

@@ -3,9 +3,12 @@
 When the connection to a member drops, a fresh TCP connection is opened to the address of its
 ROUTER, which a node keeps bound as long as it lives. *Refused* means that the operating system
 there answers and that nobody listens: this incarnation is gone. The same holds when a process with
-another uid answers. Anything else proves nothing, and the probe is repeated with growing pauses
-until the member answers a heartbeat or is no member any more: the sockets of a dying process do not
-all close in the same instant.
+another uid answers. Anything else does not prove its death, and the probe is repeated with growing
+pauses, since the sockets of a dying process do not all close in the same instant: until the member
+answers a heartbeat, or a probe after the pauses have grown, or is no member any more.
+
+A Join in the name of an address that has a member which nobody flags is a reason to probe that
+member too (`admission`).
 
 A firewall that rejects looks the same as a death, from both sides. So the leader acts on a death
 only once everybody on its side has found the same (`downing`): a wall between some of us and that
@@ -37,6 +40,8 @@ class ProbeOutcome(Enum):
     REFUSED = "refused"
     OPEN = "open"
     UNKNOWN = "unknown"
+    ALIVE = "alive"
+    """That incarnation answers."""
     OTHER = "other"
     """Another incarnation answers there."""
 
@@ -48,7 +53,7 @@ class ProbeOutcome(Enum):
 
 @dataclass(slots=True)
 class Doubt:
-    """A member whose connection dropped. `sent_at` is None between two probes."""
+    """A member that may be gone. `sent_at` is None between two probes."""
 
     since: float
     next_at: float
@@ -70,8 +75,9 @@ class DeathWatch:
         ]
         return min(times, default=None)
 
-    def on_disconnected(self, node: NodeId, now: float) -> None:
-        """The connection to the member dropped; `tick` will probe it at once."""
+    def doubt(self, node: NodeId, now: float) -> None:
+        """The connection to the member dropped, or another has come in its name; `tick` will probe
+        it at once."""
         self.doubts.setdefault(node, Doubt(now, now)).since = now
 
     def on_alive(self, node: NodeId, asked_at: float) -> None:
@@ -82,9 +88,13 @@ class DeathWatch:
 
     def on_result(self, node: NodeId, outcome: ProbeOutcome, now: float) -> None:
         """A probe ended."""
-        if outcome.proves_death:
-            self.doubts.pop(node, None)
-        elif (doubt := self.doubts.get(node)) is not None:
+        doubt = self.doubts.get(node)
+        if doubt is None:
+            return
+        lives = outcome is ProbeOutcome.ALIVE and doubt.pause == LONGEST_PAUSE
+        if lives or outcome.proves_death:
+            del self.doubts[node]
+        else:
             doubt.sent_at = None
             doubt.next_at = now + doubt.pause
             doubt.pause = min(2 * doubt.pause, LONGEST_PAUSE)

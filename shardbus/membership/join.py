@@ -100,6 +100,8 @@ class Progress:
     step: Step = Step.NONE
     reason: str = ""
     gossip: Gossip | None = None
+    doubted: NodeId | None = None
+    """A member that must be probed first."""
 
 
 class Joiner:

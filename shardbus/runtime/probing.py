@@ -1,8 +1,9 @@
 """Is that process still there? The question behind confirmed death, asked at the door of a node.
 
     1. a fresh TCP connection to the node's ROUTER   refused: nobody listens, the process is gone
-    2. a frame for the node's uid, on that port      answered under another uid: somebody else has
-                                                     the address, so the process is gone too
+    2. a frame for the node's uid, on that port      answered under that uid: it is alive; under
+                                                     another: somebody else has the address, so the
+                                                     process is gone too
 
 A ROUTER answers any frame: one for another incarnation with REFUSED, one without a session with
 UNKNOWN. Neither leaves a trace there. No answer proves nothing, nor does any other error: a busy
@@ -32,8 +33,8 @@ CONTEXT_SOCKETS = 256
 
 
 class Prober:
-    """Probes nodes for the node with this uid. Belongs to one event loop. Who does not say who it
-    is in `WHO_WITHIN` is taken for who it was: its loop may be busy."""
+    """Probes nodes for the node with this uid. Belongs to one event loop. Of one that does not say
+    who it is in `WHO_WITHIN` nothing is known: its loop may be busy."""
 
     def __init__(self, cluster: str, uid: int) -> None:
         self._tag, self._uid = cluster_tag(cluster), uid
@@ -53,7 +54,7 @@ class Prober:
                 there = await self._who(node)
         except (TimeoutError, zmq.ZMQError):
             return outcome
-        return outcome if there == node.uid else ProbeOutcome.OTHER
+        return ProbeOutcome.ALIVE if there == node.uid else ProbeOutcome.OTHER
 
     def close(self) -> None:
         """Probe no more."""

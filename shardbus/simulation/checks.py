@@ -46,6 +46,8 @@ LONGEST_WAIT = 12.0
 ACTS = (Status.UP, Status.EXITING)
 LAWS_EVERY = 40
 """Of so many changes of a state one has its merges tried."""
+TWINS_S = 3.0
+"""How long two incarnations at one address may be seen: a Join may be obeyed too late."""
 
 
 class Violation(Exception):
@@ -89,6 +91,7 @@ class Checks:
         self._shown: dict[NodeId, MembershipView] = {}
         self._calm_since: dict[NodeId, float] = {}
         self._heard: dict[NodeId, int] = {}
+        self._twins: dict[NodeId, dict[Address, float]] = {}
 
     def after(self, process: Process) -> None:
         """The process has handled an event.
@@ -266,17 +269,25 @@ class Checks:
         weakly = self.world.settings.allow_weakly_up_members
         addresses: dict[Address, NodeId] = {}
         ages: dict[int, NodeId] = {}
+        twins: list[Address] = []
         for node, member in gossip.members.items():
             if member.status is Status.DOWN:
                 continue
             if member.status is Status.WEAKLY_UP and not weakly:
                 raise Violation("weak", f"{process.id} sees {node} weakly up")
-            twin = addresses.setdefault(node.address, node)
-            if twin != node and not self.world.network.parted:
-                raise Violation("names", f"{process.id} sees two incarnations at {node.address}")
+            if addresses.setdefault(node.address, node) != node:
+                twins.append(node.address)
             if member.up_number and ages.setdefault(member.up_number, node) != node:
                 twin = ages[member.up_number]
                 raise Violation("ages", f"{process.id}: {twin} and {node} came up at once")
+        self._names(process, twins)
+
+    def _names(self, process: Process, twins: list[Address]) -> None:
+        before, now = self._twins.get(process.id, {}), self.world.now
+        since = self._twins[process.id] = {address: before.get(address, now) for address in twins}
+        late = [address for address, at in since.items() if now - at > TWINS_S]
+        if late and not self.world.network.parted:
+            raise Violation("names", f"{process.id} still sees two incarnations at {late[0]}")
 
     def _sides(self, process: Process, gossip: Gossip) -> None:
         unsafe = self.world.settings.downing.unsafe_auto_down_after

@@ -316,8 +316,11 @@ class World(Timeline):
             outcome = ProbeOutcome.REFUSED
         elif target.id != other:
             outcome = ProbeOutcome.OTHER
+        elif target.alive:
+            busy = target.paused_until > self.now
+            outcome = ProbeOutcome.OPEN if busy else ProbeOutcome.ALIVE
         else:
-            outcome = ProbeOutcome.OPEN if target.alive else ProbeOutcome.UNKNOWN
+            outcome = ProbeOutcome.UNKNOWN
         self.trace.mark(self.now, process.name, f"probed {other.host}: {outcome.value}")
         delay = PROBE_WITHIN if outcome is ProbeOutcome.UNKNOWN else 0.0
         self.later(delay, lambda: self.give(process, ev.ProbeResult(other, outcome)))

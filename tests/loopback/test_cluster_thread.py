@@ -266,7 +266,7 @@ async def test_a_probe_tells_another_process_at_the_address(cluster: str) -> Non
     endpoint = Endpoint(cluster, str(here), here.uid, Nobody(), node=here)  # type: ignore[arg-type]
     endpoint.start("127.0.0.1", port)
     outcomes = [await prober.probe(NodeId(here.host, port, uid)) for uid in (7, 8)]
-    assert outcomes == [ProbeOutcome.OPEN, ProbeOutcome.OTHER]
+    assert outcomes == [ProbeOutcome.ALIVE, ProbeOutcome.OTHER]
     assert endpoint.sessions() == []
     endpoint.close()
     prober.close()

@@ -25,8 +25,8 @@ from shardbus.cluster import (
 )
 from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
-from shardbus.membership.member import Status
-from shardbus.membership.messages import Greeting, InitJoin
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import PROTOCOL, Greeting, InitJoin, Join
 from shardbus.runtime import departure
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
@@ -231,6 +231,17 @@ async def test_S1_60_a_node_may_wait_to_be_told_whom_to_join(nodes: Nodes) -> No
     assert not second.joining
     second.join_by([str(first.me.address)])
     await nodes.agree(2)
+
+
+async def test_S1_58_a_late_join_does_not_down_the_living_successor(nodes: Nodes) -> None:
+    first, second = await nodes.cluster(application(), 2)
+    late = Member(second.me._replace(uid=second.me.uid + 1), 1)
+    join = encode(Join(Greeting("shop", PROTOCOL, {}), late))
+    first.endpoint.took_membership(encode_body(Membership(late.node, join)))
+    dropped = first.cluster.dropped
+    await until(lambda: dropped["a member at its address is alive"], "a verdict on the Join")
+    await nodes.agree(2)
+    assert not second.stopped.done()
 
 
 async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:

@@ -147,9 +147,8 @@ def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
 
 
 def a_probe_without_an_answer_counts_as_a_death(patch: Patch) -> None:
-    patch.setattr(
-        ProbeOutcome, "proves_death", property(lambda self: self is not ProbeOutcome.OPEN)
-    )
+    proofs = [one for one in ProbeOutcome if one not in (ProbeOutcome.OPEN, ProbeOutcome.ALIVE)]
+    patch.setattr(ProbeOutcome, "proves_death", property(lambda self: self in proofs))
 
 
 def silence_is_never_noticed(patch: Patch) -> None:

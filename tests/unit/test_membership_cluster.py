@@ -19,11 +19,20 @@ from shardbus.membership import view as seen
 from shardbus.membership.cluster import Cluster
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import GossipSeen, GossipState, Heartbeat, HeartbeatReply
+from shardbus.membership.messages import (
+    PROTOCOL,
+    GossipSeen,
+    GossipState,
+    Greeting,
+    Heartbeat,
+    HeartbeatReply,
+    Join,
+)
 from shardbus.settings import ClusterSettings, DowningSettings
 
 DEFAULTS = ClusterSettings()
 BLUNT = replace(DEFAULTS, confirmed_death=False)
+GREETING = Greeting("test", PROTOCOL, {})
 AT_ONCE = 1.0
 """Seconds of virtual time that news may take; more would mean that it waited for some timer."""
 DETECTION = 8.0
@@ -290,6 +299,30 @@ def test_TC36_the_new_incarnation_downs_the_old() -> None:
     net.join("n02", "n01")
     net.until(lambda: net.agreed(["n01", "n02", "n03"]), AT_ONCE)
     assert net.nodes["n01"].machine.view.member(net.nodes["n02"].id) is not None
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_late_join_in_the_name_of_a_member_is_believed_only_if_that_is_gone(lives: bool) -> None:
+    net = Net(13, BLUNT)
+    first, second = net.start(2)
+    if not lives:
+        net.kill("n02")
+    late = Member(NodeId("n02", second.id.port, 999), 1)
+    net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    net.run(AT_ONCE)
+    view = first.machine.view
+    assert (view.member(second.id) is not None, view.member(late.node) is None) == (lives, lives)
+    assert second.stopped == ""
+
+
+def test_a_join_waits_for_no_probe_of_a_member_that_is_flagged() -> None:
+    net = Net(13, replace(BLUNT, downing=DowningSettings(strategy="none")))
+    first, second, _ = net.start(3)
+    net.kill("n02", silent=True)
+    net.until(lambda: bool(first.machine.view.unreachable), DETECTION)
+    late = Member(NodeId("n02", second.id.port, 999), 1)
+    net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    assert first.machine.view.member(late.node) is not None
 
 
 def test_TC12_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:

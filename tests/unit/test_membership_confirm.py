@@ -42,7 +42,7 @@ def test_nothing_is_probed_without_a_reason() -> None:
 
 def test_a_dropped_connection_is_probed_at_once_and_again_with_growing_pauses() -> None:
     watch = DeathWatch()
-    watch.on_disconnected(A, 10.0)
+    watch.doubt(A, 10.0)
     now, times = 10.0, []
     for _ in range(8):
         assert watch.deadline() == now
@@ -59,7 +59,7 @@ def test_a_dropped_connection_is_probed_at_once_and_again_with_growing_pauses() 
 
 def test_a_proof_ends_the_probing() -> None:
     watch = DeathWatch()
-    watch.on_disconnected(A, 0.0)
+    watch.doubt(A, 0.0)
     watch.tick(0.0)
     watch.on_result(A, ProbeOutcome.REFUSED, 0.1)
     assert watch.deadline() is None
@@ -67,7 +67,7 @@ def test_a_proof_ends_the_probing() -> None:
 
 def test_a_probe_without_an_answer_is_repeated() -> None:
     watch = DeathWatch()
-    watch.on_disconnected(A, 0.0)
+    watch.doubt(A, 0.0)
     assert watch.tick(0.0) == [A]
     assert watch.deadline() == ANSWER_WITHIN
     assert watch.tick(ANSWER_WITHIN) == [A]
@@ -76,7 +76,7 @@ def test_a_probe_without_an_answer_is_repeated() -> None:
 @pytest.mark.parametrize(("asked_at", "cleared"), [(4.9, False), (5.0, True), (6.0, True)])
 def test_only_an_answer_to_a_later_question_clears_a_doubt(asked_at: float, cleared: bool) -> None:
     watch = DeathWatch()
-    watch.on_disconnected(A, 5.0)
+    watch.doubt(A, 5.0)
     watch.on_alive(A, asked_at)
     watch.on_alive(B, asked_at)
     assert (watch.deadline() is None) is cleared
@@ -85,7 +85,7 @@ def test_only_an_answer_to_a_later_question_clears_a_doubt(asked_at: float, clea
 def test_former_members_are_forgotten() -> None:
     watch = DeathWatch()
     for node in (A, B):
-        watch.on_disconnected(node, 0.0)
+        watch.doubt(node, 0.0)
     watch.keep([B, C])
     assert watch.tick(0.0) == [B]
 
