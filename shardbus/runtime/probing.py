@@ -9,12 +9,17 @@ A ROUTER answers any frame: one for another incarnation with REFUSED, one withou
 UNKNOWN. Neither leaves a trace there. No answer proves nothing, nor does any other error: a busy
 node answers late.
 
+The sockets of a dying process do not close all at once, and until they do the system takes
+connections for it. So the first connection stays open meanwhile: if it is closed before anybody has
+answered, the process may have ended just now, and the look is repeated at once, a few times.
+
 Source: docs/architecture.md; S1.58; B.42, N.2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from typing import Any
 
@@ -29,6 +34,7 @@ from shardbus.wire.batch import PROTOCOL_VERSION, Kind, cluster_tag, pack_header
 
 PROBE_WITHIN = 1.0
 WHO_WITHIN = 0.2
+LOOKS = 3
 CONTEXT_SOCKETS = 256
 
 
@@ -44,17 +50,35 @@ class Prober:
         """What is there now."""
         try:
             async with asyncio.timeout(PROBE_WITHIN):
-                outcome = await knock(node)
+                for _ in range(LOOKS):
+                    outcome = await self._look(node)
+                    if outcome is not None:
+                        return outcome
         except (OSError, TimeoutError):
             return ProbeOutcome.UNKNOWN
-        if outcome is not ProbeOutcome.OPEN:
-            return outcome
-        try:
-            async with asyncio.timeout(WHO_WITHIN):
-                there = await self._who(node)
-        except (TimeoutError, zmq.ZMQError):
-            return outcome
-        return ProbeOutcome.ALIVE if there == node.uid else ProbeOutcome.OTHER
+        return ProbeOutcome.OPEN
+
+    async def _look(self, node: NodeId) -> ProbeOutcome | None:
+        """None if the connection was made, and closed before anybody answered."""
+        connection = await knock(node)
+        if isinstance(connection, ProbeOutcome):
+            return connection
+        with connection:
+            who = asyncio.ensure_future(self._who(node))
+            closed = asyncio.ensure_future(_closed(connection))
+            try:
+                first = asyncio.FIRST_COMPLETED
+                await asyncio.wait((who, closed), timeout=WHO_WITHIN, return_when=first)
+                if who.done():
+                    alive = who.result() == node.uid
+                    return ProbeOutcome.ALIVE if alive else ProbeOutcome.OTHER
+                return None if closed.done() else ProbeOutcome.OPEN
+            except zmq.ZMQError:
+                return ProbeOutcome.OPEN
+            finally:
+                for task in (who, closed):
+                    task.cancel()
+                await asyncio.gather(who, closed, return_exceptions=True)
 
     def close(self) -> None:
         """Probe no more."""
@@ -91,32 +115,43 @@ class Prober:
             dealer.close(0)
 
 
-async def knock(node: NodeId) -> ProbeOutcome:
-    """Open a connection to the node's ROUTER, and close it again. REFUSED only if every address of
-    the host refuses; a connection of a port to itself, which the kernel may make on an unused one,
-    is a refusal too."""
+async def knock(node: NodeId) -> socket.socket | ProbeOutcome:
+    """Open a connection to the node's ROUTER. It is refused only if every address of the host
+    refuses it; a connection of a port to itself, which the kernel may make on an unused one, is
+    refused, too."""
     loop = asyncio.get_running_loop()
     kind = socket.SOCK_STREAM
-    outcomes = [
-        await _connect(loop, family, address)
-        for family, _, _, _, address in await loop.getaddrinfo(node.host, node.port, type=kind)
-    ]
-    if ProbeOutcome.OPEN in outcomes:
-        return ProbeOutcome.OPEN
+    outcomes = []
+    for family, _, _, _, address in await loop.getaddrinfo(node.host, node.port, type=kind):
+        answer = await _connect(loop, family, address)
+        if isinstance(answer, socket.socket):
+            return answer
+        outcomes.append(answer)
     refused = bool(outcomes) and all(o is ProbeOutcome.REFUSED for o in outcomes)
     return ProbeOutcome.REFUSED if refused else ProbeOutcome.UNKNOWN
 
 
 async def _connect(
     loop: asyncio.AbstractEventLoop, family: int, address: tuple[Any, ...]
-) -> ProbeOutcome:
-    with socket.socket(family, socket.SOCK_STREAM) as client:
+) -> socket.socket | ProbeOutcome:
+    with contextlib.ExitStack() as unless_kept:
+        client = unless_kept.enter_context(socket.socket(family, socket.SOCK_STREAM))
         client.setblocking(False)
         try:
             await loop.sock_connect(client, address)
+            if client.getsockname() == client.getpeername():
+                return ProbeOutcome.REFUSED
         except ConnectionRefusedError:
             return ProbeOutcome.REFUSED
         except OSError:
             return ProbeOutcome.UNKNOWN
-        itself = client.getsockname() == client.getpeername()
-        return ProbeOutcome.REFUSED if itself else ProbeOutcome.OPEN
+        unless_kept.pop_all()
+        return client
+
+
+async def _closed(connection: socket.socket) -> None:
+    """Ends when the other side has closed it."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(ConnectionError):
+        while await loop.sock_recv(connection, 4096):
+            pass

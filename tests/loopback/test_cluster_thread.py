@@ -252,6 +252,28 @@ async def test_probe_tells_refused_from_open() -> None:
     prober.close()
 
 
+@pytest.mark.parametrize(("more", "outcome"), [(0, ProbeOutcome.REFUSED), (100, ProbeOutcome.OPEN)])
+async def test_a_process_that_ends_while_it_is_probed_is_looked_at_again(
+    more: int, outcome: ProbeOutcome
+) -> None:
+    """The system takes connections for a dying process until its sockets close. Something in
+    between, which takes every connection and closes it, proves nothing."""
+    left = more
+
+    def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal left
+        if not left:
+            server.close()
+        left -= 1
+        writer.close()
+
+    server = await asyncio.start_server(taken, "127.0.0.1", 0)
+    prober = Prober("test", 99)
+    assert await prober.probe(NodeId("127.0.0.1", server.sockets[0].getsockname()[1], 1)) is outcome
+    server.close()
+    prober.close()
+
+
 class Nobody:
     """Takes no messages."""
 
