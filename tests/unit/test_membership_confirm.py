@@ -95,6 +95,17 @@ def test_only_an_answer_to_a_later_question_clears_a_doubt(asked_at: float, clea
     assert (watch.deadline() is None) is cleared
 
 
+def test_the_last_reason_for_a_doubt_counts() -> None:
+    """An answer to a question from before the connection dropped again says nothing."""
+    watch = DeathWatch()
+    watch.doubt(A, 1.0)
+    watch.doubt(A, 5.0)
+    watch.on_alive(A, 3.0)
+    assert watch.deadline() is not None
+    watch.on_alive(A, 5.0)
+    assert watch.deadline() is None
+
+
 def test_former_members_are_forgotten() -> None:
     watch = DeathWatch()
     for node in (A, B):
