@@ -144,7 +144,8 @@ class Cluster:
         Raises:
             LocalProtocolError: something that must always hold does not.
         """
-        broken = broken_rules(self.gossip, self.me, self._heartbeats.watches)
+        watched = [*self._heartbeats.watches, *self._deaths.doubts]
+        broken = broken_rules(self.gossip, self.me, watched)
         shown = view_of(self.gossip, self.me) if self._is_member() else MembershipView(self.me)
         if not self.stopped and self.view != shown:
             broken.append("the picture shown is the state")

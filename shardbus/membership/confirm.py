@@ -78,7 +78,8 @@ class DeathWatch:
     def doubt(self, node: NodeId, now: float) -> None:
         """The connection to the member dropped, or another has come in its name; `tick` will probe
         it at once."""
-        self.doubts.setdefault(node, Doubt(now, now)).since = now
+        doubt = self.doubts.setdefault(node, Doubt(now, now))
+        doubt.since = doubt.next_at = now
 
     def on_alive(self, node: NodeId, asked_at: float) -> None:
         """The member answered a question that was asked at that time."""

@@ -15,6 +15,7 @@
     calm  others are downed only after a time without a change, and after the margin; not so those
           whose processes are gone
     dead  whoever is called terminated is; a wall that rejects excuses everybody
+    wires a node listens to those that it sees, and to nobody else
     audit the machine's own rules
     kept  (I10) in a run without faults that isolate, nobody who works is downed
 
@@ -152,6 +153,12 @@ class Checks:
             self._shown[process.id] = view
             if shown is None or shown.unreachable != view.unreachable:
                 self._calm_since[process.id] = process.clock(self.world.now)
+            self._wires(process, view)
+
+    def _wires(self, process: Process, view: MembershipView) -> None:
+        others = {m.node for m in view.members if m.node != process.id}
+        if wrong := others ^ process.subscriptions.keys():
+            raise Violation("wires", f"{process.id} and {min(wrong)}: listens or sees, not both")
 
     def _decided(self, process: Process, decision: Decision) -> None:
         split, settings = decision.split, self.world.settings.downing

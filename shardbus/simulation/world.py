@@ -314,13 +314,12 @@ class World(Timeline):
             outcome = ProbeOutcome.UNKNOWN
         elif not target.listening:
             outcome = ProbeOutcome.REFUSED
-        elif target.id != other:
-            outcome = ProbeOutcome.OTHER
-        elif target.alive:
-            busy = target.paused_until > self.now
-            outcome = ProbeOutcome.OPEN if busy else ProbeOutcome.ALIVE
-        else:
+        elif not target.alive:
             outcome = ProbeOutcome.UNKNOWN
+        elif target.paused_until > self.now:
+            outcome = ProbeOutcome.OPEN
+        else:
+            outcome = ProbeOutcome.ALIVE if target.id == other else ProbeOutcome.OTHER
         self.trace.mark(self.now, process.name, f"probed {other.host}: {outcome.value}")
         delay = PROBE_WITHIN if outcome is ProbeOutcome.UNKNOWN else 0.0
         self.later(delay, lambda: self.give(process, ev.ProbeResult(other, outcome)))

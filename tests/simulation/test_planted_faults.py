@@ -14,7 +14,8 @@ from membership_net import cut_off_at_the_decision, half_asleep_behind_a_wall
 
 from shardbus.ids import NodeId
 from shardbus.membership import admission, cluster, downing, gossip, leader, resolver, strategies
-from shardbus.membership.confirm import ProbeOutcome
+from shardbus.membership import events as ev
+from shardbus.membership.confirm import DeathWatch, ProbeOutcome
 from shardbus.membership.downing import Outcome
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.health import Health
@@ -188,6 +189,19 @@ def ages_are_not_counted_on(patch: Patch) -> None:
     patch.setattr(leader, "act_on_convergence", timeless)
 
 
+def who_is_gone_is_listened_to(patch: Patch) -> None:
+    take_out = cluster.Cluster._take_out
+
+    def attached(self: cluster.Cluster) -> list[ev.Effect]:
+        return [effect for effect in take_out(self) if not isinstance(effect, ev.Unsubscribe)]
+
+    patch.setattr(cluster.Cluster, "_take_out", attached)
+
+
+def who_is_gone_is_probed(patch: Patch) -> None:
+    patch.setattr(DeathWatch, "keep", lambda self, nodes: None)
+
+
 # -- strategies, settings, health ----------------------------------------------------------------
 
 
@@ -342,6 +356,8 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
     a_status_may_go_back: ("I8",),
     ages_are_not_counted_on: ("ages",),
     who_is_ready_to_stop_is_missed: ("stop",),
+    who_is_gone_is_listened_to: ("wires",),
+    who_is_gone_is_probed: ("audit",),
 }
 """Each defect, and the rules that may find it first."""
 

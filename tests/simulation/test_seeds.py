@@ -15,12 +15,15 @@ from random import Random
 
 import pytest
 
+from shardbus.membership import events as ev
+from shardbus.membership.confirm import ProbeOutcome
 from shardbus.simulation.lanes import Trace
 from shardbus.simulation.leases import Leases
 from shardbus.simulation.network import CutLink, Network, partition
 from shardbus.simulation.options import STRATEGIES, Options, draw
 from shardbus.simulation.run import simulate
 from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.world import World
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, BLOCK = 100, 10
@@ -180,6 +183,33 @@ def test_walls_stand_where_they_are_put() -> None:
     assert network.walled("c", "newcomer")
     network.calm()
     assert not network.walled("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("fate", "outcome"),
+    [("lives", "other"), ("sleeps", "open"), ("vanished", "unknown"), ("died", "refused")],
+)
+def test_a_probe_of_a_former_process_is_answered_by_its_successor_if_that_answers(
+    fate: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(1)
+    prober, former = world.add("a"), world.add("b")
+    world.kill("b")
+    world.add("b")
+    if fate == "sleeps":
+        world.pause("b", 5.0)
+    elif fate != "lives":
+        world.kill("b", silent=fate == "vanished")
+    told: list[ev.Event] = []
+
+    def asks(event: ev.Event, now: float) -> list[ev.Effect]:
+        told.append(event)
+        return [ev.Probe(former.id)] if event == ev.JoinSelf() else []
+
+    monkeypatch.setattr(prober.machine, "handle", asks)
+    world.enter(prober)
+    world.run(2.0)
+    assert told == [ev.JoinSelf(), ev.ProbeResult(former.id, ProbeOutcome(outcome))]
 
 
 def test_the_network_loses_repeats_and_delays_its_part() -> None:

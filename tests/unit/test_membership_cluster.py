@@ -301,18 +301,41 @@ def test_TC36_the_new_incarnation_downs_the_old() -> None:
     assert net.nodes["n01"].machine.view.member(net.nodes["n02"].id) is not None
 
 
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_late_join_in_the_name_of_a_member_is_believed_only_if_that_is_gone(lives: bool) -> None:
+@pytest.mark.parametrize(
+    ("fate", "stays"), [("lives", True), ("sleeps", True), ("vanished", True), ("died", False)]
+)
+def test_a_late_join_in_the_name_of_a_member_is_believed_only_if_that_is_gone(
+    fate: str, stays: bool
+) -> None:
     net = Net(13, BLUNT)
     first, second = net.start(2)
-    if not lives:
-        net.kill("n02")
+    if fate == "sleeps":
+        net.pause("n02", 2 * AT_ONCE)
+    elif fate != "lives":
+        net.kill("n02", silent=fate == "vanished")
     late = Member(NodeId("n02", second.id.port, 999), 1)
     net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
-    net.run(AT_ONCE)
+    net.run(1.5 * AT_ONCE)
     view = first.machine.view
-    assert (view.member(second.id) is not None, view.member(late.node) is None) == (lives, lives)
+    assert (view.member(second.id) is not None, view.member(late.node) is None) == (stays, stays)
     assert second.stopped == ""
+
+
+@pytest.mark.parametrize("doubted_before", [0.0, 0.8])
+def test_a_late_join_that_was_not_believed_is_forgotten(doubted_before: float) -> None:
+    """Also if a heartbeat ends a doubt that was there already, before its next probe."""
+    net = Net(13)
+    first, second, _ = net.start(3)
+    if doubted_before:
+        net.give(first, ev.PeerDisconnected(second.id))
+        net.run(doubted_before)
+    late = Member(NodeId("n02", second.id.port, 999), 1)
+    net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    net.run(3 * AT_ONCE)
+    assert second.running
+    net.kill("n02")
+    net.run(AT_ONCE)
+    assert [name for name, _ in first.view] == ["n01", "n03"]
 
 
 def test_a_join_waits_for_no_probe_of_a_member_that_is_flagged() -> None:

@@ -57,6 +57,19 @@ def test_a_dropped_connection_is_probed_at_once_and_again_with_growing_pauses() 
     assert pauses[-1] == pytest.approx(LONGEST_PAUSE)
 
 
+def test_a_new_doubt_does_not_wait_for_the_end_of_a_pause() -> None:
+    watch = DeathWatch()
+    watch.doubt(A, 0.0)
+    watch.tick(0.0)
+    watch.on_result(A, ProbeOutcome.OPEN, 0.0)
+    watch.doubt(A, 0.01)
+    assert watch.tick(0.01) == [A]
+    watch.doubt(A, 0.02)
+    assert watch.tick(0.02) == []
+    watch.on_result(A, ProbeOutcome.OPEN, 0.03)
+    assert watch.deadline() == pytest.approx(0.03 + 2 * FIRST_PAUSE)
+
+
 def test_a_proof_ends_the_probing() -> None:
     watch = DeathWatch()
     watch.doubt(A, 0.0)
@@ -80,6 +93,17 @@ def test_only_an_answer_to_a_later_question_clears_a_doubt(asked_at: float, clea
     watch.on_alive(A, asked_at)
     watch.on_alive(B, asked_at)
     assert (watch.deadline() is None) is cleared
+
+
+def test_the_last_reason_for_a_doubt_counts() -> None:
+    """An answer to a question from before the connection dropped again says nothing."""
+    watch = DeathWatch()
+    watch.doubt(A, 1.0)
+    watch.doubt(A, 5.0)
+    watch.on_alive(A, 3.0)
+    assert watch.deadline() is not None
+    watch.on_alive(A, 5.0)
+    assert watch.deadline() is None
 
 
 def test_former_members_are_forgotten() -> None:

@@ -229,6 +229,18 @@ def test_N12_a_late_node_says_so_in_the_first_reply_already() -> None:
     assert watcher.hb.answer(beat, watcher.now + 1e6).lag == watcher.hb.health.patience_max
 
 
+def test_whom_unanswered_beats_have_found_only_a_reply_brings_back() -> None:
+    """The detector of a starved observer finds nobody: all its time is credited."""
+    watcher = Watcher(B)
+    watcher.found(B, late=5.0)
+    watcher.hb.on_sign_of_life(B, watcher.now)
+    watcher.run(12.0, late=5.0)
+    assert B in watcher.marked
+    watcher.answering = [B]
+    watcher.run(12.0, late=5.0)
+    assert B not in watcher.marked
+
+
 @given(st.lists(st.floats(0.0, 20.0), min_size=1, max_size=8))
 @example([0.8])
 @example([5.0, 0.8])

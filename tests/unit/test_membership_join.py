@@ -155,13 +155,25 @@ def test_who_is_refused_for_ever() -> None:
         assert NEW not in gossip.members
 
 
-def test_TC36_a_restarted_process_downs_its_former_incarnation() -> None:
+@pytest.mark.parametrize("mine", [PREPARING, READY])
+def test_B12_a_join_that_comes_while_the_whole_cluster_stops_is_refused(mine: Status) -> None:
+    """It was invited before; and who has been taken in is welcome still."""
+    before = state(a=mine, b=U)
+    gossip, answer = ask(before)
+    assert (gossip, answer) == (before, JoinRefused("the whole cluster is shutting down"))
+    inside = before.with_members(A, Member(NEW, 1))
+    assert ask(inside) == (inside, Welcome(inside))
+
+
+@pytest.mark.parametrize("former", [(B,), (B, B._replace(uid=98))])
+def test_TC36_a_restarted_process_downs_its_former_incarnations(former: tuple[NodeId, ...]) -> None:
     again = B._replace(uid=99)
-    gossip, answer = ask(state(a=U, b=U, c=U), again)
+    before = state(a=U, b=U, c=U).with_members(A, *map(member, former))
+    gossip, answer = ask(before, again)
     assert isinstance(answer, Welcome)
-    assert gossip.members[B].status is DOWN
+    assert {gossip.members[node].status for node in former} == {DOWN}
     assert gossip.members[again].status is J
-    assert gossip.verdicts() == {B: Flag.TERMINATED}
+    assert gossip.verdicts() == dict.fromkeys(former, Flag.TERMINATED)
 
 
 def test_TC36_another_node_on_the_same_machine_stays() -> None:

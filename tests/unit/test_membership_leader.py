@@ -124,3 +124,9 @@ def test_weakly_up_needs_an_up_member_and_reachability() -> None:
     assert promote_weakly(result, A) is result
     young = state(a=J, b=J)
     assert promote_weakly(young, A) is young
+
+
+@pytest.mark.parametrize(("status", "counts"), [(J, True), (L, True), (X, False), (DOWN, False)])
+def test_TC25_one_that_leaves_before_it_came_up_has_joined(status: Status, counts: bool) -> None:
+    copy = replace(state(), members={A: member(A, J, 0), B: member(B, status, 0)})
+    assert enough_members(copy, 2, {}) is counts

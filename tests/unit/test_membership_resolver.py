@@ -98,6 +98,17 @@ def test_who_has_seen_the_picture_need_not_have_seen_the_last_version() -> None:
     assert outcome(resolver.consider(UNHEARD, True, 10.0 + STABLE)) is Outcome.DOWN_OTHERS
 
 
+def test_who_has_seen_the_picture_before_it_changed_has_not_seen_this_one() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    leaves = {C: replace(THREE.members[C], status=Status.LEAVING)}
+    other = replace(UNHEARD, members={**UNHEARD.members, **leaves})
+    resolver.consider(other, True, 11.0)
+    assert resolver.consider(other, True, 11.0 + STABLE) == Plan()
+    aware = replace(other, seen=frozenset({A, B}))
+    assert outcome(resolver.consider(aware, True, 12.0 + STABLE)) is Outcome.DOWN_OTHERS
+
+
 def test_who_looks_cut_off_since_a_moment_only_is_not_decided_about() -> None:
     """It had seen the version before this one, and may yet see this one."""
     resolver = Resolver(B, SETTINGS)
