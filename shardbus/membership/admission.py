@@ -6,12 +6,13 @@ who asked, and calls them when it founds the cluster, so that a cold start does 
 anybody's timer.
 
 A node whose address is already a member's is a restarted process: the old incarnation is marked
-terminated and Down on the spot, and the new one is welcome without anybody's help. But uids have no
-order, and a Join may lie unread until its sender is dead and a later process at that address is a
-member. So an old incarnation that nobody flags is probed first: only when another answers there, or
-none, is the Join obeyed. One that is alive stays, and the Join is dropped; if its sender lives, it
-will come again. Whoever obeys a late Join since it does not know of the later process yet makes two
-members of one address (`twins`), as two sides of a split can: both are probed by everybody.
+terminated and Down, and the new one is welcome without anybody's help. But uids have no order, and
+a Join may lie unread until its sender is dead and a later process at that address is a member. So
+an old incarnation is probed first, unless its death is proved already. The Join is obeyed if
+another process answers there, or none listens, or there is no way to it and somebody flags it.
+Otherwise it is dropped; if its sender lives, it will come again. Whoever obeys a late Join since it
+does not know of the later process yet makes two members of one address (`twins`), as two sides of a
+split can: both are probed by everybody.
 
 A removed incarnation is refused for ever; so is one that disagrees about the cluster's name, the
 protocol or a setting. While the whole cluster stops, it takes nobody in.
@@ -21,8 +22,8 @@ Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md; T.U10, T.U12.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from shardbus.ids import Address, NodeId
@@ -49,6 +50,16 @@ CLOSED = (Status.EXITING, Status.DOWN)
 heard that could found another one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A Join to an address that has a member. `gone`: the members there that were looked for in
+    vain."""
+
+    sender: NodeId
+    join: Join
+    gone: tuple[NodeId, ...] = ()
+
+
 class Door:
     """Takes and answers the messages of joining."""
 
@@ -58,9 +69,8 @@ class Door:
         self.settings = settings
         self._joiner: Joiner | None = None
         self._asked: dict[NodeId, None] = {}
-        self._contradicted: dict[NodeId, tuple[NodeId, Join]] = {}
-        """The last Join in the name of each member's address that is being probed, and who sent
-        it."""
+        self._claims: dict[NodeId, Claim] = {}
+        """The last one to the address of each member that is being probed."""
 
     @property
     def joining(self) -> bool:
@@ -101,7 +111,7 @@ class Door:
                     return Progress(step=Step.DROP, reason="on the way out")
                 return Progress((SendControl(sender, answer),))
             case Join():
-                return self._take_in(gossip, sender, message, now)
+                return self._take_in(gossip, Claim(sender, message), now)
             case InitAck(greeting) if joiner:
                 return joiner.on_ack(sender, greeting, now)
             case InitNack() if joiner:
@@ -119,20 +129,22 @@ class Door:
     def on_probe(self, gossip: Gossip, node: NodeId, outcome: ProbeOutcome, now: float) -> Progress:
         """A probe of a member ended, and it is flagged if that proved its death: obey or drop the
         Join that made it doubtful."""
-        sender, join = self._contradicted.pop(node, (None, None))
-        if sender is None or join is None:
+        claim = self._claims.pop(node, None)
+        if claim is None:
             return Progress()
-        if outcome.proves_death:
-            return self._take_in(gossip, sender, join, now)
-        return Progress(step=Step.DROP, reason="a member at its address is alive")
+        out_of_reach = outcome is ProbeOutcome.UNKNOWN and node in gossip.verdicts()
+        if outcome.proves_death or out_of_reach:
+            return self._take_in(gossip, replace(claim, gone=(*claim.gone, node)), now)
+        return Progress(step=Step.DROP, reason="a member at its address may be alive")
 
-    def _take_in(self, gossip: Gossip, sender: NodeId, join: Join, now: float) -> Progress:
+    def _take_in(self, gossip: Gossip, claim: Claim, now: float) -> Progress:
+        sender, join = claim.sender, claim.join
         taken, reply = admit(gossip, self.me.node, self.greeting, sender, join)
         if isinstance(reply, Welcome):
-            unflagged = sitting(gossip, sender)
-            if unflagged:
-                self._contradicted[unflagged] = (sender, join)
-                return Progress(doubted=unflagged)
+            doubted = sitting(gossip, sender, claim.gone)
+            if doubted:
+                self._claims[doubted] = claim
+                return Progress(doubted=doubted)
             reply = Welcome(taken.flipped(now))
         return Progress((SendControl(sender, reply),), Step.TAKE_IN, gossip=taken)
 
@@ -168,14 +180,15 @@ def admit(
     return gossip, Welcome(gossip)
 
 
-def sitting(gossip: Gossip, newcomer: NodeId) -> NodeId | None:
-    """Another incarnation at the newcomer's address that is a member and that nobody flags."""
+def sitting(gossip: Gossip, newcomer: NodeId, gone: Collection[NodeId]) -> NodeId | None:
+    """Another incarnation at the newcomer's address that is a member, and neither Down nor known to
+    be gone."""
     if newcomer in gossip.members:
         return None
-    flagged = gossip.verdicts()
+    flags = gossip.verdicts()
     for node, member in gossip.members.items():
         here = node.address == newcomer.address and member.status is not Status.DOWN
-        if here and node not in flagged:
+        if here and node not in gone and flags.get(node) is not Flag.TERMINATED:
             return node
     return None
 

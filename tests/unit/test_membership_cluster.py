@@ -338,14 +338,21 @@ def test_a_late_join_that_was_not_believed_is_forgotten(doubted_before: float) -
     assert [name for name, _ in first.view] == ["n01", "n03"]
 
 
-def test_a_join_waits_for_no_probe_of_a_member_that_is_flagged() -> None:
+@pytest.mark.parametrize(("fate", "stays"), [("sleeps", True), ("vanished", False)])
+def test_a_member_that_is_flagged_and_cannot_be_reached_gives_way(fate: str, stays: bool) -> None:
+    """One that sleeps still holds its address, so that no other process can have it."""
     net = Net(13, replace(BLUNT, downing=DowningSettings(strategy="none")))
     first, second, _ = net.start(3)
-    net.kill("n02", silent=True)
+    if fate == "sleeps":
+        net.pause("n02", 60.0)
+    else:
+        net.kill("n02", silent=True)
     net.until(lambda: bool(first.machine.view.unreachable), DETECTION)
     late = Member(NodeId("n02", second.id.port, 999), 1)
     net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
-    assert first.machine.view.member(late.node) is not None
+    net.run(1.5 * AT_ONCE)
+    view = first.machine.view
+    assert (view.member(second.id) is not None, view.member(late.node) is None) == (stays, stays)
 
 
 def test_TC12_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:
