@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError, Unhandled
 from shardbus.sharding.envelopes import REJECT_BUFFER_FULL, REJECT_STOPPED
-from shardbus.transport.envelope import Envelope
+from shardbus.transport.envelope import Envelope, Refusal
 
 
 class BufferedAsks:
@@ -36,7 +36,7 @@ class BufferedAsks:
         """It waits no more."""
         self._asks.pop(envelope, None)
 
-    def refuse(self, error: RequestError) -> None:
+    def refuse(self, error: Refusal) -> None:
         """None of them will be sent."""
         asks, self._asks = self._asks, {}
         for envelope in asks:
