@@ -287,9 +287,7 @@ class AsyncClient(Unaddressed):
         """Wait until a node has acknowledged every tell so far. What went to a node that died
         before it acknowledged is lost, and counted in `lost_messages`.
 
-        Raises:
-            LocalProtocolError: the client is closed, and counts what has not arrived as lost.
-        """
+        Raises LocalProtocolError if the client is closed."""
         if self._closed:
             raise LocalProtocolError(CLOSED)
         await self._flushed()
@@ -351,6 +349,7 @@ class AsyncClient(Unaddressed):
         """That node goes: nothing new is sent there, what is under way comes to its end."""
         contact = self._contact
         contact.leaving.add(session.tag)
+        self._kinds.leaving(session.tag)
         if session is contact.session:
             contact.session = None
             contact.seek()

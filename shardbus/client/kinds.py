@@ -221,6 +221,11 @@ class Kinds:
         old = self.endpoint.loop.time() - DOUBT_S
         self.alive([node for node in members if self._gone.get(node, math.inf) <= old])
 
+    def leaving(self, node: NodeId) -> None:
+        """It hosts nothing any more, though nobody may say where the shards are that were there."""
+        for kind in self._kinds.values():
+            kind.router.handle(events.NodeLeft(node))
+
     def lost(self, session: Session, unsent: list[Unsent]) -> None:
         """The session to a node ended, and with it the node, if it is `gone`."""
         by_kind = _by_kind(unsent)

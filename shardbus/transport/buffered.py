@@ -27,6 +27,11 @@ class BufferedAsks:
     def __bool__(self) -> bool:
         return bool(self._asks)
 
+    @property
+    def flushes(self) -> int:
+        """How many of them are no messages, but flushes that follow such."""
+        return sum(envelope.key is None for envelope in self._asks)
+
     def add(self, envelope: Envelope) -> None:
         """It is about to wait; what is no ask does not matter here."""
         if envelope.waiter is not None:
