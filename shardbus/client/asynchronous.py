@@ -16,10 +16,10 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
-from shardbus.client.kinds import Kinds
+from shardbus.client.kinds import CLOSED, Kinds
 from shardbus.client.unaddressed import Unaddressed
 from shardbus.errors import (
     BufferFull,
@@ -34,7 +34,7 @@ from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.forks import guard
 from shardbus.transport.outside import Outside
-from shardbus.transport.refs import Ref, ask, call, pack, start_entity
+from shardbus.transport.refs import Ref, ask, attempt, call, milliseconds, pack, start_entity
 from shardbus.transport.refused import Refused
 from shardbus.transport.router import Router
 from shardbus.transport.session import Session
@@ -75,7 +75,7 @@ class AsyncClient(Unaddressed):
         if send_buffer_bytes < SEND_BUFFER_MIN:
             raise ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
         self.cluster = check_id("a cluster name", cluster)
-        self.timeout_ms = int(timeout * 1000)
+        self.timeout_ms = milliseconds(timeout)
         self._given = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
         self._make_outside = outside
@@ -132,6 +132,14 @@ class AsyncClient(Unaddressed):
     ) -> None:
         await self.close()
 
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Before it is entered, a client lacks what entering makes."""
+            if name.startswith("__") or self.__dict__.get("_entered", True):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise LocalProtocolError("the client was not entered", hint="use `async with`")
+
     async def close(self) -> None:
         """Let go. What was told gets two seconds to arrive; `flush` first to wait for as long as it
         takes. What has not arrived by then is counted in `lost_messages`."""
@@ -140,7 +148,7 @@ class AsyncClient(Unaddressed):
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                await self.flush()
+                await self._flushed()
         self._contact.close()
         self.lost_messages += self.buffered
         self._kinds.close()
@@ -220,7 +228,7 @@ class AsyncClient(Unaddressed):
 
         With further arguments `message` is the name of a handler. Raises a RequestError; its
         `definite` says whether the handler surely did not run."""
-        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
         router = self.routers.get(kind) or self._kinds.known(kind)
         if router is None:
             return self._ask_later(kind, entity_id, message, args, timeout_ms)
@@ -245,7 +253,7 @@ class AsyncClient(Unaddressed):
         timeout: float | None = None,
     ) -> Any:
         """Ask a handler by its name, also one without arguments."""
-        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
         router = self._kinds.known(kind) or await self.router_of(kind)
         return await call(router, entity_id, handler, args, timeout_ms)
 
@@ -254,7 +262,7 @@ class AsyncClient(Unaddressed):
     ) -> None:
         """Start an entity without a message; returns when it runs. A remembered one stays from then
         on. Raises as `ask`."""
-        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
+        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
         router = self._kinds.known(kind) or await self.router_of(kind)
         await start_entity(router, entity_id, timeout_ms)
 
@@ -271,13 +279,20 @@ class AsyncClient(Unaddressed):
     ) -> list[Any]:
         """Ask a batch of (entity id, message); answers or errors, in their order."""
         router = self._kinds.known(kind) or await self.router_of(kind)
-        timeout_ms = self.timeout_ms if timeout is None else int(timeout * 1000)
-        asks = [ask(router, entity_id, m, (), timeout_ms) for entity_id, m in messages]
+        timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
+        asks = [attempt(router, entity_id, m, timeout_ms) for entity_id, m in messages]
         return await asyncio.gather(*asks, return_exceptions=True)
 
     async def flush(self) -> None:
         """Wait until a node has acknowledged every tell so far. What went to a node that died
-        before it acknowledged is lost, and counted in `lost_messages`."""
+        before it acknowledged is lost, and counted in `lost_messages`.
+
+        Raises LocalProtocolError if the client is closed."""
+        if self._closed:
+            raise LocalProtocolError(CLOSED)
+        await self._flushed()
+
+    async def _flushed(self) -> None:
         while True:
             await self._kinds.unbuffered()
             waits = [s.drained() for s in self._endpoint.sessions() if s.outstanding or s.unflushed]
@@ -334,6 +349,7 @@ class AsyncClient(Unaddressed):
         """That node goes: nothing new is sent there, what is under way comes to its end."""
         contact = self._contact
         contact.leaving.add(session.tag)
+        self._kinds.leaving(session.tag)
         if session is contact.session:
             contact.session = None
             contact.seek()

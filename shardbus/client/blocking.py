@@ -19,7 +19,7 @@ from shardbus.transport.addressing import Region
 from shardbus.transport.allowance import SEND_BUFFER_BYTES
 from shardbus.transport.asks import Key
 from shardbus.transport.forks import guard
-from shardbus.transport.refs import NO_ARGUMENTS, START, named, pack
+from shardbus.transport.refs import NO_ARGUMENTS, START, milliseconds, named, pack
 from shardbus.transport.router import Router
 from shardbus.wire.schema import Decode, Method, decode_value
 
@@ -43,7 +43,7 @@ class Client:
         self._addresses, self._cluster = addresses, cluster
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
-        self._timeout_ms = int(timeout * 1000)
+        self._timeout_ms = milliseconds(timeout)
         self._loop = asyncio.new_event_loop()
         self._pipeline = Pipeline(self._loop, timeout)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardbus", daemon=True)
@@ -168,7 +168,7 @@ class Client:
         timeout: float | None,
         decode: Decode,
     ) -> Any:
-        timeout_ms = self._timeout_ms if timeout is None else int(timeout * 1000)
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         check_id("an entity id", entity_id)
         return self._pipeline.ask(router, key, entity_id, payload, timeout_ms, decode)
 
@@ -277,7 +277,7 @@ class BlockingRef:
 
     def within(self, timeout: float) -> BlockingRef:
         """The same entity with another deadline for asks, in seconds."""
-        return BlockingRef(self._pipeline, self._router, self.entity_id, int(timeout * 1000))
+        return BlockingRef(self._pipeline, self._router, self.entity_id, milliseconds(timeout))
 
     @property
     def entity_type(self) -> str:

@@ -14,7 +14,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from shardbus.errors import AskTimeout, ConfigError, RequestError, UnknownEntityType
+from shardbus.errors import (
+    AskTimeout,
+    ConfigError,
+    LocalProtocolError,
+    RequestError,
+    UnknownEntityType,
+)
 from shardbus.ids import NodeId
 from shardbus.settings import ShardingSettings
 from shardbus.sharding import events
@@ -28,6 +34,7 @@ from shardbus.wire.control import Describe, TypeInfo, encode_control
 from shardbus.wire.schema import Interface
 
 DESCRIBE_EVERY_S = 1.0
+CLOSED = "the client is closed"
 
 
 class Kind:
@@ -91,6 +98,7 @@ class Kinds:
         self._gone: dict[NodeId, float] = {}
         """Who was found to be no more, and when; a wall that refuses may have lied in its name."""
         self._learning: dict[str, list[asyncio.Future[Router]]] = {}
+        self._closed = False
 
     # ---- finding a type
 
@@ -126,6 +134,7 @@ class Kinds:
 
         Raises:
             UnknownEntityType: the cluster has no such type. AskTimeout: no answer.
+            LocalProtocolError: the client is closed.
         """
         known = self.known(kind)
         if known is not None:
@@ -134,12 +143,14 @@ class Kinds:
         future: asyncio.Future[Router] = self.endpoint.loop.create_future()
         self._learning.setdefault(kind, []).append(future)
         deadline = self.endpoint.loop.time() + timeout
-        while not future.done():
+        while not (future.done() or self._closed):
             left = deadline - self.endpoint.loop.time()
             if left <= 0:
                 raise AskTimeout(f"no node says what entity type {kind!r} is")
             self.to_contact(encode_control(kind, Describe()))
             await asyncio.wait([future], timeout=min(left, DESCRIBE_EVERY_S))
+        if self._closed:
+            raise LocalProtocolError(CLOSED)
         return future.result()
 
     def described(self, name: str, info: TypeInfo) -> None:
@@ -169,6 +180,8 @@ class Kinds:
 
     def _add(self, interface: Interface) -> Kind:
         kind = self._kinds[interface.name] = Kind(self, interface)
+        if self._closed:
+            kind.router.end(LocalProtocolError(CLOSED))
         self.routers[interface.name] = kind.router
         if self._contact is not None:
             self._introduce(kind)
@@ -207,6 +220,11 @@ class Kinds:
         """Whoever was refused a while ago, and is a member yet, is tried again."""
         old = self.endpoint.loop.time() - DOUBT_S
         self.alive([node for node in members if self._gone.get(node, math.inf) <= old])
+
+    def leaving(self, node: NodeId) -> None:
+        """It hosts nothing any more, though nobody may say where the shards are that were there."""
+        for kind in self._kinds.values():
+            kind.router.handle(events.NodeLeft(node))
 
     def lost(self, session: Session, unsent: list[Unsent]) -> None:
         """The session to a node ended, and with it the node, if it is `gone`."""
@@ -259,9 +277,10 @@ class Kinds:
                 self.endpoint.asks_timed_out += kind.router.expire()
 
     def close(self) -> None:
-        """Stop the clocks."""
+        """Stop the clocks, and refuse what is still sent."""
+        self._closed = True
         for kind in self._kinds.values():
-            kind.router.close()
+            kind.router.end(LocalProtocolError(CLOSED))
         for futures in self._learning.values():
             for future in futures:
                 future.cancel()

@@ -2,7 +2,7 @@
 
     hand off    its shards move to the others; or, if the whole cluster stops, they end where they
                 are, and nobody gets them
-    leave       the member leaves, clients are asked to part, and what is under way gets some time
+    leave       clients are asked to part, the member leaves, and what is under way gets some time
 
 Sockets are closed afterwards, by the owner. If the shards are not handed off in time, the node does
 not leave: others may start them only once this process has ended. A node that is downed meanwhile
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LEFT = "left"
 """How membership ends in good order."""
 PART_S = 5.0
+PART_FIRST_S = 1.0
+"""Of a member, for clients to part: those that wait for long answers stay until it has left."""
 LOOK_S = 0.02
 
 
@@ -73,13 +75,20 @@ async def _hand_off(node: Node, progress: Progress) -> None:
 async def _leave(node: Node, progress: Progress) -> None:
     if not node.cluster_stops.done():
         progress("leaving the cluster")
+        if _has_heirs(node):  # a member can ask where to pass on what clients still send
+            _part_with_clients(node)
+            await _for_a_while(node, lambda: not node.endpoint.clients, PART_FIRST_S)
     node.cluster.post(cluster.Leave(node.me))
     if await asyncio.shield(node.stopped) != LEFT:
         return
+    _part_with_clients(node)
+    await _for_a_while(node, lambda: not _busy(node) and not _hands_over(node))
+
+
+def _part_with_clients(node: Node) -> None:
     node.endpoint.announce_leaving()
     for session in node.switchboard.clients.values():
         session.flush()
-    await _for_a_while(node, lambda: not _busy(node) and not _hands_over(node))
 
 
 def longest_move(node: Node) -> float:
@@ -102,7 +111,12 @@ def _hosted(node: Node) -> int:
 def _awaits_homes(node: Node) -> bool:
     """Something waits here for a shard that goes elsewhere, and there is an elsewhere."""
     buffered = any(kind.router.region.buffered[0] for kind in node.kinds.values())
-    return buffered and any(other != node.me for other in node.hosting_members())
+    return buffered and _has_heirs(node)
+
+
+def _has_heirs(node: Node) -> bool:
+    """Somebody else may host what was here."""
+    return any(other != node.me for other in node.hosting_members())
 
 
 def _hands_over(node: Node) -> bool:

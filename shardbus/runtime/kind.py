@@ -381,7 +381,7 @@ class Kind:
     def close(self) -> None:
         """Stop the clock, and cut off what is still running. What never found its home is counted
         and named."""
-        if left := self.router.region.buffered[0]:
+        if left := self.router.region.buffered[0] - self.router.buffered_asks.flushes:
             self.host.counts.drop("undelivered", left)
             log.warning("%d messages of %r found no home before this node ended", left, self.name)
         self.router.close()

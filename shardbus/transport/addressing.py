@@ -25,7 +25,7 @@ from zlib import crc32
 
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import check_id
-from shardbus.transport.refs import NO_ARGUMENTS, START, ask, start_entity
+from shardbus.transport.refs import NO_ARGUMENTS, START, ask, milliseconds, start_entity
 from shardbus.transport.router import Router
 from shardbus.wire.schema import Interface
 
@@ -87,7 +87,7 @@ class Region:
         """Ask the entity that the message names, for at most `timeout` seconds. Raises as `tell`,
         and as `Ref.ask`."""
         owner = self._owner()
-        timeout_ms = self._timeout_ms if timeout is None else int(timeout * 1000)
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         if isinstance(message, StartEntity):
             return start_entity(owner.router, self._checked(message.entity_id), timeout_ms)
         entity_id, received = self._addressed(owner, message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from shardbus.errors import AskTimeout, BufferFull, NodeLost, RequestError, Unhandled
 from shardbus.sharding.envelopes import REJECT_BUFFER_FULL, REJECT_STOPPED
-from shardbus.transport.envelope import Envelope
+from shardbus.transport.envelope import Envelope, Refusal
 
 
 class BufferedAsks:
@@ -27,6 +27,11 @@ class BufferedAsks:
     def __bool__(self) -> bool:
         return bool(self._asks)
 
+    @property
+    def flushes(self) -> int:
+        """How many of them are no messages, but flushes that follow such."""
+        return sum(envelope.key is None for envelope in self._asks)
+
     def add(self, envelope: Envelope) -> None:
         """It is about to wait; what is no ask does not matter here."""
         if envelope.waiter is not None:
@@ -36,7 +41,7 @@ class BufferedAsks:
         """It waits no more."""
         self._asks.pop(envelope, None)
 
-    def refuse(self, error: RequestError) -> None:
+    def refuse(self, error: Refusal) -> None:
         """None of them will be sent."""
         asks, self._asks = self._asks, {}
         for envelope in asks:

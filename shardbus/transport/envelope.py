@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardbus.errors import AskTimeout, RequestError
+from shardbus.errors import AskTimeout, LocalProtocolError, RequestError
 from shardbus.transport.asks import Clock, Key
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import Decode
+
+Refusal = RequestError | LocalProtocolError
+"""Why a message is not sent: what is in the way, or that its client is closed."""
 
 
 class Envelope:
@@ -59,7 +62,7 @@ class Envelope:
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
         self.size, self.via = len(payload) + 128, via
         """`via`: by which link a tell came, as a number below zero."""
-        self.error: RequestError | None = None
+        self.error: Refusal | None = None
 
     @property
     def expired(self) -> bool:
@@ -96,7 +99,7 @@ class Envelope:
         else:
             out.ask(self.key, entity_id, payload, timeout_ms, waiter, self.decode)
 
-    def refuse(self, error: RequestError) -> None:
+    def refuse(self, error: Refusal) -> None:
         """It will not be sent: tell whoever waits; a teller finds `error`."""
         self.error = error
         if self.waiter is None:

@@ -9,9 +9,10 @@ Source: docs/how-to.md; B.48, B.140.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
-from shardbus.errors import BufferFull, ConfigError
+from shardbus.errors import BufferFull, ConfigError, ShardBusError
 from shardbus.transport.asks import Key
 from shardbus.transport.envelope import Envelope
 from shardbus.transport.router import Route, Router
@@ -27,6 +28,8 @@ NO_ARGUMENTS = encode_value(())
 UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
 ASK_TIMEOUT_MS = 5000
 """For an answer inside a node, unless the sender says otherwise."""
+TIMEOUT_MAX_S = 3.1536e8
+"""Ten years, as for a setting."""
 
 RESERVED = frozenset(
     {"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait", "start_entity"}
@@ -118,7 +121,7 @@ class Ref:
 
     def within(self, timeout: float) -> Ref:
         """The same entity with another deadline for asks, in seconds."""
-        return Ref(self._router, self.entity_id, int(timeout * 1000))
+        return Ref(self._router, self.entity_id, milliseconds(timeout))
 
     def start_entity(self) -> asyncio.Future[Any]:
         """Start it without a message; done when it runs."""
@@ -133,6 +136,20 @@ class Ref:
         return ask(self._router, self.entity_id, message, (), self._timeout_ms)
 
 
+def milliseconds(timeout: float) -> int:
+    """The seconds of a deadline, as messages carry them; none are left below 0.
+
+    Raises:
+        ConfigError: no number, or too many.
+    """
+    with contextlib.suppress(TypeError):
+        if timeout <= TIMEOUT_MAX_S:
+            return int(max(timeout, 0) * 1000)
+    raise ConfigError(
+        f"a timeout is a number of seconds up to {TIMEOUT_MAX_S:g}, not {timeout!r:.60}"
+    )
+
+
 def ask(
     router: Router, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
@@ -143,6 +160,18 @@ def ask(
         return call(router, entity_id, message, args, timeout_ms)
     key = router.key(method_of(message))
     return router.ask(key, entity_id, encode_value(message), timeout_ms, decode_value)
+
+
+def attempt(
+    router: Router, entity_id: str, message: object, timeout_ms: int
+) -> asyncio.Future[Any]:
+    """Ask `receive`; what stands in the way of sending is told by the future, too."""
+    try:
+        return ask(router, entity_id, message, (), timeout_ms)
+    except ShardBusError as error:
+        future = router.done.get_loop().create_future()
+        future.set_exception(error)
+        return future
 
 
 def call(

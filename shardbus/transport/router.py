@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from shardbus.errors import AskTimeout, RequestError
+from shardbus.errors import AskTimeout
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.sharding import events
 from shardbus.sharding.envelopes import REJECT_EXPIRED
@@ -31,7 +31,7 @@ from shardbus.sharding.region import Region
 from shardbus.transport.asks import Clock, Failure, Key, Unsent
 from shardbus.transport.buffered import BufferedAsks, rejection
 from shardbus.transport.clockwork import Clockwork
-from shardbus.transport.envelope import Envelope
+from shardbus.transport.envelope import Envelope, Refusal
 from shardbus.transport.forks import guard
 from shardbus.transport.outbox import too_large
 from shardbus.transport.session import Session
@@ -95,7 +95,7 @@ class Router:
         self.interface, self.region = interface, region
         self.routes: dict[str, Route] = {}
         self.buffered_asks = BufferedAsks(interface.name)
-        self.refused: RequestError | None = None
+        self.refused: Refusal | None = None
         self._by_id: dict[str, Route] = {}
         self._numbered: dict[int, Route] = {}
         """The routes by the number that the default shard function gives: no text is made of it."""
@@ -325,10 +325,17 @@ class Router:
             if route.out is lost:
                 route.out = self._shell.out_for(lost.tag)
 
-    def refuse(self, error: RequestError) -> None:
+    def refuse(self, error: Refusal) -> None:
         """The type cannot be reached from here: fail what waits, and what is sent from now on."""
         self.refused = error
         self.buffered_asks.refuse(error)
+
+    def end(self, error: Refusal) -> None:
+        """The client is closed: the same, for what would go along a session, too."""
+        self.refuse(error)
+        for route in self.routes.values():
+            route.out = None
+        self.close()
 
     def expire(self) -> int:
         """Fail buffered asks whose deadline has passed; says how many."""

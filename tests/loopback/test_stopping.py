@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import pytest
+
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.membership import events
 from shardbus.membership.member import Service
+from shardbus.runtime import departure
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
@@ -72,3 +75,45 @@ async def test_T_SU21_whoever_leaves_with_its_node_is_told_too(nodes: Nodes) -> 
     }
     assert host.counts.cut_off == 0
     assert await pair[0].ref("page", IDS[0]).add(7) == 7
+
+
+@pytest.mark.parametrize("place", [0, 1])
+async def test_clients_of_a_shard_that_was_stopped_part_from_a_node_that_leaves(
+    nodes: Nodes, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They send there yet, and the node does not know where the shard will be: it has to ask while
+    it is a member, be it the coordinator's node or another."""
+    bus, page = application()
+    pair = await nodes.cluster(bus, 2)
+    client, leaving = await nodes.client(*pair), pair[place]
+    for i in IDS:
+        await client.ref(page, i).add(1)
+    shards = list(leaving.kinds["page"].host.shards)
+    assert shards
+    assert not await pair[0].successions["page"].coordination.stop_shards(shards, 10)
+    monkeypatch.setattr(departure, "PART_FIRST_S", 9.0)
+    nodes.all.remove(leaving)
+    await departure.leave(leaving, lambda text: None)
+    left = leaving.endpoint.clients, leaving.kinds["page"].router.region.buffered[0]
+    await leaving.close()
+    assert left == (0, 0)
+    assert [await client.ref(page, i).add(n) for n, i in enumerate(IDS)] == list(range(len(IDS)))
+    assert client.lost_messages == 0
+
+
+async def test_a_flush_that_finds_no_home_is_no_message_that_is_lost(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shard was stopped on a node that leaves, and nobody can take it."""
+    monkeypatch.setattr(departure, "PART_S", 0.4)
+    bus, page = application()
+    pair = await nodes.cluster(bus, 2)
+    client, last = await nodes.client(*pair), pair[0]
+    await nodes.leave(pair[1])
+    for i in IDS:
+        await client.ref(page, i).add(1)
+    assert not await last.successions["page"].coordination.stop_shards(
+        list(last.kinds["page"].host.shards), 10
+    )
+    await nodes.leave(last)
+    assert "undelivered" not in last.kinds["page"].host.counts.dropped
