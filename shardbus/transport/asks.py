@@ -10,6 +10,7 @@ Source: docs/architecture.md; B.108, B.112; I12.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import msgspec
@@ -63,18 +64,34 @@ class Unsent(NamedTuple):
 
 
 class Clock:
-    """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it
-    on."""
+    """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it on.
+    It stands still while something blocks the loop, and leaps afterwards: what is asked in between
+    must not be late at once, so that a deadline is counted from the time itself."""
 
-    __slots__ = ("tick",)
+    __slots__ = ("_began", "_time", "tick")
     TICK_MS = 50
 
     def __init__(self) -> None:
         self.tick = 0
+        self._time: Callable[[], float] | None = None
+        self._began = 0.0
+
+    def start(self, time: Callable[[], float]) -> None:
+        """Go by this time, in seconds, from now on."""
+        self._time, self._began = time, time()
+
+    def move(self) -> None:
+        """Read the time."""
+        self.tick = self._now()
 
     def after(self, timeout_ms: int) -> int:
         """The tick at which `timeout_ms` from now have surely passed."""
-        return self.tick + timeout_ms // self.TICK_MS + 2
+        return self._now() + timeout_ms // self.TICK_MS + 2
+
+    def _now(self) -> int:
+        if self._time is None:
+            return self.tick
+        return int((self._time() - self._began) * 1000) // self.TICK_MS
 
 
 class Asks:

@@ -76,7 +76,7 @@ class Endpoint:
         beside that to its successor until somebody says that it is dead."""
         self._serial = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._began = self._kept = 0.0
+        self._kept = 0.0
 
     def start(self, host: str | None = None, port: int = 0) -> None:
         """Begin; with a host, listen there.
@@ -91,7 +91,8 @@ class Endpoint:
             visitors.door = self.wiring.listen(
                 host, port, self.name, visitors.on_parts, self.count_drop
             )
-        self._began = self._kept = self.loop.time()
+        self.clock.start(self.loop.time)
+        self._kept = self.loop.time()
         self._timer = self.loop.call_later(Clock.TICK_MS / 1000, self._tick)
 
     # ---- sessions
@@ -238,8 +239,7 @@ class Endpoint:
 
     def _tick(self) -> None:
         now = self.loop.time()
-        clock = self.clock
-        clock.tick = int((now - self._began) * 1000) // Clock.TICK_MS
+        self.clock.move()
         for session in self.sessions():
             if session.waiting_asks:
                 self.asks_timed_out += session.expire()

@@ -67,6 +67,22 @@ async def test_answers_find_who_waits_in_any_order(asks: Asks) -> None:
     assert not asks.entries
 
 
+async def test_who_asks_after_something_blocked_the_loop_has_all_the_time_asked_for() -> None:
+    """The clock has not moved on yet then, and leaps before the answer can come."""
+    now = 100.0
+    clock = Clock()
+    clock.start(lambda: now)
+    asks = Asks(clock)
+    now += 10.0
+    answer = future()
+    asks.expect(answer, decode_value, 1000)
+    for seconds, late in ((0.0, 0), (0.9, 0), (0.3, 1)):
+        now += seconds
+        clock.move()
+        assert asks.expire("b") == late
+    assert isinstance(answer.exception(), AskTimeout)
+
+
 async def test_an_answer_for_nobody_disturbs_nobody(asks: Asks) -> None:
     waits = future()
     corr = asks.expect(waits, decode_value, 1000)
