@@ -266,6 +266,8 @@ class Cluster:
             case Step.GIVE_UP:
                 self._out.append(ev.Refused(progress.reason))
                 self._stop(f"join failed: {progress.reason}", now)
+            case Step.FIND_NOBODY:
+                self._stop(f"join failed: {progress.reason}", now)
             case Step.DROP:
                 self._out.append(ev.Dropped(sender, progress.reason))
             case _:

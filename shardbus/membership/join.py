@@ -87,7 +87,9 @@ class Step(Enum):
     TAKE_IN = auto()
     """Somebody else became one: the progress's gossip is the new state."""
     GIVE_UP = auto()
-    """Stop, for the progress's reason."""
+    """Stop: the cluster refuses this node, for the progress's reason."""
+    FIND_NOBODY = auto()
+    """Stop: no seed has taken this node in, in all the time that it was to try."""
     DROP = auto()
     """The message meant nothing, for the progress's reason."""
 
@@ -180,7 +182,7 @@ class Joiner:
         limits = []
         if self.settings.shutdown_after_unsuccessful_join:
             at = self._began_at + self.settings.shutdown_after_unsuccessful_join
-            limits.append((at, Step.GIVE_UP))
+            limits.append((at, Step.FIND_NOBODY))
         if self.phase is Phase.JOINING:
             at = self._phase_at + self.settings.retry_unsuccessful_join_after
             limits.append((at, Step.NONE))

@@ -48,6 +48,7 @@ from shardbus.sharding import events
 from shardbus.sharding.coordinator import Coordinator
 from shardbus.sharding.least_load import LeastLoad
 from shardbus.sharding.named import strategy_for
+from shardbus.store.opening import family
 from shardbus.store.protocol import StateStore
 from shardbus.transport.allowance import Allowance
 from shardbus.transport.endpoint import Endpoint
@@ -169,6 +170,7 @@ class Node:
             version=settings.version,
         )
         shared = fingerprint(self.settings.cluster.downing)
+        shared["store.url"] = family(self.settings.store.url)
         for kind in self.kinds.values():
             shared |= kind.shared
         self._thread = self.cluster = self._make_membership(

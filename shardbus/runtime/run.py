@@ -257,7 +257,9 @@ def _ended(node: Node) -> int:
     if reason == LEFT:
         return OK
     _say(f"error: this node stops: {reason}")
-    return REFUSED if node.refusals or reason.startswith("join failed") else FAILED
+    if not reason.startswith("join failed"):
+        return FAILED
+    return REFUSED if node.refusals else UNREACHABLE
 
 
 async def _go(node: Node, signals: _Signals) -> int:

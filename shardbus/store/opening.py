@@ -62,6 +62,14 @@ def open_store(url: str, *, cluster: str, timeout: float = 2.0) -> StateStore:
     return _open_other(scheme, url, cluster, timeout)
 
 
+def family(url: str) -> str:
+    """What kind of store `url` names: `sqlite`, `memory`, `redis`, or its scheme."""
+    scheme, mark, _ = url.partition("://")
+    if not mark:
+        return "sqlite"
+    return "redis" if scheme in REDIS_SCHEMES else scheme
+
+
 def default_url(cluster: str) -> str:
     """The store of a cluster that names none: a file under the user's state directory."""
     state = os.environ.get("XDG_STATE_HOME", "")

@@ -221,7 +221,8 @@ class _Dealer:
         self._socket = connect_dealer(wiring.context, address.host, address.port)
         self._send = sender(self._socket)
         self._reader = Reader(wiring.loop, self._socket, on_frame, wiring.missed)
-        self._events = Reader(wiring.loop, self._socket.get_monitor_socket(_EVENTS), self._on_event)
+        self._monitor = self._socket.get_monitor_socket(_EVENTS)
+        self._events = Reader(wiring.loop, self._monitor, self._on_event)
         self._reader.start()
         self._events.start()
 
@@ -238,6 +239,7 @@ class _Dealer:
         self._reader.close()
         self._events.close()
         self._socket.disable_monitor()
+        self._monitor.close(0)
         self._socket.close(CLOSE_MS)
 
     def _on_event(self, parts: list[bytes]) -> None:

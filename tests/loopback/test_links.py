@@ -13,6 +13,7 @@ from shardbus.errors import NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
+from shardbus.transport.wiring import ZmqWiring
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
@@ -101,6 +102,17 @@ async def test_a_broken_connection_loses_repeats_and_reorders_nothing(world: Wor
     assert world.taker.told == sent
     assert world.proxy.connections > 15
     assert world.lost == []
+
+
+async def test_a_connection_that_is_closed_keeps_no_socket() -> None:
+    wiring = ZmqWiring()
+    wiring.open(asyncio.get_running_loop())
+    address = Address("127.0.0.1", free_port())
+    connection = wiring.connect(address, lambda parts: None, lambda: None, lambda: None)
+    sockets = list(wiring.context._sockets)  # type: ignore[attr-defined]
+    connection.close()
+    assert [socket.closed for socket in sockets] == [True, True]
+    wiring.close()
 
 
 async def test_asks_survive_a_broken_connection(world: World) -> None:

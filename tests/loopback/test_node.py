@@ -29,6 +29,7 @@ from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
 from shardbus.runtime.admin import Admin
 from shardbus.runtime.node import Node
+from shardbus.settings import StoreSettings
 from shardbus.sharding.allocation import ConsistentHashing, Move
 from shardbus.sharding.table import ShardTable
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
@@ -353,6 +354,19 @@ async def test_B3_nodes_that_disagree_about_a_type_are_refused_with_both_values(
     assert f"setting types.counter.{setting} is" in reason
     assert "'both'" in reason
     assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
+
+
+async def test_B3_nodes_with_stores_of_two_kinds_are_refused(nodes: Nodes) -> None:
+    bus = application()[0]
+    nodes.store = StoreSettings(url="redis://one")
+    await nodes.start(bus)
+    nodes.store = StoreSettings(url="rediss+sentinel://one")
+    await nodes.start(bus)
+    await nodes.agree(2)
+    nodes.store = StoreSettings(url="memory://")
+    other = await nodes.start(bus, up=False)
+    await until(lambda: other.refusals, "the refusal")
+    assert "store.url is 'memory' on one side and 'redis' on the other" in other.refusals[0]
 
 
 async def test_TSU6_a_type_with_a_role_lives_on_nodes_with_that_role(nodes: Nodes) -> None:

@@ -183,6 +183,15 @@ async def test_a_store_that_does_not_answer_is_exit_code_4(lab: Processes) -> No
     assert "127.0.0.1" in error_of(node)
 
 
+async def test_TU13_seeds_that_do_not_answer_are_exit_code_4(lab: Processes) -> None:
+    seed = f"127.0.0.1:{free_port()}"
+    node = lab.begin(seeds=[seed], settings=("cluster.shutdown_after_unsuccessful_join=1s",))
+    assert await node.ended() == 4
+    said = node.err.read_text()
+    assert f"no seed took this node in within 1 s; tried {seed}" in said
+    assert "refuses" not in said
+
+
 @pytest.mark.parametrize("option", ["--port", "--gossip-port", "--http-port"])
 async def test_a_port_that_is_taken_is_one_line(lab: Processes, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -309,7 +309,7 @@ def test_TU13_giving_up_says_what_was_tried() -> None:
     one.start(0.0)
     assert one.tick(29.9).step is Step.NONE
     progress = one.tick(30.0)
-    assert progress.step is Step.GIVE_UP
+    assert progress.step is Step.FIND_NOBODY
     assert progress.reason == "no seed took this node in within 30 s; tried s:1, t:1, u:1"
 
 
