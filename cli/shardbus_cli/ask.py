@@ -23,7 +23,7 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl, duration
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
@@ -40,25 +40,9 @@ Words = Annotated[
 ]
 
 
-def _duration(text: str | float) -> float:
-    from shardbus.errors import ConfigError
-    from shardbus.options import Kind, Option, parse
-
-    try:
-        return float(parse(Option(Kind.SECONDS, "", "s", low=0.001, high=86400.0), text))
-    except ConfigError as wrong:
-        hint = "write 2s, 100ms or seconds"
-        raise typer.BadParameter(f"{wrong.message}: {text!r}; {hint}") from None
-
-
 Timeout = Annotated[
     float,
-    typer.Option(
-        parser=_duration,
-        metavar="DURATION",
-        help="For the answer, or a node to have it: 2, 2s, 100ms.",
-        show_default=f"{DEFAULT_TIMEOUT_S:g}s",
-    ),
+    duration("For the answer, or a node to have it: 2, 2s, 100ms.", DEFAULT_TIMEOUT_S, 0.001),
 ]
 
 

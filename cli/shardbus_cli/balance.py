@@ -10,7 +10,9 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl, duration
+
+STOP_S = 60.0
 
 
 def plan(
@@ -59,8 +61,8 @@ def stop(
     entity_type: EntityType,
     shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Ids of the shards.")],
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait until they have stopped.")
-    ] = 60.0,
+        float, duration("To wait until they have stopped: 30, 30s.", STOP_S)
+    ] = STOP_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:

@@ -19,16 +19,14 @@ from shardbus_cli.data import opened
 from shardbus_cli.diagnosis import ADVICE, STORE, Finding, Picture, findings, stored
 from shardbus_cli.exits import Code, Failure
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, NodeUrl
+from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
 
 if TYPE_CHECKING:
     from shardbus.store.protocol import StoredTable
 
 SUBJECTS_SHOWN = 5
-Wait = Annotated[
-    float,
-    typer.Option(min=0, max=600, metavar="SECONDS", help="Between the two looks; 0 is one look."),
-]
+WAIT_S = 5.0
+Wait = Annotated[float, duration("Between the two looks: 2, 2s; 0 is one look.", WAIT_S)]
 Tables = dict[str, "StoredTable | None"]
 
 
@@ -43,7 +41,7 @@ def doctor(
         str | None,
         typer.Option("--cluster", metavar="NAME", help="For --store, if no node answers."),
     ] = None,
-    wait: Wait = 5.0,
+    wait: Wait = WAIT_S,
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,3 +28,22 @@ EntityType = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the ent
 EntityId = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
 
 NODE_URL = "http://127.0.0.1:8558"
+
+
+def duration(help_: str, default: float, low: float = 0.0) -> Any:
+    """An option for seconds, at least `low`, which may be written as 2, 2s, 100ms or 1m. The help
+    shows the default."""
+
+    def seconds(text: str | float) -> float:
+        from shardbus.errors import ConfigError
+        from shardbus.options import Kind, Option, parse
+
+        try:
+            return float(parse(Option(Kind.SECONDS, "", "s", low=low, high=86400.0), text))
+        except ConfigError as wrong:
+            hint = "write 2s, 100ms or seconds"
+            raise typer.BadParameter(f"{wrong.message}: {text!r}; {hint}") from None
+
+    return typer.Option(
+        parser=seconds, metavar="DURATION", help=help_, show_default=f"{default:g}s"
+    )

@@ -10,8 +10,9 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exits import Code
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl
+from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl, duration
 
+DRAIN_S = 60.0
 LOOK_EVERY_S = 0.5
 
 Member = Annotated[
@@ -32,8 +33,8 @@ def uncordon(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) 
 def drain(
     member: Member,
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait until it is empty; 0 does not wait.")
-    ] = 60.0,
+        float, duration("To wait until it is empty: 30, 30s; 0 does not wait.", DRAIN_S)
+    ] = DRAIN_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:

@@ -690,7 +690,10 @@ def test_wrong_usage(shell, words):
         ("where counter", "shardbus where: missing argument 'ID'; see `shardbus where -h`"),
         ("nodes --json=1", "shardbus.*: .*'--json' does not take a value; see `shardbus.* -h`"),
         ("plan t --add -1", "shardbus plan: --add: .*; see `shardbus plan -h`"),
-        ("drain n --timeout -1", "shardbus drain: --timeout: .*; see `shardbus drain -h`"),
+        ("drain n --timeout -1", "shardbus drain: --timeout: must be 0 to 86400 s: '-1'; write .*"),
+        ("stop t 1 --timeout 2x", "shardbus stop: --timeout: not a duration: '2x'; write .*"),
+        ("doctor --wait x", "shardbus doctor: --wait: not a duration: 'x'; write .*"),
+        ("doctor --wait 100ms extra --nod", "shardbus doctor: .*--nod.*"),
         ("nodes extra", r"shardbus nodes: .*extra.*; see `shardbus nodes -h`"),
     ],
 )
