@@ -19,10 +19,10 @@ from typing import Any
 
 from benchmarks.harness import emit, free_port, percentile
 from shardbus import AskTimeout, Entity, ShardBus, handler
+from shardbus.config.settings import NodeSettings, Settings
 from shardbus.membership.member import Status
-from shardbus.runtime import departure
-from shardbus.runtime.node import Node
-from shardbus.settings import NodeSettings, Settings
+from shardbus.node import shutdown
+from shardbus.node.node import Node
 from shardbus.sharding import events, messages
 from shardbus.store.opening import open_store
 
@@ -86,7 +86,7 @@ class Prober:
         handle = router.handle
 
         def listen(event: events.RegionEvent) -> None:
-            if isinstance(event, events.Received):
+            if isinstance(event, events.MessageReceived):
                 message = event.message
                 if isinstance(message, messages.ShardHomes) and message.homes:
                     self.heard.append((time.monotonic(), message.epoch))
@@ -132,7 +132,7 @@ async def leave(nodes: list[Node]) -> tuple[float, float, int]:
     asking = asyncio.ensure_future(prober.run())
     await wait(lambda: len(prober.heard) >= AFTER, "answers of the old coordinator")
     epoch = prober.heard[-1][1]
-    await departure.leave(nodes[0], lambda text: None)
+    await shutdown.leave(nodes[0], lambda text: None)
     await wait(lambda: prober.answered(epoch) >= AFTER, "answers of the new coordinator")
     asking.cancel()
     await prober.finish()

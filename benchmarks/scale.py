@@ -21,14 +21,14 @@ from itertools import count
 from random import Random
 
 from benchmarks.harness import emit, median
+from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import GossipState, GossipStatus, Message, Welcome
-from shardbus.settings import ClusterSettings
-from shardbus.simulation.process import Process
-from shardbus.simulation.world import GOSSIP_PORT, World
+from shardbus.simulation.membership.process import Process
+from shardbus.simulation.membership.world import GOSSIP_PORT, World
 from shardbus.wire.gossip import encode
 
 SIZES = (10, 30, 100, 300, 1000)
@@ -113,7 +113,7 @@ def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
 def spread(world: Large, dice: Random) -> float:
     """One node learns of an epoch: seconds until all have it."""
     epoch = int(1000 * world.now)
-    world.give(dice.choice(list(world.nodes.values())), ev.EpochSeen("scale", epoch))
+    world.give(dice.choice(list(world.nodes.values())), ev.RecordEpoch("scale", epoch))
     taken = world.until_all(lambda p: p.machine.gossip.epochs.get("scale") == epoch)
     world.until_all(lambda p: p.machine.gossip.converged())
     return taken

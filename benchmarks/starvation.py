@@ -25,11 +25,11 @@ from functools import partial
 from random import Random
 
 from benchmarks.harness import emit, median, percentile
-from shardbus.settings import ClusterSettings, FailureDetectorSettings
-from shardbus.simulation.options import Options
-from shardbus.simulation.process import Process
-from shardbus.simulation.run import simulate
-from shardbus.simulation.world import World
+from shardbus.config.settings import ClusterSettings, FailureDetectorSettings
+from shardbus.simulation.membership.options import Options
+from shardbus.simulation.membership.process import Process
+from shardbus.simulation.membership.run import simulate
+from shardbus.simulation.membership.world import World
 
 NODES = 5
 HOUR = 3600.0

@@ -1,4 +1,4 @@
-"""Writes `docs/reference/settings.md` from the declarations in `shardbus/settings.py`.
+"""Writes `docs/reference/settings.md` from the declarations in `shardbus/config/settings.py`.
 
     python docs/make_reference.py
 
@@ -12,9 +12,9 @@ from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from shardbus.loading import variable_of
-from shardbus.options import Kind, Option, option_of
-from shardbus.settings import Settings
+from shardbus.config.loading import variable_of
+from shardbus.config.options import Option, ValueType, option_of
+from shardbus.config.settings import Settings
 
 PAGE = Path(__file__).parent / "reference" / "settings.md"
 
@@ -96,17 +96,17 @@ def _row(section: str, declared: Field[Any]) -> str:
 
 def _default(option: Option, declared: Field[Any]) -> str:
     match option.kind:
-        case Kind.NAMES | Kind.COUNTS:
+        case ValueType.NAMES | ValueType.COUNTS:
             return "empty"
-        case Kind.FLAG:
+        case ValueType.FLAG:
             return f"`{str(declared.default).lower()}`"
-        case Kind.TEXT:
+        case ValueType.TEXT:
             return f"`{declared.default}`" if declared.default else "empty"
         case _ if option.off and not declared.default:
             return "`off`"
-        case Kind.SECONDS:
+        case ValueType.SECONDS:
             return f"`{declared.default:g}s`"
-        case Kind.SIZE:
+        case ValueType.SIZE:
             return f"`{_binary(declared.default)}`"
         case _:
             return f"`{declared.default:g}`"
@@ -116,13 +116,13 @@ def _range(option: Option) -> str:
     if option.choices:
         choices = ", ".join(f"`{choice}`" for choice in option.choices)
         return f"{choices}, or `module:name`" if option.named else choices
-    if option.kind in (Kind.TEXT, Kind.FLAG, Kind.NAMES):
+    if option.kind in (ValueType.TEXT, ValueType.FLAG, ValueType.NAMES):
         return ""
     off = ", or off" if option.off else ""
     match option.kind:
-        case Kind.SECONDS:
+        case ValueType.SECONDS:
             return f"from {option.low:g} s{off}"
-        case Kind.SIZE:
+        case ValueType.SIZE:
             return f"from {_binary(int(option.low))}{off}"
         case _ if option.high >= 2**31:
             return f"from {option.low:g}{off}"

@@ -4,6 +4,9 @@ nodes."""
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
+from shardbus.entities.context import Context
+from shardbus.entities.entity_type import Directive, StopReason
+from shardbus.entities.passivation import Passivation
 from shardbus.entity import Entity, behaviour, handler
 from shardbus.errors import (
     AskTimeout,
@@ -28,11 +31,12 @@ from shardbus.errors import (
     Unhandled,
     UnknownEntityType,
 )
-from shardbus.runtime.context import Context
-from shardbus.runtime.entity_type import Directive, StopReason
-from shardbus.runtime.passivation import Passivation
-from shardbus.sharding.allocation import ConsistentHashing, LeastShard, LeastShardThreshold
-from shardbus.transport.addressing import Envelope, Region, StartEntity
+from shardbus.routing.region import Envelope, Region, StartEntity
+from shardbus.sharding.allocation.strategies import (
+    ConsistentHashing,
+    LeastShard,
+    LeastShardThreshold,
+)
 
 __all__ = [
     "AskTimeout",

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from shardbus.cluster import Cluster, Running
+from shardbus.cluster import Cluster, RunningNode
+from shardbus.config.options import closest, read, unknown
+from shardbus.config.settings import ShardingSettings
 from shardbus.declaration import (
     Supervision,
     all_behaviours,
@@ -24,21 +26,17 @@ from shardbus.declaration import (
     strategy_of,
     supervision_of,
 )
+from shardbus.entities.entity_type import EntityType
+from shardbus.entities.passivation import Passivation
 from shardbus.errors import ConfigError, LocalProtocolError
 from shardbus.ids import check_id
-from shardbus.options import closest, read, unknown
+from shardbus.node.app_version import VersionSource
+from shardbus.node.phases import PHASES
+from shardbus.node.subscriptions import Callback
 from shardbus.placement import ExternalAllocation
-from shardbus.runtime.entity_type import (
-    EntityType,
-)
-from shardbus.runtime.observers import Callback
-from shardbus.runtime.passivation import Passivation
-from shardbus.runtime.phases import PHASES
-from shardbus.runtime.release import VersionSource
-from shardbus.settings import ShardingSettings
-from shardbus.sharding.allocation import AllocationStrategy
-from shardbus.transport.addressing import Region
-from shardbus.transport.refs import ASK_TIMEOUT_MS
+from shardbus.routing.refs import ASK_TIMEOUT_MS
+from shardbus.routing.region import Region
+from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.wire.schema import (
     Extractor,
     Interface,
@@ -58,7 +56,7 @@ class ShardBus:
         self.name = check_id("a cluster name", name)
         self.types: dict[str, EntityType] = {}
         self._messages: list[type] = []
-        self._node: Running | None = None
+        self._node: RunningNode | None = None
         self._when_up: list[Callback] = []
         self._when_removed: list[Callback] = []
         self._at_shutdown: list[tuple[str, Callback]] = []
@@ -200,7 +198,7 @@ class ShardBus:
         Raises:
             LocalProtocolError: no node runs here.
         """
-        return ExternalAllocation(self._running().steering, name)
+        return ExternalAllocation(self._running().shard_control, name)
 
     @property
     def cluster(self) -> Cluster:
@@ -216,7 +214,7 @@ class ShardBus:
         Usable as a decorator [B.21]."""
         self._when_up.append(callback)
         if self._node is not None:
-            self._node.observers.when_up(callback)
+            self._node.subscriptions.when_up(callback)
         return callback
 
     def on_member_removed(self, callback: K) -> K:
@@ -224,7 +222,7 @@ class ShardBus:
         stopped. Async callbacks have five seconds."""
         self._when_removed.append(callback)
         if self._node is not None:
-            self._node.observers.when_removed(callback)
+            self._node.subscriptions.when_removed(callback)
         return callback
 
     def on_shutdown(self, phase: str) -> Callable[[K], K]:
@@ -261,14 +259,14 @@ class ShardBus:
         self.version_source = source
         return source
 
-    def attach(self, node: Running | None) -> None:
+    def attach(self, node: RunningNode | None) -> None:
         """For the runtime: a node runs in this process, or does no more."""
         self._node = node
         if node is not None:
             for callback in self._when_up:
-                node.observers.when_up(callback)
+                node.subscriptions.when_up(callback)
             for callback in self._when_removed:
-                node.observers.when_removed(callback)
+                node.subscriptions.when_removed(callback)
             for phase, callback in self._at_shutdown:
                 node.phases.add(phase, callback)
 
@@ -279,7 +277,7 @@ class ShardBus:
             raise ConfigError(f"there is no entity type {name!r}")
         return self.types[name]
 
-    def _running(self) -> Running:
+    def _running(self) -> RunningNode:
         if self._node is None:
             raise LocalProtocolError(f"no node of {self.name!r} runs in this process; use a client")
         return self._node

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from shardbus.admin.shard_control import ShardControl
 from shardbus.errors import ConfigError, NodeLost
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import META_BYTES_MAX, META_NAME_MAX
@@ -44,10 +45,9 @@ from shardbus.membership.view import (
     SlowHeartbeat,
     UnreachableMember,
 )
-from shardbus.runtime.observers import Observers, Subscription
-from shardbus.runtime.phases import Phases
-from shardbus.runtime.steering import Steering
-from shardbus.transport.addressing import Owner
+from shardbus.node.phases import Phases
+from shardbus.node.subscriptions import Subscription, Subscriptions
+from shardbus.routing.region import Owner
 
 __all__ = [
     "Cluster",
@@ -80,17 +80,17 @@ __all__ = [
 ]
 
 
-class Running(Protocol):
+class RunningNode(Protocol):
     """What a node offers to the application that runs in it."""
 
     me: NodeId
-    observers: Observers
+    subscriptions: Subscriptions
     phases: Phases
 
     @property
     def kinds(self) -> Mapping[str, Owner]: ...
     @property
-    def steering(self) -> Steering: ...
+    def shard_control(self) -> ShardControl: ...
     def ref(self, kind: object, entity_id: str) -> object: ...
     def set_active_entity_limit(self, kind: object, limit: int) -> None: ...
     def write_meta(self, name: str, data: bytes) -> None: ...
@@ -99,7 +99,7 @@ class Running(Protocol):
 class Cluster:
     """See the module."""
 
-    def __init__(self, node: Running) -> None:
+    def __init__(self, node: RunningNode) -> None:
         self._node = node
 
     @property
@@ -110,13 +110,13 @@ class Cluster:
     @property
     def view(self) -> MembershipView:
         """The picture of now: members, leader, who is unreachable. Immutable."""
-        return self._node.observers.view
+        return self._node.subscriptions.view
 
     def events(self) -> Subscription:
         """What happens from now on. The first item is the picture of now, a MembershipView; a
         reader that is more than 1000 events behind finds a new picture instead of them. Ends when
         this node's membership does."""
-        return self._node.observers.subscribe()
+        return self._node.subscriptions.subscribe()
 
     async def until(
         self, condition: Callable[[MembershipView], object], timeout: float = 30.0

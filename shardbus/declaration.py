@@ -12,20 +12,20 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
-from shardbus.errors import ConfigError
-from shardbus.ids import check_id
-from shardbus.runtime.entity_type import (
+from shardbus.entities.entity_type import (
     Directive,
     Invoker,
     addressed,
     in_thread,
     is_coroutine_function,
 )
-from shardbus.runtime.passivation import Passivation
-from shardbus.sharding.allocation import AllocationStrategy
-from shardbus.transport.addressing import layout_of, shard_function
-from shardbus.transport.refs import NO_ARGUMENTS, RESERVED, START
+from shardbus.entities.passivation import Passivation
+from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
+from shardbus.errors import ConfigError
+from shardbus.ids import check_id
+from shardbus.routing.refs import NO_ARGUMENTS, RESERVED, START
+from shardbus.routing.region import layout_of, shard_function
+from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
     Decode,

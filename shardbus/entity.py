@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
 
+from shardbus.entities.context import Context
+from shardbus.entities.entity_type import BEHAVIOUR, StopReason, is_coroutine_function
 from shardbus.errors import Unhandled
-from shardbus.runtime.context import Context
-from shardbus.runtime.entity_type import BEHAVIOUR, StopReason, is_coroutine_function
 from shardbus.wire.schema import encode_value
 
 P = ParamSpec("P")

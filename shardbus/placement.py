@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardbus.admin.shard_control import Place, ShardControl, address_of
 from shardbus.ids import Address
-from shardbus.runtime.steering import Place, Steering, address_of
 
 
 class ExternalAllocation:
@@ -23,12 +23,12 @@ class ExternalAllocation:
     if its strategy is another or its coordinator is not known, and RequestError if that does not
     answer."""
 
-    def __init__(self, steering: Steering, name: str) -> None:
-        self._steering, self._name = steering, name
+    def __init__(self, shard_control: ShardControl, name: str) -> None:
+        self._shard_control, self._name = shard_control, name
 
     async def places(self) -> dict[str, Address]:
         """What was told so far."""
-        return await self._steering.places(self._name)
+        return await self._shard_control.places(self._name)
 
     async def set(self, shard: str, place: Place) -> None:
         """The shard shall live there. It is stored when this returns, and moved soon after, once a
@@ -43,7 +43,7 @@ class ExternalAllocation:
     async def set_all(self, places: Mapping[str, Place | None]) -> None:
         """The same for many at once, in one write; None takes a place away."""
         told = {s: None if place is None else address_of(place) for s, place in places.items()}
-        await self._steering.place(self._name, told)
+        await self._shard_control.place(self._name, told)
 
     async def unset(self, *shards: str) -> None:
         """These shards live where the strategy likes: they stay until something else moves them."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING
 
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
@@ -34,7 +34,7 @@ def load_app(app: str) -> ShardBus:
     """
     where, _, attribute = _split(app)
     if not where or (":" in app and not attribute):
-        raise Failure(f"cannot load {app!r}", FORM, code=Code.APP)
+        raise CommandFailure(f"cannot load {app!r}", FORM, code=ExitCode.APP)
     if str(Path.cwd()) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     is_path = where.endswith(".py") or "/" in where
@@ -52,15 +52,15 @@ def _split(app: str) -> tuple[str, str, str]:
 
 def _from_name(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise Failure(f"cannot load {name!r}: that is no module", FORM, code=Code.APP)
+        raise CommandFailure(f"cannot load {name!r}: that is no module", FORM, code=ExitCode.APP)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as missing:
         if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
-            raise Failure(
+            raise CommandFailure(
                 f"cannot load {name!r}: there is no module {missing.name!r}",
                 f"run from its folder {_nearest_module(missing.name)}".rstrip(),
-                code=Code.APP,
+                code=ExitCode.APP,
             ) from None
         raise _broken(name, missing) from None
     except Exception as raised:
@@ -76,7 +76,9 @@ def _nearest_module(name: str) -> str:
 
 def _from_path(path: Path) -> ModuleType:
     if not path.is_file():
-        raise Failure(f"cannot load {str(path)!r}: there is no such file", FORM, code=Code.APP)
+        raise CommandFailure(
+            f"cannot load {str(path)!r}: there is no such file", FORM, code=ExitCode.APP
+        )
     path = path.resolve()
     name = (
         path.stem if path.stem.isidentifier() and path.stem not in sys.modules else "shardbus_app"
@@ -84,7 +86,9 @@ def _from_path(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise Failure(f"cannot load {str(path)!r}: it is no Python file", FORM, code=Code.APP)
+        raise CommandFailure(
+            f"cannot load {str(path)!r}: it is no Python file", FORM, code=ExitCode.APP
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -94,19 +98,21 @@ def _from_path(path: Path) -> ModuleType:
     return module
 
 
-def _broken(what: str, raised: Exception) -> Failure:
+def _broken(what: str, raised: Exception) -> CommandFailure:
     """Show where the user's module failed. A refusal by shardbus itself needs only its line."""
     from shardbus.errors import ShardBusError
 
     frames = _users_frames(raised.__traceback__)
     place = _place(raised, frames)
     if isinstance(raised, ShardBusError):
-        return Failure(f"cannot load {what!r}{place}: {raised.message}", raised.hint, code=Code.APP)
+        return CommandFailure(
+            f"cannot load {what!r}{place}: {raised.message}", raised.hint, code=ExitCode.APP
+        )
     traceback.print_exception(type(raised), raised, frames)
-    return Failure(
+    return CommandFailure(
         f"cannot load {what!r}: it raised {type(raised).__name__}{place}",
         "mend the module; its traceback stands above",
-        code=Code.APP,
+        code=ExitCode.APP,
     )
 
 
@@ -148,16 +154,18 @@ def _named(module: ModuleType, where: str, attribute: str) -> ShardBus:
         if not hasattr(found, part):
             near = get_close_matches(part, _candidates(found), n=1)
             hint = f"did you mean {where}:{near[0]}?" if near else _offer(module, where)
-            raise Failure(f"module {where!r} has no attribute {attribute!r}", hint, code=Code.APP)
+            raise CommandFailure(
+                f"module {where!r} has no attribute {attribute!r}", hint, code=ExitCode.APP
+            )
         found = getattr(found, part)
     from shardbus import ShardBus
 
     if not isinstance(found, ShardBus):
         kind = type(found).__name__
-        raise Failure(
+        raise CommandFailure(
             f"{where}:{attribute} is of type {kind}, not a ShardBus",
             _offer(module, where),
-            code=Code.APP,
+            code=ExitCode.APP,
         )
     return found
 
@@ -184,9 +192,9 @@ def _only(module: ModuleType, where: str) -> ShardBus:
     if len(buses) == 1:
         return next(iter(buses.values()))
     if not buses:
-        raise Failure(f"{where!r} has no ShardBus", _offer(module, where), code=Code.APP)
-    raise Failure(
+        raise CommandFailure(f"{where!r} has no ShardBus", _offer(module, where), code=ExitCode.APP)
+    raise CommandFailure(
         f"{where!r} has several ShardBus objects",
         f"name one, as in {where}:{_buses(module)[0]}",
-        code=Code.APP,
+        code=ExitCode.APP,
     )

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
@@ -139,7 +139,7 @@ class _Work:
 
         await asyncio.gather(*(lane() for _ in range(LANES)))
         if found != self._sent:
-            raise Failure(f"{self._sent} messages were sent, {found} handled", "report it")
+            raise CommandFailure(f"{self._sent} messages were sent, {found} handled", "report it")
 
     async def _round(self) -> None:
         for i, ref in enumerate(self._refs, 1):
@@ -156,8 +156,8 @@ class _Work:
 async def _node() -> AsyncIterator[str]:
     """A node of its own; its address. It ends with this process, however that goes, and by force:
     it keeps nothing."""
+    from shardbus_cli.workers.prefixed_output import PrefixedOutput
     from shardbus_cli.workers.process import WorkerProcess
-    from shardbus_cli.workers.speech import Speech
 
     loop = asyncio.get_running_loop()
     ready, ended = loop.create_future(), loop.create_future()
@@ -166,14 +166,16 @@ async def _node() -> AsyncIterator[str]:
         if said["is"] == "ready" and not ready.done():
             ready.set_result(said["node"])
 
-    process, speech = WorkerProcess(0, on_said, ended.set_result), Speech()
+    process, speech = WorkerProcess(0, on_said, ended.set_result), PrefixedOutput()
     speech.start()
     port, gossip = _free_ports()
     process.start(_command(port, gossip), speech)
     try:
         await asyncio.wait((ready, ended), timeout=START_S, return_when="FIRST_COMPLETED")
         if not ready.done():
-            raise Failure("the node did not start", "its log stands above", code=Code.FAILED)
+            raise CommandFailure(
+                "the node did not start", "its log stands above", code=ExitCode.FAILED
+            )
         yield f"tcp://{ready.result()}"
     finally:
         process.kill()

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exits import Code
+from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.parameters import App, Assignments, ConfigFile
-from shardbus_cli.view import show_checks
+from shardbus_cli.show import show_checks
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
-    from shardbus.loading import Layer
-    from shardbus.settings import Settings
+    from shardbus.config.loading import Layer
+    from shardbus.config.settings import Settings
 
 app = typer.Typer(help="The settings of a node.", no_args_is_help=True)
 
@@ -33,7 +33,7 @@ def layers_of(file: Path | None, flags: list[Layer], assignments: list[str] | No
     Raises:
         ConfigError: the file cannot be read, a variable is unknown, an assignment has no value.
     """
-    from shardbus.loading import from_assignments, from_environment
+    from shardbus.config.loading import from_assignments, from_environment
 
     own = [(str(file), read_file(file))] if file else []
     return [*own, *from_environment(os.environ), *flags, *from_assignments(assignments or [])]
@@ -64,7 +64,7 @@ def settings_for(layers: list[Layer], bus: ShardBus) -> Settings:
     Raises:
         ConfigError: one is no good, or meant for an entity type that the application does not have.
     """
-    from shardbus.loading import for_types, load
+    from shardbus.config.loading import for_types, load
 
     return load(for_types(layers, bus.types))
 
@@ -72,9 +72,9 @@ def settings_for(layers: list[Layer], bus: ShardBus) -> Settings:
 def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]:
     """What is looked at before a node starts, by name: each says what it found, or raises a
     ConfigError."""
-    from shardbus.agreement import check_exposure
-    from shardbus.runtime.downing import check_downing
-    from shardbus.runtime.fitness import settings_by_type
+    from shardbus.config.validation import check_exposure
+    from shardbus.entities.type_settings import settings_by_type
+    from shardbus.node.downing_log import check_downing
 
     def types() -> str:
         return ", ".join(settings_by_type(bus.types, settings)) or NO_TYPES
@@ -92,7 +92,7 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
 
 def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Every setting by its key. Tokens and the passwords of URLs are masked."""
-    from shardbus.loading import options
+    from shardbus.config.loading import options
     from shardbus.store.opening import mask_url
 
     for key, option in options():
@@ -117,7 +117,7 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show every setting as a node started here would have it."""
-    from shardbus.loading import load, origins
+    from shardbus.config.loading import load, origins
 
     layers = layers_of(file, [], assignments)
     values = dict(shown_values(load(layers)))
@@ -153,7 +153,7 @@ def check(
     else:
         show_checks(checks)
     if not good:
-        raise typer.Exit(Code.UNHEALTHY)
+        raise typer.Exit(ExitCode.UNHEALTHY)
 
 
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:

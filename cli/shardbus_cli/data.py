@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl
 
@@ -74,12 +74,12 @@ def remove(
 
 
 def _no_name() -> str:
-    raise Failure("which cluster?", "give --cluster NAME", code=Code.USAGE)
+    raise CommandFailure("which cluster?", "give --cluster NAME", code=ExitCode.USAGE)
 
 
-def _runs(name: str, where: str) -> Failure:
-    return Failure(
-        f"cluster {name!r} runs: a node answers at {where}", "stop all nodes", code=Code.REFUSED
+def _runs(name: str, where: str) -> CommandFailure:
+    return CommandFailure(
+        f"cluster {name!r} runs: a node answers at {where}", "stop all nodes", code=ExitCode.REFUSED
     )
 
 
@@ -87,8 +87,8 @@ def _running_cluster(url: str) -> str | None:
     """The name of the cluster of the node that answers there, if one does."""
     try:
         return str(NodeHttp(url).read("v1", "cluster").get("cluster"))
-    except Failure as failure:
-        if failure.code is Code.USAGE:
+    except CommandFailure as failure:
+        if failure.code is ExitCode.USAGE:
             raise
         return None
 
@@ -139,7 +139,7 @@ async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTab
 
 async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
     """Remove the tables, unless somebody runs. Who is on the roll and does not, is struck off."""
-    from shardbus.store.roll import enlisted, strike
+    from shardbus.store.node_registry import enlisted, strike
 
     store = await opened(url, cluster)
     try:

@@ -17,7 +17,7 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.data import opened
 from shardbus_cli.diagnosis import ADVICE, STORE, Finding, Picture, findings, stored
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
 
@@ -48,11 +48,11 @@ def doctor(
     """Say what is wrong with the cluster and what to do; exit code 5 if there is something."""
     asked = NodeHttp(node)
     picture: Picture | None = None
-    silent: Failure | None = None
+    silent: CommandFailure | None = None
     try:
         picture = _look(asked, types)
-    except Failure as failure:
-        if failure.code is Code.USAGE or not (store and cluster and types):
+    except CommandFailure as failure:
+        if failure.code is ExitCode.USAGE or not (store and cluster and types):
             raise
         silent = failure
     found = _all(picture, types or [], store, cluster)
@@ -65,7 +65,7 @@ def doctor(
     if silent is not None:
         raise silent
     if found:
-        raise typer.Exit(Code.UNHEALTHY)
+        raise typer.Exit(ExitCode.UNHEALTHY)
 
 
 def _look(node: NodeHttp, types: list[str] | None) -> Picture:
@@ -79,7 +79,7 @@ def _look(node: NodeHttp, types: list[str] | None) -> Picture:
     def page(*path: str) -> dict[str, Any]:
         try:
             return node.read(*path)
-        except Failure as failure:
+        except CommandFailure as failure:
             picture.missing["/" + "/".join(path)] = f"does not come: {failure.message}"
             return {}
 
@@ -94,12 +94,12 @@ def _look(node: NodeHttp, types: list[str] | None) -> Picture:
 
 
 def _check_type(kind: str, known: list[str]) -> None:
-    from shardbus.options import closest
+    from shardbus.config.options import closest
 
     if kind not in known:
         near = closest(kind, known)
         hint = f"did you mean {near}?" if near else f"there are {', '.join(known)}"
-        raise Failure(f"there is no entity type {kind!r}", hint)
+        raise CommandFailure(f"there is no entity type {kind!r}", hint)
 
 
 def _all(

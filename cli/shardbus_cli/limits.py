@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
 
@@ -39,7 +39,7 @@ def limit(
     else:
         output.table(("node", "limit", "entities", "evicted"), answer["nodes"])
     if silent := answer["silent"]:
-        raise Failure("no answer from " + ", ".join(silent), code=Code.UNREACHABLE)
+        raise CommandFailure("no answer from " + ", ".join(silent), code=ExitCode.UNREACHABLE)
 
 
 def _number(text: str) -> int:
@@ -48,4 +48,4 @@ def _number(text: str) -> int:
     if text.isascii() and text.isdigit() and len(text) <= DIGITS_MAX:
         return int(text)
     hint = f"write a number of at most {DIGITS_MAX} digits, or off"
-    raise Failure(f"{text!r} is no limit", hint, code=Code.USAGE)
+    raise CommandFailure(f"{text!r} is no limit", hint, code=ExitCode.USAGE)

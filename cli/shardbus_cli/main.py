@@ -15,20 +15,20 @@ from typing import Annotated, Any
 import typer
 
 from shardbus_cli import (
-    ask,
-    balance,
     bench,
     config,
     data,
     doctor,
     limits,
+    maintenance,
     node,
-    service,
+    placement,
+    send,
+    show,
     simulate,
-    usage,
-    view,
+    usage_errors,
 )
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
 
@@ -42,35 +42,35 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(node.app, name="node")
-app.add_typer(view.cluster_app, name="cluster")
+app.add_typer(show.cluster_app, name="cluster")
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
 READING: tuple[Callable[..., None], ...] = (
-    view.nodes,
-    view.types,
-    view.shards,
-    view.entities,
-    view.where,
-    view.explain,
-    view.health,
+    show.nodes,
+    show.types,
+    show.shards,
+    show.entities,
+    show.where,
+    show.explain,
+    show.health,
     doctor.doctor,
     config.check,
     simulate.simulate,
     bench.bench,
-    service.cordon,
-    service.uncordon,
-    service.drain,
-    balance.plan,
-    balance.rebalance,
-    balance.place,
-    balance.stop,
+    maintenance.cordon,
+    maintenance.uncordon,
+    maintenance.drain,
+    placement.plan,
+    placement.rebalance,
+    placement.place,
+    placement.stop,
     limits.limit,
 )
-for read in READING:
-    app.command()(read)
-SENDING: tuple[Callable[..., None], ...] = (ask.tell, ask.ask)
-for send in SENDING:
-    app.command(context_settings={"ignore_unknown_options": True})(send)
+for command in READING:
+    app.command()(command)
+SENDING: tuple[Callable[..., None], ...] = (send.tell, send.ask)
+for command in SENDING:
+    app.command(context_settings={"ignore_unknown_options": True})(command)
 
 
 @app.command()
@@ -119,40 +119,40 @@ def main() -> None:
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command and return its exit code."""
     try:
-        ended_with = app(args=arguments, prog_name=usage.PROGRAM, standalone_mode=False)
+        ended_with = app(args=arguments, prog_name=usage_errors.PROGRAM, standalone_mode=False)
     except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else Code.OK
-    except Failure as failure:
+        return ended.code if isinstance(ended.code, int) else ExitCode.OK
+    except CommandFailure as failure:
         return _failed(failure, debug=debug)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Code.FAILED
+        return ExitCode.FAILED
     except KeyboardInterrupt:
         return 130
     except typer.Abort:
         return 130
-    except usage.Unreadable as wrong:
+    except usage_errors.Unreadable as wrong:
         return _unreadable(wrong, debug=debug)
     except Exception as raised:
         from shardbus.errors import ShardBusError
 
         if isinstance(raised, ShardBusError):
-            return _failed(Failure.of(raised), debug=debug)
+            return _failed(CommandFailure.of(raised), debug=debug)
         what = f"{type(raised).__name__}: {raised}".rstrip(": ")
         hint = "run it again with --debug and report what it prints"
-        return _failed(Failure(f"defect of this command: {what}", hint), debug=debug)
-    return ended_with if isinstance(ended_with, int) else Code.OK
+        return _failed(CommandFailure(f"defect of this command: {what}", hint), debug=debug)
+    return ended_with if isinstance(ended_with, int) else ExitCode.OK
 
 
 def _unreadable(wrong: Any, *, debug: bool) -> int:
-    if usage.is_help(wrong):
+    if usage_errors.is_help(wrong):
         wrong.show()
-        return Code.USAGE
-    path, failure = usage.said(wrong)
+        return ExitCode.USAGE
+    path, failure = usage_errors.said(wrong)
     return _failed(failure, debug=debug, command=path)
 
 
-def _failed(failure: Failure, *, debug: bool, command: str = usage.PROGRAM) -> int:
+def _failed(failure: CommandFailure, *, debug: bool, command: str = usage_errors.PROGRAM) -> int:
     if debug:
         traceback.print_exc()
     error(str(failure), command)

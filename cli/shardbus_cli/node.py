@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shardbus_cli import flags, output
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli import node_flags, output
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, App, AsJson, Assignments, ConfigFile, NodeUrl
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
-    from shardbus.loading import Layer
-    from shardbus.runtime.leash import Leash
-    from shardbus.settings import Settings
+    from shardbus.config.loading import Layer
+    from shardbus.config.settings import Settings
+    from shardbus.node.supervisor_link import SupervisorLink
 
 app = typer.Typer(help="Start a node, or send one away.", no_args_is_help=True)
 
@@ -28,17 +28,17 @@ Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or ho
 def start(
     app: App,
     file: ConfigFile = None,
-    host: flags.Host = None,
-    port: flags.Port = None,
-    gossip_port: flags.GossipPort = None,
-    http_port: flags.HttpPort = None,
-    advertise: flags.Advertise = None,
-    seeds: flags.Seeds = None,
-    roles: flags.Roles = None,
-    proxies: flags.Proxies = None,
-    store: flags.Store = None,
-    log_level: flags.LogLevel = None,
-    log_format: flags.LogFormat = None,
+    host: node_flags.Host = None,
+    port: node_flags.Port = None,
+    gossip_port: node_flags.GossipPort = None,
+    http_port: node_flags.HttpPort = None,
+    advertise: node_flags.Advertise = None,
+    seeds: node_flags.Seeds = None,
+    roles: node_flags.Roles = None,
+    proxies: node_flags.Proxies = None,
+    store: node_flags.Store = None,
+    log_level: node_flags.LogLevel = None,
+    log_format: node_flags.LogFormat = None,
     assignments: Assignments = None,
     ready_fd: Annotated[
         int | None, typer.Option("--ready-fd", metavar="FD", help="Descriptor told when Up.")
@@ -69,24 +69,24 @@ def start(
         "--log-level": log_level,
         "--log-format": log_format,
     }
-    layers = layers_of(file, flags.layers(given), assignments)
+    layers = layers_of(file, node_flags.layers(given), assignments)
     settings = _settings(layers)
     configure(settings.log.level, settings.log.format)
     if workers:
-        arguments = ["node", "start", app, *flags.words(given)]
+        arguments = ["node", "start", app, *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
     raise SystemExit(_load_and_run(app, layers, ready_fd, leash))
 
 
-def _leash(fd: int | None) -> Leash | None:
+def _leash(fd: int | None) -> SupervisorLink | None:
     """Held from the beginning: a worker ends with its supervisor, whatever it is at."""
     if fd is None:
         return None
-    from shardbus.runtime.leash import Leash
+    from shardbus.node.supervisor_link import SupervisorLink
 
-    leash = Leash(fd)
+    leash = SupervisorLink(fd)
     leash.hold()
     return leash
 
@@ -105,10 +105,12 @@ def _supervise(settings: Settings, workers: int, arguments: list[str], ready_fd:
     try:
         return supervise(plan, settings, ready_fd)
     except ConfigError as refused:
-        raise Failure(refused.message, refused.hint, code=Code.FAILED) from refused
+        raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
 
 
-def _load_and_run(app: str, layers: list[Layer], ready_fd: int | None, leash: Leash | None) -> int:
+def _load_and_run(
+    app: str, layers: list[Layer], ready_fd: int | None, leash: SupervisorLink | None
+) -> int:
     from shardbus_cli.app_loader import load_app
     from shardbus_cli.config import checks_of, settings_for
 
@@ -120,8 +122,8 @@ def _load_and_run(app: str, layers: list[Layer], ready_fd: int | None, leash: Le
 
 
 def _settings(layers: list[Layer]) -> Settings:
-    from shardbus.agreement import check_exposure
-    from shardbus.loading import load
+    from shardbus.config.loading import load
+    from shardbus.config.validation import check_exposure
 
     settings = load(layers)
     check_exposure(settings)
@@ -129,11 +131,11 @@ def _settings(layers: list[Layer]) -> Settings:
 
 
 def _run(
-    bus: ShardBus, settings: Settings, ready_fd: int | None, leash: Leash | None = None
+    bus: ShardBus, settings: Settings, ready_fd: int | None, leash: SupervisorLink | None = None
 ) -> int:
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
     from shardbus.errors import ConfigError
-    from shardbus.runtime.run import run_node
+    from shardbus.node.run import run_node
     from shardbus.store.opening import default_url, open_store
 
     if not settings.store.url:
@@ -143,7 +145,7 @@ def _run(
     try:
         return run_node(bus, settings, ready_fd=ready_fd, leash=leash)
     except ConfigError as refused:
-        raise Failure(refused.message, refused.hint, code=Code.FAILED) from refused
+        raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
 
 
 @app.command()

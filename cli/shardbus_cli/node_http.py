@@ -10,12 +10,17 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from shardbus_cli.exits import Code, Failure
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 * 2**20
 TOKEN_VARIABLE = "SHARDBUS_NODE_TOKEN"  # noqa: S105  (the name of a variable)
-CODES = {403: Code.REFUSED, 409: Code.REFUSED, 503: Code.UNREACHABLE, 504: Code.UNREACHABLE}
+CODES = {
+    403: ExitCode.REFUSED,
+    409: ExitCode.REFUSED,
+    503: ExitCode.UNREACHABLE,
+    504: ExitCode.UNREACHABLE,
+}
 START_HINT = "start one with `shardbus node start`, or name one with --node or SHARDBUS_NODE_URL"
 
 
@@ -30,8 +35,8 @@ class NodeHttp:
         except ValueError:
             good = False
         if not good or not self.url.isascii() or not self.url.isprintable() or " " in self.url:
-            raise Failure(
-                f"--node {url!r} is no URL", "write http://127.0.0.1:8558", code=Code.USAGE
+            raise CommandFailure(
+                f"--node {url!r} is no URL", "write http://127.0.0.1:8558", code=ExitCode.USAGE
             )
 
     def get(self, *path: str, **query: object) -> str:
@@ -64,8 +69,10 @@ class NodeHttp:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise Failure(
-                f"what answers at {self.url} is no shardbus node", START_HINT, code=Code.UNREACHABLE
+            raise CommandFailure(
+                f"what answers at {self.url} is no shardbus node",
+                START_HINT,
+                code=ExitCode.UNREACHABLE,
             )
         return found
 
@@ -93,15 +100,17 @@ class NodeHttp:
         except (OSError, http.client.HTTPException, ValueError):
             raise self._silent("the answer broke off or was no HTTP") from None
 
-    def _silent(self, why: str) -> Failure:
-        return Failure(f"no node at {self.url}: {why}", START_HINT, code=Code.UNREACHABLE)
+    def _silent(self, why: str) -> CommandFailure:
+        return CommandFailure(
+            f"no node at {self.url}: {why}", START_HINT, code=ExitCode.UNREACHABLE
+        )
 
-    def _failure(self, status: int, text: str) -> Failure:
+    def _failure(self, status: int, text: str) -> CommandFailure:
         try:
             found = json.loads(text)["error"]
             message, hint = str(found["message"]), str(found["hint"])
         except (ValueError, KeyError, TypeError):
-            return Failure(
-                f"{self.url} answered with status {status}", START_HINT, code=Code.UNREACHABLE
+            return CommandFailure(
+                f"{self.url} answered with status {status}", START_HINT, code=ExitCode.UNREACHABLE
             )
-        return Failure(message, hint, code=CODES.get(status, Code.FAILED))
+        return CommandFailure(message, hint, code=CODES.get(status, ExitCode.FAILED))

@@ -35,11 +35,11 @@ def duration(help_: str, default: float, low: float = 0.0) -> Any:
     shows the default."""
 
     def seconds(text: str | float) -> float:
+        from shardbus.config.options import Option, ValueType, parse
         from shardbus.errors import ConfigError
-        from shardbus.options import Kind, Option, parse
 
         try:
-            return float(parse(Option(Kind.SECONDS, "", "s", low=low, high=86400.0), text))
+            return float(parse(Option(ValueType.SECONDS, "", "s", low=low, high=86400.0), text))
         except ConfigError as wrong:
             hint = "write 2s, 100ms or seconds"
             raise typer.BadParameter(f"{wrong.message}: {text!r}; {hint}") from None

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from shardbus_cli import output
-from shardbus_cli.exits import Code
+from shardbus_cli.exit_codes import ExitCode
 
 if TYPE_CHECKING:
-    from shardbus.simulation.load import Load
-    from shardbus.simulation.options import Options
-    from shardbus.simulation.run import Outcome
+    from shardbus.simulation.membership.options import Options
+    from shardbus.simulation.membership.run import RunOutcome
+    from shardbus.simulation.nodes.options import NodeOptions
 
 
 SEEDS = 100
@@ -65,8 +65,8 @@ def simulate(
     ] = False,
 ) -> None:
     """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
-    from shardbus.simulation.load import DENSITIES, draw_load
-    from shardbus.simulation.options import STRATEGIES, draw
+    from shardbus.simulation.membership.options import STRATEGIES, draw
+    from shardbus.simulation.nodes.options import DENSITIES, draw_load
 
     _one_of("--strategy", strategy, STRATEGIES)
     _one_of("--load", load, DENSITIES)
@@ -75,7 +75,7 @@ def simulate(
     first = seed or 0
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(first, first + count)
-    drawn: list[Options | Load] = [
+    drawn: list[Options | NodeOptions] = [
         draw_load(number, nodes, seconds, strategy, load)
         if sharding
         else draw(number, nodes, seconds, strategy)
@@ -91,7 +91,7 @@ def simulate(
     if not as_json:
         _sum_up(outcomes, perf_counter() - began)
     if any(outcome.broken for outcome in outcomes):
-        raise typer.Exit(Code.UNHEALTHY)
+        raise typer.Exit(ExitCode.UNHEALTHY)
 
 
 def _one_of(option: str, value: str | None, known: Iterable[str]) -> None:
@@ -99,7 +99,7 @@ def _one_of(option: str, value: str | None, known: Iterable[str]) -> None:
         raise typer.BadParameter(f"{value!r} is none of {', '.join(known)}", param_hint=option)
 
 
-def _run_all(drawn: list[Options | Load], jobs: int) -> Iterator[Outcome]:
+def _run_all(drawn: list[Options | NodeOptions], jobs: int) -> Iterator[RunOutcome]:
     if jobs == 1:
         yield from map(_run, drawn)
         return
@@ -107,15 +107,15 @@ def _run_all(drawn: list[Options | Load], jobs: int) -> Iterator[Outcome]:
         yield from pool.map(_run, drawn, chunksize=SEEDS_PER_TURN)
 
 
-def _run(drawn: Options | Load) -> Outcome:
-    from shardbus.simulation.fleet_run import simulate_fleet
-    from shardbus.simulation.options import Options
-    from shardbus.simulation.run import simulate as run
+def _run(drawn: Options | NodeOptions) -> RunOutcome:
+    from shardbus.simulation.membership.options import Options
+    from shardbus.simulation.membership.run import simulate as run
+    from shardbus.simulation.nodes.run import simulate_fleet
 
     return run(drawn) if isinstance(drawn, Options) else simulate_fleet(drawn)
 
 
-def row(outcome: Outcome) -> dict[str, object]:
+def row(outcome: RunOutcome) -> dict[str, object]:
     """One outcome as JSON. It does not depend on the machine that ran it."""
     from dataclasses import asdict
 
@@ -134,7 +134,7 @@ def row(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def _sum_up(outcomes: list[Outcome], took: float) -> None:
+def _sum_up(outcomes: list[RunOutcome], took: float) -> None:
     simulated = sum(outcome.simulated_s for outcome in outcomes)
     settled = sorted(o.settled_s for o in outcomes if o.settled_s is not None)
     facts: dict[str, object] = {

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
-from shardbus.client.kinds import CLOSED, Kinds
+from shardbus.client.regions import CLOSED, ClientRegions
 from shardbus.client.unaddressed import Unaddressed
 from shardbus.errors import (
     BufferFull,
@@ -28,15 +28,15 @@ from shardbus.errors import (
     NodeLost,
 )
 from shardbus.ids import Address, NodeId, check_id
-from shardbus.transport.addressing import Region
-from shardbus.transport.allowance import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, Allowance
+from shardbus.routing.refs import Ref, ask, attempt, call, milliseconds, pack, start_entity
+from shardbus.routing.region import Region
+from shardbus.routing.router import Router
 from shardbus.transport.asks import Unsent
+from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.forks import guard
-from shardbus.transport.outside import Outside
-from shardbus.transport.refs import Ref, ask, attempt, call, milliseconds, pack, start_entity
-from shardbus.transport.refused import Refused
-from shardbus.transport.router import Router
+from shardbus.transport.environment import Environment
+from shardbus.transport.fork_guard import guard
+from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
 from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
@@ -66,7 +66,7 @@ class AsyncClient(Unaddressed):
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
-        outside: Callable[[], Outside] = Outside,
+        environment: Callable[[], Environment] = Environment,
     ) -> None:
         if not addresses:
             raise ConfigError(
@@ -78,8 +78,8 @@ class AsyncClient(Unaddressed):
         self.timeout_ms = milliseconds(timeout)
         self._given = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
-        self._make_outside = outside
-        self._allowance, self._refused = Allowance(send_buffer_bytes), Refused()
+        self._make_outside = environment
+        self._send_buffer_limit, self._refused = SendBufferLimit(send_buffer_bytes), RefusedTells()
         self._contact: Contact
         self._entered = self._closed = False
         self.lost_messages = 0
@@ -91,8 +91,8 @@ class AsyncClient(Unaddressed):
             raise LocalProtocolError("a client is entered once; make another one")
         self._entered = True
         guard(self)
-        outside = self._outside = self._make_outside()
-        uid = outside.uid
+        environment = self._environment = self._make_outside()
+        uid = environment.uid
         self._endpoint = Endpoint(
             self.cluster,
             f"client#{uid:016x}",
@@ -103,14 +103,14 @@ class AsyncClient(Unaddressed):
             on_leaving=self._on_leaving,
             on_refused=lambda reason: self._contact.on_refused(reason),
             on_tick=self._on_tick,
-            wiring=outside.wiring,
-            allowance=self._allowance,
+            network=environment.network,
+            send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()
-        self._kinds = Kinds(self._endpoint, self.to_contact)
+        self._kinds = ClientRegions(self._endpoint, self.to_contact)
         self.routers = self._kinds.routers
         """For the blocking client: what `router_of` has found."""
-        taken, dice = self._kinds.contact_at, outside.dice
+        taken, dice = self._kinds.contact_at, environment.dice
         contact = self._contact = Contact(self._endpoint, self._given, dice, taken)
         contact.seek()
         try:
@@ -318,7 +318,7 @@ class AsyncClient(Unaddressed):
         refused = self._kinds.refused
         for (_, reason), count in self._refused.counts.items():
             refused[reason] += count
-        refused[SEND_BUFFER_FULL] += sum(self._allowance.refused.values())
+        refused[SEND_BUFFER_FULL] += sum(self._send_buffer_limit.refused.values())
         return dict(+refused)
 
     @property
@@ -363,7 +363,7 @@ class AsyncClient(Unaddressed):
         if isinstance(session.tag, NodeId):
             session.gone = session.gone or session.tag not in contact.members  # the cluster knows
             if session.gone and not session.parted:
-                self._endpoint.goodbyes.tell(session.tag)
+                self._endpoint.departures.tell(session.tag)
             self._kinds.lost(session, unsent)
             if session.gone:
                 contact.leaving.discard(session.tag)

@@ -13,14 +13,14 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, AsyncClient
-from shardbus.client.pipeline import Pipeline, Told
+from shardbus.client.thread_bridge import ThreadBridge, Told
 from shardbus.ids import check_id
-from shardbus.transport.addressing import Region
-from shardbus.transport.allowance import SEND_BUFFER_BYTES
+from shardbus.routing.refs import NO_ARGUMENTS, START, milliseconds, named, pack
+from shardbus.routing.region import Region
+from shardbus.routing.router import Router
 from shardbus.transport.asks import Key
-from shardbus.transport.forks import guard
-from shardbus.transport.refs import NO_ARGUMENTS, START, milliseconds, named, pack
-from shardbus.transport.router import Router
+from shardbus.transport.fork_guard import guard
+from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
 from shardbus.wire.schema import Decode, Method, decode_value
 
 E = TypeVar("E")
@@ -45,7 +45,7 @@ class Client:
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._timeout_ms = milliseconds(timeout)
         self._loop = asyncio.new_event_loop()
-        self._pipeline = Pipeline(self._loop, timeout)
+        self._pipeline = ThreadBridge(self._loop, timeout)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardbus", daemon=True)
 
     def __enter__(self) -> Client:
@@ -234,7 +234,12 @@ class BlockingCall:
     __slots__ = ("_id", "_method", "_pipeline", "_router", "_timeout_ms")
 
     def __init__(
-        self, pipeline: Pipeline, router: Router, entity_id: str, method: Method, timeout_ms: int
+        self,
+        pipeline: ThreadBridge,
+        router: Router,
+        entity_id: str,
+        method: Method,
+        timeout_ms: int,
     ) -> None:
         self._pipeline, self._router, self._id = pipeline, router, entity_id
         self._method, self._timeout_ms = method, timeout_ms
@@ -262,7 +267,9 @@ class BlockingCall:
 class BlockingRef:
     """One entity, for threads. Its attributes are its handlers."""
 
-    def __init__(self, pipeline: Pipeline, router: Router, entity_id: str, timeout_ms: int) -> None:
+    def __init__(
+        self, pipeline: ThreadBridge, router: Router, entity_id: str, timeout_ms: int
+    ) -> None:
         self._pipeline, self._router = pipeline, router
         self.entity_id, self._timeout_ms = entity_id, timeout_ms
 

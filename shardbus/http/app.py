@@ -46,12 +46,12 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError, Refused, ShardBusError
 from shardbus.http.api import Checks, Json, NodeApi
 from shardbus.http.errors import on_defect, on_http_error, on_known_error
 from shardbus.http.guard import Guard, check_write
 from shardbus.ids import check_id
-from shardbus.settings import HttpSettings
 
 ANSWER_DEADLINE_S = 4.5
 PAGE_DEFAULT, PAGE_MAX = 100, 1000

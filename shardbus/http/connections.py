@@ -16,7 +16,7 @@ import asyncio
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from shardbus.transport.doorkeeper import connections_for
+from shardbus.transport.zmq.connection_guard import connections_for
 
 CONNECTIONS_MAX = 256
 REQUEST_WITHIN_S = 5.0
@@ -26,7 +26,7 @@ DESCRIPTORS = 16
 """The web server may use one of so many parts of the process's descriptors."""
 
 
-class Bounded(H11Protocol):
+class BoundedConnections(H11Protocol):
     """See the module."""
 
     waits_for_request = False
@@ -35,7 +35,7 @@ class Bounded(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody has connected."""
-        crowd = [other for other in self.connections if isinstance(other, Bounded)]
+        crowd = [other for other in self.connections if isinstance(other, BoundedConnections)]
         super().connection_made(transport)
         if len(crowd) >= min(CONNECTIONS_MAX, connections_for(DESCRIPTORS)):
             waited_for = [other for other in crowd if other.waits_for_request]

@@ -18,9 +18,9 @@ import hmac
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shardbus.agreement import is_loopback
+from shardbus.config.settings import HttpSettings
+from shardbus.config.validation import is_loopback
 from shardbus.http.errors import Forbidden, error
-from shardbus.settings import HttpSettings
 
 HEADERS = (
     (b"cache-control", b"no-store"),

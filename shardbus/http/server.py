@@ -19,8 +19,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from shardbus.errors import ConfigError
-from shardbus.http.connections import Bounded
-from shardbus.transport.sparing import Sparing
+from shardbus.http.connections import BoundedConnections
+from shardbus.transport.log_limiter import LogRateLimiter
 
 BACKLOG = 512
 SHUTDOWN_GRACE_S = 2
@@ -68,7 +68,7 @@ class Server:
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
-            http=Bounded,
+            http=BoundedConnections,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -79,8 +79,8 @@ class Server:
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         )
         said = logging.getLogger("uvicorn.error")
-        if not any(isinstance(f, Sparing) for f in said.filters):
-            said.addFilter(Sparing())
+        if not any(isinstance(f, LogRateLimiter) for f in said.filters):
+            said.addFilter(LogRateLimiter())
         self._server = _Embedded(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
         listening = asyncio.create_task(self._server.listening.wait())

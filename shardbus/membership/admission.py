@@ -1,6 +1,6 @@
 """The door of the cluster, from both sides.
 
-`Door` takes the messages of joining. While this node is none, it hands them to its own attempt
+`Admission` takes the messages of joining. While this node is none, it hands them to its own attempt
 (`join`); as a member it answers those who ask. A node that is asked before it is a member remembers
 who asked, and calls them when it founds the cluster, so that a cold start does not wait for
 anybody's timer.
@@ -26,11 +26,12 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
-from shardbus.membership.confirm import ProbeOutcome
 from shardbus.membership.events import SendControl
+from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.join import Joiner, Progress, Step, disagreement
+from shardbus.membership.joining import Joiner, JoinProgress, JoinStep, disagreement
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     ControlMessage,
@@ -43,7 +44,6 @@ from shardbus.membership.messages import (
     Welcome,
 )
 from shardbus.membership.reachability import Flag
-from shardbus.settings import ClusterSettings
 
 CLOSED = (Status.EXITING, Status.DOWN)
 """A member in one of these takes nobody in, and does not say that it is in no cluster: whoever
@@ -51,7 +51,7 @@ heard that could found another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class JoinClaim:
     """A Join to an address that has a member. `gone`: the members there that were looked for in
     vain."""
 
@@ -60,7 +60,7 @@ class Claim:
     gone: tuple[NodeId, ...] = ()
 
 
-class Door:
+class Admission:
     """Takes and answers the messages of joining."""
 
     def __init__(self, me: Member, greeting: Greeting, settings: ClusterSettings) -> None:
@@ -69,7 +69,7 @@ class Door:
         self.settings = settings
         self._joiner: Joiner | None = None
         self._asked: dict[NodeId, None] = {}
-        self._claims: dict[NodeId, Claim] = {}
+        self._claims: dict[NodeId, JoinClaim] = {}
         """The last one to the address of each member that is being probed."""
 
     @property
@@ -81,16 +81,16 @@ class Door:
         """When `tick` has something to do."""
         return self._joiner.deadline() if self._joiner else None
 
-    def knock(self, seeds: Sequence[Address], now: float) -> Progress:
+    def knock(self, seeds: Sequence[Address], now: float) -> JoinProgress:
         """Begin to join by these seeds; without any, found a cluster."""
         if not seeds:
-            return Progress(step=Step.FOUND_CLUSTER)
+            return JoinProgress(step=JoinStep.FOUND_CLUSTER)
         self._joiner = Joiner(self.me, self.greeting, seeds, self.settings)
         return self._joiner.start(now)
 
-    def tick(self, now: float) -> Progress:
+    def tick(self, now: float) -> JoinProgress:
         """Do what is due."""
-        return self._joiner.tick(now) if self._joiner else Progress()
+        return self._joiner.tick(now) if self._joiner else JoinProgress()
 
     def entered(self) -> tuple[SendControl, ...]:
         """This node is a member now: call those that had asked in vain."""
@@ -100,7 +100,7 @@ class Door:
 
     def on_message(
         self, gossip: Gossip, sender: NodeId, message: ControlMessage, now: float
-    ) -> Progress:
+    ) -> JoinProgress:
         """A message of joining came; `gossip` is the state here, empty while this node is no
         member."""
         joiner = self._joiner
@@ -108,45 +108,47 @@ class Door:
             case InitJoin(greeting):
                 answer = self._invite(gossip, sender, greeting)
                 if answer is None:
-                    return Progress(step=Step.DROP, reason="on the way out")
-                return Progress((SendControl(sender, answer),))
+                    return JoinProgress(step=JoinStep.DROP, reason="on the way out")
+                return JoinProgress((SendControl(sender, answer),))
             case Join():
-                return self._take_in(gossip, Claim(sender, message), now)
+                return self._take_in(gossip, JoinClaim(sender, message), now)
             case InitAck(greeting) if joiner:
                 return joiner.on_ack(sender, greeting, now)
             case InitNack() if joiner:
                 return joiner.on_nack(sender, now)
             case JoinRefused(reason) if joiner:
-                return Progress(step=Step.GIVE_UP, reason=f"{sender.address}: {reason}")
+                return JoinProgress(step=JoinStep.GIVE_UP, reason=f"{sender.address}: {reason}")
             case Welcome(state) if joiner and {self.me.node, sender} <= state.members.keys():
                 state = state.flipped(now).with_seen(self.me.node)
-                return Progress(step=Step.ENTER, gossip=state)
+                return JoinProgress(step=JoinStep.ENTER, gossip=state)
             case InitAck() | InitNack() | JoinRefused() | Welcome():
-                return Progress(step=Step.DROP, reason="not joining")
+                return JoinProgress(step=JoinStep.DROP, reason="not joining")
             case _:
                 assert_never(message)
 
-    def on_probe(self, gossip: Gossip, node: NodeId, outcome: ProbeOutcome, now: float) -> Progress:
+    def on_probe(
+        self, gossip: Gossip, node: NodeId, outcome: ProbeOutcome, now: float
+    ) -> JoinProgress:
         """A probe of a member ended, and it is flagged if that proved its death: obey or drop the
         Join that made it doubtful."""
         claim = self._claims.pop(node, None)
         if claim is None:
-            return Progress()
+            return JoinProgress()
         out_of_reach = outcome is ProbeOutcome.UNKNOWN and node in gossip.verdicts()
         if outcome.proves_death or out_of_reach:
             return self._take_in(gossip, replace(claim, gone=(*claim.gone, node)), now)
-        return Progress(step=Step.DROP, reason="a member at its address may be alive")
+        return JoinProgress(step=JoinStep.DROP, reason="a member at its address may be alive")
 
-    def _take_in(self, gossip: Gossip, claim: Claim, now: float) -> Progress:
+    def _take_in(self, gossip: Gossip, claim: JoinClaim, now: float) -> JoinProgress:
         sender, join = claim.sender, claim.join
         taken, reply = admit(gossip, self.me.node, self.greeting, sender, join)
         if isinstance(reply, Welcome):
             doubted = sitting(gossip, sender, claim.gone)
             if doubted:
                 self._claims[doubted] = claim
-                return Progress(doubted=doubted)
+                return JoinProgress(doubted=doubted)
             reply = Welcome(taken.flipped(now))
-        return Progress((SendControl(sender, reply),), Step.TAKE_IN, gossip=taken)
+        return JoinProgress((SendControl(sender, reply),), JoinStep.TAKE_IN, gossip=taken)
 
     def _invite(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting

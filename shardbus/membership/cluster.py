@@ -28,17 +28,21 @@ from collections.abc import Mapping
 from functools import partial
 from typing import assert_never
 
+from shardbus.config.settings import ClusterSettings
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.admission import Door, twins
+from shardbus.membership.admission import Admission, twins
 from shardbus.membership.audit import broken_rules
-from shardbus.membership.confirm import DeathWatch, ProbeOutcome
-from shardbus.membership.downing import EPOCHS, first_epoch
-from shardbus.membership.exchange import Exchange
+from shardbus.membership.commands import Order, downed, obey
+from shardbus.membership.diagnostics import Overview, overview_of
+from shardbus.membership.downing.resolver import DowningPlan, Resolver
+from shardbus.membership.downing.split import EPOCHS, first_epoch
+from shardbus.membership.exchange import GossipExchange
+from shardbus.membership.failure.confirmed_death import DeathWatch, ProbeOutcome
+from shardbus.membership.failure.heartbeat import Heartbeats
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.heartbeat import Heartbeats
-from shardbus.membership.join import Progress, Step
+from shardbus.membership.joining import JoinProgress, JoinStep
 from shardbus.membership.leader import Leadership, enough_members, leader_of
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
@@ -50,10 +54,7 @@ from shardbus.membership.messages import (
     Heartbeat,
     HeartbeatReply,
 )
-from shardbus.membership.orders import Order, downed, obey
-from shardbus.membership.overview import Overview, overview_of
 from shardbus.membership.reachability import Flag
-from shardbus.membership.resolver import Plan, Resolver
 from shardbus.membership.view import (
     DowningDecided,
     MembershipView,
@@ -61,14 +62,13 @@ from shardbus.membership.view import (
     changes,
     view_of,
 )
-from shardbus.settings import ClusterSettings
 
 OUT = (Status.DOWN, Status.REMOVED)
 FAREWELL_FANOUT = 5
 """How many nodes learn directly that this one is out."""
 
 
-class Cluster:
+class ClusterMembership:
     """The membership of one node. `fingerprint` holds the settings that must be equal on every
     node."""
 
@@ -84,8 +84,8 @@ class Cluster:
         self.settings = settings
         self.stopped = ""
         self.view = MembershipView(me.node)
-        self._door = Door(me, Greeting(cluster, PROTOCOL, dict(fingerprint)), settings)
-        self._exchange = Exchange(me.node, settings, rng)
+        self._door = Admission(me, Greeting(cluster, PROTOCOL, dict(fingerprint)), settings)
+        self._exchange = GossipExchange(me.node, settings, rng)
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
         least, by_role = settings.min_members, settings.role_min_members
@@ -108,7 +108,7 @@ class Cluster:
             return []
         before = self.gossip
         self._dispatch(event, now)
-        if isinstance(event, ev.Received) and self.gossip is before:
+        if isinstance(event, ev.PubSubReceived) and self.gossip is before:
             return self._take_out()
         return self._settle(now)
 
@@ -164,7 +164,7 @@ class Cluster:
                 self._join((), now)
             case ev.JoinSeeds(seeds):
                 self._join(seeds, now)
-            case ev.Received():
+            case ev.PubSubReceived():
                 self._on_published(event, now)
             case ev.ControlReceived(sender, message):
                 progress = self._door.on_message(self.gossip, sender, message, now)
@@ -183,7 +183,7 @@ class Cluster:
                 | ev.Quarantine()
                 | ev.SetService()
                 | ev.PrepareForShutdown()
-                | ev.EpochSeen()
+                | ev.RecordEpoch()
                 | ev.SetMeta()
             ):
                 self._obey(event, now)
@@ -200,7 +200,7 @@ class Cluster:
                 return
         after, refusal = obey(self.gossip, self.me, order, now)
         if refusal:
-            self._out.append(ev.Refused(refusal))
+            self._out.append(ev.CommandRefused(refusal))
         self._change(after, now)
 
     def _on_probed(self, node: NodeId, outcome: ProbeOutcome, now: float) -> None:
@@ -210,10 +210,10 @@ class Cluster:
             self._set(self.gossip.with_flag(self.me, node, Flag.TERMINATED))
         self._progress(self._door.on_probe(self.gossip, node, outcome, now), node, now)
 
-    def _on_published(self, event: ev.Received, now: float) -> None:
+    def _on_published(self, event: ev.PubSubReceived, now: float) -> None:
         sender, message = event.sender, event.message
         if not self._is_member():
-            self._out.append(ev.Dropped(sender, "not a member yet"))
+            self._out.append(ev.MessageDropped(sender, "not a member yet"))
             return
         if isinstance(message, Heartbeat):
             self._out.append(ev.Publish(sender, self._heartbeats.answer(message, now)))
@@ -222,7 +222,7 @@ class Cluster:
             return
         if sender not in self.gossip.members:
             if not isinstance(message, Heartbeat):
-                self._out.append(ev.Dropped(sender, "from no member"))
+                self._out.append(ev.MessageDropped(sender, "from no member"))
             return
         self._heartbeats.on_sign_of_life(sender, now)
         match message:
@@ -244,32 +244,32 @@ class Cluster:
 
     def _join(self, seeds: tuple[Address, ...], now: float) -> None:
         if self._is_member() or self._door.joining:
-            self._out.append(ev.Refused("this node has joined already"))
+            self._out.append(ev.CommandRefused("this node has joined already"))
         else:
             self._exchange.seeds = seeds
             self._progress(self._door.knock(seeds, now), self.me, now)
 
-    def _progress(self, progress: Progress, sender: NodeId, now: float) -> None:
+    def _progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:
         self._out += progress.send
         if progress.doubted:
             self._doubt(progress.doubted, now)
         match progress.step:
-            case Step.NONE:
+            case JoinStep.NONE:
                 pass
-            case Step.FOUND_CLUSTER:
+            case JoinStep.FOUND_CLUSTER:
                 founded = Gossip().with_members(self.me, self._door.me)
                 self._enter(founded.with_epoch(self.me, EPOCHS, first_epoch(self.me)), now)
-            case Step.ENTER:
+            case JoinStep.ENTER:
                 self._enter(progress.gossip or self.gossip, now)
-            case Step.TAKE_IN:
+            case JoinStep.TAKE_IN:
                 self._set(progress.gossip or self.gossip)
-            case Step.GIVE_UP:
-                self._out.append(ev.Refused(progress.reason))
+            case JoinStep.GIVE_UP:
+                self._out.append(ev.CommandRefused(progress.reason))
                 self._stop(f"join failed: {progress.reason}", now)
-            case Step.FIND_NOBODY:
+            case JoinStep.FIND_NOBODY:
                 self._stop(f"join failed: {progress.reason}", now)
-            case Step.DROP:
-                self._out.append(ev.Dropped(sender, progress.reason))
+            case JoinStep.DROP:
+                self._out.append(ev.MessageDropped(sender, progress.reason))
             case _:
                 assert_never(progress.step)
 
@@ -323,7 +323,7 @@ class Cluster:
     def _leads(self) -> bool:
         return leader_of(self.gossip, self.me) == self.me
 
-    def _carry_out(self, plan: Plan, now: float) -> None:
+    def _carry_out(self, plan: DowningPlan, now: float) -> None:
         self._out += [ev.Probe(node) for node in plan.probe]
         if plan.ask:
             self._out.append(plan.ask)

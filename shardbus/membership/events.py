@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardbus.ids import Address, NodeId
-from shardbus.membership.confirm import ProbeOutcome
+from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.member import Member, Service
 from shardbus.membership.messages import ControlMessage, PublishedMessage
 from shardbus.membership.view import DomainEvent, MembershipView
@@ -30,7 +30,7 @@ class JoinSeeds:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class PubSubReceived:
     """A message came over PUB/SUB. `waited`: at most so many seconds in this process before it was
     handled."""
 
@@ -120,7 +120,7 @@ class LeaseResult:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochSeen:
+class RecordEpoch:
     """A coordinator of this type works under this epoch."""
 
     entity_type: str
@@ -138,7 +138,7 @@ class SetMeta:
 Event = (
     JoinSelf
     | JoinSeeds
-    | Received
+    | PubSubReceived
     | ControlReceived
     | PeerListening
     | PeerDisconnected
@@ -150,7 +150,7 @@ Event = (
     | SetService
     | PrepareForShutdown
     | LeaseResult
-    | EpochSeen
+    | RecordEpoch
     | SetMeta
 )
 
@@ -226,14 +226,14 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CommandRefused:
     """What was asked for is not possible."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class MessageDropped:
     """A message had no effect; `reason` is one of a few fixed words, fit for a metric's label."""
 
     sender: NodeId
@@ -250,6 +250,6 @@ Effect = (
     | Notice
     | AcquireLease
     | Stopped
-    | Refused
-    | Dropped
+    | CommandRefused
+    | MessageDropped
 )

@@ -31,21 +31,21 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
+from shardbus.config.settings import ClusterSettings
 from shardbus.ids import Address, NodeId
-from shardbus.membership.events import Dropped, Effect, Publish
+from shardbus.membership.events import Effect, MessageDropped, Publish
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import GossipSeen, GossipState, GossipStatus
-from shardbus.membership.reachability import Flag
-from shardbus.membership.targets import (
+from shardbus.membership.gossip_targets import (
     breaker_targets,
     different_view_probability,
     is_speedy,
     news_targets,
     round_target,
 )
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import GossipSeen, GossipState, GossipStatus
+from shardbus.membership.reachability import Flag
 from shardbus.membership.vector_clock import Order, VectorClock
-from shardbus.settings import ClusterSettings
 
 PAUSE_BASE = 0.005
 PAUSE_PER_MEMBER = 0.0005
@@ -53,7 +53,7 @@ SPEED_UP = 3
 ANSWERS = (Flag.REACHABLE, Flag.QUARANTINED)
 
 
-class Exchange:
+class GossipExchange:
     """One node's copy of the state and its conversations about it."""
 
     def __init__(self, me: NodeId, settings: ClusterSettings, rng: random.Random) -> None:
@@ -206,11 +206,11 @@ class Exchange:
         self.heard[sender] = message.gossip.clock
         remote = message.gossip.flipped(now).pruned(now - self.settings.prune_tombstones_after)
         if waited > self.settings.gossip_time_to_live and not self._says_out(remote):
-            return [Dropped(sender, "gossip waited too long")]
+            return [MessageDropped(sender, "gossip waited too long")]
         if message.to != self.me:
-            return [Dropped(sender, "gossip for another node")]
+            return [MessageDropped(sender, "gossip for another node")]
         if self.me not in remote.members and self.me not in remote.tombstones:
-            return [Dropped(sender, "gossip without this node")]
+            return [MessageDropped(sender, "gossip without this node")]
         before = self.gossip
         self.gossip = merged = before.received(remote, self.me)
         if self.me not in merged.members:

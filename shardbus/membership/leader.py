@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import STARTING, VOTING, Gossip
 from shardbus.membership.member import STOPPING, Member, Status, leader_order
-from shardbus.settings import ClusterSettings
 
 COUNTED_FOR_START = (Status.JOINING, Status.WEAKLY_UP, Status.LEAVING)
 """Who counts as joined while nobody was up yet. One that leaves before it came up has joined, and

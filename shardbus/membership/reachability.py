@@ -40,13 +40,13 @@ FINAL = (Flag.QUARANTINED, Flag.TERMINATED)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ObserverRow:
     """One observer's word. `flags` holds only subjects that are not reachable."""
 
     version: int
     flags: Mapping[NodeId, Flag]
 
-    def merge(self, other: Row) -> Row:
+    def merge(self, other: ObserverRow) -> ObserverRow:
         """The newer row; rows of one version are equal, and are united if a defect made them
         differ."""
         if self.version != other.version:
@@ -54,14 +54,14 @@ class Row:
         flags = dict(self.flags)
         for subject, flag in other.flags.items():
             flags[subject] = max(flag, flags.get(subject, Flag.REACHABLE))
-        return Row(self.version, flags)
+        return ObserverRow(self.version, flags)
 
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
     """All rows. Immutable."""
 
-    rows: Mapping[NodeId, Row] = field(default_factory=dict)
+    rows: Mapping[NodeId, ObserverRow] = field(default_factory=dict)
 
     def flag(self, observer: NodeId, subject: NodeId) -> Flag:
         """What the observer says of the subject."""
@@ -74,11 +74,11 @@ class Reachability:
         before = self.flag(observer, subject)
         if before is flag or (before in FINAL and flag < before):
             return self
-        row = self.rows.get(observer, Row(0, {}))
+        row = self.rows.get(observer, ObserverRow(0, {}))
         flags = {s: f for s, f in row.flags.items() if s != subject}
         if flag is not Flag.REACHABLE:
             flags[subject] = flag
-        return Reachability({**self.rows, observer: Row(row.version + 1, flags)})
+        return Reachability({**self.rows, observer: ObserverRow(row.version + 1, flags)})
 
     def merge(self, other: Reachability) -> Reachability:
         """Per observer the newer row."""
@@ -94,7 +94,9 @@ class Reachability:
             if observer in nodes:
                 continue
             if any(s in nodes for s in row.flags):
-                row = Row(row.version, {s: f for s, f in row.flags.items() if s not in nodes})
+                row = ObserverRow(
+                    row.version, {s: f for s, f in row.flags.items() if s not in nodes}
+                )
             rows[observer] = row
         return Reachability(rows)
 

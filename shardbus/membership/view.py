@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from shardbus.ids import NodeId
-from shardbus.membership.downing import Decision
+from shardbus.membership.downing.split import Decision
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.leader import leader_of
 from shardbus.membership.member import (

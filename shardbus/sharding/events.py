@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
-from shardbus.sharding.directions import Directions
-from shardbus.sharding.envelopes import Envelope, Returned
+from shardbus.sharding.overrides import Overrides
+from shardbus.sharding.region.buffered import BufferedMessage, Returned
 from shardbus.store.protocol import StoredTable
 
 Message = msg.Message
@@ -33,7 +33,7 @@ Message = msg.Message
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageReceived:
     """A message arrived. `sender` is the peer that the transport knows, not what the message
     says."""
 
@@ -121,7 +121,7 @@ class StoreFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class MembersChanged:
     """The nodes that may run a region or proxy of the type, all of them, each time.
 
     A node that was there and is not any more is terminated. `unfit` are those among them that take
@@ -167,8 +167,9 @@ class StopShards:
 
 
 CoordinatorEvent = (
-    Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | Members
-    | Received | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards | Directions
+    Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed
+    | MembersChanged
+    | MessageReceived | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards | Overrides
 )  # fmt: skip
 
 # Out of the coordinator.
@@ -227,7 +228,7 @@ class Deliver:
     """
 
     shard: str
-    envelope: Envelope
+    envelope: BufferedMessage
     via: NodeId | None = None
     hops: int = 0
     older: bool = False
@@ -270,7 +271,7 @@ class ShardDown:
     entities have not handled is `left`, in order; it is older than anything that waits."""
 
     shard: str
-    left: tuple[Envelope, ...] = ()
+    left: tuple[BufferedMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +303,8 @@ class Shutdown:
 
 
 RegionEvent = (
-    Deliver | Expired | Received | CoordinatorAt | EpochSeen | FlushDone | ShardReady | ShardDown
+    Deliver | Expired | MessageReceived | CoordinatorAt | EpochSeen | FlushDone | ShardReady
+    | ShardDown
     | NodeGone | NodeBack | NodeLeft | Shutdown
 )  # fmt: skip
 
@@ -341,11 +343,11 @@ class Release:
 
     shard: str
     node: NodeId
-    envelopes: tuple[Envelope, ...]
+    envelopes: tuple[BufferedMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Flush:
+class SendFlush:
     """Send a Flush for the shard to the node, behind everything sent there. It travels as messages
     do; who hosts the shard echoes it. Answer: FlushDone, within a deadline of the shell's."""
 
@@ -377,7 +379,7 @@ class Reject:
     the `REJECT_` words of `envelopes`."""
 
     shard: str
-    envelope: Envelope
+    envelope: BufferedMessage
     reason: str
 
 
@@ -387,6 +389,6 @@ class Drained:
 
 
 RegionEffect = (
-    SendCoordinator | Send | SetRoute | SetArrivals | Release | Flush | StartShard | StopShard
+    SendCoordinator | Send | SetRoute | SetArrivals | Release | SendFlush | StartShard | StopShard
     | Reject | Drained | Note
 )  # fmt: skip

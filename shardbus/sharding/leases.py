@@ -49,21 +49,21 @@ GUARD = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Want:
+class WantLease:
     """Get this lease and keep it. Answer: Held, at some time, and perhaps Lost later."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class DropLease:
     """It is not wanted any more, and nothing runs under it. Answer: Free."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class LeaseGranted:
     """Answer to Acquire; without a lease, another one holds it."""
 
     name: str
@@ -72,7 +72,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Renewed:
+class LeaseRenewed:
     """Answer to Renew: whether it is still ours."""
 
     name: str
@@ -81,7 +81,7 @@ class Renewed:
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class LeaseReturned:
     """Answer to Release, also if the store did not answer: then it runs out by itself."""
 
     name: str
@@ -89,20 +89,20 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class LeaseCallFailed:
     """No answer to Acquire or Renew."""
 
     name: str
     ticket: int
 
 
-Event = Want | Drop | Granted | Renewed | Returned | Failed
+Event = WantLease | DropLease | LeaseGranted | LeaseRenewed | LeaseReturned | LeaseCallFailed
 
 # Out of the machine.
 
 
 @dataclass(frozen=True, slots=True)
-class Acquire:
+class AcquireCall:
     """Ask the store for it. Answer: Granted or Failed."""
 
     name: str
@@ -110,7 +110,7 @@ class Acquire:
 
 
 @dataclass(frozen=True, slots=True)
-class Renew:
+class RenewCall:
     """Ask the store to prolong it. Answer: Renewed or Failed."""
 
     lease: Lease
@@ -118,7 +118,7 @@ class Renew:
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
+class ReleaseCall:
     """Give it back. Answer: Returned."""
 
     lease: Lease
@@ -126,14 +126,14 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseHeld:
     """It is ours: start."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LeaseLost:
     """It is not ours any more, or will not be in `left` seconds: stop, then Drop."""
 
     name: str
@@ -141,16 +141,16 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
-class Free:
+class LeaseFree:
     """Answer to Drop: whoever wants it can have it, as far as this node is concerned."""
 
     name: str
 
 
-Effect = Acquire | Renew | Release | Held | Lost | Free | Note
+Effect = AcquireCall | RenewCall | ReleaseCall | LeaseHeld | LeaseLost | LeaseFree | Note
 
 
-class State(Enum):
+class LeaseState(Enum):
     """Where one lease stands."""
 
     ASKING = "asking"
@@ -160,10 +160,10 @@ class State(Enum):
 
 
 @dataclass(slots=True)
-class Entry:
+class LeaseEntry:
     """One lease. `ticket` is that of the question under way, 0 for none."""
 
-    state: State = State.ASKING
+    state: LeaseState = LeaseState.ASKING
     lease: Lease | None = None
     ticket: int = 0
     asked_at: float = 0.0
@@ -179,7 +179,7 @@ class Leases:
 
     def __init__(self, ttl: float, retry_interval: float) -> None:
         self._ttl, self._retry = ttl, retry_interval
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, LeaseEntry] = {}
         self._tickets = 0
         self._asks: Timers[str] = Timers()
         self._ends: Timers[str] = Timers()
@@ -187,7 +187,7 @@ class Leases:
         self._turn_at: float | None = None
         self._out: list[Effect] = []
 
-    def state_of(self, name: str) -> State | None:
+    def state_of(self, name: str) -> LeaseState | None:
         """Where it stands; None if nobody wants it."""
         entry = self._entries.get(name)
         return entry.state if entry is not None else None
@@ -207,26 +207,26 @@ class Leases:
         """Take in one event."""
         self._turn_at = now
         match event:
-            case Want(name):
+            case WantLease(name):
                 self._want(name, now)
-            case Drop(name):
+            case DropLease(name):
                 self._drop(name, now)
-            case Granted(name, ticket, lease):
+            case LeaseGranted(name, ticket, lease):
                 self._on_granted(name, ticket, lease, now)
-            case Renewed(name, ticket, kept):
-                entry = self._asked(name, ticket, State.HELD)
+            case LeaseRenewed(name, ticket, kept):
+                entry = self._asked(name, ticket, LeaseState.HELD)
                 if entry is not None and kept:
                     self._prolong(name, entry)
                 elif entry is not None:
                     self._lose(name, entry, 0.0, "the store says so")
-            case Returned(name, ticket):
-                if self._asked(name, ticket, State.RETURNING) is not None:
+            case LeaseReturned(name, ticket):
+                if self._asked(name, ticket, LeaseState.RETURNING) is not None:
                     self._free(name, now)
-            case Failed(name, ticket):
-                if self._asked(name, ticket, State.ASKING) is not None:
+            case LeaseCallFailed(name, ticket):
+                if self._asked(name, ticket, LeaseState.ASKING) is not None:
                     self._asks.set(name, now + self._retry)
                 else:
-                    self._asked(name, ticket, State.HELD)
+                    self._asked(name, ticket, LeaseState.HELD)
             case _:
                 assert_never(event)
         return self._take()
@@ -243,20 +243,20 @@ class Leases:
             entry = self._entries[name]
             self._lose(name, entry, max(0.0, entry.ends - now), "the store did not confirm it")
         for name in self._asks.due(now):
-            self._out.append(Acquire(name, self._ask(self._entries[name], now)))
+            self._out.append(AcquireCall(name, self._ask(self._entries[name], now)))
         if self._renew_at is not None and now >= self._renew_at:
             self._renew_at = now + self._ttl * RENEW if self._ends else None
             for entry in self._entries.values():
-                if entry.state is State.HELD and entry.lease is not None and not entry.ticket:
-                    self._out.append(Renew(entry.lease, self._ask(entry, now)))
+                if entry.state is LeaseState.HELD and entry.lease is not None and not entry.ticket:
+                    self._out.append(RenewCall(entry.lease, self._ask(entry, now)))
         return self._take()
 
     def check(self) -> None:
         """Audit: every lease is asked for, has an end, or is waited for."""
         for name, entry in self._entries.items():
-            assert (name in self._ends) == (entry.state is State.HELD), name
-            assert (entry.lease is None) == (entry.state is State.ASKING), name
-            if entry.state is State.ASKING:
+            assert (name in self._ends) == (entry.state is LeaseState.HELD), name
+            assert (entry.lease is None) == (entry.state is LeaseState.ASKING), name
+            if entry.state is LeaseState.ASKING:
                 assert (name in self._asks) == (not entry.ticket), name
             else:
                 assert name not in self._asks, name
@@ -265,29 +265,29 @@ class Leases:
     def _want(self, name: str, now: float) -> None:
         entry = self._entries.get(name)
         if entry is None:
-            self._entries[name] = Entry()
+            self._entries[name] = LeaseEntry()
             self._asks.set(name, now)
-        elif entry.state in (State.LOST, State.RETURNING):
+        elif entry.state in (LeaseState.LOST, LeaseState.RETURNING):
             entry.again = True
 
     def _drop(self, name: str, now: float) -> None:
         entry = self._entries.get(name)
         if entry is None or entry.lease is None:
             self._free(name, now)
-        elif entry.state is State.LOST:
-            self._out.append(Release(entry.lease, 0))
+        elif entry.state is LeaseState.LOST:
+            self._out.append(ReleaseCall(entry.lease, 0))
             self._free(name, now)
-        elif entry.state is State.HELD:
+        elif entry.state is LeaseState.HELD:
             self._ends.cancel(name)
-            entry.state = State.RETURNING
-            self._out.append(Release(entry.lease, self._ask(entry, now)))
+            entry.state = LeaseState.RETURNING
+            self._out.append(ReleaseCall(entry.lease, self._ask(entry, now)))
         else:
             entry.again = False
 
     def _on_granted(self, name: str, ticket: int, lease: Lease | None, now: float) -> None:
         if name not in self._entries and lease is not None:
-            self._out.append(Release(lease, 0))  # it was given up before the answer came
-        entry = self._asked(name, ticket, State.ASKING)
+            self._out.append(ReleaseCall(lease, 0))  # it was given up before the answer came
+        entry = self._asked(name, ticket, LeaseState.ASKING)
         if entry is None:
             return
         if lease is None:
@@ -298,34 +298,34 @@ class Leases:
         elif now >= entry.asked_at + self._ttl * (1 - GUARD):
             self._asks.set(name, now)
         else:
-            entry.state, entry.lease = State.HELD, lease
+            entry.state, entry.lease = LeaseState.HELD, lease
             self._prolong(name, entry)
             if self._renew_at is None:
                 self._renew_at = now + self._ttl * RENEW
-            self._out.append(Held(name))
+            self._out.append(LeaseHeld(name))
 
-    def _prolong(self, name: str, entry: Entry) -> None:
+    def _prolong(self, name: str, entry: LeaseEntry) -> None:
         entry.ends = entry.asked_at + self._ttl
         self._ends.set(name, entry.ends - self._ttl * GUARD)
 
-    def _lose(self, name: str, entry: Entry, left: float, why: str) -> None:
+    def _lose(self, name: str, entry: LeaseEntry, left: float, why: str) -> None:
         self._ends.cancel(name)
-        entry.state, entry.ticket = State.LOST, 0
-        self._out += [Note("lease_lost", f"{name}: {why}"), Lost(name, left)]
+        entry.state, entry.ticket = LeaseState.LOST, 0
+        self._out += [Note("lease_lost", f"{name}: {why}"), LeaseLost(name, left)]
 
     def _free(self, name: str, now: float) -> None:
         entry = self._entries.pop(name, None)
         self._asks.cancel(name)
-        self._out.append(Free(name))
+        self._out.append(LeaseFree(name))
         if entry is not None and entry.again:
             self._want(name, now)
 
-    def _ask(self, entry: Entry, now: float) -> int:
+    def _ask(self, entry: LeaseEntry, now: float) -> int:
         self._tickets += 1
         entry.ticket, entry.asked_at = self._tickets, now
         return self._tickets
 
-    def _asked(self, name: str, ticket: int, state: State) -> Entry | None:
+    def _asked(self, name: str, ticket: int, state: LeaseState) -> LeaseEntry | None:
         """The lease, if this answers the question under way for it in that state."""
         entry = self._entries.get(name)
         if entry is None or entry.ticket != ticket or entry.state is not state:

@@ -22,7 +22,7 @@ from shardbus.store.memory import layout_differs
 from shardbus.store.opening import mask_url
 from shardbus.store.protocol import Lease, Save, StoredTable
 from shardbus.store.redis_check import check_server
-from shardbus.store.redis_link import Client, RedisLink, Value
+from shardbus.store.redis_link import RedisClient, RedisLink, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.rows import Row, epoch_of, table_of
@@ -41,7 +41,7 @@ class RedisStore:
         prefix: str = "shardbus",
         *,
         timeout: float = 2.0,
-        connect: Callable[[], Client] | None = None,
+        connect: Callable[[], RedisClient] | None = None,
     ) -> None:
         parsed = RedisUrl.parse(url)
         self._prefix = prefix

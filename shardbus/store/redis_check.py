@@ -15,7 +15,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shardbus.errors import ConfigError, StoreUnavailable
-from shardbus.store.redis_link import Client
+from shardbus.store.redis_link import RedisClient
 
 OLDEST = (6, 0)
 FIRST_WITH_WAITAOF = (7, 2)
@@ -23,7 +23,7 @@ FIRST_WITH_WAITAOF = (7, 2)
 log = logging.getLogger("shardbus.store")
 
 
-async def check_server(client: Client, shown: str, durability: str, within: float) -> bool:
+async def check_server(client: RedisClient, shown: str, durability: str, within: float) -> bool:
     """Look at the server, `within` seconds. Returns whether each write must wait for a sync.
 
     Raises:
@@ -94,7 +94,7 @@ def judge(
         )
 
 
-async def _ask(client: Client, *command: str) -> Any:
+async def _ask(client: RedisClient, *command: str) -> Any:
     try:
         return await client.execute_command(*command)
     except ResponseError:

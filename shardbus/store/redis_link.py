@@ -49,12 +49,12 @@ TRANSIENT_WORDS = re.compile(
 Value = str | bytes | int
 
 
-class Pipeline(Protocol):
+class RedisPipeline(Protocol):
     def execute_command(self, *args: Any) -> Any: ...
     def execute(self, raise_on_error: bool = ...) -> Awaitable[list[Any]]: ...
 
 
-class Client(Protocol):
+class RedisClient(Protocol):
     """What the link needs of a client of redis-py, for one server or for a cluster."""
 
     def pipeline(self, transaction: Any = ...) -> Any: ...
@@ -83,7 +83,7 @@ class RedisLink:
 
     def __init__(
         self,
-        connect: Callable[[], Client],
+        connect: Callable[[], RedisClient],
         *,
         session: str,
         shown: str,
@@ -96,7 +96,7 @@ class RedisLink:
         self._sync_key: str | None = None
         self._sequence = 0
         self._waiting: deque[_Call] = deque()
-        self._client: Client | None = None
+        self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._failure = ""
@@ -183,7 +183,7 @@ class RedisLink:
     async def _send(self, batch: list[_Call]) -> list[Any]:
         if self._client is None:
             self._client = self._connect()
-        pipeline: Pipeline = self._client.pipeline(transaction=False)
+        pipeline: RedisPipeline = self._client.pipeline(transaction=False)
         for call in batch:
             self._sequence += 1
             pipeline.execute_command(*call.command(self._session, self._sequence))
@@ -234,6 +234,6 @@ class RedisLink:
             task.add_done_callback(self._closing.discard)
 
 
-async def _close(client: Client) -> None:
+async def _close(client: RedisClient) -> None:
     with contextlib.suppress(Exception):
         await client.aclose()

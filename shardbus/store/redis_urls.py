@@ -22,7 +22,7 @@ from redis.backoff import NoBackoff
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
 from shardbus.store.opening import check_durability, mask_url, split_options
-from shardbus.store.redis_link import Client
+from shardbus.store.redis_link import RedisClient
 
 DURABILITIES = ("disk", "cache", "fsync")
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
@@ -74,7 +74,7 @@ class RedisUrl:
             durability,
         )
 
-    def connector(self, timeout: float) -> Callable[[], Client]:
+    def connector(self, timeout: float) -> Callable[[], RedisClient]:
         """A function that makes a client. It connects at its first command, and anew looks up who
         is the master."""
         shared: dict[str, Any] = {
@@ -97,7 +97,7 @@ class RedisUrl:
                     host=host.host, port=host.port, db=self.db, retry=_no_retry(), **shared, **login
                 )
 
-    def _cluster(self, settings: dict[str, Any]) -> Client:
+    def _cluster(self, settings: dict[str, Any]) -> RedisClient:
         nodes = [ClusterNode(host.host, host.port) for host in self.hosts]
         return RedisCluster(
             startup_nodes=nodes, retry=_no_retry(), require_full_coverage=False, **settings
@@ -114,7 +114,7 @@ class _SentinelClient:
         self.execute_command = master.execute_command
 
     @classmethod
-    def of(cls, url: RedisUrl, shared: dict[str, Any], settings: dict[str, Any]) -> Client:
+    def of(cls, url: RedisUrl, shared: dict[str, Any], settings: dict[str, Any]) -> RedisClient:
         login = {
             "username": url.options.get("sentinel_username"),
             "password": url.options.get("sentinel_password"),

@@ -41,7 +41,7 @@ class Waiter(Protocol):
     def fail(self, error: Failure) -> None: ...
 
 
-class Waiting(NamedTuple):
+class PendingAsk(NamedTuple):
     """Who waits: a future with the function that reads its answer, or (decode None) a Waiter."""
 
     waiter: Any
@@ -58,12 +58,12 @@ class Unsent(NamedTuple):
     entity_id: str
     payload: bytes
     hops: int
-    waiting: Waiting | None
+    waiting: PendingAsk | None
     chain: Chain
     via: int = 0
 
 
-class Clock:
+class CoarseClock:
     """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it on.
     It stands still while something blocks the loop, and leaps afterwards: what is asked in between
     must not be late at once, so that a deadline is counted from the time itself."""
@@ -99,11 +99,11 @@ class Asks:
 
     __slots__ = ("_clock", "corr", "entries")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: CoarseClock) -> None:
         self._clock = clock
         self.corr = 0
         """The last correlation id."""
-        self.entries: dict[int, Waiting | tuple[Any, Decode | None, int]] = {}
+        self.entries: dict[int, PendingAsk | tuple[Any, Decode | None, int]] = {}
         """By correlation id, as plain tuples: a named one costs as much as the rest of an ask's
         bookkeeping."""
 
@@ -117,10 +117,10 @@ class Asks:
         """The tick at which an ask made now has waited for too long."""
         return self._clock.after(timeout_ms)
 
-    def take(self, corr: int) -> Waiting | None:
+    def take(self, corr: int) -> PendingAsk | None:
         """Who waited for it; it is somebody else's affair now."""
         entry = self.entries.pop(corr, None)
-        return Waiting(*entry) if entry is not None else None
+        return PendingAsk(*entry) if entry is not None else None
 
     def on_replies(self, run: ReplyRun) -> None:
         """Answers came. One that nobody waits for any more is dropped."""
@@ -159,7 +159,7 @@ class Asks:
             refuse(entry, error)
 
 
-def refuse(entry: Waiting | tuple[Any, Decode | None, int], error: Failure) -> None:
+def refuse(entry: PendingAsk | tuple[Any, Decode | None, int], error: Failure) -> None:
     """Tell whoever waits that it failed."""
     waiter, decode, _ = entry
     if decode is None:

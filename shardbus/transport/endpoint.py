@@ -21,17 +21,23 @@ from collections.abc import Callable
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import Address, NodeId
-from shardbus.transport.allowance import Allowance
-from shardbus.transport.asks import Clock, Unsent
-from shardbus.transport.forks import guard
-from shardbus.transport.goodbyes import Goodbyes
-from shardbus.transport.link import Link
+from shardbus.transport.asks import CoarseClock, Unsent
+from shardbus.transport.departures import DepartureNotices
+from shardbus.transport.fork_guard import guard
+from shardbus.transport.incoming import IncomingSessions
+from shardbus.transport.network import Network, ZmqNetwork
+from shardbus.transport.outgoing import OutgoingConnection
 from shardbus.transport.receiver import Receiver
+from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
-from shardbus.transport.visitors import Visitors
 from shardbus.transport.window import Transmit
-from shardbus.transport.wiring import Wiring, ZmqWiring
-from shardbus.wire.batch import Kind, Membership, cluster_tag, decode_membership, encode_body
+from shardbus.wire.batch import (
+    FrameType,
+    MembershipFrame,
+    cluster_tag,
+    decode_membership,
+    encode_body,
+)
 
 KEEP_ALIVE_S = 5.0
 
@@ -54,24 +60,27 @@ class Endpoint:
         on_refused: Callable[[str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes], None] | None = None,
-        wiring: Wiring | None = None,
-        allowance: Allowance | None = None,
+        network: Network | None = None,
+        send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
         guard(self)
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
         self.receiver = receiver
         self.tag = cluster_tag(cluster)
-        self.clock = Clock()
-        self.allowance, self.goodbyes = allowance or Allowance(), Goodbyes(self)
+        self.clock = CoarseClock()
+        self.send_buffer_limit, self.departures = (
+            send_buffer_limit or SendBufferLimit(),
+            DepartureNotices(self),
+        )
         self.dropped_frames: dict[str, int] = {}
         """Frames that could not be used, by reason."""
         self.asks_timed_out = 0
         self._on_open, self._on_lost = on_open, on_lost
         self._on_client, self._on_membership = on_client, on_membership
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
-        self.wiring = wiring or ZmqWiring()
-        self.visitors = Visitors(self)
-        self._links: dict[tuple[Address, NodeId | None], Link] = {}
+        self.network = network or ZmqNetwork()
+        self.incoming = IncomingSessions(self)
+        self._links: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
         """By address and the incarnation that is meant, None for any. The link to a dead one stays
         beside that to its successor until somebody says that it is dead."""
         self._serial = 0
@@ -85,15 +94,15 @@ class Endpoint:
             ConfigError: the port is taken.
         """
         self.loop = asyncio.get_running_loop()
-        self.wiring.open(self.loop)
+        self.network.open(self.loop)
         if host is not None:
-            visitors = self.visitors
-            visitors.door = self.wiring.listen(
-                host, port, self.name, visitors.on_parts, self.count_drop
+            incoming = self.incoming
+            incoming.door = self.network.listen(
+                host, port, self.name, incoming.on_parts, self.count_drop
             )
         self.clock.start(self.loop.time)
         self._kept = self.loop.time()
-        self._timer = self.loop.call_later(Clock.TICK_MS / 1000, self._tick)
+        self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
 
     # ---- sessions
 
@@ -105,13 +114,13 @@ class Endpoint:
         link = self._link(address, node)
         if link is None:
             self._serial += 1
-            link = Link(self, address, node, self._serial, probe=probe)
+            link = OutgoingConnection(self, address, node, self._serial, probe=probe)
             self._links[address, node] = link
             link.start()
-            self.goodbyes.greet(link.session)
+            self.departures.greet(link.session)
         return link.session
 
-    def _link(self, address: Address, node: NodeId | None) -> Link | None:
+    def _link(self, address: Address, node: NodeId | None) -> OutgoingConnection | None:
         """The link that will do for this incarnation; without one, the newest to that address."""
         if node is None:
             here = [link for link in self._links.values() if link.address == address]
@@ -122,14 +131,14 @@ class Endpoint:
     def drop(self, node: NodeId, error: RequestError) -> None:
         """This incarnation is gone, and does not come back: end every session with it."""
         self.give_up(node, error)
-        self.visitors.remove(node, error)
+        self.incoming.remove(node, error)
 
     def give_up(self, node: NodeId, error: RequestError) -> None:
         """End every session with this incarnation; it may begin new ones."""
         for link in list(self._links.values()):
             if link.address == node.address and link.node in (None, node):
                 self.lose(link, error)
-        self.visitors.part_from(node, error)
+        self.incoming.part_from(node, error)
 
     def watch(self, node: NodeId) -> bool:
         """Membership says no more about this node: find out by ourselves when its process ends.
@@ -139,7 +148,7 @@ class Endpoint:
             link.watch()
         return bool(watched)
 
-    def lose(self, link: Link, error: RequestError, *, gone: bool = True) -> None:
+    def lose(self, link: OutgoingConnection, error: RequestError, *, gone: bool = True) -> None:
         """A link has ended; `gone`: and so has, for certain, the process at its other end."""
         link.session.gone = gone
         if self._links.get((link.address, link.meant)) is link:
@@ -149,12 +158,12 @@ class Endpoint:
 
     def announce_leaving(self) -> None:
         """Ask clients to finish what they have with us and to part; those who come later, too."""
-        self.visitors.ask_to_part()
+        self.incoming.ask_to_part()
 
     @property
     def clients(self) -> int:
         """Sessions of clients."""
-        return self.visitors.clients
+        return self.incoming.clients
 
     def part(self, node: NodeId, in_use: Callable[[Session], bool]) -> bool:
         """Close the link to a node that leaves, once nothing is under way on it; whether it is
@@ -165,7 +174,7 @@ class Endpoint:
             if in_use(session) or session.outstanding or session.unflushed or session.waiting_asks:
                 parted = False
                 continue
-            link.transmit(Kind.BYE, 0, session.received, b"")
+            link.transmit(FrameType.BYE, 0, session.received, b"")
             session.parted = True
             self.lose(link, NodeLost(f"{session.name} has left"))
         return parted
@@ -180,7 +189,7 @@ class Endpoint:
         if self._on_refused is not None:
             self._on_refused(reason)
 
-    def opened(self, link: Link) -> None:
+    def opened(self, link: OutgoingConnection) -> None:
         """A link was welcomed (again)."""
         if self._on_open is not None:
             self._on_open(link.session)
@@ -192,7 +201,7 @@ class Endpoint:
 
     def sessions(self) -> list[Session]:
         """Every session, opened by either side."""
-        return self.opened_here + [one.session for one in self.visitors.by_name.values()]
+        return self.opened_here + [one.session for one in self.incoming.by_name.values()]
 
     def session(self, name: str, transmit: Transmit) -> Session:
         """A session of this process, over a way that frames take."""
@@ -213,17 +222,19 @@ class Endpoint:
     def membership(self, to: Address | NodeId, body: bytes) -> None:
         """Send a membership message outside of any session; it may be lost."""
         assert self.node is not None
-        frame = encode_body(Membership(self.node, body))
+        frame = encode_body(MembershipFrame(self.node, body))
         if isinstance(to, NodeId):
-            inbound = self.visitors.by_name.get(str(to))
+            inbound = self.incoming.by_name.get(str(to))
             if inbound is not None:
-                self.visitors.transmit(inbound.identity, inbound.uid, Kind.MEMBERSHIP, 0, 0, frame)
+                self.incoming.transmit(
+                    inbound.identity, inbound.uid, FrameType.MEMBERSHIP, 0, 0, frame
+                )
                 return
             to = to.address
         self.session_to(to)
         link = self._link(to, None)
         assert link is not None
-        link.transmit(Kind.MEMBERSHIP, 0, 0, frame)
+        link.transmit(FrameType.MEMBERSHIP, 0, 0, frame)
 
     def took_membership(self, body: bytes) -> None:
         """A MEMBERSHIP frame arrived."""
@@ -251,17 +262,17 @@ class Endpoint:
             self._kept = now
             for link in self._links.values():
                 link.session.keep_alive()
-            self.visitors.sweep()
-        self._timer = self.loop.call_later(Clock.TICK_MS / 1000, self._tick)
+            self.incoming.sweep()
+        self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
 
     def close(self) -> None:
         """Say goodbye on every session and let go of the sockets."""
         if self._timer is not None:
             self._timer.cancel()
-        self.visitors.finish()
+        self.incoming.finish()
         for link in list(self._links.values()):
             link.session.finish()
             link.close()
         self._links.clear()
-        self.visitors.close()
-        self.wiring.close()
+        self.incoming.close()
+        self.network.close()

@@ -18,8 +18,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from shardbus.errors import EntityFailed, MessageTooLarge
-from shardbus.transport.allowance import Allowance
 from shardbus.transport.asks import Asks, Key, Waiter, fail_of, refuse
+from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
     AskRun,
@@ -47,11 +47,10 @@ def too_large(size: int) -> MessageTooLarge:
     return MessageTooLarge(f"a message of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
 
 
-class Outbox(ABC):
+class SessionOutbox(ABC):
     """See the module. A subclass says what `flush` does."""
 
     __slots__ = (
-        "_allowance",
         "_ask_corrs",
         "_ask_deadline",
         "_ask_ids",
@@ -68,6 +67,7 @@ class Outbox(ABC):
         "_reply_payloads",
         "_runs",
         "_scheduled",
+        "_send_buffer_limit",
         "_tell_ids",
         "_tell_key",
         "_tell_payloads",
@@ -77,13 +77,17 @@ class Outbox(ABC):
     )
 
     def __init__(
-        self, name: str, loop: asyncio.AbstractEventLoop, asks: Asks, allowance: Allowance | None
+        self,
+        name: str,
+        loop: asyncio.AbstractEventLoop,
+        asks: Asks,
+        send_buffer_limit: SendBufferLimit | None,
     ) -> None:
         self.name = name
         """The other process."""
         self.writable = True
         """There is room; a sender who finds none waits for `room`."""
-        self._allowance = allowance or Allowance()
+        self._send_buffer_limit = send_buffer_limit or SendBufferLimit()
         self._loop, self._asks = loop, asks
         self._expect = asks.expect
         self._scheduled = False
@@ -113,7 +117,7 @@ class Outbox(ABC):
         """
         if key is not self._tell_key:
             if not self.writable and self.is_full:
-                raise self._allowance.refusal(key[0], self.name)
+                raise self._send_buffer_limit.refusal(key[0], self.name)
             self._open_tells(key)
         self._tell_ids.append(entity_id)
         self._tell_payloads.append(payload)
@@ -140,7 +144,7 @@ class Outbox(ABC):
         or a Waiter. If too much waits already, they get BufferFull."""
         if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
             if not self.writable and self.is_full:
-                refuse((waiter, decode, 0), self._allowance.refusal(key[0], self.name))
+                refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
                 return
             self._open_asks(key, timeout_ms)
         asks = self._asks
@@ -171,7 +175,7 @@ class Outbox(ABC):
             or timeout_ms != self._ask_timeout_ms
         ):
             if not self.writable and self.is_full:
-                refuse((waiter, decode, 0), self._allowance.refusal(key[0], self.name))
+                refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
                 return
             self._open_asks(key, timeout_ms, chain)
             self._ask_key, self._chained_key = chain, key
@@ -306,7 +310,7 @@ class Outbox(ABC):
     @property
     def is_full(self) -> bool:
         """More is held than may be."""
-        return self._weight + self.outstanding > self._allowance.bytes
+        return self._weight + self.outstanding > self._send_buffer_limit.bytes
 
     @property
     def _idle(self) -> bool:

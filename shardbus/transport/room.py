@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from shardbus.transport.session import Session
 
 
-class Room:
+class RoomWaiter:
     """Awaited, it is done when its session is writable, or lost. For who does not await it, nothing
     is kept."""
 

@@ -24,26 +24,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from shardbus.errors import NodeLost, RequestError
-from shardbus.transport.allowance import Allowance
-from shardbus.transport.asks import Asks, Clock, Unsent, refuse
-from shardbus.transport.forks import guard
-from shardbus.transport.intake import Intake
-from shardbus.transport.outbox import Outbox
-from shardbus.transport.parts import LARGE_WEIGHT, Assembly, Lane
+from shardbus.transport.asks import Asks, CoarseClock, Unsent, refuse
+from shardbus.transport.fork_guard import guard
+from shardbus.transport.fragments import LARGE_WEIGHT, FragmentAssembly, FragmentQueue
+from shardbus.transport.inbox import Inbox
+from shardbus.transport.outbox import SessionOutbox
 from shardbus.transport.receiver import Receiver
-from shardbus.transport.remains import still_wanted, take_back, tells
-from shardbus.transport.room import Room, wake
+from shardbus.transport.room import RoomWaiter, wake
+from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.undelivered import still_wanted, take_back, tells
 from shardbus.transport.window import Transmit, Window
-from shardbus.wire.batch import Kind, Run, decode_batch, encode_batch
+from shardbus.wire.batch import FrameType, Run, decode_batch, encode_batch
 
-NUMBERED = frozenset({Kind.DATA, Kind.PART, Kind.LAST_PART})
+NUMBERED = frozenset({FrameType.DATA, FrameType.PART, FrameType.LAST_PART})
 """Frames that must arrive, each once and in order."""
-SESSION_KINDS = NUMBERED | {Kind.ACK, Kind.NAK, Kind.HELD}
+SESSION_KINDS = NUMBERED | {FrameType.ACK, FrameType.NAK, FrameType.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
 
 
-class Session(Outbox):
+class Session(SessionOutbox):
     """See the module. `transmit(kind, seq, ack, body)` hands one frame to ZeroMQ and says whether
     it took it."""
 
@@ -52,7 +52,7 @@ class Session(Outbox):
         "_ack_armed",
         "_assembly",
         "_drained",
-        "_intake",
+        "_inbox",
         "_lane",
         "_late",
         "_looking",
@@ -76,14 +76,14 @@ class Session(Outbox):
         self,
         name: str,
         loop: asyncio.AbstractEventLoop,
-        clock: Clock,
+        clock: CoarseClock,
         receiver: Receiver,
         transmit: Transmit,
-        allowance: Allowance | None = None,
+        send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
-        super().__init__(name, loop, Asks(clock), allowance)
+        super().__init__(name, loop, Asks(clock), send_buffer_limit)
         guard(self)
-        self.until_room = Room(self)
+        self.until_room = RoomWaiter(self)
         """What a tell without room returns."""
         self.tag: Any = None
         """For the owner: who this is to it."""
@@ -103,8 +103,8 @@ class Session(Outbox):
         """The other side lacks what it had acknowledged: this cannot go on."""
         self._transmit = transmit
         self._window = Window(transmit)
-        self._lane, self._assembly = Lane(self._window), Assembly()
-        self._intake = self._make_intake(receiver, clock)
+        self._lane, self._assembly = FragmentQueue(self._window), FragmentAssembly()
+        self._inbox = self._make_intake(receiver, clock)
         self._ack_armed = self._looking = False
         self._late = False
         """Some asks that may have to be sent again are over."""
@@ -112,9 +112,9 @@ class Session(Outbox):
         self._room: list[asyncio.Future[None]] = []
         self._drained: list[tuple[int, asyncio.Future[None]]] = []
 
-    def _make_intake(self, receiver: Receiver, clock: Clock) -> Intake:
+    def _make_intake(self, receiver: Receiver, clock: CoarseClock) -> Inbox:
         free = self._acknowledge_late
-        return Intake(self, receiver, self._window, self._asks, self._loop, clock, free)
+        return Inbox(self, receiver, self._window, self._asks, self._loop, clock, free)
 
     def flush(self) -> None:
         """Send the open batch now."""
@@ -231,10 +231,10 @@ class Session(Outbox):
 
     def on_frame(self, kind: int, seq: int, ack: int, body: bytes) -> None:
         """A frame of one of the `SESSION_KINDS` arrived. Raises as `on_data`."""
-        if kind == Kind.DATA:
+        if kind == FrameType.DATA:
             self.on_data(seq, ack, body)
         elif kind in NUMBERED:
-            self._on_part(seq, ack, body, last=kind == Kind.LAST_PART)
+            self._on_part(seq, ack, body, last=kind == FrameType.LAST_PART)
         else:
             self.on_ack(kind, seq, ack)
 
@@ -258,7 +258,7 @@ class Session(Outbox):
         out, and does not wait for the end of the turn."""
         due, self._scheduled = self._scheduled, True
         try:
-            self._intake.take(seq, body)
+            self._inbox.take(seq, body)
         finally:
             self._scheduled = due
             if self._runs:
@@ -272,43 +272,43 @@ class Session(Outbox):
             if last:
                 self._take(seq, self._assembly.take())
             else:
-                self._intake.take_part(seq)
+                self._inbox.take_part(seq)
             self._acknowledge_late()  # the next part waits for it
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
         """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
-        if kind == Kind.NAK and ack < self._window.acked:
+        if kind == FrameType.NAK and ack < self._window.acked:
             self.torn = True
             return
         self._on_ack(ack)
-        if kind == Kind.HELD:
+        if kind == FrameType.HELD:
             self.told_to_wait += 1
-        if kind == Kind.NAK:
+        if kind == FrameType.NAK:
             self._window.resend()
             self._look_for_room()
         elif self._window.missing(seq):
-            self._window.acknowledge(Kind.NAK)
+            self._window.acknowledge(FrameType.NAK)
 
     def keep_alive(self) -> None:
         """Tell the peer where we are, so that it hears from us and both find what is missing."""
         if self.open:
-            self._window.acknowledge(Kind.HELD if self._intake.holding else Kind.ACK)
+            self._window.acknowledge(FrameType.HELD if self._inbox.holding else FrameType.ACK)
 
     # ---- the receiver's room
 
     @property
     def forced(self) -> bool:
         """What the receiver is given now cannot be held back: it drops what it has no room for."""
-        return self._intake.forced
+        return self._inbox.forced
 
     def pause(self) -> None:
         """The receiver has no room: hold what comes for it, until `resume`."""
-        self._intake.pause()
+        self._inbox.pause()
 
     def resume(self) -> None:
         """It has room again."""
         if self.lost is None:
-            self._intake.resume()
+            self._inbox.resume()
 
     def _acknowledge_soon(self) -> None:
         self._ack_armed = True
@@ -355,7 +355,7 @@ class Session(Outbox):
         way."""
         if self.lost is not None:
             return []
-        self._intake.let_go()
+        self._inbox.let_go()
         self.lost, sent = error, self._window.sent
         numbered, queued = self._lane.give_up()
         rows = sorted(self._window.give_up() + numbered)
@@ -378,9 +378,9 @@ class Session(Outbox):
         lost, and our tells count as `unconfirmed`: wait for `drained` first."""
         self.flush()
         self._lane.rush()
-        self._intake.discard()
+        self._inbox.discard()
         if self.open:
-            self._transmit(Kind.BYE, self._window.last, self._window.received, b"")
+            self._transmit(FrameType.BYE, self._window.last, self._window.received, b"")
         error = NodeLost(f"the link to {self.name} is closed")
         for message in self.close(error):
             if message.waiting is None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from shardbus.wire.batch import Kind
+from shardbus.wire.batch import FrameType
 
 WINDOW_BYTES = 4 * 1024 * 1024
 WINDOW_BATCHES = 512
@@ -82,8 +82,8 @@ class Window:
         """The last of ours that was handed on."""
         self._seq = 0
         self._to_ack = 0
-        self._waiting: deque[tuple[int, bytes, Kind]] = deque()
-        self._unacked: deque[tuple[int, bytes, Kind]] = deque()
+        self._waiting: deque[tuple[int, bytes, FrameType]] = deque()
+        self._unacked: deque[tuple[int, bytes, FrameType]] = deque()
 
     @property
     def last(self) -> int:
@@ -97,7 +97,7 @@ class Window:
 
     # ---- sending
 
-    def put(self, body: bytes, kind: Kind = Kind.DATA) -> int:
+    def put(self, body: bytes, kind: FrameType = FrameType.DATA) -> int:
         """Number a batch, or a part of one, and send it, as far as there is room; the number."""
         self._seq += 1
         self._waiting.append((self._seq, body, kind))
@@ -138,7 +138,7 @@ class Window:
         """Before they are sent again: change the batches that are not acknowledged."""
         for queue in (self._unacked, self._waiting):
             for at, (seq, body, kind) in enumerate(queue):
-                if kind is Kind.DATA:
+                if kind is FrameType.DATA:
                     queue[at] = (seq, change(body), kind)
         self.outstanding = sum(len(body) for _, body, _ in (*self._unacked, *self._waiting))
 
@@ -173,7 +173,7 @@ class Window:
             self.duplicates += 1
             self.acknowledge()
         else:
-            self.acknowledge(Kind.NAK)
+            self.acknowledge(FrameType.NAK)
         return False
 
     def handled(self, seq: int) -> None:
@@ -188,7 +188,7 @@ class Window:
         """Something was received and not acknowledged yet."""
         return self._to_ack > 0
 
-    def acknowledge(self, kind: Kind = Kind.ACK) -> None:
+    def acknowledge(self, kind: FrameType = FrameType.ACK) -> None:
         """Say what was taken, and what was sent last, so that the other side can find a gap."""
         if self._transmit(kind, self.sent, self.received, b""):
             self._to_ack = 0
@@ -202,13 +202,15 @@ class Window:
     @property
     def bodies(self) -> list[bytes]:
         """Batches that are not acknowledged, in order. Parts are not among them."""
-        return [body for _, body, kind in (*self._unacked, *self._waiting) if kind is Kind.DATA]
+        return [
+            body for _, body, kind in (*self._unacked, *self._waiting) if kind is FrameType.DATA
+        ]
 
     def give_up(self) -> list[tuple[int, bytes]]:
         """Batches that are not acknowledged, with their numbers, in order. Those up to `sent` were
         handed on: nobody knows whether they arrived. Parts are not among them."""
         rows = (*self._unacked, *self._waiting)
-        left = [(seq, body) for seq, body, kind in rows if kind is Kind.DATA]
+        left = [(seq, body) for seq, body, kind in rows if kind is FrameType.DATA]
         self._waiting.clear()
         self._unacked.clear()
         self.outstanding = self.in_flight = 0

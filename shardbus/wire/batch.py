@@ -65,7 +65,7 @@ HEADER_BYTES = _HEADER.size
 pack_header = _HEADER.pack
 
 
-class Kind(IntEnum):
+class FrameType(IntEnum):
     """What a frame is."""
 
     HELLO = 1
@@ -193,14 +193,14 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     it out."""
 
 
-class Welcome(msgspec.Struct, array_like=True, frozen=True):
+class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
     """The link is open; who answered, and whether the session is `fresh` there: it begins now."""
 
     node: NodeId
     fresh: bool
 
 
-class Membership(msgspec.Struct, array_like=True, frozen=True):
+class MembershipFrame(msgspec.Struct, array_like=True, frozen=True):
     """A membership message and who sent it."""
 
     node: NodeId
@@ -280,6 +280,6 @@ def _reader(cls: type[T]) -> Callable[[bytes], T]:
 
 
 decode_hello = _reader(Hello)
-decode_welcome = _reader(Welcome)
+decode_welcome = _reader(LinkWelcome)
 decode_refused = _reader(RefusedBody)
-decode_membership = _reader(Membership)
+decode_membership = _reader(MembershipFrame)

@@ -4,7 +4,7 @@ as bytes.
 The tag is the class's name; the body is the dataclass as a MessagePack map, so that a newer node
 may add a field that an older one ignores. Only the classes listed here can be decoded.
 
-Source: shardbus/sharding/messages.py, shardbus/membership/handover.py; S0.6-S0.8; B.97.
+Source: shardbus/sharding/messages.py, shardbus/membership/singleton/messages.py; S0.6-S0.8; B.97.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
-from shardbus.membership import handover
+from shardbus.membership.singleton import messages
 from shardbus.sharding.messages import MESSAGES
 from shardbus.wire.batch import UNREADABLE, Control
 
@@ -63,7 +63,7 @@ class Goodbye:
 
 _CLASSES: dict[str, type] = {
     cls.__name__: cls
-    for cls in (*MESSAGES, *handover.MESSAGES, Describe, TypeInfo, Members, Refusals, Goodbye)
+    for cls in (*MESSAGES, *messages.MESSAGES, Describe, TypeInfo, Members, Refusals, Goodbye)
 }
 _DECODERS: dict[str, msgspec.msgpack.Decoder[object]] = {
     name: msgspec.msgpack.Decoder(cls) for name, cls in _CLASSES.items()

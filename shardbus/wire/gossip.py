@@ -60,72 +60,72 @@ class WireGreeting(Struct, array_like=True, forbid_unknown_fields=True):
     settings: Settings
 
 
-class InitJoin(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
+class WireInitJoin(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
     greeting: WireGreeting
 
 
-class InitAck(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
+class WireInitAck(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
     greeting: WireGreeting
 
 
-class InitNack(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
+class WireInitNack(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
     pass
 
 
-class Join(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
+class WireJoin(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
     greeting: WireGreeting
     node: tuple[Host, Port, int]
     member: WireMember
 
 
-class JoinRefused(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+class WireJoinRefused(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
     reason: Text
 
 
-class Welcome(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
+class WireWelcome(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
     state: WireState
 
 
-class Heartbeat(Struct, array_like=True, tag=7, forbid_unknown_fields=True):
+class WireHeartbeat(Struct, array_like=True, tag=7, forbid_unknown_fields=True):
     sequence: Number
     sent_at: Seconds
     lag_ms: Millis
 
 
-class HeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=True):
+class WireHeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=True):
     sequence: Number
     sent_at: Seconds
     lag_ms: Millis
 
 
-class GossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
+class WireGossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
     nodes: Nodes
     counts: Annotated[list[Number], Meta(max_length=NODES_MAX)]
     seen: Number
 
 
-class GossipSeen(Struct, array_like=True, tag=10, forbid_unknown_fields=True):
+class WireGossipSeen(Struct, array_like=True, tag=10, forbid_unknown_fields=True):
     nodes: Nodes
     counts: Annotated[list[Number], Meta(max_length=NODES_MAX)]
 
 
-class GossipState(Struct, array_like=True, tag=11, forbid_unknown_fields=True):
+class WireGossipState(Struct, array_like=True, tag=11, forbid_unknown_fields=True):
     to: tuple[Host, Port, int]
     state: WireState
 
 
 Wire = (
-    InitJoin
-    | InitAck
-    | InitNack
-    | Join
-    | JoinRefused
-    | Welcome
-    | Heartbeat
-    | HeartbeatReply
-    | GossipStatus
-    | GossipSeen
-    | GossipState
+    WireInitJoin
+    | WireInitAck
+    | WireInitNack
+    | WireJoin
+    | WireJoinRefused
+    | WireWelcome
+    | WireHeartbeat
+    | WireHeartbeatReply
+    | WireGossipStatus
+    | WireGossipSeen
+    | WireGossipState
 )
 
 MALFORMED = (
@@ -177,54 +177,54 @@ def _inflate(data: bytes) -> bytes:
 def _to_wire(message: m.Message) -> Wire:
     match message:
         case m.InitJoin(greeting):
-            return InitJoin(_wire_greeting(greeting))
+            return WireInitJoin(_wire_greeting(greeting))
         case m.InitAck(greeting):
-            return InitAck(_wire_greeting(greeting))
+            return WireInitAck(_wire_greeting(greeting))
         case m.InitNack():
-            return InitNack()
+            return WireInitNack()
         case m.Join(greeting, member):
-            return Join(_wire_greeting(greeting), member.node, wire_member(member))
+            return WireJoin(_wire_greeting(greeting), member.node, wire_member(member))
         case m.JoinRefused(reason):
-            return JoinRefused(reason)
+            return WireJoinRefused(reason)
         case m.Welcome(gossip):
-            return Welcome(wire_state(gossip))
+            return WireWelcome(wire_state(gossip))
         case m.Heartbeat(sequence, sent_at, lag):
-            return Heartbeat(sequence, sent_at, round(1000 * lag))
+            return WireHeartbeat(sequence, sent_at, round(1000 * lag))
         case m.HeartbeatReply(sequence, sent_at, lag):
-            return HeartbeatReply(sequence, sent_at, round(1000 * lag))
+            return WireHeartbeatReply(sequence, sent_at, round(1000 * lag))
         case m.GossipStatus(clock, seen):
-            return GossipStatus(list(clock.counters), list(clock.counters.values()), seen)
+            return WireGossipStatus(list(clock.counters), list(clock.counters.values()), seen)
         case m.GossipSeen(clock):
-            return GossipSeen(list(clock.counters), list(clock.counters.values()))
+            return WireGossipSeen(list(clock.counters), list(clock.counters.values()))
         case m.GossipState(to, gossip):
-            return GossipState(to, wire_state(gossip))
+            return WireGossipState(to, wire_state(gossip))
         case _:
             assert_never(message)
 
 
 def _from_wire(wire: Wire) -> m.Message:
     match wire:
-        case InitJoin(greeting):
+        case WireInitJoin(greeting):
             return m.InitJoin(_greeting(greeting))
-        case InitAck(greeting):
+        case WireInitAck(greeting):
             return m.InitAck(_greeting(greeting))
-        case InitNack():
+        case WireInitNack():
             return m.InitNack()
-        case Join(greeting, node, member):
+        case WireJoin(greeting, node, member):
             return m.Join(_greeting(greeting), member_of(node_of(node), member))
-        case JoinRefused(reason):
+        case WireJoinRefused(reason):
             return m.JoinRefused(reason)
-        case Welcome(state):
+        case WireWelcome(state):
             return m.Welcome(gossip_of(state))
-        case Heartbeat(sequence, sent_at, lag_ms):
+        case WireHeartbeat(sequence, sent_at, lag_ms):
             return m.Heartbeat(sequence, sent_at, lag_ms / 1000)
-        case HeartbeatReply(sequence, sent_at, lag_ms):
+        case WireHeartbeatReply(sequence, sent_at, lag_ms):
             return m.HeartbeatReply(sequence, sent_at, lag_ms / 1000)
-        case GossipStatus(nodes, counts, seen):
+        case WireGossipStatus(nodes, counts, seen):
             return m.GossipStatus(_clock(nodes, counts), seen)
-        case GossipSeen(nodes, counts):
+        case WireGossipSeen(nodes, counts):
             return m.GossipSeen(_clock(nodes, counts))
-        case GossipState(to, state):
+        case WireGossipState(to, state):
             return m.GossipState(node_of(to), gossip_of(state))
         case _:
             assert_never(wire)

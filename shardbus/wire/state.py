@@ -25,7 +25,7 @@ from shardbus.membership.gossip import META_BYTES_MAX, Gossip
 from shardbus.membership.gossip import Meta as Written
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.messages import NAME_MAX
-from shardbus.membership.reachability import Flag, Reachability, Row
+from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
 
 V = TypeVar("V")
@@ -141,15 +141,15 @@ def gossip_of(wire: WireState) -> Gossip:
     )
 
 
-def _wire_flags(row: Row, place: Mapping[NodeId, int]) -> msgspec.Raw:
+def _wire_flags(row: ObserverRow, place: Mapping[NodeId, int]) -> msgspec.Raw:
     return msgspec.Raw(_encode_flags([(place[s], flag) for s, flag in row.flags.items()]))
 
 
-def _row(wire: WireRow, at: Callable[[int], NodeId]) -> Row:
+def _row(wire: WireRow, at: Callable[[int], NodeId]) -> ObserverRow:
     flags = _decode_flags(wire.flags)
     if any(place == wire.observer for place, _ in flags):
         raise RemoteProtocolError("a row speaks of its own observer")
-    return Row(wire.version, once((at(s), Flag(flag)) for s, flag in flags))
+    return ObserverRow(wire.version, once((at(s), Flag(flag)) for s, flag in flags))
 
 
 def wire_member(member: Member) -> WireMember:

@@ -10,20 +10,20 @@ from typing import Any
 
 import httpx
 
+from shardbus.admin.answers import Admin
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
-from shardbus.http.app import create_app
-from shardbus.membership.member import Status
-from shardbus.runtime import departure
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.node import Node
-from shardbus.settings import (
+from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
     NodeSettings,
     Settings,
     StoreSettings,
 )
+from shardbus.http.app import create_app
+from shardbus.membership.member import Status
+from shardbus.node import shutdown
+from shardbus.node.node import Node
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.ports import free_port
 from tests.waiting import until
@@ -98,7 +98,7 @@ class Nodes:
     async def leave(self, node: Node) -> None:
         """Hand off, leave and close, as at a SIGTERM."""
         self.all.remove(node)
-        await departure.leave(node, lambda text: None)
+        await shutdown.leave(node, lambda text: None)
         await node.close()
 
     async def client(self, *nodes: Node, timeout: float = 10.0, **own: Any) -> AsyncClient:

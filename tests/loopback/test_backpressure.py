@@ -7,13 +7,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from nodes import Nodes
 
 from shardbus import Entity, MailboxFull, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
-from shardbus.runtime.crowd import Crowd
-from shardbus.runtime.node import Node
+from shardbus.entities.mailboxes import MailboxLimits
+from shardbus.node.node import Node
 from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
+from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
 MAILBOX = 200
@@ -61,8 +61,8 @@ async def started(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node
     return node, client
 
 
-def crowd(node: Node) -> Crowd:
-    return node.kinds["line"].host.execution.crowd
+def mailbox_limits(node: Node) -> MailboxLimits:
+    return node.kinds["line"].host.execution.mailbox_limits
 
 
 async def plea(node: Node, client: AsyncClient) -> None:
@@ -78,8 +78,8 @@ async def plea(node: Node, client: AsyncClient) -> None:
 
 
 def mailbox(node: Node, entity_id: str) -> int:
-    cell = node.kinds["line"].host.active[entity_id]
-    return len(cell.mailbox or ())
+    activation = node.kinds["line"].host.active[entity_id]
+    return len(activation.mailbox or ())
 
 
 def dropped(node: Node) -> dict[str, int]:
@@ -99,7 +99,7 @@ async def test_a_slow_entity_slows_its_sender_and_loses_nothing(nodes: Nodes) ->
     await until(lambda: len(app.told["a"]) == 100 * MAILBOX, "every message", 60)
     assert app.told["a"] == list(range(100 * MAILBOX))
     assert dropped(node) == {}
-    assert crowd(node).pauses > 10
+    assert mailbox_limits(node).pauses > 10
     assert MAILBOX < longest <= MAILBOX + BATCH
 
 
@@ -140,7 +140,7 @@ async def test_while_the_entity_stands_still_the_sender_waits_and_the_window_is_
                 await asyncio.sleep(0)
 
     sender = asyncio.ensure_future(send())
-    await until(lambda: crowd(node).pauses, "a pause")
+    await until(lambda: mailbox_limits(node).pauses, "a pause")
     await plea(node, client)  # behind every acknowledgement
     await until(lambda: any(not s.writable for s in client._endpoint.sessions()), "a full window")
     at_rest = sent
@@ -185,7 +185,7 @@ async def test_who_stands_still_for_too_long_keeps_nobody_waiting(nodes: Nodes) 
     await until(lambda: len(app.told.get("a", ())) == kept, "what was kept")
     assert app.told["a"] == list(range(kept))
     await client.ref(app.line, "a").ping()
-    await until(lambda: not crowd(node)._stuck, "room")
+    await until(lambda: not mailbox_limits(node)._stuck, "room")
     assert dropped(node) == {"mailbox_full": lost}
 
 
@@ -197,7 +197,7 @@ async def test_without_patience_a_full_mailbox_drops_at_once(nodes: Nodes) -> No
         await client.ref(app.line, "a").put.tell(number)
     await client.flush()
     assert dropped(node) == {"mailbox_full": 2 * MAILBOX - 1}
-    assert crowd(node).pauses == 0
+    assert mailbox_limits(node).pauses == 0
     app.gate.set()
 
 
@@ -216,7 +216,7 @@ async def test_all_mailboxes_together_have_a_bound_in_bytes(nodes: Nodes) -> Non
                 await ref.put.tell(number, bytes(size))
 
     sender = asyncio.ensure_future(send())
-    await until(lambda: crowd(node).pauses, "a pause")
+    await until(lambda: mailbox_limits(node).pauses, "a pause")
     await until(lambda: any(not s.writable for s in client._endpoint.sessions()), "a full window")
     waiting = sum(mailbox(node, f"e{n}") for n in range(500))
     assert waiting * size < bound + 2 * BATCH_WEIGHT_MAX

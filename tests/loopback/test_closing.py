@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
-from nodes import Nodes
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.client import asynchronous
 from shardbus.client.asynchronous import AsyncClient
+from tests.loopback.nodes import Nodes
 from tests.ports import free_port
 from tests.proxy import Proxy
 from tests.waiting import until

@@ -14,19 +14,19 @@ from dataclasses import dataclass, field, replace
 import pytest
 import zmq
 
+from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.confirm import ProbeOutcome
+from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
-from shardbus.runtime import cluster_thread
-from shardbus.runtime.cluster_thread import ClusterThread
-from shardbus.runtime.gossip_sockets import OPTIONS
-from shardbus.runtime.probing import Prober
-from shardbus.settings import ClusterSettings, DowningSettings
+from shardbus.shells import cluster_thread
+from shardbus.shells.cluster_thread import ClusterThread
+from shardbus.shells.prober import Prober
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.reader import Reader
+from shardbus.transport.zmq.pubsub import OPTIONS
+from shardbus.transport.zmq.reader import Reader
 from shardbus.wire.gossip import decode, encode
 from tests.ports import free_port
 

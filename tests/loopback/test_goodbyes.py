@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from nodes import Nodes
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.ids import NodeId
-from shardbus.runtime import departure
-from shardbus.runtime.node import Node
+from shardbus.node import shutdown
+from shardbus.node.node import Node
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Control
+from tests.loopback.nodes import Nodes
 from tests.ports import free_port
 from tests.waiting import turns, until
 
@@ -42,7 +42,7 @@ class Application:
 
 def inbound(node: Node, tag: NodeId) -> Session:
     """The session that this process has opened to the node."""
-    return node.endpoint.visitors.by_name[
+    return node.endpoint.incoming.by_name[
         f"client#{tag.uid:016x}" if tag.host == "client" else str(tag)
     ].session
 
@@ -52,17 +52,17 @@ class Wall:
 
     def __init__(self, at: Node, of: Node) -> None:
         self.frames: list[tuple[bytes, bytes, bytes]] = []
-        self._at, self._of, self._take = at, of, at.endpoint.visitors._on_frame
+        self._at, self._of, self._take = at, of, at.endpoint.incoming._on_frame
         self._session = inbound(at, of.me)
 
     def rise(self) -> None:
-        self._at.endpoint.visitors._on_frame = self._on_frame  # type: ignore[method-assign]
+        self._at.endpoint.incoming._on_frame = self._on_frame  # type: ignore[method-assign]
         [link] = [link for link in self._at.endpoint._links.values() if link.node == self._of.me]
         link._on_frame = lambda head, body: None  # type: ignore[method-assign]
         link._look_soon = lambda: None  # type: ignore[method-assign]
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
-        found = self._at.endpoint.visitors._by_identity.get(identity)
+        found = self._at.endpoint.incoming._by_identity.get(identity)
         if found is not None and found.session is self._session:
             self.frames.append((identity, head, body))
         else:
@@ -81,7 +81,7 @@ class Leaving:
         self.nodes, self.app = nodes, Application()
         self.hold_up: Callable[[], object]
         self.held: Callable[[], object]
-        for_a_while = departure._for_a_while
+        for_a_while = shutdown._for_a_while
 
         async def wait(node: Node, *rest: Any) -> None:
             if node.stopped.done():
@@ -93,7 +93,7 @@ class Leaving:
             else:
                 await for_a_while(node, *rest)
 
-        monkeypatch.setattr(departure, "_for_a_while", wait)
+        monkeypatch.setattr(shutdown, "_for_a_while", wait)
 
     async def start(self, *, by_node: bool) -> None:
         """A client sends, or a node that hosts nothing."""
@@ -115,7 +115,7 @@ class Leaving:
             self.tell = lambda number: third.ref(app.line, there).put.tell(number)
         else:
             self.tell = lambda number: self.client.tell("line", there, "put", number)
-            [self.sender] = self.leaver.switchboard.clients
+            [self.sender] = self.leaver.dispatcher.clients
             self.refused = lambda: self.client.refused_messages
         await self.tell(0)
         await until(lambda: self.told == [0], "the first")
@@ -149,7 +149,7 @@ async def test_what_has_come_to_a_home_without_room_goes_before_what_is_sent_lat
     world.hold_up = world.theirs.pause
 
     def held() -> bool:
-        if there := world.theirs._intake._held_bytes > 0:
+        if there := world.theirs._inbox._held_bytes > 0:
             wall.rise()  # the leaver's own goodbye is not heard
         return there
 
@@ -188,7 +188,7 @@ async def test_nobody_is_believed_who_gives_up_a_member_that_is_there(nodes: Nod
     homes = {await client.ref(app.line, name).where() for name in map(str, range(40))}
     assert len(homes) == 2
     before = first.endpoint.sessions()
-    client._endpoint.goodbyes.tell(second.me)
+    client._endpoint.departures.tell(second.me)
     await until(lambda: first.endpoint.dropped_frames == {"not_allowed": 1}, "the refusal")
     assert first.endpoint.sessions() == before
 
@@ -203,20 +203,20 @@ async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
     there = [s for s in world.client._endpoint.sessions() if s.tag == world.leaver.me]
     assert there
     world.hold_up = world.leaver.endpoint.announce_leaving
-    world.held = lambda: len(world.told) == 2 and not departure._busy(world.leaver)
+    world.held = lambda: len(world.told) == 2 and not shutdown._busy(world.leaver)
     await world.leave()
     await world.tell(2)
     await until(lambda: len(world.told) == 3, "both")
     assert world.told == [0, 1, 2]
     assert world.refused() == {}
     assert all(session.parted for session in there)
-    assert world.client._endpoint.goodbyes._said == {}
+    assert world.client._endpoint.departures._said == {}
 
 
 async def test_a_link_that_is_opened_begins_with_it(nodes: Nodes) -> None:
     first, second = await nodes.cluster(Application().bus, 2)
     endpoint = (await nodes.client(first))._endpoint
-    endpoint.goodbyes.tell(NodeId("127.0.0.1", free_port(), 7))
+    endpoint.departures.tell(NodeId("127.0.0.1", free_port(), 7))
     session = endpoint.session_to(second.me.address, second.me)
     [said] = session.unacknowledged()
     assert isinstance(said, Control)

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.membership.singleton import State
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.node import Node
+from shardbus.admin.answers import Admin
+from shardbus.membership.singleton.singleton import SingletonState
+from shardbus.node.node import Node
 from shardbus.sharding import messages
-from shardbus.sharding.tenure import Reign
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.store.memory import MemoryStore
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
 GRACEFUL = "succession oldest: the oldest, and no older one rules"
-REIGNS = (Reign.RULING, Reign.RETIRING)
+REIGNS = (CoordinatorState.RULING, CoordinatorState.RETIRING)
 
 
 def application() -> tuple[ShardBus, Any]:
@@ -40,14 +40,14 @@ def rulers(nodes: list[Node]) -> list[Node]:
     """Where a coordinator acts."""
     found = []
     for node in nodes:
-        coordinator = node.successions["counter"].coordination.coordinator
+        coordinator = node.singletons["counter"].coordination.coordinator
         if coordinator is not None and coordinator.reign in REIGNS:
             found.append(node)
     return found
 
 
 def epoch_of(node: Node) -> int:
-    coordinator = node.successions["counter"].coordination.coordinator
+    coordinator = node.singletons["counter"].coordination.coordinator
     return coordinator.epoch if coordinator is not None else 0
 
 
@@ -107,7 +107,7 @@ async def test_TG5_TG9_first_second_and_third_leave_in_turn_and_asks_are_answere
         await asking.more()
         assert rulers(four) == [four[count]]
         await nodes.leave(four[count])
-        assert four[count].successions["counter"].singleton.state is State.ENDED
+        assert four[count].singletons["counter"].singleton.state is SingletonState.ENDED
         await until(lambda n=count: rulers(four) == [four[n + 1]], "the next one rules")
         await asking.more()
     await asking.stop()
@@ -129,7 +129,7 @@ async def test_TG5_of_two_the_second_goes_on_and_the_last_just_ends(
     await asking.stop()
     await nodes.leave(second)
     assert claims == [(1, []), (2, [])]
-    assert second.successions["counter"].singleton.state is State.ENDED
+    assert second.singletons["counter"].singleton.state is SingletonState.ENDED
 
 
 async def test_TG5_the_two_oldest_leave_at_once(
@@ -163,16 +163,16 @@ async def test_TG3_a_downed_node_stops_its_coordinator_at_once(nodes: Nodes) -> 
     bus, _ = application()
     first, second = await nodes.cluster(bus, 2)
     await until(lambda: rulers([first, second]) == [first], "the first rules")
-    succession = first.successions["counter"]
-    succession.left(gracefully=False)
-    assert succession.coordination.coordinator is None
-    assert succession.singleton.state is State.ENDED
+    singleton = first.singletons["counter"]
+    singleton.left(gracefully=False)
+    assert singleton.coordination.coordinator is None
+    assert singleton.singleton.state is SingletonState.ENDED
 
 
 async def test_what_regions_ask_too_early_is_kept_for_the_one_that_is_next(nodes: Nodes) -> None:
     bus, _ = application()
     first, second = await nodes.cluster(bus, 2)
-    coordination = second.successions["counter"].coordination
+    coordination = second.singletons["counter"].coordination
     heard: list[object] = []
     handle = coordination.handle
 

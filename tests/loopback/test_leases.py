@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.config.settings import StoreSettings
+from shardbus.entities.entity_type import StopReason
 from shardbus.ids import shard_of
 from shardbus.membership.events import Down, PrepareForShutdown
-from shardbus.runtime import departure
-from shardbus.runtime.entity_type import StopReason
-from shardbus.runtime.node import Node
-from shardbus.settings import StoreSettings
+from shardbus.node import shutdown
+from shardbus.node.node import Node
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Lease
 from shardbus.store.sqlite import machine_clock
@@ -172,8 +172,8 @@ async def test_B59_a_node_that_wakes_up_late_stops_its_shards_before_it_handles_
     node = await nodes.start(application(), use_lease="shards")
     assert await touch(nodes) == [1] * SHARDS
     kind = node.kinds["counter"]
-    assert kind.tenancy.leasing is not None
-    kind.tenancy.leasing.clock = jump(node, 10 * TTL)
+    assert kind.shard_leases.leasing is not None
+    kind.shard_leases.leasing.clock = jump(node, 10 * TTL)
     assert await touch(nodes) == [1] * SHARDS, "new incarnations, under new leases"
     assert node.notes[("counter", "lease_lost")] == SHARDS
     assert at_home(nodes)
@@ -185,7 +185,7 @@ async def test_TG4_a_coordinator_begins_once_its_lease_is_to_be_had(nodes: Nodes
     node = await nodes.start(application(), up=False, use_lease="both")
     await until(lambda: node.notes.get(("counter", "lease_refused")), "a refused lease")
     assert not ready(node)
-    assert node.successions["counter"].coordination.coordinator is None
+    assert node.singletons["counter"].coordination.coordinator is None
     await stranger.give_back("singleton/counter")
     await until(lambda: ready(node), "readiness")
     assert await touch(nodes) == [1] * SHARDS
@@ -196,7 +196,7 @@ async def test_TG4_a_coordinator_that_lost_its_lease_stops_and_begins_anew_when_
 ) -> None:
     node = await nodes.start(application(), use_lease="singleton")
     await touch(nodes)
-    coordination = node.successions["counter"].coordination
+    coordination = node.singletons["counter"].coordination
     assert coordination.coordinator is not None
     before = coordination.coordinator.epoch
     stranger = Stranger(nodes)
@@ -211,9 +211,9 @@ async def test_TG4_a_coordinator_that_lost_its_lease_stops_and_begins_anew_when_
 
 async def test_TG4_a_paused_coordinator_decides_nothing_when_it_wakes_up(nodes: Nodes) -> None:
     first, second = await nodes.cluster(application(), 2, use_lease="singleton")
-    succession = first.successions["counter"]
-    assert succession._leasing is not None
-    succession._leasing.clock = jump(first, 10 * TTL)
+    singleton = first.singletons["counter"]
+    assert singleton._leasing is not None
+    singleton._leasing.clock = jump(first, 10 * TTL)
     client = await nodes.client(second)
     assert await client.ask("counter", entity(1), "add", 1) == 1
     assert first.notes[("counter", "lease_lost")] == 1
@@ -250,7 +250,7 @@ async def test_B100_a_cluster_that_stops_as_a_whole_gives_every_lease_back(nodes
     nodes.all.remove(node)
     node.cluster.post(PrepareForShutdown())
     await asyncio.wait_for(node.cluster_stops, 20)
-    assert await departure.leave(node, lambda text: None)
+    assert await shutdown.leave(node, lambda text: None)
     assert set(owners(nodes).values()) == {None}
     await node.close()
     assert nodes.data.leases["singleton/counter"].owner is None

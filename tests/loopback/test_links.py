@@ -12,8 +12,8 @@ import pytest
 from shardbus.errors import NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.network import ZmqNetwork
 from shardbus.transport.session import Session
-from shardbus.transport.wiring import ZmqWiring
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
@@ -105,14 +105,14 @@ async def test_a_broken_connection_loses_repeats_and_reorders_nothing(world: Wor
 
 
 async def test_a_connection_that_is_closed_keeps_no_socket() -> None:
-    wiring = ZmqWiring()
-    wiring.open(asyncio.get_running_loop())
+    network = ZmqNetwork()
+    network.open(asyncio.get_running_loop())
     address = Address("127.0.0.1", free_port())
-    connection = wiring.connect(address, lambda parts: None, lambda: None, lambda: None)
-    sockets = list(wiring.context._sockets)  # type: ignore[attr-defined]
+    connection = network.connect(address, lambda parts: None, lambda: None, lambda: None)
+    sockets = list(network.context._sockets)  # type: ignore[attr-defined]
     connection.close()
     assert [socket.closed for socket in sockets] == [True, True]
-    wiring.close()
+    network.close()
 
 
 async def test_asks_survive_a_broken_connection(world: World) -> None:
@@ -153,8 +153,8 @@ async def test_a_client_is_asked_to_part_by_a_node_that_leaves_however_late_it_c
 
 async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None:
     assert await ask(world, b"\x01") == 1
-    [inbound] = world.node.visitors.by_name.values()
-    world.node.visitors.forget(inbound, NodeLost("silent"))
+    [inbound] = world.node.incoming.by_name.values()
+    world.node.incoming.forget(inbound, NodeLost("silent"))
     world.proxy.cut()
     await until(lambda: world.lost, "the loss")
     assert not world.session.gone

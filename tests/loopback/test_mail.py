@@ -10,8 +10,8 @@ import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.errors import EntityFailed, Unhandled
-from shardbus.runtime import departure
-from shardbus.runtime.node import Node
+from shardbus.node import shutdown
+from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, hosts
 from tests.waiting import until
 
@@ -89,9 +89,11 @@ async def test_S4_17_what_was_put_aside_travels_in_order_before_what_comes_later
     client = await nodes.client(second)
     early = [asyncio.ensure_future(client.ask("door", "a", "enter", n)) for n in range(3)]
     own = [asyncio.ensure_future(second.ref("door", "a").enter(n)) for n in range(10, 13)]
-    cell = first.kinds["door"].host.find
-    await until(lambda: (c := cell("a", "0")) and c.extras and len(c.extras.stash) == 6, "stashes")
-    leaving = asyncio.ensure_future(departure.leave(first, lambda text: None))
+    activation = first.kinds["door"].host.find
+    await until(
+        lambda: (c := activation("a", "0")) and c.extras and len(c.extras.stash) == 6, "stashes"
+    )
+    leaving = asyncio.ensure_future(shutdown.leave(first, lambda text: None))
     await until(lambda: hosts(nodes.all, "door").get("0") == [second], "the move")
     late = [asyncio.ensure_future(client.ask("door", "a", "enter", n)) for n in range(3, 5)]
     assert await second.ref("door", "a").unlock() == str(second.me)
@@ -111,7 +113,7 @@ async def test_C18_what_waits_for_one_that_is_cut_off_is_handled_at_the_next_hom
     await until(lambda: (c := busy("b", "0")) and c.busy, "the handler that does not end")
     early = [asyncio.ensure_future(second.ref("door", "b").at_once(n)) for n in range(1, 5)]
     await until(lambda: (c := busy("b", "0")) and len(c.mailbox or ()) == 4, "the mailbox")
-    leaving = asyncio.ensure_future(departure.leave(first, lambda text: None))
+    leaving = asyncio.ensure_future(shutdown.leave(first, lambda text: None))
     assert await asyncio.gather(*early) == [str(second.me)] * 4
     assert Door.log[-4:] == [(str(second.me), "at once", n) for n in range(1, 5)]
     with pytest.raises(EntityFailed):
@@ -128,7 +130,7 @@ async def test_what_waits_for_one_that_cannot_start_here_is_handled_at_the_next_
     Door.fails.append(str(first.me))
     early = [asyncio.ensure_future(second.ref("door", "c").at_once(n)) for n in range(1, 4)]
     await until(lambda: first.kinds["door"].host.counts.failures > 1, "attempts")
-    leaving = asyncio.ensure_future(departure.leave(first, lambda text: None))
+    leaving = asyncio.ensure_future(shutdown.leave(first, lambda text: None))
     assert await asyncio.gather(*early) == [str(second.me)] * 3
     assert await leaving
 

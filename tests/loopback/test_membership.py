@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from shardbus import ConfigError, Entity, LocalProtocolError, ShardBus, StopReason, handler
+from shardbus.admin.answers import Admin
 from shardbus.cluster import (
     Cluster,
     MemberJoined,
@@ -23,17 +24,16 @@ from shardbus.cluster import (
     Subscription,
     UnreachableMember,
 )
+from shardbus.config.settings import DowningSettings, NodeSettings, Settings
 from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import PROTOCOL, Greeting, InitJoin, Join
-from shardbus.runtime import departure
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.node import Node
-from shardbus.runtime.observers import QUEUE_MAX, Observers
-from shardbus.settings import DowningSettings, NodeSettings, Settings
+from shardbus.node import shutdown
+from shardbus.node.node import Node
+from shardbus.node.subscriptions import QUEUE_MAX, Subscriptions
 from shardbus.store.memory import MemoryData, MemoryStore
-from shardbus.wire.batch import Kind, Membership, encode_body, read_header
+from shardbus.wire.batch import FrameType, MembershipFrame, encode_body, read_header
 from shardbus.wire.gossip import encode
 from tests.loopback.nodes import QUICK, Nodes, http
 from tests.ports import free_port
@@ -67,7 +67,7 @@ async def test_a_node_that_listens_and_does_not_join_yet_takes_no_question() -> 
     node = Node("shop", {}, Settings(node=own), MemoryStore(MemoryData()))
     await node.start()
     node.endpoint.took_membership(
-        encode_body(Membership(node.me, encode(InitJoin(Greeting("shop", 1, {})))))
+        encode_body(MembershipFrame(node.me, encode(InitJoin(Greeting("shop", 1, {})))))
     )
     assert node.endpoint.dropped_frames == {"early": 1}
     await node.close()
@@ -97,7 +97,7 @@ async def collect(events: Subscription, last: type, seconds: float = 20.0) -> li
 async def test_B20_TC24_events_begin_with_a_picture_and_leave_nothing_out(nodes: Nodes) -> None:
     bus = application()
     first = await nodes.start(bus)
-    events = first.observers.subscribe()
+    events = first.subscriptions.subscribe()
     second = await nodes.start(bus)
     story = await collect(events, MemberUp)
     assert isinstance(story[0], MembershipView)
@@ -116,7 +116,7 @@ async def test_B20_TC24_events_begin_with_a_picture_and_leave_nothing_out(nodes:
 async def test_B20_whoever_listens_later_gets_the_picture_of_then(nodes: Nodes) -> None:
     bus = application()
     pair = await nodes.cluster(bus, 2)
-    events = pair[0].observers.subscribe()
+    events = pair[0].subscriptions.subscribe()
     picture = await anext(events)
     assert isinstance(picture, MembershipView)
     assert {m.node for m in picture.members} == {node.me for node in pair}
@@ -126,11 +126,11 @@ async def test_B20_a_slow_listener_finds_a_new_picture_and_costs_a_bounded_queue
     nodes: Nodes,
 ) -> None:
     node = await nodes.start(application())
-    events = node.observers.subscribe()
+    events = node.subscriptions.subscribe()
     await anext(events)
     for i in range(3 * QUEUE_MAX):
         events.put(MetaChanged("x", b"%d" % i))
-    node.observers.forget(events)
+    node.subscriptions.forget(events)
     events.end()
     rest = [event async for event in events]
     assert len(rest) <= QUEUE_MAX
@@ -153,18 +153,18 @@ async def test_B21_callbacks_come_once_at_their_moment_and_late_ones_at_once(nod
     bus.on_member_up(lambda: said.append(("late", None)))
     await until(lambda: len(said) == 2, "the late callback")
     assert said == [("up", Status.UP), ("late", None)]
-    await departure.leave(node, lambda text: None)
-    await node.observers.end(5.0)
+    await shutdown.leave(node, lambda text: None)
+    await node.subscriptions.end(5.0)
     assert said[2:] == [("removed", None)]
 
 
 async def test_B21_a_callback_that_does_not_end_is_not_waited_for() -> None:
     from shardbus.ids import NodeId
 
-    observers = Observers(NodeId("n", 1, 1))
-    observers.when_removed(asyncio.Event().wait)
+    subscriptions = Subscriptions(NodeId("n", 1, 1))
+    subscriptions.when_removed(asyncio.Event().wait)
     async with asyncio.timeout(5):
-        await observers.end(0.01)
+        await subscriptions.end(0.01)
 
 
 async def test_the_cluster_needs_a_node_in_this_process() -> None:
@@ -182,7 +182,7 @@ async def test_B30_until_waits_for_a_picture(nodes: Nodes) -> None:
         await cluster.until(lambda view: len(view.members) > 1, timeout=0.01)
     waiting = asyncio.ensure_future(cluster.until(lambda view: len(view.members) > 1))
     await asyncio.sleep(0)
-    await node.observers.end(1.0)
+    await node.subscriptions.end(1.0)
     with pytest.raises(NodeLost):
         await waiting
 
@@ -237,7 +237,7 @@ async def test_S1_58_a_late_join_does_not_down_the_living_successor(nodes: Nodes
     first, second = await nodes.cluster(application(), 2)
     late = Member(second.me._replace(uid=second.me.uid + 1), 1)
     join = encode(Join(Greeting("shop", PROTOCOL, {}), late))
-    first.endpoint.took_membership(encode_body(Membership(late.node, join)))
+    first.endpoint.took_membership(encode_body(MembershipFrame(late.node, join)))
     dropped = first.cluster.dropped
     await until(lambda: dropped["a member at its address may be alive"], "a verdict on the Join")
     await nodes.agree(2)
@@ -254,7 +254,7 @@ async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
     await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, 20) for n in trio))
     assert len(STOPS) == 0
     said: list[str] = []
-    await asyncio.gather(*(departure.leave(n, said.append) for n in trio))
+    await asyncio.gather(*(shutdown.leave(n, said.append) for n in trio))
     assert [node.stopped.result() for node in trio] == ["left"] * 3
     assert set(STOPS) == {StopReason.SHUTDOWN}
     assert len(STOPS) == 30
@@ -269,10 +269,10 @@ async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Node
     pair = await nodes.cluster(application(), 2)
     for kind in pair[0].kinds.values():
         kind.shutdown = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
-    leaving = asyncio.ensure_future(departure.leave(pair[0], lambda text: None))
+    leaving = asyncio.ensure_future(shutdown.leave(pair[0], lambda text: None))
     pair[1].cluster.post(ev.PrepareForShutdown())
     await asyncio.wait_for(pair[1].cluster_stops, 20)
-    await asyncio.gather(leaving, departure.leave(pair[1], lambda text: None))
+    await asyncio.gather(leaving, shutdown.leave(pair[1], lambda text: None))
     assert [node.stopped.result() for node in pair] == ["left"] * 2
 
 
@@ -309,7 +309,7 @@ async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
 async def test_TC17_large_messages_leave_heartbeats_alone(nodes: Nodes) -> None:
     """Links that are full of large messages are not those of heartbeats."""
     trio = await nodes.cluster(application(), 3)
-    events = [node.observers.subscribe() for node in trio]
+    events = [node.subscriptions.subscribe() for node in trio]
     client = await nodes.client(*trio)
     large = "x" * (4 << 20)
     for _ in range(3):
@@ -382,7 +382,9 @@ async def test_B152_the_last_open_member_is_not_closed(nodes: Nodes) -> None:
     admin = Admin(pair[0])
     assert (await admin.serve(str(pair[1].me), "draining"))["service"] == "draining"
     await until(
-        lambda: (m := pair[0].observers.view.member(pair[1].me)) and m.service.value == "draining",
+        lambda: (
+            (m := pair[0].subscriptions.view.member(pair[1].me)) and m.service.value == "draining"
+        ),
         "the word",
     )
     for service in ("cordoned", "draining"):
@@ -400,14 +402,14 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
     async with Nodes(hasty) as nodes:
         trio = await nodes.cluster(application(), 3)
         deaf = trio[2]
-        events = trio[1].observers.subscribe()
-        heard = deaf.endpoint.visitors._on_frame
+        events = trio[1].subscriptions.subscribe()
+        heard = deaf.endpoint.incoming._on_frame
 
         def only_membership(identity: bytes, head: bytes, body: bytes) -> None:
-            if read_header(head).kind == Kind.MEMBERSHIP:
+            if read_header(head).kind == FrameType.MEMBERSHIP:
                 heard(identity, head, body)
 
-        deaf.endpoint.visitors._on_frame = only_membership  # type: ignore[method-assign]
+        deaf.endpoint.incoming._on_frame = only_membership  # type: ignore[method-assign]
         for node in trio[:2]:
             session = node.endpoint.session_to(deaf.me.address, deaf.me)
             session.ask(("$node", "stats"), "", b"\x90", 1500, asyncio.Future(), bytes)
@@ -427,4 +429,4 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     assert link is not None
     link._break()
     await until(lambda: drops.get("removed"), "HELLO without an answer")
-    assert str(pair[1].me) not in pair[0].endpoint.visitors.by_name
+    assert str(pair[1].me) not in pair[0].endpoint.incoming.by_name

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from nodes import Nodes
 
 from shardbus import Entity, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
 from shardbus.errors import ConfigError, LocalProtocolError, SchemaError
+from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
 bus = ShardBus("misuse")

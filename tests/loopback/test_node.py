@@ -25,12 +25,12 @@ from shardbus import (
     UnknownEntityType,
     handler,
 )
+from shardbus.admin.answers import Admin
+from shardbus.config.settings import StoreSettings
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.node import Node
-from shardbus.settings import StoreSettings
-from shardbus.sharding.allocation import ConsistentHashing, Move
+from shardbus.node.node import Node
+from shardbus.sharding.allocation.strategies import ConsistentHashing, Move
 from shardbus.sharding.table import ShardTable
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import decode_value, encode_value
@@ -430,7 +430,7 @@ async def test_a_client_may_not_send_a_node_away(nodes: Nodes) -> None:
     bus, _ = application()
     [node] = await nodes.cluster(bus, 1)
     left: list[bool] = []
-    node.questions.on_leave = lambda: left.append(True)
+    node.rpc.on_leave = lambda: left.append(True)
     client = await nodes.client()
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     [session] = client._endpoint.sessions()
@@ -495,8 +495,8 @@ async def test_B54_TSU16_who_does_not_answer_in_time_is_left_out(
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=0.25)
     asked: list[int] = []
-    monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.timeout_ms))
-    assert [*await first.questions.ask_all("stats")] == [first.me]
+    monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.timeout_ms))
+    assert [*await first.rpc.ask_all("stats")] == [first.me]
     assert asked == [250]
 
 
@@ -509,7 +509,7 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
     first, second = await nodes.cluster(bus, 2, shard_region_query_timeout=0.05, types=own)
     asked: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        second.questions, "asked", lambda _, run: asked.append((run.method, run.timeout_ms))
+        second.rpc, "asked", lambda _, run: asked.append((run.method, run.timeout_ms))
     )
     for kind in first.kinds.values():
         kind.coordinator = second.me
@@ -534,7 +534,7 @@ async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
 ) -> None:
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=600.0)
     asked: list[str] = []
-    monkeypatch.setattr(second.questions, "asked", lambda _, run: asked.append(run.method))
+    monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.method))
     first.kinds["counter"].coordinator = second.me
     page = asyncio.ensure_future(Admin(first).shards("counter"))
     await until(lambda: sorted(asked) == ["stats", "table"], "both questions at once")
@@ -546,7 +546,7 @@ async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(
 ) -> None:
     [node] = await nodes.cluster(application()[0], 1, shard_region_query_timeout=600.0)
     dead = NodeId("127.0.0.1", free_port(), 1)
-    asking = asyncio.ensure_future(node.questions.ask(dead, "stats"))
+    asking = asyncio.ensure_future(node.rpc.ask(dead, "stats"))
     await until(lambda: node.endpoint.session_to(dead.address).outstanding, "the question")
     node.endpoint.drop(dead, NodeLost("it died"))
     with pytest.raises(NodeLost, match="it died"):

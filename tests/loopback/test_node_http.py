@@ -8,9 +8,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardbus import ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
+from shardbus.admin.answers import Admin
 from shardbus.ids import NodeId
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.node import Node
+from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
 
@@ -120,10 +120,10 @@ async def test_B85_a_limit_is_set_on_one_node_on_all_and_from_inside(nodes: Node
     rows = {row["node"]: row for row in said.pop("nodes")}
     assert said == {"type": "counter", "strategy": "lru", "silent": []}
     for node, host in zip(pair, hosts, strict=True):
-        row = {"node": str(node.me), "limit": 3, "entities": 3, "evicted": host.residents.evicted}
+        row = {"node": str(node.me), "limit": 3, "entities": 3, "evicted": host.passivator.evicted}
         assert rows[str(node.me)] == row
     pair[0].set_active_entity_limit("counter", 0)
-    assert [host.residents.limit for host in hosts] == [0, 3]
+    assert [host.passivator.limit for host in hosts] == [0, 3]
 
 
 async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(nodes: Nodes) -> None:
@@ -148,12 +148,12 @@ async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(node
     with pytest.raises(ConfigError, match="active_entity_limit"):
         bus.set_active_entity_limit("counter", -1)
     bus.set_active_entity_limit("counter", 7)
-    assert node.kinds["counter"].host.residents.limit == 7
+    assert node.kinds["counter"].host.passivator.limit == 7
 
     async def nobody(*asked: object, of: str) -> dict[NodeId, object]:
         return {}
 
-    node.questions.ask_all = nobody  # type: ignore[method-assign]
+    node.rpc.ask_all = nobody  # type: ignore[method-assign]
     said = await admin.set_limit("counter", 5, None)
     assert (said["nodes"], said["silent"]) == ([], [str(node.me)])
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.answers import Admin
+from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused
 from shardbus.ids import NodeId, shard_of
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.entity_type import StopReason
-from shardbus.runtime.node import Node
-from shardbus.sharding.allocation import Move
+from shardbus.node.node import Node
+from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.table import ShardTable
 from tests.loopback.nodes import Nodes, hosts
 from tests.ports import free_port

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 
 from shardbus import AskTimeout, Entity, EntityFailed, ReentrancyError, ShardBus, handler
-from shardbus.runtime.node import Node
+from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
@@ -356,8 +356,8 @@ async def busy(nodes: Nodes, entity_id: str, queued: int = 0) -> None:
     """Wait until an entity's handler waits, and so many messages wait for it."""
 
     def is_so() -> bool:
-        cells = [node.kinds["stop"].host.active.get(entity_id) for node in nodes.all]
-        return any(c and c.busy and len(c.mailbox or ()) == queued for c in cells)
+        activations = [node.kinds["stop"].host.active.get(entity_id) for node in nodes.all]
+        return any(c and c.busy and len(c.mailbox or ()) == queued for c in activations)
 
     await until(is_so, f"{entity_id} busy, {queued} waiting")
 

@@ -19,7 +19,7 @@ from shardbus import (
     Unhandled,
     handler,
 )
-from shardbus.runtime.node import Node
+from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, hosts, http, ready
 from tests.waiting import until
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.admin.answers import Admin
 from shardbus.errors import NodeLost
-from shardbus.runtime.admin import Admin
-from shardbus.runtime.node import Node
+from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 

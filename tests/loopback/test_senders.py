@@ -7,15 +7,15 @@ from itertools import count
 from typing import Any
 
 import pytest
-from nodes import Nodes, http
 
 from shardbus import BufferFull, Client, Entity, ShardBus, handler
 from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
 from shardbus.errors import ConfigError
-from shardbus.runtime.node import Node
-from shardbus.transport import link
+from shardbus.node.node import Node
+from shardbus.transport import outgoing
 from shardbus.transport.outbox import BATCH_WEIGHT_MAX
 from shardbus.wire.batch import Hello
+from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
 
 MAILBOX = 10
@@ -126,7 +126,7 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
             return client.refused_messages
 
     produced = asyncio.get_running_loop().run_in_executor(None, produce)
-    await until(lambda: node.kinds["line"].host.execution.crowd.pauses, "a pause")
+    await until(lambda: node.kinds["line"].host.execution.mailbox_limits.pauses, "a pause")
     app.gate.set()
     assert await produced == {}
     await until(lambda: len(app.told) == messages, "every message")
@@ -264,7 +264,7 @@ async def test_a_node_hears_of_what_it_has_passed_on_and_the_first_sender_does_n
 async def test_a_client_of_an_older_build_is_told_nothing_and_is_served(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "Hello", lambda *fields, listens: Hello(*fields))
+    monkeypatch.setattr(outgoing, "Hello", lambda *fields, listens: Hello(*fields))
     app = Application()
     app.gate.set()
     node = await nodes.start(app.bus)

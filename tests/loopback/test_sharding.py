@@ -11,12 +11,12 @@ import pytest
 
 from examples import office
 from shardbus import Entity, ShardBus, StopReason, StoreUnavailable, UnknownEntityType, handler
+from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Status
-from shardbus.runtime.node import Node
-from shardbus.settings import DowningSettings
-from shardbus.sharding.allocation import Move
+from shardbus.node.node import Node
+from shardbus.sharding.allocation.strategies import Move
 from shardbus.sharding.table import ShardTable
 from shardbus.store.memory import MemoryStore
 from tests.loopback.nodes import QUICK, Nodes, hosts, http, ready
@@ -180,7 +180,7 @@ async def test_TS3_a_leaving_coordinator_moves_its_own_shards_only(nodes: Nodes)
     four = await nodes.cluster(application(), 4)
     assert await ask_all(four[1], "add") == [1] * 60
     before = homes(four)
-    assert four[0].successions["counter"].coordination.coordinator is not None
+    assert four[0].singletons["counter"].coordination.coordinator is not None
     await nodes.leave(four[0])
     assert await ask_all(four[3], "add") == [2] * 60
     after = homes(four[1:])
@@ -474,9 +474,9 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
     trio[2].cluster.post(cluster.PrepareForShutdown())
     await asyncio.gather(*(asyncio.wait_for(node.cluster_stops, 20) for node in trio))
     chosen.move = dict.fromkeys(known, trio[2].me)
-    coordinator = trio[0].successions["counter"].coordination.coordinator
+    coordinator = trio[0].singletons["counter"].coordination.coordinator
     assert coordinator is not None
-    trio[0].questions.rebalance("counter")
+    trio[0].rpc.rebalance("counter")
     for added in (2, 3):
         due = coordinator.deadline()
         await until(lambda due=due: coordinator.deadline() != due, "a look at the balance")
@@ -540,7 +540,7 @@ async def test_TS16_TSU16_who_does_not_answer_is_not_shown_as_empty(
     first, second = await nodes.cluster(application(), 2, shard_region_query_timeout=0.25)
     await ask_all(first, "add")
     assert (await page(first, "/v1/entities/counter"))["silent"] == []
-    monkeypatch.setattr(second.questions, "asked", lambda session, run: None)
+    monkeypatch.setattr(second.rpc, "asked", lambda session, run: None)
     rows = (await page(first, "/v1/shards/counter"))["shards"]
     unknown = [row["entities"] for row in rows if row["node"] == str(second.me)]
     known = [row["entities"] for row in rows if row["node"] == str(first.me)]

@@ -10,9 +10,9 @@ import pytest
 from shardbus import Entity, ShardBus, handler
 from shardbus.membership.events import Down
 from shardbus.membership.member import Status
-from shardbus.runtime import departure
-from shardbus.runtime.node import Node
-from shardbus.runtime.phases import HAND_OFF, PHASES
+from shardbus.node import shutdown
+from shardbus.node.node import Node
+from shardbus.node.phases import HAND_OFF, PHASES
 from tests.loopback.nodes import Nodes, http, ready
 from tests.waiting import until
 
@@ -46,7 +46,7 @@ async def test_B141_every_phase_finds_the_node_as_it_should_be(nodes: Nodes) -> 
 
     for phase in PHASES:
         leaver.phases.add(phase, lambda phase=phase: look(phase))
-    assert await departure.leave(leaver, lambda text: None)
+    assert await shutdown.leave(leaver, lambda text: None)
     assert seen == [
         ("before-service-unbind", True, True, False),
         ("service-unbind", True, True, False),
@@ -94,7 +94,7 @@ async def test_a_leaving_node_is_not_ready_from_the_first_phase_on(nodes: Nodes)
 
     node.phases.add("before-service-unbind", look)
     assert ready(node)
-    await departure.leave(node, lambda text: None)
+    await shutdown.leave(node, lambda text: None)
     assert seen == [(503, "before-service-unbind")]
 
 
@@ -112,7 +112,7 @@ async def test_a_handoff_that_is_late_ends_the_node_without_leaving(
     )
     leaver.phases.add("cluster-leave", lambda: seen.append("cluster-leave"))
     leaver.phases.add("cluster-shutdown", lambda: seen.append("cluster-shutdown"))
-    assert not await departure.leave(leaver, said.append)
+    assert not await shutdown.leave(leaver, said.append)
     assert seen == ["cluster-shutdown"]
     assert not leaver.stopped.done()
     assert "leaving the cluster" not in said
@@ -139,11 +139,11 @@ async def test_a_node_that_is_downed_as_it_leaves_stops_at_once(nodes: Nodes, ph
     for late in PHASES[PHASES.index(phase) + 1 :]:
         leaver.phases.add(late, lambda late=late: seen.append(late))
     leaver.phases.seconds = lambda phase, longest: 3600.0  # type: ignore[method-assign]
-    leaving = asyncio.ensure_future(departure.leave(leaver, said.append))
+    leaving = asyncio.ensure_future(shutdown.leave(leaver, said.append))
     await asyncio.wait_for(entered.wait(), 20)
     pair[0].cluster.post(Down(leaver.me))
     assert not await asyncio.wait_for(leaving, 20)
-    assert leaver.stopped.result() != departure.LEFT
+    assert leaver.stopped.result() != shutdown.LEFT
     await asyncio.wait_for(cancelled.wait(), 20)
     assert seen == []
     assert "leaving the cluster" not in said

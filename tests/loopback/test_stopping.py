@@ -9,7 +9,7 @@ import pytest
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.membership import events
 from shardbus.membership.member import Service
-from shardbus.runtime import departure
+from shardbus.node import shutdown
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
@@ -90,10 +90,10 @@ async def test_clients_of_a_shard_that_was_stopped_part_from_a_node_that_leaves(
         await client.ref(page, i).add(1)
     shards = list(leaving.kinds["page"].host.shards)
     assert shards
-    assert not await pair[0].successions["page"].coordination.stop_shards(shards, 10)
-    monkeypatch.setattr(departure, "PART_FIRST_S", 9.0)
+    assert not await pair[0].singletons["page"].coordination.stop_shards(shards, 10)
+    monkeypatch.setattr(shutdown, "PART_FIRST_S", 9.0)
     nodes.all.remove(leaving)
-    await departure.leave(leaving, lambda text: None)
+    await shutdown.leave(leaving, lambda text: None)
     left = leaving.endpoint.clients, leaving.kinds["page"].router.region.buffered[0]
     await leaving.close()
     assert left == (0, 0)
@@ -105,14 +105,14 @@ async def test_a_flush_that_finds_no_home_is_no_message_that_is_lost(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shard was stopped on a node that leaves, and nobody can take it."""
-    monkeypatch.setattr(departure, "PART_S", 0.4)
+    monkeypatch.setattr(shutdown, "PART_S", 0.4)
     bus, page = application()
     pair = await nodes.cluster(bus, 2)
     client, last = await nodes.client(*pair), pair[0]
     await nodes.leave(pair[1])
     for i in IDS:
         await client.ref(page, i).add(1)
-    assert not await last.successions["page"].coordination.stop_shards(
+    assert not await last.singletons["page"].coordination.stop_shards(
         list(last.kinds["page"].host.shards), 10
     )
     await nodes.leave(last)

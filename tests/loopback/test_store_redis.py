@@ -14,8 +14,6 @@ from typing import Any
 
 import pytest
 from redis.asyncio import Redis
-from store_suite import NASTY_IDS, StoreFactory, remembered, save, until
-from test_store_conformance import StoreConformance
 
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
@@ -23,6 +21,8 @@ from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
 from shardbus.store.redis import RedisStore
 from tests.redis_server import RedisServer, valkey_binary
+from tests.unit.store.store_suite import NASTY_IDS, StoreFactory, remembered, save, until
+from tests.unit.store.test_conformance import StoreConformance
 
 A = NodeId("10.0.0.1", 7355, 1)
 

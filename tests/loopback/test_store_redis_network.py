@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from store_suite import remembered, save, until
 
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
 from tests.redis_server import RedisServer
+from tests.unit.store.store_suite import remembered, save, until
 
 A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
 

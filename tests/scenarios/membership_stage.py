@@ -21,17 +21,16 @@ from random import Random
 from textwrap import wrap
 from typing import Any
 
-from membership_net import Net, Node
-from membership_words import Words
-
+from shardbus.config.settings import ClusterSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership import messages as msg
 from shardbus.membership import view as seen
 from shardbus.membership.gossip import Gossip
-from shardbus.settings import ClusterSettings
-from shardbus.simulation.checks import version
-from shardbus.simulation.lanes import UNDRAWN, Trace
+from shardbus.simulation.membership.checks import version
+from shardbus.simulation.trace import UNDRAWN, Trace
+from tests.scenarios.membership_words import Words
+from tests.unit.membership.membership_net import Net, Node
 
 DELAY = 0.01
 UNBROKEN = "\u00a0"
@@ -144,7 +143,7 @@ class Stage(Net):
             super().give(process, event)
             return
         gossip = (
-            isinstance(event, ev.Received)
+            isinstance(event, ev.PubSubReceived)
             and self.draws_gossip
             and not isinstance(event.message, HEARTBEATS)
         )
@@ -160,7 +159,7 @@ class Stage(Net):
 
     def _arrives(self, me: str, event: ev.Event) -> None:
         match event:
-            case ev.Received(sender, message) if self.draws_gossip and not isinstance(
+            case ev.PubSubReceived(sender, message) if self.draws_gossip and not isinstance(
                 message, HEARTBEATS
             ):
                 self.draw(self.words.label(sender), self.words.message(message), me)
@@ -191,9 +190,9 @@ class Stage(Net):
                 self.draw(me, f"asks for lease {self.words.lease(name)}")
             case ev.Stopped(reason):
                 self.draw(me, f"ends: {self.words.named(reason)}")
-            case ev.Refused(reason):
+            case ev.CommandRefused(reason):
                 self.draw(me, f"refuses: {self.words.named(reason)}")
-            case ev.Dropped(sender, reason):
+            case ev.MessageDropped(sender, reason):
                 self.draw(me, f"drops what {self.words.label(sender)} says: {reason}")
             case ev.Notice(event):
                 self._notice(me, event)

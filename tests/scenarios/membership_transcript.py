@@ -37,13 +37,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from membership_stage import Stage
-from membership_words import weight
-from playing import replayed
-
-from shardbus.loading import from_assignments, load
+from shardbus.config.loading import from_assignments, load
 from shardbus.membership import events as ev
-from shardbus.simulation.network import CutLink, partition
+from shardbus.simulation.membership.network import CutLink, partition
+from tests.scenarios.membership_stage import Stage
+from tests.scenarios.membership_words import weight
+from tests.scenarios.playing import replayed
 
 
 class Script:

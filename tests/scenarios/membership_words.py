@@ -16,8 +16,8 @@ from shardbus.membership import messages as msg
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.reachability import Flag
 from shardbus.membership.vector_clock import VectorClock
-from shardbus.simulation.checks import version
-from shardbus.simulation.process import Process
+from shardbus.simulation.membership.checks import version
+from shardbus.simulation.membership.process import Process
 from shardbus.wire.gossip import encode
 
 Record = tuple[NodeId, NodeId, Flag]

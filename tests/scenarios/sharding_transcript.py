@@ -21,14 +21,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from playing import Steady, replayed
-from sharding_net import SETTINGS, Net
-from sharding_process import Echo, Letter, Process
-
 from shardbus.ids import NodeId, shard_of
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import Home
+from tests.scenarios.playing import Steady, replayed
+from tests.unit.sharding.sharding_net import SETTINGS, Net
+from tests.unit.sharding.sharding_process import Echo, Letter, Process
 
 
 class Stage(Net):

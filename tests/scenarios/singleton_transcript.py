@@ -20,11 +20,10 @@ do. Messages take half a millisecond, claims and views one.
 
 from __future__ import annotations
 
-from playing import Steady, replayed
-from singleton_net import Net, Node
-
 from shardbus.ids import NodeId
-from shardbus.membership import handover as ho
+from shardbus.membership.singleton import messages as ho
+from tests.scenarios.playing import Steady, replayed
+from tests.unit.membership.singleton.singleton_net import Net, Node
 
 
 class Stage(Net):
@@ -56,17 +55,17 @@ class Stage(Net):
         match what:
             case int():
                 self.say(f"{node.name} rules, epoch {what}")
-            case ho.Turned(_, after, why):
+            case ho.SingletonStateChanged(_, after, why):
                 self.say(f"{node.name} = {after}: {why}")
-            case ho.Prepare():
+            case ho.PrepareInstance():
                 self.say(f"{node.name} gets ready")
-            case ho.Begin(epoch):
+            case ho.StartInstance(epoch):
                 self.say(f"{node.name} claims above epoch {epoch}")
-            case ho.Retire():
+            case ho.RetireInstance():
                 self.say(f"{node.name} finishes")
-            case ho.Halt():
+            case ho.HaltInstance():
                 self.say(f"{node.name} stops at once")
-            case ho.Over():
+            case ho.InstanceStopped():
                 self.say(f"{node.name} has stopped")
             case _:
                 pass

@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from membership_transcript import play
-from playing import check
 
 from shardbus.errors import ConfigError
+from tests.scenarios.membership_transcript import play
+from tests.scenarios.playing import check
 
 HERE = Path(__file__).parent
 TRANSCRIPTS = sorted((HERE / "membership").glob("*.txt"))

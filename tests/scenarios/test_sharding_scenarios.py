@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playing import check
-from sharding_transcript import play
+
+from tests.scenarios.playing import check
+from tests.scenarios.sharding_transcript import play
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "sharding").glob("*.txt"))
 

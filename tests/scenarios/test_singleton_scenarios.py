@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from playing import check
-from singleton_transcript import play
+
+from tests.scenarios.playing import check
+from tests.scenarios.singleton_transcript import play
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "singleton").glob("*.txt"))
 

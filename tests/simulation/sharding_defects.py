@@ -9,26 +9,27 @@ from typing import Any
 
 import pytest
 
-from shardbus.client.kinds import Kinds
+from shardbus.client.regions import ClientRegions
+from shardbus.entities.context import Context
+from shardbus.entities.host import Host
+from shardbus.entities.remembering import RememberedEntities
+from shardbus.entities.shard import Shard
+from shardbus.entities.stopping import Stopper
+from shardbus.entities.supervision import MOVES
 from shardbus.errors import StaleEpoch
-from shardbus.runtime import departure
-from shardbus.runtime.context import Context
-from shardbus.runtime.hosted import HostedShard
-from shardbus.runtime.hosting import Host
-from shardbus.runtime.node import Node
-from shardbus.runtime.remembering import Memory
-from shardbus.runtime.starting import MOVES
-from shardbus.runtime.stopping import Ending
-from shardbus.sharding import coordinator, events
-from shardbus.sharding.enrolment import Enrolment
-from shardbus.sharding.ledger import Ledger, Writing
-from shardbus.sharding.router import Router
-from shardbus.sharding.routes import Route, Way
-from shardbus.sharding.ways import Ways
+from shardbus.node import shutdown
+from shardbus.node.node import Node
+from shardbus.sharding import events
+from shardbus.sharding.coordinator import coordinator
+from shardbus.sharding.coordinator.ledger import Ledger, PendingWrite
+from shardbus.sharding.region.registration import Registration
+from shardbus.sharding.region.route import Route, RouteState
+from shardbus.sharding.region.routing import Routing
+from shardbus.sharding.region.transitions import RouteTransitions
 from shardbus.store import memory
-from shardbus.transport import parts, session
+from shardbus.transport import fragments, session
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.parts import Lane
+from shardbus.transport.fragments import FragmentQueue
 from shardbus.transport.session import Session
 from shardbus.transport.window import Window
 
@@ -36,14 +37,14 @@ Patch = pytest.MonkeyPatch
 
 
 def a_home_is_left_without_a_flush(patch: Patch) -> None:
-    def careless(self: Ways, route: Route, now: float) -> None:
+    def careless(self: RouteTransitions, route: Route, now: float) -> None:
         self.close(route)
 
-    patch.setattr(Ways, "flush_out", careless)
+    patch.setattr(RouteTransitions, "flush_out", careless)
 
 
 def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
-    from shardbus.transport import router
+    from shardbus.routing import router
 
     def gullible(self: router._Echo, error: Exception) -> None:
         self._router.handle(events.FlushDone(self._shard, self._flush_id))
@@ -52,20 +53,20 @@ def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
 
 
 def what_waits_is_dropped_when_a_home_is_known(patch: Patch) -> None:
-    opens = Ways.open
+    opens = RouteTransitions.open
 
-    def forgetful(self: Ways, route: Route) -> None:
+    def forgetful(self: RouteTransitions, route: Route) -> None:
         self._buffers.give(route.waiting)
         route.waiting = []
         opens(self, route)
 
-    patch.setattr(Ways, "open", forgetful)
+    patch.setattr(RouteTransitions, "open", forgetful)
 
 
 def homes_are_told_before_they_are_stored(patch: Patch) -> None:
     persist = coordinator.Coordinator._persist
 
-    def eager(self: coordinator.Coordinator, writing: Writing) -> None:
+    def eager(self: coordinator.Coordinator, writing: PendingWrite) -> None:
         persist(self, writing)
         if writing.homes:
             self._on_persisted(writing.op_id, 0.0)
@@ -118,19 +119,19 @@ def a_load_does_not_raise_the_fence(patch: Patch) -> None:
 
 
 def an_entity_starts_before_it_is_remembered(patch: Patch) -> None:
-    def knows(self: Memory, hosted: HostedShard, entity_id: str) -> bool:
+    def knows(self: RememberedEntities, hosted: Shard, entity_id: str) -> bool:
         return True
 
-    patch.setattr(Memory, "knows", knows)
+    patch.setattr(RememberedEntities, "knows", knows)
 
 
 def a_handoff_is_forgotten_like_a_passivation(patch: Patch) -> None:
     gone = Host._gone
 
-    def forgets(self: Host, cell: Context) -> None:
-        if self.memory is not None and cell.shard in self.memory._books:
-            self.memory.forget(cell.shard, cell.entity_id)
-        gone(self, cell)
+    def forgets(self: Host, activation: Context) -> None:
+        if self.memory is not None and activation.shard in self.memory._books:
+            self.memory.forget(activation.shard, activation.entity_id)
+        gone(self, activation)
 
     patch.setattr(Host, "_gone", forgets)
 
@@ -139,7 +140,7 @@ def an_unreachable_node_is_taken_for_dead(patch: Patch) -> None:
     handle = coordinator.Coordinator.handle
 
     def rash(self: coordinator.Coordinator, event: Any, now: float) -> Any:
-        if isinstance(event, events.Members) and event.unsettled:
+        if isinstance(event, events.MembersChanged) and event.unsettled:
             event = replace(event, live=tuple(n for n in event.live if n == event.live[0]))
         return handle(self, event, now)
 
@@ -160,23 +161,23 @@ def a_link_to_a_former_process_is_closed_and_nobody_told(patch: Patch) -> None:
 
 
 def what_comes_back_goes_behind_what_waits(patch: Patch) -> None:
-    gone = Router.gone
+    gone = Routing.gone
 
-    def late(self: Router, node: Any, returned: Any, now: float) -> None:
+    def late(self: Routing, node: Any, returned: Any, now: float) -> None:
         gone(self, node, (), now)
         for shard, envelope in returned:
             self.deliver(events.Deliver(shard, envelope), now)
 
-    patch.setattr(Router, "gone", late)
+    patch.setattr(Routing, "gone", late)
 
 
 def a_downed_node_goes_on_leaving(patch: Patch) -> None:
     async def stubborn(node: Node, progress: Any) -> bool:
-        return await departure._go_through(node, progress)
+        return await shutdown._go_through(node, progress)
 
-    from shardbus.simulation import fleet
+    from shardbus.simulation.nodes import world
 
-    patch.setattr(fleet, "leave", stubborn)
+    patch.setattr(world, "leave", stubborn)
 
 
 def a_full_socket_is_tried_once(patch: Patch) -> None:
@@ -189,16 +190,16 @@ def a_full_socket_is_tried_once(patch: Patch) -> None:
 
 
 def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
-    patch.setattr(Router, "back", lambda self, node: None)
-    patch.setattr(Kinds, "doubt", lambda self, members: None)
+    patch.setattr(Routing, "back", lambda self, node: None)
+    patch.setattr(ClientRegions, "doubt", lambda self, members: None)
 
 
 def an_old_coordinator_is_obeyed(patch: Patch) -> None:
-    def obeys(self: Enrolment, sender: Any, epoch: int) -> str:
+    def obeys(self: Registration, sender: Any, epoch: int) -> str:
         self.epoch = max(self.epoch, epoch)
         return ""
 
-    patch.setattr(Enrolment, "obeys", obeys)
+    patch.setattr(Registration, "obeys", obeys)
     patch.setattr(memory.MemoryStore, "write_homes", _unguarded_write, raising=True)
 
 
@@ -227,37 +228,37 @@ def a_report_of_an_older_home_wins(patch: Patch) -> None:
 
 
 def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
-    from shardbus.sharding.region import Region, State
+    from shardbus.sharding.region.region import HostedState, ShardRegion
 
-    down = Region._on_down
+    down = ShardRegion._on_down
 
-    def keeps(self: Region, shard: str, left: tuple[Any, ...], now: float) -> None:
+    def keeps(self: ShardRegion, shard: str, left: tuple[Any, ...], now: float) -> None:
         hosted = self._hosted.get(shard)
         route = self._router._route(shard)
         next_home = route.next
         down(self, shard, left, now)
-        stopping = hosted is not None and hosted.state is State.STOPPING
-        if stopping and next_home is not None and route.way is Way.UNKNOWN:
+        stopping = hosted is not None and hosted.state is HostedState.STOPPING
+        if stopping and next_home is not None and route.way is RouteState.UNKNOWN:
             route.next = next_home
 
-    patch.setattr(Region, "_on_down", keeps)
+    patch.setattr(ShardRegion, "_on_down", keeps)
 
 
 def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None:
-    finish = Ending.finish
+    finish = Stopper.finish
 
-    def forgetful(self: Ending, cell: Context) -> None:
-        if cell.entity is None and cell.stopping in MOVES:
-            cell.mailbox = None
-        finish(self, cell)
+    def forgetful(self: Stopper, activation: Context) -> None:
+        if activation.entity is None and activation.stopping in MOVES:
+            activation.mailbox = None
+        finish(self, activation)
 
-    patch.setattr(Ending, "finish", forgetful)
+    patch.setattr(Stopper, "finish", forgetful)
 
 
 def a_message_passes_a_large_one_for_the_same_entity(patch: Patch) -> None:
     """Every other batch is a large one there."""
-    for module in (parts, session):
+    for module in (fragments, session):
         patch.setattr(module, "LARGE_WEIGHT", 400)
-    patch.setattr(parts, "PART_BYTES", 60)
-    patch.setattr(parts, "PARTS_AHEAD", 2)
-    patch.setattr(Lane, "_may_pass", lambda self, runs: True)
+    patch.setattr(fragments, "PART_BYTES", 60)
+    patch.setattr(fragments, "PARTS_AHEAD", 2)
+    patch.setattr(FragmentQueue, "_may_pass", lambda self, runs: True)

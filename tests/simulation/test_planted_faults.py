@@ -10,25 +10,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from membership_net import cut_off_at_the_decision, half_asleep_behind_a_wall
 
+from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.ids import NodeId
-from shardbus.membership import admission, cluster, downing, gossip, leader, resolver, strategies
+from shardbus.membership import admission, cluster, gossip, leader
 from shardbus.membership import events as ev
-from shardbus.membership.confirm import DeathWatch, ProbeOutcome
-from shardbus.membership.downing import Outcome
+from shardbus.membership.downing import resolver, strategies
+from shardbus.membership.downing import split as splits
+from shardbus.membership.downing.split import Decision, DowningOutcome, Split
+from shardbus.membership.failure.confirmed_death import DeathWatch, ProbeOutcome
+from shardbus.membership.failure.heartbeat import Heartbeats
+from shardbus.membership.failure.local_health import LocalHealth
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.health import Health
-from shardbus.membership.heartbeat import Heartbeats
-from shardbus.membership.join import Joiner
+from shardbus.membership.joining import Joiner
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import Greeting, Join, Welcome
 from shardbus.membership.reachability import Flag, Reachability
-from shardbus.settings import ClusterSettings, DowningSettings
-from shardbus.simulation.checks import Violation
-from shardbus.simulation.options import draw
-from shardbus.simulation.run import Outcome as Run
-from shardbus.simulation.run import simulate
+from shardbus.simulation.membership.checks import Violation
+from shardbus.simulation.membership.options import draw
+from shardbus.simulation.membership.run import RunOutcome as Run
+from shardbus.simulation.membership.run import simulate
+from tests.unit.membership.membership_net import cut_off_at_the_decision, half_asleep_behind_a_wall
 
 SEEDS = 40
 Patch = pytest.MonkeyPatch
@@ -125,11 +127,13 @@ def a_side_stays_that_should_go(
     """Wherever `when(decision, split, *more)`, of the decisions of that strategy to go."""
     decide = getattr(strategies, strategy)
 
-    def wrong(split: downing.Split, *more: object) -> downing.Decision:
-        decision: downing.Decision = decide(split, *more)
-        if decision.outcome is not Outcome.DOWN_OURSELVES or not when(decision, split, *more):
+    def wrong(split: Split, *more: object) -> Decision:
+        decision: Decision = decide(split, *more)
+        if decision.outcome is not DowningOutcome.DOWN_OURSELVES or not when(
+            decision, split, *more
+        ):
             return decision
-        return replace(decision, outcome=Outcome.DOWN_OTHERS, down=split.cut)
+        return replace(decision, outcome=DowningOutcome.DOWN_OTHERS, down=split.cut)
 
     patch.setattr(strategies, strategy, wrong)
 
@@ -141,7 +145,7 @@ def a_minority_stays(patch: Patch) -> None:
 def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
     on_lease = resolver.Resolver.on_lease
 
-    def bold(self: resolver.Resolver, name: str, granted: bool | None) -> resolver.Plan:
+    def bold(self: resolver.Resolver, name: str, granted: bool | None) -> resolver.DowningPlan:
         return on_lease(self, name, True)
 
     patch.setattr(resolver.Resolver, "on_lease", bold)
@@ -190,12 +194,12 @@ def ages_are_not_counted_on(patch: Patch) -> None:
 
 
 def who_is_gone_is_listened_to(patch: Patch) -> None:
-    take_out = cluster.Cluster._take_out
+    take_out = cluster.ClusterMembership._take_out
 
-    def attached(self: cluster.Cluster) -> list[ev.Effect]:
+    def attached(self: cluster.ClusterMembership) -> list[ev.Effect]:
         return [effect for effect in take_out(self) if not isinstance(effect, ev.Unsubscribe)]
 
-    patch.setattr(cluster.Cluster, "_take_out", attached)
+    patch.setattr(cluster.ClusterMembership, "_take_out", attached)
 
 
 def who_is_gone_is_probed(patch: Patch) -> None:
@@ -206,21 +210,21 @@ def who_is_gone_is_probed(patch: Patch) -> None:
 
 
 def a_quorum_may_be_too_small(patch: Patch) -> None:
-    def blind(decision: downing.Decision, split: downing.Split, size: int) -> bool:
+    def blind(decision: Decision, split: Split, size: int) -> bool:
         return "too large" in decision.reason and len(split.ours) >= size
 
     a_side_stays_that_should_go(patch, "static_quorum", blind)
 
 
 def one_vote_less_is_a_quorum_too(patch: Patch) -> None:
-    def modest(decision: downing.Decision, split: downing.Split, size: int) -> bool:
+    def modest(decision: Decision, split: Split, size: int) -> bool:
         return "no quorum" in decision.reason and len(split.ours) >= size - 1
 
     a_side_stays_that_should_go(patch, "static_quorum", modest)
 
 
 def the_oldest_stays_though_it_is_alone(patch: Patch) -> None:
-    def vain(decision: downing.Decision, *_: object) -> bool:
+    def vain(decision: Decision, *_: object) -> bool:
         return "here, but alone" in decision.reason
 
     a_side_stays_that_should_go(patch, "keep_oldest", vain)
@@ -247,9 +251,9 @@ def down_all_downs_all_others(patch: Patch) -> None:
 
 
 def who_is_down_and_may_not_know_it_is_forgotten(patch: Patch) -> None:
-    survey = downing.survey
+    survey = splits.survey
 
-    def forgetful(*arguments: object, **more: object) -> downing.Split:
+    def forgetful(*arguments: object, **more: object) -> Split:
         split = survey(*arguments, **more)  # type: ignore[arg-type]
         return replace(split, theirs=tuple(n for n in split.theirs if n in split.cut))
 
@@ -278,22 +282,24 @@ def the_first_do_not_wait_for_enough(patch: Patch) -> None:
 
 
 def weakly_up_is_never_off(patch: Patch) -> None:
-    start = cluster.Cluster.__init__
+    start = cluster.ClusterMembership.__init__
 
-    def eager(self: cluster.Cluster, me: Member, name: str, given: ClusterSettings, *rest: Any):
+    def eager(
+        self: cluster.ClusterMembership, me: Member, name: str, given: ClusterSettings, *rest: Any
+    ):
         start(self, me, name, replace(given, allow_weakly_up_members=2.0), *rest)
 
-    patch.setattr(cluster.Cluster, "__init__", eager)
+    patch.setattr(cluster.ClusterMembership, "__init__", eager)
 
 
 def patience_has_no_end(patch: Patch) -> None:
-    def sulk(self: Health, seconds: float) -> None:
+    def sulk(self: LocalHealth, seconds: float) -> None:
         self.lag = 1e6 if seconds > 1.0 else self.lag
 
-    patch.setattr(Health, "patience_max", 1e6)
-    patch.setattr(Health, "unanswered_max", 10**6)
-    patch.setattr(Health, "on_late", sulk)
-    patch.setattr(Health, "on_good_beat", lambda self: None)
+    patch.setattr(LocalHealth, "patience_max", 1e6)
+    patch.setattr(LocalHealth, "unanswered_max", 10**6)
+    patch.setattr(LocalHealth, "on_late", sulk)
+    patch.setattr(LocalHealth, "on_good_beat", lambda self: None)
 
 
 @dataclass(frozen=True)
@@ -336,7 +342,7 @@ CONFIGURED: dict[Plant, Found] = {
 
 def who_is_ready_to_stop_is_missed(patch: Patch) -> None:
     patch.setattr(gossip, "ON_THE_WAY_OUT", (Status.DOWN, Status.EXITING))
-    patch.setattr(downing, "ON_THE_WAY_OUT", (Status.DOWN, Status.EXITING))
+    patch.setattr(splits, "ON_THE_WAY_OUT", (Status.DOWN, Status.EXITING))
 
 
 PLANTS: dict[Plant, tuple[str, ...]] = {

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-import sharding_defects as defects
 
-from shardbus.simulation.fleet_run import simulate_fleet
-from shardbus.simulation.load import Load, draw_load
+from shardbus.simulation.nodes.options import NodeOptions, draw_load
+from shardbus.simulation.nodes.run import simulate_fleet
+from tests.simulation import sharding_defects as defects
 
 SEEDS = 60
 SECONDS = 12.0
@@ -34,7 +34,7 @@ class Planted:
     density: str | None = None
     seconds: float = SECONDS
 
-    def load(self, seed: int) -> Load:
+    def load(self, seed: int) -> NodeOptions:
         """The run of this seed in which it is sought."""
         drawn = draw_load(seed, seconds=self.seconds, density=self.density)
         return replace(drawn, faults=replace(drawn.faults, **self.faults), **self.like)

@@ -16,14 +16,14 @@ from random import Random
 import pytest
 
 from shardbus.membership import events as ev
-from shardbus.membership.confirm import ProbeOutcome
-from shardbus.simulation.lanes import Trace
-from shardbus.simulation.leases import Leases
-from shardbus.simulation.network import CutLink, Network, partition
-from shardbus.simulation.options import STRATEGIES, Options, draw
-from shardbus.simulation.run import simulate
+from shardbus.membership.failure.confirmed_death import ProbeOutcome
+from shardbus.simulation.membership.leases import SimLeases
+from shardbus.simulation.membership.network import CutLink, SimPubSub, partition
+from shardbus.simulation.membership.options import STRATEGIES, Options, draw
+from shardbus.simulation.membership.run import simulate
+from shardbus.simulation.membership.world import World
 from shardbus.simulation.timeline import Timeline
-from shardbus.simulation.world import World
+from shardbus.simulation.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, BLOCK = 100, 10
@@ -173,7 +173,7 @@ def test_things_at_one_time_happen_in_the_order_in_which_they_were_asked_for() -
 
 
 def test_walls_stand_where_they_are_put() -> None:
-    network = Network(Random(1))
+    network = SimPubSub(Random(1))
     network.walls = [partition(["a"], ["b"], one_way=True)]
     assert (network.walled("a", "b"), network.walled("b", "a")) == (True, False)
     assert network.severed("b", "a")
@@ -213,7 +213,7 @@ def test_a_probe_of_a_former_process_is_answered_by_its_successor_if_that_answer
 
 
 def test_the_network_loses_repeats_and_delays_its_part() -> None:
-    network = Network(Random(1))
+    network = SimPubSub(Random(1))
     assert len(network.copies()) == 1
     network.loss, network.duplication, network.reordering = 0.2, 0.2, 0.2
     copies = [network.copies() for _ in range(1000)]
@@ -223,7 +223,7 @@ def test_the_network_loses_repeats_and_delays_its_part() -> None:
 
 
 def test_a_lease_has_one_owner_until_it_ends_or_is_forgotten() -> None:
-    leases = Leases(Random(1))
+    leases = SimLeases(Random(1))
     assert leases.acquire("x", "a", 20.0, 0.0) is True
     assert leases.acquire("x", "b", 20.0, 19.0) is False
     assert leases.acquire("x", "a", 20.0, 19.0) is True

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from shardbus import Directive, Entity, Envelope, Region, ShardBus, StartEntity, handler
+from shardbus.entities.entity_type import EntityType
 from shardbus.errors import ConfigError, LocalProtocolError, Unhandled
 from shardbus.ids import NodeId
-from shardbus.runtime.entity_type import EntityType
-from shardbus.runtime.observers import Observers
-from shardbus.transport.refs import START
+from shardbus.node.subscriptions import Subscriptions
+from shardbus.routing.refs import START
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -391,7 +391,7 @@ class FakeNode:
 
     def __init__(self, name: str) -> None:
         self.me = NodeId("n", 1, 1)
-        self.observers = Observers(self.me)
+        self.subscriptions = Subscriptions(self.me)
         self.kinds = {name: Sent()}
 
     def ref(self, kind: Any, entity_id: str) -> Any:

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from shardbus import ShardBus
-from shardbus.runtime.leash import Leash
-from shardbus.settings import Settings
+from shardbus.config.settings import Settings
+from shardbus.node.supervisor_link import SupervisorLink
 from shardbus_cli import main as cli
 from shardbus_cli import node
-from shardbus_cli import view as views
+from shardbus_cli import show as views
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -32,7 +32,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Started:
     """The nodes that commands would have started."""
     found: Started = []
 
-    def run(bus: ShardBus, settings: Settings, ready_fd: int | None, leash: Leash | None) -> int:
+    def run(
+        bus: ShardBus, settings: Settings, ready_fd: int | None, leash: SupervisorLink | None
+    ) -> int:
         found.append((bus.name, settings))
         return 0
 

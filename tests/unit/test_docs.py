@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import typer
 
+from shardbus.config.loading import options
+from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
-from shardbus.loading import options
-from shardbus.settings import HttpSettings
 from shardbus_cli.app_loader import load_app
 from shardbus_cli.main import app as commands
 
@@ -131,7 +131,7 @@ def test_every_route_is_on_its_page() -> None:
 
 
 def test_every_metric_is_on_its_page_and_no_other() -> None:
-    source = (ROOT / "shardbus/runtime/metrics.py").read_text(encoding="utf-8")
+    source = (ROOT / "shardbus/admin/metrics.py").read_text(encoding="utf-8")
     made = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:

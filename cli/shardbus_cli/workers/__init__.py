@@ -30,14 +30,14 @@ their exit codes. Whoever is late is killed when the worker's own deadline and a
 which counts as exit code 7.
 
 Neither side outlives the other in silence. Each worker holds a socket to the supervisor; if that
-ends, however it does, the worker leaves the cluster as at a SIGTERM (`shardbus.runtime.leash`).
+ends, the worker leaves the cluster as at a SIGTERM (`shardbus.node.supervisor_link`).
 
-    plan        ports, seeds and arguments of each worker; pure
-    crew        what to do when one ends, serves, is ready, or all shall go; pure
-    process     one worker's process, its socket and pipes
-    speech      what workers print, line by line, with their number
-    front       the unit's HTTP
-    exposition  metrics of all workers as one page; pure
+    plan             ports, seeds and arguments of each worker; pure
+    worker_group     what to do when one ends, serves, is ready, or all shall go; pure
+    process          one worker's process, its socket and pipes
+    prefixed_output  what workers print, line by line, with their number
+    http_front       the unit's HTTP
+    exposition       metrics of all workers as one page; pure
     supervisor  the loop that carries the crew's orders out
 
 Source: docs/reference/cli.md; docs/how-to.md; B.139, C.34.

@@ -14,16 +14,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardbus.config.settings import Settings
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
-from shardbus.settings import Settings
 
 STEP = 2
 PORT_MAX = 65535
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class WorkerAddress:
     """The ports of one worker, and the address that others know it by."""
 
     number: int
@@ -34,10 +34,10 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WorkerPlan:
     """All workers of a unit. `seeds` are those that the user named."""
 
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerAddress, ...]
     seeds: tuple[str, ...]
     arguments: tuple[str, ...]
     log_format: str
@@ -65,7 +65,9 @@ class Plan:
         return tuple(dict.fromkeys((*self.seeds, *own)))
 
 
-def plan_of(settings: Settings, workers: int, arguments: Sequence[str], log_format: str) -> Plan:
+def plan_of(
+    settings: Settings, workers: int, arguments: Sequence[str], log_format: str
+) -> WorkerPlan:
     """Share out the ports.
 
     Raises:
@@ -80,7 +82,7 @@ def plan_of(settings: Settings, workers: int, arguments: Sequence[str], log_form
     known = Address.advertised(node.advertise or node.host, node.port)
     gossip, http = node.gossip_port or node.port + 1, settings.http.port
     planned = tuple(
-        Worker(
+        WorkerAddress(
             n,
             Address(known.host, known.port + STEP * n),
             node.port + STEP * n,
@@ -90,10 +92,10 @@ def plan_of(settings: Settings, workers: int, arguments: Sequence[str], log_form
         for n in range(workers)
     )
     _check(planned, http)
-    return Plan(planned, node.seeds, tuple(arguments), log_format)
+    return WorkerPlan(planned, node.seeds, tuple(arguments), log_format)
 
 
-def _check(workers: Sequence[Worker], http: int) -> None:
+def _check(workers: Sequence[WorkerAddress], http: int) -> None:
     taken: dict[int, str] = {http: "HTTP of the unit"} if http else {}
     for worker in workers:
         ports = {

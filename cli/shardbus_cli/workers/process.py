@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from shardbus_cli.workers.speech import Speech
+from shardbus_cli.workers.prefixed_output import PrefixedOutput
 
 START = "from shardbus_cli.main import main; main()"
 LINE_BYTES_MAX = 64 * 2**10
@@ -39,7 +39,7 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
-    def start(self, command: Callable[[int], Sequence[str]], speech: Speech) -> None:
+    def start(self, command: Callable[[int], Sequence[str]], speech: PrefixedOutput) -> None:
         """Start it. `command` gives its arguments for the number of its descriptor.
 
         Raises:

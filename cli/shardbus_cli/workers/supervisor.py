@@ -16,16 +16,16 @@ import time
 from functools import partial
 from typing import Any
 
+from shardbus.config.settings import Settings
 from shardbus.http.server import serve
-from shardbus.runtime.run import notify
-from shardbus.settings import Settings
+from shardbus.node.run import notify
 from shardbus_cli.output import data, note
-from shardbus_cli.workers import crew
-from shardbus_cli.workers.crew import Crew, Stage
-from shardbus_cli.workers.front import Json, Place, create_front
-from shardbus_cli.workers.plan import Plan
+from shardbus_cli.workers import worker_group
+from shardbus_cli.workers.http_front import Json, Place, create_front
+from shardbus_cli.workers.plan import WorkerPlan
+from shardbus_cli.workers.prefixed_output import PrefixedOutput
 from shardbus_cli.workers.process import WorkerProcess
-from shardbus_cli.workers.speech import Speech
+from shardbus_cli.workers.worker_group import WorkerGroup, WorkerStage
 
 log = logging.getLogger("shardbus.workers")
 
@@ -33,24 +33,24 @@ ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: 
 """Where a worker that listens everywhere is asked."""
 
 
-def supervise(plan: Plan, settings: Settings, ready_fd: int | None) -> int:
+def supervise(plan: WorkerPlan, settings: Settings, ready_fd: int | None) -> int:
     """Run a unit until it is told to stop, or cannot go on; returns the exit code.
 
     Raises:
         ConfigError: the port of HTTP cannot be had. Nothing was started.
     """
-    return asyncio.run(Supervisor(plan, settings, ready_fd).run())
+    return asyncio.run(UnitSupervisor(plan, settings, ready_fd).run())
 
 
-class Supervisor:
+class UnitSupervisor:
     """See the module. It is what `front` shows."""
 
-    def __init__(self, plan: Plan, settings: Settings, ready_fd: int | None) -> None:
+    def __init__(self, plan: WorkerPlan, settings: Settings, ready_fd: int | None) -> None:
         self._plan, self._settings, self._ready_fd = plan, settings, ready_fd
-        self._crew = Crew(len(plan.workers))
+        self._crew = WorkerGroup(len(plan.workers))
         self._processes: dict[int, WorkerProcess] = {}
         self._said: dict[int, Json] = {}
-        self._speech = Speech()
+        self._speech = PrefixedOutput()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
@@ -63,7 +63,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._leave)
         self._speech.start()
-        self._handle(crew.Begin())
+        self._handle(worker_group.StartUnit())
         try:
             return await self._ended
         finally:
@@ -87,13 +87,13 @@ class Supervisor:
     @property
     def expected(self) -> list[int]:
         """The workers that have not left by order."""
-        return [n for n, s in enumerate(self._crew.standings) if s.stage is not Stage.GONE]
+        return [n for n, s in enumerate(self._crew.standings) if s.stage is not WorkerStage.GONE]
 
     @property
     def serving(self) -> dict[int, Place]:
         """HTTP of the workers that serve: those that are ready, and then the others."""
         found: dict[int, Place] = {}
-        for wanted in (Stage.READY, Stage.JOINING):
+        for wanted in (WorkerStage.READY, WorkerStage.JOINING):
             for n, said in self._said.items():
                 if self._crew.standings[n].stage is wanted:
                     host, port = str(said["http"][0]), int(said["http"][1])
@@ -106,7 +106,7 @@ class Supervisor:
 
     def _row(self, number: int) -> Json:
         standing, said = self._crew.standings[number], self._said.get(number, {})
-        running = standing.stage in crew.RUNNING
+        running = standing.stage in worker_group.RUNNING
         process = self._processes.get(number)
         host, port = said.get("http", ("", 0))
         return {
@@ -124,49 +124,49 @@ class Supervisor:
         if not self._crew.leaving:
             notify("STOPPING=1")
             note(f"shardbus: {len(self.expected)} workers leave")
-        self._handle(crew.Leave())
+        self._handle(worker_group.LeaveUnit())
 
     def _on_said(self, number: int, said: Json) -> None:
         match said.get("is"):
             case "serves":
                 self._said[number] = said
-                self._handle(crew.Serves(number, float(said["leave_within"])))
+                self._handle(worker_group.WorkerServing(number, float(said["leave_within"])))
             case "ready":
                 self._said[number] = said
-                self._handle(crew.IsReady(number))
+                self._handle(worker_group.WorkerReady(number))
             case "closed":
-                self._handle(crew.Closed(number))
+                self._handle(worker_group.WorkerClosed(number))
             case _:
                 log.warning("worker %d said what nobody understands", number)
 
     def _on_ended(self, number: int, code: int) -> None:
         self._said.pop(number, None)
-        self._handle(crew.Ended(number, code))
+        self._handle(worker_group.WorkerExited(number, code))
 
     def _on_time(self) -> None:
         self._carry_out(self._crew.tick(time.monotonic()))
 
-    def _handle(self, event: crew.Event) -> None:
+    def _handle(self, event: worker_group.Event) -> None:
         self._carry_out(self._crew.handle(event, time.monotonic()))
 
     # ---- what is done about it
 
-    def _carry_out(self, effects: list[crew.Effect]) -> None:
+    def _carry_out(self, effects: list[worker_group.Effect]) -> None:
         for effect in effects:
             match effect:
-                case crew.Start(number, again):
+                case worker_group.SpawnWorker(number, again):
                     self._start(number, again=again)
-                case crew.Tell(number, word):
+                case worker_group.CommandWorker(number, word):
                     self._processes[number].tell(word)
-                case crew.Kill(number):
+                case worker_group.KillWorker(number):
                     log.error("worker %d does not end in time: it is killed", number)
                     self._processes[number].kill()
-                case crew.Rests(number, code, seconds):
+                case worker_group.RestartLater(number, code, seconds):
                     how = _how(code)
                     log.error("worker %d %s; it is started again in %g s", number, how, seconds)
-                case crew.Announce():
+                case worker_group.AnnounceReady():
                     self._announce()
-                case crew.End(code):
+                case worker_group.EndUnit(code):
                     self._ended.set_result(code)
         self._set_timer()
 
@@ -179,7 +179,7 @@ class Supervisor:
             process.start(partial(self._plan.command, number, again=again), self._speech)
         except OSError as failed:
             log.error("worker %d cannot be started: %s", number, failed)
-            self._loop.call_soon(self._on_ended, number, crew.FAILED)
+            self._loop.call_soon(self._on_ended, number, worker_group.FAILED)
 
     def _set_timer(self) -> None:
         if self._timer is not None:

@@ -1,0 +1,60 @@
+"""Exit codes, and the one line that explains each failure.
+
+    0 ok or drained     3 app cannot be loaded             6 refused
+    1 failed            4 cluster or store unreachable     7 drain deadline passed
+    2 usage             5 unhealthy or check failed
+
+Source: docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from shardbus.errors import ShardBusError
+
+
+class ExitCode(IntEnum):
+    """What a shell learns of how a command ended."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    APP = 3
+    UNREACHABLE = 4
+    UNHEALTHY = 5
+    REFUSED = 6
+    DRAIN_DEADLINE = 7
+
+
+class CommandFailure(Exception):
+    """A command cannot do what it was asked to. Shown as one line; the process ends with `code`."""
+
+    def __init__(self, message: str, hint: str = "", *, code: ExitCode = ExitCode.FAILED) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.code = code
+
+    @classmethod
+    def of(cls, error: ShardBusError) -> CommandFailure:
+        """The failure that an error of the library is for a command."""
+        from shardbus import errors
+
+        match error:
+            case errors.ConfigError():
+                code = ExitCode.USAGE
+            case errors.Refused():
+                code = ExitCode.REFUSED
+            case errors.StaleEpoch() | errors.StaleFence():
+                code = ExitCode.FAILED
+            case errors.StoreError():
+                code = ExitCode.UNREACHABLE
+            case _:
+                code = ExitCode.FAILED
+        return cls(error.message if error.hint else str(error), error.hint, code=code)
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message

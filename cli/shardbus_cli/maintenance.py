@@ -1,0 +1,68 @@
+"""`cordon`, `uncordon` and `drain`: whether a member takes shards. It stays a member."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exit_codes import ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl, duration
+
+DRAIN_S = 60.0
+LOOK_EVERY_S = 0.5
+
+Member = Annotated[
+    str, typer.Argument(metavar="NODE", help="host:port#uid or host:port; `self` is the asked one.")
+]
+
+
+def cordon(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Give a node no new shards. It keeps those that it has."""
+    _show(_post(node, member, "cordon"), as_json)
+
+
+def uncordon(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Let a node take shards again, after cordon or drain."""
+    _show(_post(node, member, "uncordon"), as_json)
+
+
+def drain(
+    member: Member,
+    timeout: Annotated[
+        float, duration("To wait until it is empty: 30, 30s; 0 does not wait.", DRAIN_S)
+    ] = DRAIN_S,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Move all shards off a node, and give it none; exit code 7 if it is not empty in time."""
+    answer = _post(node, member, "drain")
+    deadline = time.monotonic() + timeout
+    left = _shards(node, str(answer["node"]))
+    while left and time.monotonic() < deadline:
+        output.note(f"{left} shards left")
+        time.sleep(LOOK_EVERY_S)
+        left = _shards(node, str(answer["node"]))
+    _show({**answer, "shards": left}, as_json)
+    if left and timeout:
+        raise typer.Exit(ExitCode.DRAIN_DEADLINE)
+
+
+def _post(url: str, member: str, action: str) -> dict[str, Any]:
+    asked = NodeHttp(url)
+    return asked.parse(asked.post("v1", "nodes", member, action))
+
+
+def _shards(url: str, node: str) -> int:
+    rows = NodeHttp(url).read("v1", "nodes").get("nodes", ())
+    return sum(sum(row["shards"].values()) for row in rows if row["node"] == node)
+
+
+def _show(answer: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.data(output.as_json(answer))
+    else:
+        output.facts(answer)

@@ -1,0 +1,75 @@
+"""The flags of `node start` that stand for a setting.
+
+Their help says the setting's default and variable. A flag is read as the setting is, so `--port x`
+is refused as `node.port = 'x'` is in a file.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from shardbus.config.loading import Layer
+
+FLAGS = {
+    "--host": "node.host",
+    "--port": "node.port",
+    "--gossip-port": "node.gossip_port",
+    "--http-port": "http.port",
+    "--advertise": "node.advertise",
+    "--seed": "node.seeds",
+    "--role": "node.roles",
+    "--proxy": "node.proxies",
+    "--store": "store.url",
+    "--log-level": "log.level",
+    "--log-format": "log.format",
+}
+"""Which setting each stands for."""
+
+
+def _flag(name: str, metavar: str, meaning: str, default: str) -> Any:
+    variable = "SHARDBUS_" + FLAGS[name].upper().replace(".", "__")
+    return typer.Option(
+        name, metavar=metavar, help=f"{meaning} [default: {default}; env: {variable}]"
+    )
+
+
+Host = Annotated[str | None, _flag("--host", "HOST", "Interface to listen on", "127.0.0.1")]
+Port = Annotated[str | None, _flag("--port", "PORT", "Port of messages", "7355")]
+GossipPort = Annotated[str | None, _flag("--gossip-port", "PORT", "Port of gossip", "port + 1")]
+HttpPort = Annotated[str | None, _flag("--http-port", "PORT", "Port of HTTP", "8558")]
+Advertise = Annotated[
+    str | None, _flag("--advertise", "HOST[:PORT]", "What others connect to", "host and port")
+]
+Seeds = Annotated[
+    list[str] | None, _flag("--seed", "HOST:PORT", "Node to join; may be repeated", "none")
+]
+Roles = Annotated[
+    list[str] | None, _flag("--role", "ROLE", "Role of this node; may be repeated", "none")
+]
+Proxies = Annotated[
+    list[str] | None, _flag("--proxy", "TYPE", "Host nothing of it, only send; repeatable", "none")
+]
+Store = Annotated[str | None, _flag("--store", "URL", "State store", "a SQLite file of this user")]
+LogLevel = Annotated[
+    str | None, _flag("--log-level", "LEVEL", "debug, info, warning or error", "info")
+]
+LogFormat = Annotated[str | None, _flag("--log-format", "FORMAT", "auto, pretty or json", "auto")]
+
+
+def layers(given: dict[str, Any]) -> list[Layer]:
+    """A layer per flag that was given, named as the user wrote it."""
+    from shardbus.config.loading import nested_at
+
+    return [(name, nested_at(FLAGS[name], value)) for name, value in given.items() if value]
+
+
+def words(given: dict[str, Any]) -> list[str]:
+    """The flags again, as words of a command line."""
+    found = []
+    for name, value in given.items():
+        for one in value if isinstance(value, list) else [value]:
+            found += [name, str(one)] if one else []
+    return found

@@ -1,0 +1,159 @@
+"""`plan`, `rebalance`, `place` and `stop`: what would move, and saying when, where, and to stop."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl, duration
+
+STOP_S = 60.0
+
+
+def plan(
+    entity_type: EntityType,
+    add: Annotated[int, typer.Option(min=0, max=1000, help="So many nodes more.")] = 0,
+    remove: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Without this node; may be repeated.")
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Say which shards would move if nodes came or went. Changes nothing."""
+    _plan(node, entity_type, as_json, add=add, remove=remove or None)
+
+
+def rebalance(
+    entity_type: EntityType,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
+    pause: Annotated[
+        bool | None, typer.Option("--pause/--resume", help="Move nothing for balance, or go on.")
+    ] = None,
+    moves: Annotated[
+        int | None,
+        typer.Option(min=0, help="Shards on the move at a time; 0: as the settings say."),
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Look at the balance of a type now instead of at its next interval; or say whether and how
+    fast shards may move for it."""
+    if dry_run:
+        if pause is not None or moves is not None:
+            raise CommandFailure(
+                "--dry-run changes nothing", "leave out one of them", code=ExitCode.USAGE
+            )
+        _plan(node, entity_type, as_json)
+        return
+    asked = NodeHttp(node)
+    told = None if pause is None else str(pause).lower()
+    text = asked.post("v1", "rebalance", entity_type, pause=told, moves=moves)
+    if as_json:
+        output.data(text)
+    else:
+        output.facts(asked.parse(text))
+
+
+def stop(
+    entity_type: EntityType,
+    shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Ids of the shards.")],
+    timeout: Annotated[
+        float, duration("To wait until they have stopped: 30, 30s.", STOP_S)
+    ] = STOP_S,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Stop shards of a type; each starts again when somebody sends to it. Exit code 7 if one has
+    not stopped in time."""
+    asked = NodeHttp(node)
+    deadline = time.monotonic() + timeout
+    stopped: list[str] = []
+    stopping = shards
+    while stopping:
+        answer = asked.parse(asked.post("v1", "stop", entity_type, shard=stopping))
+        stopped += answer["stopped"]
+        stopping = answer["stopping"]
+        if time.monotonic() >= deadline:
+            break
+        if stopping:
+            left = len(stopping)
+            output.note(f"{left} {'shard is' if left == 1 else 'shards are'} still stopping")
+    found = {"type": entity_type, "stopped": stopped, "stopping": stopping}
+    if as_json:
+        output.data(output.as_json(found))
+    else:
+        output.facts(found)
+    if stopping:
+        raise typer.Exit(ExitCode.DRAIN_DEADLINE)
+
+
+def place(
+    entity_type: EntityType,
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SHARD=NODE]...", help="NODE is host:port; `SHARD=` takes a place away."
+        ),
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Say where shards shall live, for types whose strategy is `external`; or where they should."""
+    for told in places or ():
+        _check_place(told)
+    asked = NodeHttp(node)
+    path = ("v1", "places", entity_type)
+    text = asked.post(*path, set=places) if places else asked.get(*path)
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        output.table(("shard", "place", "node"), answer.get("places", ()))
+
+
+def _check_place(told: str) -> None:
+    from shardbus.errors import ConfigError
+    from shardbus.ids import Address
+
+    hint = "write SHARD=HOST:PORT, or SHARD= to take its place away"
+    shard, sign, place = told.rpartition("=")
+    if not sign or not shard:
+        raise CommandFailure(f"{told!r} says no place of a shard", hint, code=ExitCode.USAGE)
+    try:
+        if place:
+            Address.parse(place.partition("#")[0])
+    except ConfigError as wrong:
+        raise CommandFailure(f"{told!r}: {wrong.message}", hint, code=ExitCode.USAGE) from None
+
+
+def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
+    asked = NodeHttp(url)
+    text = asked.get("v1", "plan", entity_type, **query)
+    answer: dict[str, Any] = asked.parse(text)
+    if as_json:
+        output.data(text)
+        return
+    output.table(("node", "before", "after"), [_named(row) for row in answer["nodes"]])
+    moves, plans = len(answer["moves"]), answer["rounds"]
+    shards = "1 shard" if moves == 1 else f"{moves} shards"
+    output.note(f"{shards} would move, in {'one plan' if plans == 1 else f'{plans} plans'}")
+    if not answer["settled"]:
+        output.note("the strategy does not come to rest")
+    note_held(answer)
+
+
+def note_held(answer: dict[str, Any]) -> None:
+    """Say why shards stay where they are."""
+    if held := answer.get("held"):
+        output.note(f"nothing moves for balance: {held}")
+
+
+def _named(row: dict[str, Any]) -> dict[str, Any]:
+    """A node that is only thought of has a name and no address."""
+    node = str(row["node"])
+    return {**row, "node": node.split(":")[0]} if node.startswith("new-") else row

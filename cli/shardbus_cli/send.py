@@ -1,0 +1,202 @@
+"""`tell` and `ask`: send one message from the command line.
+
+    shardbus ask counter page-7 add 2          the handler `add`, with the argument 2
+    shardbus ask counter page-7 total          the handler `total`, without arguments
+    shardbus tell counter page-7 '{"n": 1}'    a message for `receive`
+    shardbus ask counter page-7 '"get"'        the message "get" for `receive`
+
+The first word behind the id is a handler's name if it is a Python name and not a JSON value. What
+follows are its arguments in order; one that is not JSON is a string.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import keyword
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl, duration
+
+if TYPE_CHECKING:
+    from shardbus import AsyncClient
+
+T = TypeVar("T")
+
+ADDRESSES_MAX = 5
+DEFAULT_TIMEOUT_S = 5.0
+CRC32 = "crc32/"
+USABLE = ("up", "weakly_up", "leaving", "joining", "exiting")
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[METHOD] [JSON]...", help="A handler and its arguments, or a message."),
+]
+
+
+Timeout = Annotated[
+    float,
+    duration("For the answer, or a node to have it: 2, 2s, 100ms.", DEFAULT_TIMEOUT_S, 0.001),
+]
+
+
+def value_of(word: str) -> Any:
+    """The JSON value, or the word itself where it is none."""
+    try:
+        return json.loads(word)
+    except ValueError:
+        return word
+
+
+def parse_words(words: list[str]) -> tuple[str | None, list[Any]]:
+    """The handler (None: a message for `receive`) and the values."""
+    for word in words:
+        if word.startswith("--"):
+            raise CommandFailure(
+                f"no such option: {word}", f"a string is written '\"{word}\"'", code=ExitCode.USAGE
+            )
+    if not words:
+        raise CommandFailure(
+            "nothing to send", "give a METHOD, or a JSON message", code=ExitCode.USAGE
+        )
+    first = value_of(words[0])
+    if first == words[0] and words[0].isidentifier() and not keyword.iskeyword(words[0]):
+        return words[0], [value_of(word) for word in words[1:]]
+    if len(words) > 1:
+        raise CommandFailure(
+            f"{words[0]!r} is no handler's name", "a message is one JSON value", code=ExitCode.USAGE
+        )
+    return None, [first]
+
+
+def tell(
+    entity_type: EntityType,
+    entity_id: EntityId,
+    words: Words = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    node: NodeUrl = NODE_URL,
+) -> None:
+    """Send a message and return when a node has it."""
+    method, values = parse_words(words or [])
+    kind = _kind(node, entity_type, entity_id)
+
+    async def send(client: AsyncClient) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                if method is not None:
+                    await client.cast(kind, entity_id, method, *values)
+                else:
+                    await client.tell(kind, entity_id, *values)
+                await client.flush()
+        except TimeoutError:
+            raise _not_taken(client, entity_type, entity_id, timeout) from None
+
+    _with_client(node, timeout, send)
+
+
+def _not_taken(
+    client: AsyncClient, entity_type: str, entity_id: str, wait: float
+) -> CommandFailure:
+    """A tell that no node has acknowledged. It may still arrive while the client closes."""
+    why = "its shard has no home" if client.buffered else "its home does not acknowledge it"
+    return CommandFailure(
+        f"no node has the message for {entity_type!r} {entity_id!r} within {wait:g} s: {why}",
+        "it may still arrive; see `shardbus explain TYPE ID`",
+    )
+
+
+def ask(
+    entity_type: EntityType,
+    entity_id: EntityId,
+    words: Words = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Send a message and print the answer as JSON, with --json or without."""
+    from shardbus.errors import Unhandled
+
+    method, values = parse_words(words or [])
+    kind = _kind(node, entity_type, entity_id)
+
+    async def send(client: AsyncClient) -> object:
+        if method is not None:
+            return await client.call(kind, entity_id, method, *values)
+        return await client.ask(kind, entity_id, *values)
+
+    try:
+        reply = _with_client(node, timeout, send)
+    except Unhandled as unhandled:
+        hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
+        raise CommandFailure(unhandled.message, hint) from None
+    output.data(as_text(reply))
+
+
+def as_text(reply: object) -> str:
+    """The answer as JSON on one line. Bytes are Base64, as everywhere in JSON."""
+    import msgspec
+
+    return msgspec.json.encode(reply).decode()
+
+
+def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    """Do the work with a client of the cluster that the node is in."""
+    cluster, addresses = _members(NodeHttp(url))
+
+    async def run() -> T:
+        from shardbus import AsyncClient
+        from shardbus.errors import NodeLost
+
+        async with AsyncExitStack() as stack:
+            try:
+                client = await stack.enter_async_context(
+                    AsyncClient(*addresses, cluster=cluster, timeout=timeout)
+                )
+            except NodeLost as lost:
+                raise CommandFailure(
+                    lost.message,
+                    "HTTP answers, but the port of messages does not: is there a firewall?",
+                    code=ExitCode.UNREACHABLE,
+                ) from None
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+def _kind(url: str, name: str, entity_id: str) -> str | type:
+    """What a client calls the type. One with a shard function of its own it must know by class; the
+    command has no class, but a node says which shard this one entity is in."""
+    node = NodeHttp(url)
+    rows = node.read("v1", "types").get("types", ())
+    layout = next((str(r.get("layout", CRC32)) for r in rows if r.get("type") == name), CRC32)
+    if layout.startswith(CRC32):
+        return name
+    from shardbus.wire.schema import Interface
+
+    shard = str(node.read("v1", "where", name, entity_id).get("shard"))
+    interface = Interface(name, 0, layout, shard_of=lambda _: shard)
+    return type(name, (), {"__shardbus_interface__": interface})
+
+
+def _members(node: NodeHttp) -> tuple[str, list[str]]:
+    """The cluster's name, and addresses of members, those that are up first."""
+    cluster = str(node.read("v1", "cluster").get("cluster", ""))
+    members = [
+        member
+        for member in node.read("v1", "nodes").get("nodes", ())
+        if member.get("reachable") and member.get("status") in USABLE
+    ]
+    members.sort(key=lambda member: USABLE.index(member["status"]))
+    if not members:
+        raise CommandFailure(
+            f"the cluster at {node.url} has no reachable member",
+            "see `shardbus nodes`",
+            code=ExitCode.UNREACHABLE,
+        )
+    return cluster, [f"tcp://{member['address']}" for member in members[:ADDRESSES_MAX]]

@@ -1,0 +1,208 @@
+"""Commands that show what a node sees. Each prints one page of the HTTP API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
+from shardbus_cli.placement import note_held
+
+cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
+
+
+def _page(url: str, as_json: bool, *path: str, **query: object) -> dict[str, Any]:
+    """The page; printed as it came, and then empty, if JSON was asked for."""
+    node = NodeHttp(url)
+    text = node.get(*path, **query)
+    answer = node.parse(text)
+    if not as_json:
+        return answer
+    output.data(text)
+    return {}
+
+
+def _total(counts: object) -> int:
+    return sum(counts.values()) if isinstance(counts, Mapping) else 0
+
+
+@cluster_app.command()
+def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Who is in the cluster, who leads, and which node coordinates which type."""
+    if answer := _page(node, as_json, "v1", "cluster"):
+        coordinators = answer.pop("coordinators", {})
+        output.facts(
+            {
+                **answer,
+                "coordinators": [
+                    f"{kind} on {found.get('node')} (epoch {found.get('epoch')})"
+                    for kind, found in coordinators.items()
+                ],
+            }
+        )
+
+
+@cluster_app.command()
+def join(
+    seeds: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SEED]...", help="HOST:PORT of members; none founds a cluster."),
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Let a node join that was started with `node.join = manual`."""
+    _write(node, as_json, "join", seed=seeds or None)
+
+
+@cluster_app.command()
+def shutdown(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Stop the whole cluster: every node ends where it is, and nothing is moved."""
+    _write(node, as_json, "shutdown")
+
+
+def _write(url: str, as_json: bool, action: str, **query: object) -> None:
+    asked = NodeHttp(url)
+    text = asked.post("v1", "cluster", action, **query)
+    if as_json:
+        output.data(text)
+    else:
+        output.facts(asked.parse(text))
+
+
+def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """List the members and what each hosts."""
+    answer = _page(node, as_json, "v1", "nodes")
+    rows = [
+        {
+            **member,
+            "shards": _total(member.get("shards")),
+            "entities": _total(member.get("entities")),
+            "is": [
+                *(mark for mark in ("leader", "oldest") if member.get(mark)),
+                *(word for word in (member.get("service"),) if word not in (None, "open")),
+            ],
+        }
+        for member in answer.get("nodes", ())
+    ]
+    if answer:
+        columns = ("node", "status", "reachable", "roles", "shards", "entities", "version", "is")
+        output.table(columns, rows)
+
+
+def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """List the entity types of the cluster."""
+    if answer := _page(node, as_json, "v1", "types"):
+        rows = [row for row in answer.get("types", ()) if isinstance(row, dict)]
+        columns = list(dict.fromkeys(column for row in rows for column in row)) or ["type"]
+        output.table(columns, rows)
+
+
+def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """List the shards of a type and where they live."""
+    if answer := _page(node, as_json, "v1", "shards", entity_type):
+        rows = answer.get("shards", ())
+        loads = any(row.get("load") is not None for row in rows)
+        columns = ("shard", "node", "state", "fence", "entities", *(("load",) if loads else ()))
+        output.table(columns, rows)
+        note_held(answer)
+
+
+def entities(
+    entity_type: EntityType,
+    shard: Annotated[str | None, typer.Option(help="Only of this shard.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only ids that begin so.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Go on where a page ended.")] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List entities that are in memory, a page at a time; exit code 4 if a node did not answer."""
+    query = {"shard": shard, "prefix": prefix or None, "limit": limit, "cursor": cursor}
+    asked = NodeHttp(node)
+    text = asked.get("v1", "entities", entity_type, **query)
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        output.table(("id", "shard", "node"), answer.get("entities", ()))
+        if answer.get("next"):
+            output.note(f"there are more: --cursor {answer['next']}")
+    if silent := answer.get("silent"):
+        names = ", ".join(silent)
+        raise CommandFailure(
+            f"no answer from {names}, whose entities are missing", code=ExitCode.UNREACHABLE
+        )
+
+
+def where(
+    entity_type: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
+) -> None:
+    """Say where one entity lives, or would."""
+    if answer := _page(node, as_json, "v1", "where", entity_type, entity_id):
+        output.facts(answer)
+
+
+def explain(
+    entity_type: Annotated[str, typer.Argument(metavar="TYPE|downing", help="Type, or `downing`.")],
+    entity_id: Annotated[str, typer.Argument(metavar="[ID]", help="Id of the entity.")] = "",
+    shard: Annotated[str | None, typer.Option(help="Of this shard, instead of an entity.")] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Say why an entity or a shard is where it is, how it came there and what it waits for; or how
+    splits were decided."""
+    if entity_type == "downing" and not entity_id:
+        _explain_downing(_page(node, as_json, "v1", "downing"))
+        return
+    if bool(entity_id) == (shard is not None):
+        hint = "give TYPE and ID, or TYPE --shard S, or `downing`"
+        raise CommandFailure("explain what?", hint, code=ExitCode.USAGE)
+    what = (entity_type, entity_id) if shard is None else (entity_type,)
+    if answer := _page(node, as_json, "v1", "explain", *what, shard=shard):
+        history = answer.pop("history", None)
+        output.facts(answer)
+        if history:
+            output.data("")
+            output.table(("at", "from", "to", "why", "epoch", "fence", "seconds"), history)
+        elif history is None:
+            output.note("its coordinator does not answer, so its past is not known")
+        else:
+            output.note("nothing has become of it since its coordinator rules")
+
+
+def _explain_downing(answer: dict[str, Any]) -> None:
+    decisions = answer.pop("decisions", ())
+    if answer:
+        output.facts(answer)
+    for decision in decisions:
+        output.facts({"": "", **{name: value for name, value in decision.items() if value}})
+    if answer and not decisions:
+        output.note("this node has decided nothing")
+
+
+def health(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Say whether a node is ready for work; exit code 5 if it is not."""
+    asked = NodeHttp(node)
+    ready, text = asked.probe("readyz")
+    answer = asked.parse(text)
+    if as_json:
+        output.data(text)
+    else:
+        show_checks(answer.get("checks", {}))
+    if not ready:
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def show_checks(checks: Mapping[str, Mapping[str, object]]) -> None:
+    """Print checks as a table."""
+    rows = [
+        {"check": name, "result": "ok" if found.get("ok") else "FAILED", "detail": found["detail"]}
+        for name, found in checks.items()
+    ]
+    output.table(("check", "result", "detail"), rows)

@@ -1,0 +1,211 @@
+"""The unit's HTTP: one place to ask for all workers.
+
+    GET  /livez              the supervisor works
+    GET  /readyz             200 if every worker says so and the unit does not leave; each check is
+                             named `worker N: ...`
+    GET  /startupz           as /readyz until the unit was ready once, then as /livez
+    GET  /metrics            of all workers, with a label `worker`
+    GET  /v1/workers         who they are: process, addresses, stage, starts
+    anything else            is passed on to the first worker that serves, and its answer back
+
+A worker answers for the cluster as any node does. What concerns "this node" (`/v1/nodes/self/...`)
+is refused with 409: there are several behind this address. A page of a worker is asked for with
+HTTP/1.0, so that an answer ends with its connection, and a stream of events just goes on.
+
+Source: docs/reference/http.md; B.142, B.143.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from shardbus.config.settings import HttpSettings
+from shardbus.http.errors import error
+from shardbus.http.guard import HEADERS, Guard
+from shardbus_cli.workers.exposition import merged
+
+ANSWER_DEADLINE_S = 5.0
+CHUNK_BYTES, HEAD_BYTES_MAX, BODY_BYTES_MAX = 64 * 2**10, 64 * 2**10, 2**20
+FORWARDED = (b"host", b"authorization", b"accept", b"content-type")
+OWN_HEADERS = (b"connection", b"transfer-encoding", b"date", *(name for name, _ in HEADERS))
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+Json = dict[str, Any]
+Place = tuple[str, int]
+
+
+class WorkerUnit(Protocol):
+    """What is shown. `serving`: HTTP of the workers that serve, by number."""
+
+    @property
+    def announced(self) -> bool: ...
+
+    @property
+    def leaving(self) -> bool: ...
+
+    @property
+    def expected(self) -> list[int]: ...
+
+    @property
+    def serving(self) -> dict[int, Place]: ...
+
+    def rows(self) -> list[Json]: ...
+
+
+def create_front(unit: WorkerUnit, settings: HttpSettings) -> Starlette:
+    """The application that shows a unit."""
+    pages = _Pages(unit)
+    app = Starlette(
+        routes=[
+            Route("/livez", pages.livez),
+            Route("/readyz", pages.readyz),
+            Route("/startupz", pages.startupz),
+            Route("/metrics", pages.metrics),
+            Route("/v1/workers", pages.workers),
+            Route("/v1/nodes/self/{action:path}", pages.refused, methods=["POST"]),
+            Route("/{rest:path}", pages.forward, methods=["GET", "POST"]),
+        ],
+        middleware=[Middleware(Guard, settings=settings)],
+    )
+    app.router.redirect_slashes = False
+    return app
+
+
+class _Pages:
+    def __init__(self, unit: WorkerUnit) -> None:
+        self._unit = unit
+
+    async def livez(self, request: Request) -> Response:
+        return _checked(request, {"supervisor": {"ok": True, "detail": "runs"}})
+
+    async def startupz(self, request: Request) -> Response:
+        return await (self.livez if self._unit.announced else self.readyz)(request)
+
+    async def readyz(self, request: Request) -> Response:
+        """What all workers say of themselves. A worker that left by order is not missed."""
+        serving = self._unit.serving
+        stages = {row["worker"]: row["stage"] for row in self._unit.rows()}
+        texts = await _of_all(serving, "/readyz")
+        checks: Json = {}
+        for worker in self._unit.expected:
+            found = _checks_of(texts.get(worker, ""))
+            if not found:
+                checks[f"worker {worker}"] = {"ok": False, "detail": stages[worker]}
+            for name, check in found.items():
+                checks[f"worker {worker}: {name}"] = check
+        if self._unit.leaving or not checks:
+            checks["unit"] = {"ok": False, "detail": "leaves" if checks else "no worker is left"}
+        return _checked(request, checks)
+
+    async def metrics(self, request: Request) -> Response:
+        pages = await _of_all(self._unit.serving, "/metrics")
+        return Response(merged(pages), headers={"content-type": METRICS_TYPE})
+
+    async def workers(self, request: Request) -> Response:
+        return JSONResponse({"workers": self._unit.rows()})
+
+    async def refused(self, request: Request) -> Response:
+        return error(
+            409, "refused", "this address stands for several nodes", "name one, as /v1/nodes does"
+        )
+
+    async def forward(self, request: Request) -> Response:
+        """Ask the first worker that serves. A write is passed on once, since it may have worked."""
+        for place in self._unit.serving.values():
+            try:
+                return await _passed_on(place, request)
+            except (OSError, ValueError, TimeoutError, EOFError):
+                if request.method != "GET":
+                    return error(504, "timeout", "the worker did not answer", "look at its log")
+        return error(503, "unavailable", "no worker serves yet", "look at /v1/workers")
+
+
+def _checked(request: Request, checks: Json) -> Response:
+    ok = all(check["ok"] for check in checks.values())
+    body = {"status": "ok" if ok else "unavailable", "checks": checks}
+    indent = 2 if "verbose" in request.query_params else None
+    text = json.dumps(body, indent=indent, ensure_ascii=False)
+    return Response(text, 200 if ok else 503, media_type="application/json")
+
+
+def _checks_of(text: str) -> Json:
+    with suppress(ValueError, KeyError, TypeError):
+        return dict(json.loads(text)["checks"])
+    return {}
+
+
+async def _of_all(serving: dict[int, Place], path: str) -> dict[int, str]:
+    """The page's text from every worker that answers in time."""
+
+    async def one(place: Place) -> str:
+        try:
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                asked = b"GET %b HTTP/1.0\r\n\r\n" % path.encode("latin-1")
+                _, _, reader, writer = await _ask(place, asked)
+                try:
+                    return (await reader.read()).decode(errors="replace")
+                finally:
+                    writer.close()
+        except (OSError, ValueError, TimeoutError, EOFError):
+            return ""
+
+    texts = await asyncio.gather(*map(one, serving.values()))
+    return {worker: text for worker, text in zip(serving, texts, strict=True) if text}
+
+
+async def _passed_on(place: Place, request: Request) -> Response:
+    """A worker's answer to this request, as it comes."""
+    async with asyncio.timeout(ANSWER_DEADLINE_S):
+        body = await request.body()
+        if len(body) > BODY_BYTES_MAX:
+            return error(413, "bad_request", "the body is too large")
+        status, headers, reader, writer = await _ask(place, _written(request, body))
+
+    async def rest() -> AsyncIterator[bytes]:
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                yield data
+        finally:
+            writer.close()
+
+    answer = StreamingResponse(rest(), status)
+    answer.raw_headers = [pair for pair in headers if pair[0] not in OWN_HEADERS]
+    return answer
+
+
+def _written(request: Request, body: bytes) -> bytes:
+    path = request.scope.get("raw_path") or request.url.path.encode("latin-1", "replace")
+    query = request.scope["query_string"]
+    target = path.partition(b"?")[0] + (b"?" + query if query else b"")
+    lines = [b"%b %b HTTP/1.0" % (request.method.encode("ascii"), target)]
+    lines += [b"%b: %b" % (k, v) for k, v in request.headers.raw if k in FORWARDED]
+    if body:
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join([*lines, b"", body])
+
+
+async def _ask(
+    place: Place, asked: bytes
+) -> tuple[int, list[tuple[bytes, bytes]], asyncio.StreamReader, asyncio.StreamWriter]:
+    """Status and headers of the answer, and where its body comes from."""
+    reader, writer = await asyncio.open_connection(*place, limit=HEAD_BYTES_MAX)
+    try:
+        writer.write(asked)
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head[:-4].split(b"\r\n")
+        pairs = (line.partition(b":") for line in lines)
+        headers = [(name.strip().lower(), value.strip()) for name, _, value in pairs]
+        return int(first.split()[1]), headers, reader, writer
+    except BaseException:
+        writer.close()
+        raise

@@ -1,0 +1,244 @@
+"""Settings from layers: file < environment < command line.
+
+A layer is a mapping and the name of its origin. Reading the file, `os.environ` and the arguments is
+the caller's matter, so nothing here touches the outside. Nothing is ignored: an unknown key, an
+unknown `SHARDBUS_*` variable and a value out of range are `ConfigError`s of one line that name the
+key and where it was written, with the closest known name. That holds for values which a later layer
+replaces, too.
+
+    key in a file     [cluster.failure_detector] threshold = 12
+    environment       SHARDBUS_CLUSTER__FAILURE_DETECTOR__THRESHOLD=12
+    command line      --set cluster.failure_detector.threshold=12
+
+Source: docs/reference/settings.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, TypeVar, cast
+
+from shardbus.config.options import Option, closest, option_of, read, unknown
+from shardbus.config.settings import Settings, ShardingSettings
+from shardbus.config.validation import check
+from shardbus.errors import ConfigError
+from shardbus.ids import check_id
+
+Layer = tuple[str, Mapping[str, object]]
+"""Where it comes from, and nested sections of settings."""
+
+PREFIX = "SHARDBUS_"
+ENVIRONMENT = "environment "
+"""How the origin begins of what a variable says."""
+CLIENT_VARIABLES = ("SHARDBUS_NODE_URL", "SHARDBUS_NODE_TOKEN")
+"""Variables of the commands that ask a node; they are no settings of one."""
+
+S = TypeVar("S")
+
+
+def load(layers: Sequence[Layer] = ()) -> Settings:
+    """Put the layers over the defaults, the later over the earlier.
+
+    Raises:
+        ConfigError: an unknown key, a value that is no good, or two settings that contradict.
+    """
+    settings = _section(Settings, layers, "")
+    check(settings)
+    return settings
+
+
+def origins(layers: Sequence[Layer]) -> dict[str, str]:
+    """For each dotted key that a layer sets, the origin that wins. Everything else is a default."""
+    found: dict[str, str] = {}
+    for origin, values in layers:
+        for key in _leaves(Settings, values, ""):
+            found[key] = origin
+    return found
+
+
+def options(section: type = Settings, prefix: str = "") -> Iterator[tuple[str, Option]]:
+    """Every declared setting by its dotted key, in the order of declaration."""
+    for declared in fields(section):
+        key = f"{prefix}{declared.name}"
+        if option := option_of(declared):
+            yield key, option
+        elif nested := _nested(declared.default_factory):
+            yield from options(nested, f"{key}.")
+
+
+def from_environment(environ: Mapping[str, str]) -> list[Layer]:
+    """A layer per `SHARDBUS_SECTION__KEY` variable, so that each is named where it is refused.
+
+    Names of entity types and roles in variables are read in lower case; `for_types` finds the type.
+
+    Raises:
+        ConfigError: a `SHARDBUS_*` variable that is no setting.
+    """
+    names = {variable_of(key) for key, _ in options()}
+    layers: list[Layer] = []
+    for variable in sorted(environ):
+        if not variable.startswith(PREFIX) or variable in CLIENT_VARIABLES:
+            continue
+        key = variable.removeprefix(PREFIX).lower().replace("__", ".")
+        if variable not in names and not key.startswith(
+            ("sharding.types.", "cluster.role_min_members.")
+        ):
+            likely = closest(
+                variable, sorted(known.lower() for known in (*names, *CLIENT_VARIABLES))
+            )
+            raise unknown("variable", variable, likely.upper(), "environment")
+        layers.append((f"{ENVIRONMENT}{variable}", nested_at(key, environ[variable])))
+    return layers
+
+
+def for_types(layers: Sequence[Layer], types: Iterable[str]) -> list[Layer]:
+    """The layers for an application with these entity types. A type that a variable names in lower
+    case gets its own name, if it is the only one that is written so.
+
+    Raises:
+        ConfigError: settings for a type that the application does not have, or for one of several
+            that a variable cannot tell apart.
+    """
+    known = list(types)
+    return [(origin, _renamed(origin, values, known)) for origin, values in layers]
+
+
+def _renamed(origin: str, values: Mapping[str, object], known: list[str]) -> Mapping[str, object]:
+    sharding = values.get("sharding")
+    own = sharding.get("types") if isinstance(sharding, Mapping) else None
+    if not isinstance(sharding, Mapping) or not isinstance(own, Mapping):
+        return values
+    named = {_type_meant(name, known, origin): overrides for name, overrides in own.items()}
+    return {**values, "sharding": {**sharding, "types": named}}
+
+
+def _type_meant(name: str, known: list[str], origin: str) -> str:
+    alike = [kind for kind in known if kind.lower() == name]
+    if name in known or not alike or not origin.startswith(ENVIRONMENT):
+        if name in known:
+            return name
+        near = next(iter(alike), "") or closest(name, known)
+        hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(known))}"
+        raise ConfigError(f"sharding.types: there is no entity type {name!r} ({origin})", hint=hint)
+    if len(alike) > 1:
+        raise ConfigError(
+            f"sharding.types.{name} ({origin}) may be {' or '.join(alike)}",
+            hint="a variable is read in lower case: set it in a file or with --set",
+        )
+    return alike[0]
+
+
+def variable_of(key: str) -> str:
+    """The environment variable of a dotted key."""
+    return PREFIX + key.upper().replace(".", "__")
+
+
+def from_assignments(assignments: Iterable[str]) -> list[Layer]:
+    """A layer per `key=value`, as given to `--set`.
+
+    Raises:
+        ConfigError: there is no `=`.
+    """
+    layers: list[Layer] = []
+    for assignment in assignments:
+        key, mark, value = assignment.partition("=")
+        if not mark or not key.strip():
+            raise ConfigError(
+                f"--set {assignment!r} has no value", hint="write --set section.key=value"
+            )
+        layers.append((f"--set {key.strip()}"[:100], nested_at(key.strip(), value.strip())))
+    return layers
+
+
+def nested_at(key: str, value: object) -> dict[str, object]:
+    """The mapping in which the dotted `key` has this value. A type's name may itself hold dots."""
+    parts = key.split(".")
+    if key.startswith("sharding.types.") and len(parts) > 4:
+        parts = ["sharding", "types", ".".join(parts[2:-1]), parts[-1]]
+    for part in reversed(parts):
+        value = {part: value}
+    return cast("dict[str, object]", value)
+
+
+def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
+    """One section from what the layers say about it."""
+    known = {declared.name: declared for declared in fields(cast("Any", section))}
+    chosen: dict[str, Any] = {}
+    below: dict[str, list[Layer]] = {}
+    for origin, values in layers:
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{prefix[:-1]} ({origin}) is a section, not a value", hint=f"write {prefix}KEY"
+            )
+        for name, value in values.items():
+            key = f"{prefix}{name}"
+            if name not in known:
+                raise unknown("setting", key, _likely(section, name, prefix), origin)
+            if option_of(known[name]) is None:
+                below.setdefault(name, []).append((origin, cast("Mapping[str, object]", value)))
+                continue
+            parsed = read(section, name, value, key, origin)
+            chosen[name] = (
+                {**chosen.get(name, {}), **parsed} if isinstance(parsed, dict) else parsed
+            )
+    for name, inner in below.items():
+        nested = _nested(known[name].default_factory)
+        chosen[name] = (
+            _section(nested, inner, f"{prefix}{name}.")
+            if nested
+            else _types(inner, f"{prefix}{name}.")
+        )
+    return section(**chosen)
+
+
+def _types(layers: Sequence[Layer], prefix: str) -> dict[str, dict[str, object]]:
+    """The overrides per entity type."""
+    found: dict[str, dict[str, object]] = {}
+    for origin, values in layers:
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"{prefix[:-1]} ({origin}) is a section, not a value",
+                hint=f"write {prefix}TYPE.KEY",
+            )
+        for name, overrides in values.items():
+            check_id(f"entity type ({origin})", name)
+            if not isinstance(overrides, Mapping):
+                raise ConfigError(
+                    f"{prefix}{name} ({origin}) is a section, not a value",
+                    hint=f"write {prefix}{name}.KEY",
+                )
+            own = found.setdefault(name, {})
+            for key, value in overrides.items():
+                own[key] = read(ShardingSettings, key, value, f"{prefix}{name}.{key}", origin)
+    return found
+
+
+def _likely(section: type, name: str, prefix: str) -> str:
+    """The dotted key that was probably meant: of the same section, ending alike, or like it."""
+    sibling = closest(name, [declared.name for declared in fields(section)])
+    if sibling:
+        return f"{prefix}{sibling}"
+    every = [key for key, _ in options()]
+    namesakes = [key for key in every if key.endswith(f".{name}")]
+    return namesakes[0] if namesakes else closest(f"{prefix}{name}", every)
+
+
+def _leaves(section: type, values: Mapping[str, object], prefix: str) -> Iterator[str]:
+    """The dotted keys that a good layer sets."""
+    nested = {f.name: _nested(f.default_factory) for f in fields(section) if option_of(f) is None}
+    for name, value in values.items():
+        inner = nested.get(name)
+        if inner and isinstance(value, Mapping):
+            yield from _leaves(inner, value, f"{prefix}{name}.")
+        elif name in nested and isinstance(value, Mapping):
+            yield from (
+                f"{prefix}{name}.{kind}.{key}" for kind, own in value.items() for key in own
+            )
+        else:
+            yield f"{prefix}{name}"
+
+
+def _nested(factory: object) -> Any:
+    """The section that a field holds; None for the overrides per type."""
+    return factory if factory is not MISSING and is_dataclass(factory) else None

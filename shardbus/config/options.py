@@ -1,0 +1,303 @@
+"""How one setting is declared, and how its text is read.
+
+A setting is a dataclass field made by one of the functions below (`seconds`, `count`, `text`, ...).
+The field's metadata is an `Option`: kind, unit, range and meaning. Everything that must know a
+setting (the loader, `config show`, the reference page) reads that one declaration, so none can
+drift from another.
+
+    kind      accepts                                         becomes
+    seconds   2, 0.5, "2s", "100ms", "1m", "24h", "1d"        float
+    size      1048576, "64MiB", "1 GB", "512 B"               int, bytes
+    count     10, "10"                                        int
+    number    0.8, "0.8"                                      float
+    flag      true, "true", "on", "yes", "1" and opposites    bool
+    text      "..."                                           str
+    names     ["a", "b"], "a,b"                               tuple of str
+    counts    {a = 1}, "a=1,b=2"                              dict of str to int
+
+Where zero turns a thing off, "off" may be written for it. `parse` raises `ConfigError` whose first
+words are what is wrong with the value; `read` is told key and origin and puts them in front.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from difflib import get_close_matches
+from enum import Enum
+from math import isfinite
+from typing import Any
+
+from shardbus.errors import ConfigError
+
+TEN_YEARS = 315_360_000.0
+
+
+class ValueType(Enum):
+    """What a setting holds, which decides how its text is read."""
+
+    SECONDS = "seconds"
+    SIZE = "size"
+    COUNT = "count"
+    NUMBER = "number"
+    FLAG = "flag"
+    TEXT = "text"
+    NAMES = "names"
+    COUNTS = "counts"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The declaration of one setting. `low` and `high` are included; `off` allows zero as well;
+    `check` refuses a word of a list that is no good; `named` allows, beside the choices, something
+    of the user's own as module:name."""
+
+    kind: ValueType
+    meaning: str
+    unit: str = ""
+    low: float = 0
+    high: float = 0
+    off: bool = False
+    choices: tuple[str, ...] = ()
+    named: bool = False
+    secret: bool = False
+    check: Callable[[str], object] | None = None
+
+
+def seconds(default: float, meaning: str, *, low: float = 0.001, off: bool = False) -> Any:
+    """A length of time, in seconds."""
+    return _declare(default, Option(ValueType.SECONDS, meaning, "s", low, TEN_YEARS, off))
+
+
+def size(default: int, meaning: str, *, low: int = 1, high: int = 2**50) -> Any:
+    """An amount of memory, in bytes."""
+    return _declare(default, Option(ValueType.SIZE, meaning, "bytes", low, high))
+
+
+def count(default: int, meaning: str, *, low: int = 1, high: int = 2**31, off: bool = False) -> Any:
+    """A whole number."""
+    return _declare(default, Option(ValueType.COUNT, meaning, "", low, high, off))
+
+
+def number(default: float, meaning: str, *, low: float = 0.0, high: float = 1.0) -> Any:
+    """A number without a unit."""
+    return _declare(default, Option(ValueType.NUMBER, meaning, "", low, high))
+
+
+def flag(default: bool, meaning: str) -> Any:
+    """Yes or no."""
+    return _declare(default, Option(ValueType.FLAG, meaning))
+
+
+def text(
+    default: str,
+    meaning: str,
+    *,
+    choices: tuple[str, ...] = (),
+    named: bool = False,
+    secret: bool = False,
+) -> Any:
+    """A word; one of `choices` if there are any, or, if `named`, the user's own as module:name. A
+    secret appears in no `repr` and no error."""
+    option = Option(ValueType.TEXT, meaning, choices=choices, named=named, secret=secret)
+    return _declare(default, option)
+
+
+def names(meaning: str, check: Callable[[str], object] | None = None) -> Any:
+    """A list of words, empty by default."""
+    return _declare((), Option(ValueType.NAMES, meaning, check=check))
+
+
+def counts(meaning: str) -> Any:
+    """Whole numbers by name, empty by default."""
+    return field(
+        default_factory=dict,
+        metadata={"option": Option(ValueType.COUNTS, meaning, low=1, high=2**31)},
+    )
+
+
+def option_of(declared: Field[Any]) -> Option | None:
+    """The declaration of a setting; None for a nested section."""
+    found = declared.metadata.get("option")
+    return found if isinstance(found, Option) else None
+
+
+def parse(option: Option, value: object) -> Any:
+    """The value as the setting's type.
+
+    Raises:
+        ConfigError: another kind of value, or outside the range.
+    """
+    return _PARSERS[option.kind](option, value)
+
+
+def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
+    """One value of one section, as the setting's type. `key` and `origin` are for the message.
+
+    Raises:
+        ConfigError: the section has no such setting, or the value is no good.
+    """
+    known = {f.name: option for f in fields(section) if (option := option_of(f))}
+    option = known.get(name)
+    if option is None:
+        raise unknown("setting", key, closest(name, known), origin)
+    try:
+        return parse(option, value)
+    except ConfigError as wrong:
+        message = f"{key} = {shown(option, value)} ({origin}): {wrong.message}"
+        raise ConfigError(message, hint=wrong.hint) from None
+
+
+def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
+    """The refusal of a name nobody declared."""
+    hint = f"did you mean {nearest}?" if nearest else "`shardbus config show` lists every setting"
+    return ConfigError(f"unknown {what} {key!r} ({origin})"[:300], hint=hint)
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The known name that `name` was probably meant to be, or nothing."""
+    return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")
+
+
+def shown(option: Option, value: object) -> str:
+    """The value for a message: short, on one line, and never a secret."""
+    if option.secret:
+        return "(secret)"
+    quoted = repr(value)
+    return quoted if len(quoted) <= 60 else quoted[:57] + "..."
+
+
+def _declare(default: object, option: Option) -> Any:
+    return field(default=default, repr=not option.secret, metadata={"option": option})
+
+
+_MEASURE = re.compile(
+    r"\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.ASCII | re.IGNORECASE
+)
+_SECONDS = {"us": 1e-6, "ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_FLAGS = {
+    "true": True,
+    "on": True,
+    "yes": True,
+    "1": True,
+    "false": False,
+    "off": False,
+    "no": False,
+    "0": False,
+}
+
+
+def _measure(value: object, units: Mapping[str, float]) -> float | None:
+    """The finite number that `value` is or spells, times its unit; None if it is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value if abs(value) < 2**63 else None
+    if not isinstance(value, str) or not (found := _MEASURE.fullmatch(value[:64])):
+        return None
+    amount, unit = found.groups()
+    factor = units.get(unit.lower()) if unit else 1
+    if factor is None:
+        return None
+    measured = float(amount) * factor
+    return measured if isfinite(measured) else None
+
+
+def _in_range(
+    option: Option, value: float, as_written: Callable[[float], str] = "{:g}".format
+) -> float:
+    if option.low <= value <= option.high or (option.off and value == 0):
+        return value
+    off = ", or 0 for off" if option.off else ""
+    unit = f" {option.unit}" if option.unit else ""
+    raise ConfigError(f"must be {as_written(option.low)} to {as_written(option.high)}{unit}{off}")
+
+
+def _seconds(option: Option, value: object) -> float:
+    if option.off and value in ("off", None, False):
+        return 0.0
+    measured = _measure(value, _SECONDS)
+    if measured is None:
+        raise ConfigError("not a duration", hint="write seconds, or 2s, 100ms, 1m, 24h")
+    return float(_in_range(option, measured))
+
+
+def _size(option: Option, value: object) -> int:
+    measured = _measure(value, _BYTES)
+    if measured is None or measured != int(measured):
+        raise ConfigError("not a size", hint="write bytes, or 64MiB, 1GB")
+    return int(_in_range(option, measured, "{:.0f}".format))
+
+
+def _count(option: Option, value: object) -> int:
+    if option.off and value in ("off", None):
+        return 0
+    whole = (
+        int(value)
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d{1,18}\s*", value, re.ASCII)
+        else value
+    )
+    if not isinstance(whole, int) or isinstance(whole, bool):
+        raise ConfigError("not a whole number")
+    return int(_in_range(option, whole, "{:.0f}".format))
+
+
+def _number(option: Option, value: object) -> float:
+    measured = _measure(value, {})
+    if measured is None:
+        raise ConfigError("not a number")
+    return float(_in_range(option, measured))
+
+
+def _flag(option: Option, value: object) -> bool:
+    known = (
+        value
+        if isinstance(value, bool)
+        else _FLAGS.get(value.lower())
+        if isinstance(value, str)
+        else None
+    )
+    if known is None:
+        raise ConfigError("not true or false")
+    return known
+
+
+def _text(option: Option, value: object) -> str:
+    if not isinstance(value, str) or not (value.isprintable() or value == ""):
+        raise ConfigError("not a text on one line")
+    if option.choices and value not in option.choices and not (option.named and ":" in value):
+        or_named = ", or a function of yours as module:name" if option.named else ""
+        raise ConfigError(f"must be one of {', '.join(option.choices)}{or_named}")
+    return value
+
+
+def _names(option: Option, value: object) -> tuple[str, ...]:
+    listed = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(listed, list | tuple) or not all(isinstance(name, str) for name in listed):
+        raise ConfigError("not a list of words", hint='write ["a", "b"] or a,b')
+    words = tuple(dict.fromkeys(_text(option, name) for name in listed if name))
+    if option.check is not None:
+        for word in words:
+            option.check(word)
+    return words
+
+
+def _counts(option: Option, value: object) -> dict[str, int]:
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        value = {name.strip(): amount for name, _, amount in pairs}
+    if not isinstance(value, Mapping) or "" in value:
+        raise ConfigError("not numbers by name", hint="write {name = 2} or name=2")
+    return {_text(option, name): _count(option, amount) for name, amount in value.items()}
+
+
+_PARSERS: dict[ValueType, Callable[[Option, object], Any]] = {
+    ValueType.SECONDS: _seconds,
+    ValueType.SIZE: _size,
+    ValueType.COUNT: _count,
+    ValueType.NUMBER: _number,
+    ValueType.FLAG: _flag,
+    ValueType.TEXT: _text,
+    ValueType.NAMES: _names,
+    ValueType.COUNTS: _counts,
+}

@@ -1,0 +1,389 @@
+"""Every setting of a node, declared once.
+
+Settings are one tree of frozen dataclasses; `Settings()` is the defaults. Each field says unit,
+range and meaning, and a value is good by itself (`options.parse`) and together with the others
+(`agreement`). For one entity type four places are asked, the last that speaks wins:
+
+    defaults here < section `sharding` < the class's declaration < `sharding.types.<name>`
+
+Not here: what a kind of value may look like (`options`); files, environment and command line
+(`loading`); what a setting does.
+
+Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32, B.79-B.86.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from shardbus.config.options import count, counts, flag, names, number, read, seconds, size, text
+from shardbus.errors import ConfigError
+from shardbus.ids import Address
+
+STRATEGIES = (
+    "keep-majority",
+    "static-quorum",
+    "keep-oldest",
+    "down-all",
+    "lease-majority",
+    "none",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Who this node is and whom it joins."""
+
+    host: str = text("127.0.0.1", "interface on which the node listens")
+    port: int = count(7355, "port of the ROUTER", high=65535)
+    gossip_port: int = count(0, "port of the PUB; 0 is port + 1", low=0, high=65535)
+    advertise: str = text(
+        "", "HOST or HOST:PORT that other nodes and clients use; empty is host and port"
+    )
+    seeds: tuple[str, ...] = names(
+        "HOST:PORT of nodes to join; without any the node forms a cluster of its own",
+        Address.parse,
+    )
+    join: str = text(
+        "auto",
+        "auto joins by the seeds at the start; manual waits for `shardbus cluster join`",
+        choices=("auto", "manual"),
+    )
+    roles: tuple[str, ...] = names("roles of this node; types and minimums may ask for one")
+    proxies: tuple[str, ...] = names(
+        "entity types of which this node hosts nothing and to which it only sends; * is all types"
+    )
+    send_buffer_bytes: int = size(
+        256 * 2**20, "of messages that wait for one node; then a tell is refused", low=16 * 2**20
+    )
+    version: str = text(
+        "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
+    )
+    version_timeout: float = seconds(
+        30.0, "for the application to say its version, where it does and none is set"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FailureDetectorSettings:
+    """Phi accrual over request/reply heartbeats."""
+
+    heartbeat_interval: float = seconds(1.0, "between two heartbeats to one node")
+    threshold: float = number(
+        8.0, "phi above which a node is unreachable; 12 on clouds", low=0.1, high=1000
+    )
+    max_sample_size: int = count(1000, "intervals remembered per node")
+    min_std_deviation: float = seconds(
+        0.1, "lower bound of the deviation, so that a quiet network is not brittle"
+    )
+    acceptable_heartbeat_pause: float = seconds(3.0, "silence forgiven before phi grows", low=0.0)
+    expected_response_after: float = seconds(1.0, "within which the first heartbeat is expected")
+    monitored_by: int = count(9, "nodes that watch each node; the 2.4.20 documents use 5")
+    self_health: bool = flag(
+        True, "a starved node suspects others later, tells them, and is itself suspected later"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DowningSettings:
+    """What happens to members that stay unreachable."""
+
+    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES, named=True)
+    stable_after: float = seconds(
+        5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
+    )
+    role: str = text("", "count only members with this role; empty counts all")
+    static_quorum_size: int = count(0, "votes that a side needs under static-quorum", off=True)
+    down_if_alone: bool = flag(True, "under keep-oldest an oldest that is alone goes")
+    acquire_lease_delay_for_minority: float = seconds(
+        2.0, "by which the smaller side asks later under lease-majority", off=True
+    )
+    down_all_when_unstable: bool = flag(
+        True, "everybody goes if reachability keeps changing for stable_after and 3/4 of it (4 s)"
+    )
+    down_removal_margin: float = seconds(
+        0.0, "by which the side that stays acts later, for the other to stop first", off=True
+    )
+    unsafe_auto_down_after: float = seconds(
+        0.0, "unreachable members are downed, on both sides of a split, with any strategy", off=True
+    )
+    unsafe_auto_down_with_sharding: bool = flag(
+        False, "allow that where entities are sharded, which may then run twice"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """Membership: gossip, joining, the leader's actions."""
+
+    gossip_interval: float = seconds(
+        1.0, "between two rounds; a third of it while fewer than half have seen the news"
+    )
+    gossip_time_to_live: float = seconds(
+        2.0, "gossip that waited longer than this in a queue is dropped"
+    )
+    gossip_different_view_probability: float = number(
+        0.8, "of choosing a node that has not seen this version"
+    )
+    reduce_gossip_different_view_probability: int = count(
+        400, "nodes above which that probability falls linearly"
+    )
+    gossip_partition_breaker: float = number(
+        0.0, "how readily rounds also go to unreachable nodes and to seeds; 1 as in 2.0.1", low=0.0
+    )
+    leader_actions_interval: float = seconds(1.0, "between two looks of the leader")
+    seed_node_timeout: float = seconds(5.0, "for an answer of the seed nodes")
+    retry_unsuccessful_join_after: float = seconds(
+        10.0, "before a join without an answer is tried again"
+    )
+    shutdown_after_unsuccessful_join: float = seconds(
+        0.0, "a node that has not joined ends with an error", off=True
+    )
+    allow_weakly_up_members: float = seconds(
+        7.0, "without convergence before members become weakly up", off=True
+    )
+    min_members: int = count(1, "nodes that must have joined before the first become up")
+    role_min_members: Mapping[str, int] = counts("the same per role")
+    prune_tombstones_after: float = seconds(86400.0, "a removed node's uid is remembered so long")
+    app_stall_timeout: float = seconds(
+        30.0, "a node whose handlers block its loop for so long leaves"
+    )
+    app_block_warning: float = seconds(
+        1.0, "a handler that blocks the node's loop for so long is named in a warning", off=True
+    )
+    quarantine_after: float = seconds(
+        60.0, "a reachable node that takes nothing from a link for so long must restart", off=True
+    )
+    confirmed_death: bool = flag(
+        True, "a refused connection proves that a process ended; off behind a proxy"
+    )
+    news_fanout: int = count(3, "nodes told at once of a change of membership or reachability")
+    failure_detector: FailureDetectorSettings = field(default_factory=FailureDetectorSettings)
+    downing: DowningSettings = field(default_factory=DowningSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardingSettings:
+    """Sharding of one entity type; section `sharding` holds the defaults for every type."""
+
+    shards: int = count(
+        100, "shards of a type; every node must agree, and it cannot change while a table is stored"
+    )
+    role: str = text("", "host only on nodes with this role; empty is every node")
+    coordinator_role: str = text(
+        "", "coordinate on the oldest node with this role; empty is that of the type, * is any"
+    )
+    remember: bool = flag(False, "entities that were running start again after a move or a crash")
+    passivate_after: float = seconds(
+        120.0, "an idle entity is stopped; remembered ones are not", off=True
+    )
+    active_entity_limit: int = count(
+        0, "entities in memory per node; over it some are passivated", off=True
+    )
+    passivation_strategy: str = text(
+        "lru",
+        "who goes over the limit",
+        choices=("lru", "slru", "mru", "lfu", "composite"),
+    )
+    passivation_protected: float = number(
+        0.8, "strategies slru and composite: part of the places for entities that were used again"
+    )
+    passivation_window: float = number(
+        0.01, "strategy composite: part of the places for newcomers, at first"
+    )
+    slow_handler_after: float = seconds(
+        20.0, "a handler that waits for so long is named in a warning", off=True
+    )
+    mailbox: int = count(10_000, "messages that may wait for one entity; then its senders wait")
+    mailbox_bytes: int = size(
+        64 * 2**20, "of messages in all mailboxes, per type and node; then senders wait"
+    )
+    mailbox_patience: float = seconds(
+        5.0, "senders wait for a full mailbox that stands still; then tells are dropped", off=True
+    )
+    buffer_size: int = count(
+        100_000, "messages that may wait for shards without a home, per type and node"
+    )
+    buffer_bytes: int = size(64 * 2**20, "the same in bytes")
+    hop_limit: int = count(8, "forwards of one message before it is given up")
+    retry_interval: float = seconds(
+        2.0, "between two registrations or location requests without an answer"
+    )
+    shard_start_timeout: float = seconds(10.0, "for a region to say that it hosts a shard")
+    begin_handoff_timeout: float = seconds(5.0, "for a region to acknowledge; then not waited for")
+    handoff_timeout: float = seconds(60.0, "of moving one shard, entities' on_stop included")
+    shard_failure_backoff: float = seconds(
+        10.0, "longest wait before a remembering shard whose store failed tries again"
+    )
+    entity_restart_backoff: float = seconds(
+        10.0, "longest wait before a failed entity starts again"
+    )
+    entity_restart_backoff_min: float = seconds(
+        0.2, "the first such wait; it doubles with each failure"
+    )
+    entity_recovery_strategy: str = text(
+        "adaptive",
+        "remembered entities start: as the loop has time, so many at a time, or all at once",
+        choices=("adaptive", "constant", "all"),
+    )
+    entity_recovery_constant_rate_frequency: float = seconds(0.1, "between two batches of them")
+    entity_recovery_constant_rate_number_of_entities: int = count(5, "entities per batch and node")
+    coordinator_failure_backoff: float = seconds(
+        5.0, "a coordinator whose store failed waits a tenth of it, then doubles, to 5 times it"
+    )
+    waiting_for_state_timeout: float = seconds(
+        2.0, "regions may report to a new coordinator; 2.4.20 says 5 s"
+    )
+    updating_state_timeout: float = seconds(
+        5.0, "for the store to confirm a change of the table; then it is tried again"
+    )
+    shard_region_query_timeout: float = seconds(
+        3.0, "for regions to answer a question about their shards"
+    )
+    min_members: int = count(1, "regions that must have registered before shards get homes")
+    allocation: str = text(
+        "least-shards",
+        "strategy; one that the class declares, a name or an object, counts as its declaration",
+        choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
+    )
+    rebalance_interval: float = seconds(10.0, "between two looks at the balance")
+    rebalance_threshold: int = count(
+        10, "strategy threshold: a difference above this starts a rebalance"
+    )
+    max_simultaneous_rebalance: int = count(3, "strategy threshold: shards on the move at a time")
+    rebalance_absolute_limit: int = count(
+        0, "shards on the move at a time, for the other strategies", off=True
+    )
+    rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    rebalance_load_tolerance: float = number(
+        0.2, "least-load: a difference in messages that is let be, as part of the mean", low=0.01
+    )
+    use_lease: str = text(
+        "off",
+        "what runs only while its node holds a lease in the state store; all nodes alike",
+        choices=("off", "shards", "singleton", "both"),
+    )
+    lease_ttl: float = seconds(
+        20.0, "after which others get the lease of a node that is gone or does not renew it"
+    )
+    lease_retry_interval: float = seconds(
+        2.0, "between two requests for a lease that is not to be had"
+    )
+    max_moves_in_flight: int = count(100, "shards on the move at a time")
+    max_moves_per_minute: int = count(
+        0, "shards that begin to move for balance within a minute", off=True
+    )
+    types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """Entity type to those of the settings above that differ for it."""
+
+    def for_type(self, name: str, declared: Mapping[str, object]) -> ShardingSettings:
+        """The settings of one type. `declared` is what its class says, by setting name.
+
+        A part never outlasts its whole: begin_handoff_timeout is at most handoff_timeout, and
+        entity_restart_backoff_min at most entity_restart_backoff.
+
+        Remembered entities are to stay, so a limit meant for every type is none for theirs.
+
+        Raises:
+            ConfigError: an unknown name or a value out of range in `declared`, or a limit that is
+                meant for this type although its entities are remembered.
+        """
+        place = f"the declaration of {name!r}"
+        own = {
+            key: read(ShardingSettings, key, value, key, place) for key, value in declared.items()
+        }
+        said: dict[str, Any] = {**own, **self.types.get(name, {})}
+        chosen = replace(self, **{**said, "types": {}})
+        if chosen.remember and chosen.active_entity_limit:
+            if "active_entity_limit" in said:
+                raise ConfigError(
+                    f"{name!r} has both remember and active_entity_limit",
+                    hint="a passivated entity is forgotten: choose one of them",
+                )
+            chosen = replace(chosen, active_entity_limit=0)
+        return replace(
+            chosen,
+            begin_handoff_timeout=min(chosen.begin_handoff_timeout, chosen.handoff_timeout),
+            entity_restart_backoff_min=min(
+                chosen.entity_restart_backoff_min, chosen.entity_restart_backoff
+            ),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """The state store."""
+
+    url: str = text(
+        "", "sqlite:///, memory://, redis:// ...; empty is a SQLite file of this user", secret=True
+    )
+    timeout: float = seconds(2.0, "for one answer of the store")
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """CURVE keys and who may connect."""
+
+    insecure: bool = flag(False, "listen outside the loopback without keys")
+    keys: str = text("", "file with this node's key pair")
+    allowed: str = text("", "file with the public keys that may connect")
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """Health, metrics and the read-only API."""
+
+    host: str = text("127.0.0.1", "interface on which HTTP listens")
+    port: int = count(8558, "port of HTTP; 0 takes a free one", low=0, high=65535)
+    write: bool = flag(False, "accept leave and down, with the token")
+    token: str = text("", "bearer token of writes", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is written to standard error."""
+
+    level: str = text("info", "lowest level shown", choices=("debug", "info", "warning", "error"))
+    format: str = text(
+        "auto", "auto is pretty on a terminal, else json", choices=("auto", "pretty", "json")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownSettings:
+    """How long each phase of leaving may take; what the phases are is in the how-to."""
+
+    before_service_unbind: float = seconds(5.0, "for tasks of the application")
+    service_unbind: float = seconds(5.0, "for tasks of the application")
+    service_requests_done: float = seconds(5.0, "for tasks of the application")
+    service_stop: float = seconds(5.0, "for tasks of the application")
+    before_cluster_shutdown: float = seconds(5.0, "for tasks of the application")
+    cluster_sharding_shutdown_region: float = seconds(
+        0.0, "for handing off; 0 is the longest handoff_timeout of a type and 10 s", off=True
+    )
+    cluster_leave: float = seconds(10.0, "for leaving the cluster and for clients to part")
+    cluster_shutdown: float = seconds(5.0, "for tasks of the application")
+
+
+@dataclass(frozen=True, slots=True)
+class TracingSettings:
+    """Trace context."""
+
+    enabled: bool = flag(False, "carry trace context in messages and make spans")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The whole tree."""
+
+    node: NodeSettings = field(default_factory=NodeSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    sharding: ShardingSettings = field(default_factory=ShardingSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    shutdown: ShutdownSettings = field(default_factory=ShutdownSettings)
+    log: LogSettings = field(default_factory=LogSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)

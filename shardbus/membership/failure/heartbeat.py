@@ -1,0 +1,273 @@
+"""Who watches whom, and what they see.
+
+All nodes stand in a ring ordered by a hash of their names, the same on every node, in which
+neighbours are unrelated to racks and address ranges. Each node sends heartbeats to the next
+`monitored_by` nodes of the ring. Unreachable nodes among them are watched in addition to that
+number, so that a crash of many does not leave the living unwatched. A node that somebody has begun
+to suspect stays watched by that somebody until it answers again, even if the ring has changed.
+
+A heartbeat is a request; its reply feeds the detector. A node that never answers is given a first
+heartbeat on credit after `expected_response_after`, from which its silence is measured.
+
+    verdict     a watched node became unreachable, or reachable again
+    starved     this node's own timer came late: nobody is judged by the time that this node slept
+    notice      a watched node answered slowly, or says that it is starved
+
+A silence is judged with patience: this node's own, and that which the watched node has asked for by
+the lag in its last heartbeat or reply (`health`). Whoever leaves `unanswered_max` beats in a row
+without a sign of life is unreachable all the same.
+
+Source: S1.19-S1.24, S3.15, B.5, B.7-B.9, B.25, N.12, C.27; T.U7, T.U8.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha1
+
+from shardbus.config.settings import FailureDetectorSettings
+from shardbus.ids import NodeId
+from shardbus.membership.failure.local_health import LocalHealth
+from shardbus.membership.failure.phi_accrual import PhiAccrual
+from shardbus.membership.messages import Heartbeat, HeartbeatReply
+from shardbus.membership.view import NodeStarved, SlowHeartbeat
+
+REAPS_PER_HEARTBEAT = 4
+"""How often per heartbeat interval suspicions are looked at."""
+SILENT_BEATS = 2
+"""A node that left so many heartbeats unanswered is silent, though not yet suspected."""
+
+
+@lru_cache(maxsize=20_000)
+def ring_hash(node: NodeId) -> int:
+    """The node's place in the ring: stable across processes and versions."""
+    digest = sha1(str(node).encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def watched(
+    me: NodeId, nodes: Iterable[NodeId], unreachable: Iterable[NodeId], monitored_by: int
+) -> list[NodeId]:
+    """Whom `me` watches: the next nodes of the ring until `monitored_by` reachable ones are among
+    them."""
+    ring = sorted((ring_hash(node), node) for node in {*nodes, me})
+    start = bisect_left(ring, (ring_hash(me), me))
+    skip = frozenset(unreachable)
+    chosen: list[NodeId] = []
+    reachable = 0
+    for step in range(1, len(ring)):
+        if reachable == monitored_by:
+            break
+        node = ring[(start + step) % len(ring)][1]
+        chosen.append(node)
+        reachable += node not in skip
+    return chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """This node's own view of a watched node changed."""
+
+    node: NodeId
+    available: bool
+
+
+@dataclass(slots=True)
+class WatchedNode:
+    """One watched node. `since`: when its first heartbeat was sent."""
+
+    detector: PhiAccrual
+    since: float | None = None
+    suspected: bool = False
+    heard: int = 0
+    """The last heartbeat that was out when the node gave a sign of life."""
+    lag: float = 0.0
+    """How late its timers are, by its own word."""
+    told: bool = False
+    """Whether that has been made known."""
+
+
+class Heartbeats:
+    """Sends heartbeats, takes replies, gives verdicts."""
+
+    def __init__(self, me: NodeId, settings: FailureDetectorSettings) -> None:
+        self.me = me
+        self.settings = settings
+        self.watches: dict[NodeId, WatchedNode] = {}
+        self.health = LocalHealth(settings)
+        self._sequence = 0
+        self._false_alarm = 0
+        self._beat_at: float | None = None
+        self._reap_at: float | None = None
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do."""
+        if self._beat_at is None or self._reap_at is None:
+            return None
+        return min(self._beat_at, self._reap_at)
+
+    @property
+    def notices_within(self) -> float:
+        """Seconds in which a watched node that is silent from now on is surely noticed."""
+        settings = self.settings
+        pause = settings.expected_response_after + settings.acceptable_heartbeat_pause
+        return pause + self.health.patience + 2 * settings.heartbeat_interval
+
+    def late(self, now: float) -> float:
+        """For how long this node has been starved: its own timer is so late, or 0."""
+        late = self._overdue(now)
+        return late if late >= 2 * self.settings.heartbeat_interval else 0.0
+
+    def _overdue(self, now: float) -> float:
+        due = self.deadline()
+        return 0.0 if due is None else max(0.0, now - due)
+
+    def start(self, now: float) -> None:
+        """Begin to watch; the first heartbeats are due at once."""
+        self._beat_at = self._reap_at = now
+
+    def on_members(self, nodes: Sequence[NodeId], unreachable: Sequence[NodeId]) -> None:
+        """The cluster consists of these nodes, of which these are unreachable."""
+        wanted = watched(self.me, nodes, unreachable, self.settings.monitored_by)
+        members = frozenset(nodes)
+        kept = [n for n, w in self.watches.items() if w.suspected and n in members]
+        self.watches = {
+            node: self.watches.get(node) or WatchedNode(self._detector(), heard=self._sequence)
+            for node in dict.fromkeys([*wanted, *kept])
+        }
+
+    def answer(self, beat: Heartbeat, now: float) -> HeartbeatReply:
+        """The reply to a heartbeat. It may go out before this node's own late timer rings."""
+        late = self._overdue(now)
+        lag = min(late, self.health.patience_max) if self.health.counts(late) else 0.0
+        return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag))
+
+    def on_beat(self, sender: NodeId, beat: Heartbeat) -> list[NodeStarved]:
+        """A heartbeat of that node arrived."""
+        watch = self.watches.get(sender)
+        return self._on_lag(sender, watch, beat.lag) if watch else []
+
+    def on_reply(
+        self, sender: NodeId, reply: HeartbeatReply, now: float
+    ) -> list[SlowHeartbeat | NodeStarved]:
+        """A reply arrived. Returns what people may want to know of it: an interval since the last
+        one that is alarmingly long, a node that is starved."""
+        watch = self.watches.get(sender)
+        if watch is None or reply.sent_at > now:
+            return []
+        if watch.suspected and not self.health.counts(reply.lag):
+            self._on_false_alarm()
+        interval = watch.detector.heartbeat(now)
+        watch.heard = self._sequence
+        notices: list[SlowHeartbeat | NodeStarved] = [*self._on_lag(sender, watch, reply.lag)]
+        alarming = self.settings.acceptable_heartbeat_pause * 2 / 3
+        if interval is not None and 0 < alarming <= interval:
+            notices.append(SlowHeartbeat(sender, interval))
+        return notices
+
+    def on_sign_of_life(self, sender: NodeId, now: float) -> None:
+        """Something else than a reply arrived."""
+        watch = self.watches.get(sender)
+        if watch is not None:
+            watch.detector.touch(now)
+            if not watch.suspected:
+                watch.heard = self._sequence
+
+    def tick(self, now: float) -> tuple[list[tuple[NodeId, Heartbeat]], list[Verdict], float]:
+        """What is due: heartbeats to send, verdicts that changed, and for how long this node was
+        starved."""
+        if self._beat_at is None or self._reap_at is None:
+            return [], [], 0.0
+        interval = self.settings.heartbeat_interval
+        late, starved = self._overdue(now), self.late(now)
+        if starved or self.health.counts(late):
+            self._credit(late)
+        beats: list[tuple[NodeId, Heartbeat]] = []
+        if now >= self._beat_at:
+            self._beat_at = now + interval
+            self._examine(late)
+            beats = self._beat(now)
+        verdicts: list[Verdict] = []
+        if now >= self._reap_at:
+            self._reap_at = now + interval / REAPS_PER_HEARTBEAT
+            verdicts = self._reap(now)
+        return beats, verdicts, starved
+
+    def phis(self, now: float) -> dict[NodeId, float]:
+        """The suspicion of every watched node."""
+        return {node: watch.detector.phi(now) for node, watch in self.watches.items()}
+
+    def _beat(self, now: float) -> list[tuple[NodeId, Heartbeat]]:
+        self._sequence += 1
+        for watch in self.watches.values():
+            if watch.since is None:
+                watch.since = now
+        beat = Heartbeat(self._sequence, now, self.health.lag)
+        return [(node, beat) for node in self.watches]
+
+    def _credit(self, late: float) -> None:
+        """So long this node could not hear anybody."""
+        self.health.on_late(late)
+        for watch in self.watches.values():
+            watch.detector.credit(late)
+            watch.since = None if watch.since is None else watch.since + late
+
+    def _examine(self, late: float) -> None:
+        """Before a beat: what do the last ones say about this node?"""
+        if not self.health.on or self.health.counts(late):
+            return
+        trusted = [watch for watch in self.watches.values() if not watch.suspected]
+        silent = sum(self._unanswered(watch) >= SILENT_BEATS for watch in trusted)
+        if silent > 1 and 2 * silent > len(trusted):
+            self.health.on_silent_together()
+        else:
+            self.health.on_good_beat()
+
+    def _on_false_alarm(self) -> None:
+        """However many answer again between two beats, it was one fault."""
+        if self.health.on and self._false_alarm != self._sequence:
+            self._false_alarm = self._sequence
+            self.health.on_false_alarm()
+
+    def _on_lag(self, sender: NodeId, watch: WatchedNode, lag: float) -> list[NodeStarved]:
+        watch.lag = lag
+        interval = self.settings.heartbeat_interval
+        news = lag >= 2 * interval and not watch.told
+        watch.told = news or (watch.told and lag >= interval)
+        return [NodeStarved(sender, lag)] if news else []
+
+    def _unanswered(self, watch: WatchedNode) -> int:
+        """Heartbeats that went out since the last sign of life."""
+        return 0 if watch.since is None else self._sequence - watch.heard
+
+    def _reap(self, now: float) -> list[Verdict]:
+        verdicts = []
+        for node, watch in self.watches.items():
+            detector = watch.detector
+            due = watch.since is not None and (
+                now - watch.since >= self.settings.expected_response_after
+            )
+            if not detector.monitoring and due:
+                detector.heartbeat(now)
+            detector.patience = self.health.patience_with(watch.lag)
+            available = detector.available(now) and not self._gave_no_sign(watch)
+            if available is watch.suspected:
+                watch.suspected = not available
+                verdicts.append(Verdict(node, available))
+        return verdicts
+
+    def _gave_no_sign(self, watch: WatchedNode) -> bool:
+        return self.health.on and self._unanswered(watch) >= self.health.unanswered_max
+
+    def _detector(self) -> PhiAccrual:
+        settings = self.settings
+        return PhiAccrual(
+            threshold=settings.threshold,
+            max_sample_size=settings.max_sample_size,
+            min_std_deviation=settings.min_std_deviation,
+            acceptable_pause=settings.acceptable_heartbeat_pause,
+            first_estimate=settings.heartbeat_interval,
+        )

@@ -1,0 +1,109 @@
+"""What a node keeps and says of downing: the last decisions, the settings that every node must
+share, and the refusal of a strategy that cannot be loaded, and of a timeout where entities are
+sharded.
+
+Source: S1.59, S2.6, B.3, B.31.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from shardbus.config.settings import DowningSettings
+from shardbus.errors import ConfigError
+from shardbus.http.api import Json
+from shardbus.membership.downing.split import Decision
+from shardbus.membership.downing.strategies import strategy_of
+from shardbus.membership.view import (
+    ConvergenceChanged,
+    DomainEvent,
+    DowningDecided,
+    RoleLeaderChanged,
+)
+from shardbus.node.event_log import sentence
+
+log = logging.getLogger("shardbus.node")
+
+KEPT = 20
+QUIET = (ConvergenceChanged, RoleLeaderChanged)
+SHARED = (
+    "strategy",
+    "role",
+    "static_quorum_size",
+    "down_if_alone",
+    "unsafe_auto_down_after",
+)
+"""Settings by which both sides of a split must go."""
+
+
+class DowningLog:
+    """The last decisions of this node, oldest first, and the log of what happens in the cluster."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Json] = deque(maxlen=KEPT)
+
+    def hear(self, event: DomainEvent) -> None:
+        """Log an event; keep it if it is a decision."""
+        if not isinstance(event, DowningDecided):
+            level = logging.DEBUG if isinstance(event, QUIET) else logging.INFO
+            log.log(level, "%s", sentence(event))
+            return
+        log.warning("%s", sentence(event))
+        at = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._kept.append({"at": at, **_shown(event.decision)})
+
+    def page(self) -> list[Json]:
+        """They, in the shape of the public JSON."""
+        return list(self._kept)
+
+
+def _shown(decision: Decision) -> Json:
+    split = decision.split
+    sides = {
+        "side": split.side,
+        "cut_off": split.cut,
+        "gone": split.gone,
+        "bad_links": split.broken,
+        "votes_here": split.ours,
+        "votes_there": split.theirs,
+        "oldest": split.elders,
+        "down": decision.down,
+    }
+    return {
+        "strategy": decision.rule,
+        "outcome": decision.outcome.value,
+        "reason": decision.reason,
+        **{name: [str(node) for node in nodes] for name, nodes in sides.items()},
+    }
+
+
+def fingerprint(settings: DowningSettings) -> dict[str, str]:
+    """What a node that joins must have set as we have."""
+    return {f"cluster.downing.{name}": str(getattr(settings, name)) for name in SHARED}
+
+
+def check_downing(settings: DowningSettings, types: Collection[str]) -> None:
+    """Load the strategy, which may be the user's; warn of downing by timeout, or refuse it.
+
+    Raises:
+        ConfigError: the strategy cannot be loaded; or downing is by timeout, and there are entity
+            types, which would run on both sides of a split.
+    """
+    strategy_of(settings)
+    after = settings.unsafe_auto_down_after
+    if not after:
+        return
+    if types and not settings.unsafe_auto_down_with_sharding:
+        raise ConfigError(
+            "cluster.downing.unsafe_auto_down_after is set and entities are sharded: "
+            "after a split both sides would run the same entities",
+            hint="choose a cluster.downing.strategy, or set unsafe_auto_down_with_sharding = true",
+        )
+    log.warning(
+        "UNSAFE: members that are unreachable for %g s are downed on both sides of a split, "
+        "which then go on as two clusters; no strategy decides (unsafe_auto_down_after)",
+        after,
+    )

@@ -1,0 +1,136 @@
+"""What happens in the cluster, as sentences for the log and as JSON.
+
+Source: B.20.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from shardbus.http.api import Json
+from shardbus.membership import view
+from shardbus.membership.downing.split import told
+from shardbus.sharding.events import Note
+
+NOTEWORTHY = frozenset(
+    {
+        "epoch_claimed",
+        "region_drained",
+        "region_terminated",
+        "register_refused",
+        "rebalance",
+        "handoff_overdue",
+        "start_overdue",
+        "superseded",
+        "store_failed",
+        "forged",
+        "rows_dropped",
+        "refused",
+        "persist_failed",
+        "succession",
+        "lease_refused",
+        "lease_kept",
+    }
+)
+"""Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
+
+ALARMING = frozenset(
+    {
+        "lease_lost",
+        "too_few_shards",
+        "too_many_shards",
+        "hot_shard",
+        "strategy_failed",
+        "rows_dropped",
+    }
+)
+"""Those that somebody should look into."""
+
+
+def level_of(note: Note) -> int:
+    """How loud a machine's note is."""
+    if note.kind in ALARMING:
+        return logging.WARNING
+    return logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
+
+
+def remark(note: Note) -> str:
+    """A machine's note in words."""
+    count = f" {note.count}:" if note.kind == "rows_dropped" else ""
+    return f"{note.kind.replace('_', ' ')}{count} {note.detail}".rstrip()
+
+
+def picture(now: view.MembershipView) -> Json:
+    """The membership as it is, for a stream of events."""
+    return {
+        "event": "snapshot",
+        "leader": str(now.leader) if now.leader else None,
+        "converged": now.converged,
+        "members": [
+            {
+                "node": str(m.node),
+                "status": m.status.value,
+                "reachable": m.node not in now.unreachable,
+                "roles": list(m.roles),
+            }
+            for m in now.members
+        ],
+    }
+
+
+def fact(event: view.DomainEvent) -> Json:
+    """One event as JSON: its name, the node it is about, and the sentence."""
+    about = getattr(event, "member", None)
+    node = about.node if about is not None else getattr(event, "node", None)
+    return {
+        "event": type(event).__name__,
+        "node": str(node) if node else None,
+        "text": sentence(event),
+    }
+
+
+def sentence(event: view.DomainEvent) -> str:
+    """One event of membership in words."""
+    match event:
+        case view.MemberJoined(member=m):
+            return f"{m.node} joins"
+        case view.MemberWeaklyUp(member=m):
+            return f"{m.node} is weakly up"
+        case view.MemberUp(member=m):
+            return f"{m.node} is up"
+        case view.MemberPreparingForShutdown(member=m):
+            return f"{m.node} is preparing for the shutdown of the whole cluster"
+        case view.MemberReadyForShutdown(member=m):
+            return f"{m.node} is ready for the shutdown of the whole cluster"
+        case view.MemberLeaving(member=m):
+            return f"{m.node} is leaving"
+        case view.MemberExiting(member=m):
+            return f"{m.node} is exiting"
+        case view.MemberDowned(member=m):
+            return f"{m.node} is down"
+        case view.MemberRemoved(member=m):
+            return f"{m.node} is removed"
+        case view.UnreachableMember(member=m, terminated=gone):
+            return f"{m.node} {'is gone: its process ended' if gone else 'is unreachable'}"
+        case view.QuarantinedMember(member=m):
+            return f"{m.node} is quarantined: what must arrive there does not; it must start anew"
+        case view.ServiceChanged(member=m):
+            return f"{m.node} is {m.service.value}"
+        case view.ReachableMember(member=m):
+            return f"{m.node} is reachable again"
+        case view.LeaderChanged(leader=node):
+            return f"the leader is {node}" if node else "there is no leader"
+        case view.RoleLeaderChanged(role=role, leader=node):
+            return f"the leader of role {role!r} is {node or 'nobody'}"
+        case view.ConvergenceChanged(converged=converged):
+            return "the cluster has converged" if converged else "the cluster has not converged"
+        case view.MetaChanged(name=name, data=data):
+            return f"meta {name!r} is {len(data)} bytes now"
+        case view.SelfStarved(seconds=late):
+            return f"this node was starved: its timer came {late:.1f} s late"
+        case view.NodeStarved(node=node, seconds=late):
+            return f"{node} is starved: it says that its timer came {late:.1f} s late"
+        case view.SlowHeartbeat(node=node, seconds=took):
+            return f"{node} took {took:.1f} s to answer a heartbeat"
+        case view.DowningDecided(decision=decision):
+            return f"downing: {told(decision)}"

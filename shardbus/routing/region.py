@@ -1,0 +1,168 @@
+"""A type's region as senders see it: give it a message, it finds the entity.
+
+The type's `extract_entity_id` says for whom a message is. It returns the id, or the id and what the
+entity shall receive instead of the message, so that an envelope is unwrapped on the sender's side.
+It is a partial function: None means that it does not know the message.
+
+    region.tell(Get(7))                        the id is in the message
+    region.tell(CounterEnvelope(7, Add(1)))    the extractor takes it out
+    region.tell(Envelope("7", Add(1)))         any region knows this one
+    region.tell(StartEntity("7"))              start it, and nothing more
+
+A shard is a function of the id alone. So one id has one shard whatever the message, a client can
+compute it, and nothing has to be extracted from a `StartEntity`.
+
+Source: S0.3, S0.4, S2.8, S2.12-S2.15, S2.20, S2.22, S4.3, S4.4, S4.40.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+from zlib import crc32
+
+from shardbus.errors import ConfigError, Unhandled
+from shardbus.ids import check_id
+from shardbus.routing.refs import NO_ARGUMENTS, START, ask, milliseconds, start_entity
+from shardbus.routing.router import Router
+from shardbus.wire.schema import Interface
+
+SAMPLES = (
+    *map(str, range(40)),
+    *("a", "b", "z", "page-7", "N14228", "ada@example.org", "tenant/7", "7:8", "2024-01-31", "ü"),
+    *("123456789", "550e8400-e29b-41d4-a716-446655440000"),
+)
+"""Ids of the kinds that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message and the id of the entity that shall receive it."""
+
+    entity_id: str
+    message: object
+
+
+@dataclass(frozen=True, slots=True)
+class StartEntity:
+    """Start this entity without a message. A remembered one stays from then on."""
+
+    entity_id: str
+
+
+class Owner(Protocol):
+    """Where a type is known: on a node, or in a client."""
+
+    @property
+    def router(self) -> Router: ...
+
+    def dropped(self, reason: str, count: int) -> None: ...
+
+
+class Region:
+    """See the module. `owner` is asked at each message: a region may be made before there is a
+    node."""
+
+    def __init__(self, interface: Interface, owner: Callable[[], Owner], timeout_ms: int) -> None:
+        self._interface, self._owner, self._timeout_ms = interface, owner, timeout_ms
+
+    def tell(self, message: object) -> Any:
+        """Send to the entity that the message names; awaiting it waits only while the send buffer
+        is full.
+
+        Raises:
+            Unhandled: the extractor does not know the message; it is counted as dropped.
+            ConfigError: there is no extractor, or it gave no id. Otherwise as `Ref.tell`.
+        """
+        owner = self._owner()
+        if isinstance(message, StartEntity):
+            router = owner.router
+            return router.tell(router.key(START), self._checked(message.entity_id), NO_ARGUMENTS)
+        entity_id, received = self._addressed(owner, message)
+        return owner.router.send(entity_id, received)
+
+    def ask(self, message: object, timeout: float | None = None) -> asyncio.Future[Any]:
+        """Ask the entity that the message names, for at most `timeout` seconds. Raises as `tell`,
+        and as `Ref.ask`."""
+        owner = self._owner()
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        if isinstance(message, StartEntity):
+            return start_entity(owner.router, self._checked(message.entity_id), timeout_ms)
+        entity_id, received = self._addressed(owner, message)
+        return ask(owner.router, entity_id, received, (), timeout_ms)
+
+    def _addressed(self, owner: Owner, message: object) -> tuple[str, object]:
+        """The id, and what the entity receives."""
+        if isinstance(message, Envelope):
+            return self._checked(message.entity_id), message.message
+        extract = self._interface.extract_entity_id
+        if extract is None:
+            raise ConfigError(
+                f"entity type {self._interface.name!r} has no extract_entity_id",
+                hint="declare one, or send Envelope(entity_id, message)",
+            )
+        found: Any = None
+        try:
+            found = extract(message)
+        except Exception as e:
+            raise self._unknown(owner, message, f": {type(e).__name__}: {e}") from e
+        if found is None:
+            raise self._unknown(owner, message)
+        if isinstance(found, tuple) and len(found) == 2:
+            return self._checked(found[0]), found[1]
+        return self._checked(found), message
+
+    def _unknown(self, owner: Owner, message: object, why: str = "") -> Unhandled:
+        owner.dropped("unhandled", 1)
+        name, kind = self._interface.name, type(message).__name__
+        return Unhandled(f"extract_entity_id of {name!r} knows no such {kind}{why}")
+
+    def _checked(self, entity_id: object) -> str:
+        if not isinstance(entity_id, str):
+            raise ConfigError(
+                f"an entity id of {self._interface.name!r} is a str, not {entity_id!r:.60}"
+            )
+        return check_id("an entity id", entity_id)
+
+
+def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str], str]:
+    """A type's own `extract_shard_id` with its mistakes told: whatever it raises or returns, who
+    sends to such an id learns of it, and nothing else is disturbed.
+
+    Raises:
+        ConfigError: (the function that is returned) there is no shard for the id.
+    """
+
+    def shard_of(entity_id: str) -> str:
+        try:
+            shard = given(entity_id)
+        except Exception as e:
+            raise ConfigError(
+                f"extract_shard_id of {name!r} failed for the id {entity_id!r}: "
+                f"{type(e).__name__}: {e}",
+                hint="it gets the entity id, not the message",
+            ) from e
+        if not isinstance(shard, str):
+            raise ConfigError(
+                f"extract_shard_id of {name!r} gave {shard!r:.60}", hint="a shard id is a str"
+            )
+        return check_id("a shard id", shard)
+
+    return shard_of
+
+
+def layout_of(shard_of: Callable[[str], str], given: Callable[..., object], shards: int) -> str:
+    """What a type's own shard function is called between nodes, clients and the store: its name,
+    and a number made of what it gives for some ids. Its module is left out, for the same file may
+    be a script here and a module there. A function that gives another process other shards, as any
+    that uses `hash()`, is told by the number, and refused."""
+    found = []
+    for sample in SAMPLES:
+        try:
+            found.append(shard_of(sample))
+        except ConfigError:
+            found.append("")
+    name = getattr(given, "__qualname__", type(given).__qualname__).rpartition(".")[2]
+    return f"{name}:{crc32(repr(found).encode()):08x}/{shards}"

@@ -1,0 +1,78 @@
+"""A strategy whose answers are looked at before they count: users bring their own.
+
+A coordinator must not stop because a strategy raises, forgets a shard, or names a node that may not
+host. A shard for which it has no usable answer goes to the region with the fewest; a move that
+cannot be made is left out. Both are told, once until something else is wrong.
+
+Source: S0.19, S2.63; T.S14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from shardbus.ids import NodeId
+from shardbus.sharding.allocation.strategies import AllocationStrategy, Move, fill
+from shardbus.sharding.events import Note
+from shardbus.sharding.table import ShardTable
+
+
+class CheckedStrategy:
+    """Asks `strategy`, and keeps of its answers what can be done. `tell` hears what was wrong."""
+
+    __slots__ = ("_last", "_tell", "strategy")
+
+    def __init__(self, strategy: AllocationStrategy, tell: Callable[[Note], None]) -> None:
+        self.strategy = strategy
+        self._tell = tell
+        self._last = ""
+
+    def allocate(
+        self,
+        table: ShardTable,
+        loads: Mapping[str, float],
+        shards: Sequence[str],
+        candidates: Collection[NodeId],
+    ) -> dict[str, NodeId]:
+        """A candidate for each of `shards`, whatever the strategy says."""
+        able = dict.fromkeys(candidates)
+        homes: dict[str, NodeId] = {}
+        try:
+            found = self.strategy.allocate(table, loads, shards, candidates)
+            homes = {s: node for s in shards if (node := found.get(s)) is not None and node in able}
+        except Exception as error:
+            self._complain(f"allocate raised {type(error).__name__}: {error}")
+        else:
+            if lost := [shard for shard in shards if shard not in homes]:
+                self._complain(f"allocate gave no candidate for shard {lost[0]!r}")
+        if len(homes) == len(shards):
+            return homes
+        counts = {node: len(table.shards_at(node)) for node in candidates}
+        for node in homes.values():
+            counts[node] += 1
+        return homes | fill(counts, [shard for shard in shards if shard not in homes])
+
+    def rebalance(
+        self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
+    ) -> list[Move]:
+        """The moves of the strategy that can be made, each shard's first."""
+        able = dict.fromkeys(candidates)
+        moves: dict[str, Move] = {}
+        try:
+            for found in self.strategy.rebalance(table, candidates, in_flight):
+                move = Move(*found)
+                home = table.homes.get(move.shard)
+                fits = home is not None and home.node == move.source and move.target in able
+                if fits and move.source != move.target and move.shard not in in_flight:
+                    moves.setdefault(move.shard, move)
+                else:
+                    self._complain(f"rebalance wants what cannot be: {move}")
+        except Exception as error:
+            self._complain(f"rebalance raised {type(error).__name__}: {error}")
+            return []
+        return list(moves.values())
+
+    def _complain(self, what: str) -> None:
+        if what != self._last:
+            self._last = what
+            self._tell(Note("strategy_failed", what[:500]))

@@ -1,0 +1,44 @@
+"""The allocation strategies that settings can name, and which one a type gets.
+
+Source: S2.57, S2.63, S2.64; B.63-B.69; N.9.
+"""
+
+from __future__ import annotations
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.sharding.allocation.least_load import LeastLoad
+from shardbus.sharding.allocation.strategies import (
+    AllocationStrategy,
+    ConsistentHashing,
+    External,
+    LeastShard,
+    LeastShardThreshold,
+)
+
+
+def strategy_for(
+    name: str, section: ShardingSettings, chosen: ShardingSettings, own: AllocationStrategy | None
+) -> AllocationStrategy:
+    """The strategy of a type. `own` is an object that its class declares: as with every setting of
+    a declaration, only what the section says of this very type wins over it."""
+    if own is None or "allocation" in section.types.get(name, {}):
+        return strategy_of(chosen)
+    return own
+
+
+def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
+    """The strategy that the settings of a type name, with its limits."""
+    limit = settings.rebalance_absolute_limit
+    match settings.allocation:
+        case "threshold":
+            return LeastShardThreshold(
+                settings.rebalance_threshold, settings.max_simultaneous_rebalance
+            )
+        case "consistent-hashing":
+            return ConsistentHashing(max_moves=limit)
+        case "external":
+            return External(limit)
+        case "least-load":
+            return LeastLoad(settings.rebalance_load_tolerance, limit)
+        case _:
+            return LeastShard(limit, settings.rebalance_relative_limit)

@@ -1,0 +1,404 @@
+"""The coordinator of one entity type: it alone decides where shards live.
+
+One turn of its life, made by `tick`:
+
+    1. questions and drained regions say what is wanted; planned moves begin as the bound allows
+    2. everything that is wanted gets a home in one plan, and the plan is one guarded write:
+       `Persist`
+    3. every question is answered: ShardHomes, or Wait with a reason, and then ShardHomes follows
+    4. everything said is gathered into few messages per receiver
+
+When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
+new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
+under way, what is asked gathers for the next one. A write without an answer is tried again as the
+same operation. One that is refused ends this coordinator, and so does Retire, once it is done. Who
+has nothing to write for long writes just that, to learn whether one that was removed in its sleep
+has taken the table: it will be gone soon, but what it wrote stands.
+
+A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
+shards of a dead node are wanted at once, not when somebody asks.
+
+Not here: how an epoch is claimed (`tenure`), who is there (`registry`), how they register
+(`reception`), what is to be written (`ledger`), where shards should go (`allocation`), when they
+move for balance (`balance`, `moves`), the phases of a move (`handoff`), which were asked to stop
+(`stops`), what regions do (`region`).
+
+Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70;
+B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
+"""
+
+from __future__ import annotations
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.forecast import Forecast, forecast
+from shardbus.sharding.allocation.strategies import AllocationStrategy
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState, EpochClaim, backoff
+from shardbus.sharding.coordinator.handoff import Handoff, HandoffPurpose
+from shardbus.sharding.coordinator.history import ShardHistory
+from shardbus.sharding.coordinator.home_requests import HomeRequests
+from shardbus.sharding.coordinator.ledger import CONFIRM_S, Ledger, PendingWrite, WantedHome, nobody
+from shardbus.sharding.coordinator.moves import Moves
+from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
+from shardbus.sharding.coordinator.rebalancing import COALESCE, Rebalancing
+from shardbus.sharding.coordinator.registrar import Registrar
+from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry
+from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
+from shardbus.sharding.coordinator.stops import PendingStops
+from shardbus.sharding.messages import Home
+from shardbus.sharding.overrides import Overrides
+from shardbus.sharding.table import ShardTable
+from shardbus.sharding.timers import Timers
+
+GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
+
+
+class Coordinator:
+    """Decides homes. `handle`, `deadline`, `tick` as `events` describes."""
+
+    def __init__(
+        self,
+        entity_type: str,
+        me: NodeId,
+        layout: str,
+        settings: ShardingSettings,
+        strategy: AllocationStrategy,
+    ) -> None:
+        self.entity_type = entity_type
+        self._settings = settings
+        self._layout = layout
+        self._epoch_claim = EpochClaim(layout, settings.coordinator_failure_backoff)
+        self._registry = Registry(settings.min_members)
+        self._ledger = Ledger(layout)
+        self._outbox = Outbox(me)
+        self._moves = Moves(self._outbox, settings)
+        self.balance = Rebalancing(
+            settings, layout, strategy, self._registry, self._ledger, self._moves
+        )
+        """Whether and how fast shards move, for people."""
+        self._stops = PendingStops(self._ledger, self._moves)
+        self._timers: Timers[str] = Timers()
+        self._home_requests = HomeRequests(self._outbox)
+        self._starts = PendingStarts(self._outbox, settings.shard_start_timeout)
+        self._registrar = Registrar(
+            layout,
+            self._registry,
+            self._ledger,
+            self._moves,
+            self._starts,
+            self._outbox,
+            self._settled,
+        )
+        self._effects: list[ev.CoordinatorEffect] = []
+        self._turn_at: float | None = None
+
+    @property
+    def reign(self) -> CoordinatorState:
+        """Whether it rules."""
+        return self._epoch_claim.reign
+
+    @property
+    def epoch(self) -> int:
+        """The epoch it claims or holds."""
+        return self._epoch_claim.epoch
+
+    @property
+    def table(self) -> ShardTable:
+        """The table, as durable in the store."""
+        return self._ledger.table
+
+    @property
+    def history(self) -> ShardHistory:
+        """What became of the shards since this coordinator rules."""
+        return self._ledger.history
+
+    @property
+    def stopping(self) -> tuple[str, ...]:
+        """The shards that somebody asked to stop, and that have not."""
+        return self._stops.asked
+
+    def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
+        """What would move with so many nodes more and without these."""
+        return forecast(self.balance.strategy, self.table, self._registry.candidates(), add, remove)
+
+    def state_of(self, shard: str) -> str:
+        """`starting`, `running`, `handing_off` or `unallocated`, for people."""
+        if shard in self._moves.handoffs:
+            return "handing_off"
+        if self._ledger.home_of(shard) is None:
+            return "unallocated"
+        return "starting" if shard in self._starts else "running"
+
+    def handle(self, event: ev.CoordinatorEvent, now: float) -> list[ev.CoordinatorEffect]:
+        """Take in one event."""
+        if self.reign is CoordinatorState.STOPPED:
+            return []
+        self._turn_at = now
+        match event:
+            case ev.MessageReceived(sender, message):
+                self._on_message(sender, message, now)
+            case ev.MembersChanged():
+                self._registry.update(event)
+                self._look_soon(now + COALESCE)
+                self._bury(now)
+            case ev.Persisted(op_id):
+                self._on_persisted(op_id, now)
+            case ev.PersistFailed(op_id, definite_stale):
+                self._on_persist_failed(op_id, definite_stale, now)
+            case ev.EpochClaimed():
+                self._effects += self._epoch_claim.handle(event, now)
+                if self.reign is CoordinatorState.RULING and self.table.epoch != self.epoch:
+                    self._take_over(event, now)
+            case ev.Rebalance():
+                self._look_soon(now)
+            case Overrides():
+                self.balance.direct(event)
+                self._look_soon(now)
+            case ev.StopShards(shards):
+                self._stops.ask(shards)
+            case _:
+                self._effects += self._epoch_claim.handle(event, now)
+        return self._take_effects()
+
+    def deadline(self) -> float | None:
+        """When `tick` is due."""
+        if self.reign is CoordinatorState.STOPPED:
+            return None
+        dues = [self._turn_at, self._epoch_claim.deadline()]
+        if self.reign is CoordinatorState.RULING:
+            parts = (self._timers, self._moves, self._starts, self.balance)
+            dues += [part.deadline() for part in parts]
+        return min((due for due in dues if due is not None), default=None)
+
+    def tick(self, now: float) -> list[ev.CoordinatorEffect]:
+        """End the turn: see the module's text."""
+        self._turn_at = None
+        self._effects += self._epoch_claim.tick(now)
+        if self.reign is CoordinatorState.RETIRING:
+            self._wind_up()
+        if self.reign is not CoordinatorState.RULING:
+            return self._take_effects()
+        self._keep_time(now)
+        if self._registrar.take(self.epoch, now):
+            self._look_soon(now + COALESCE)
+        self._stops.pursue(
+            self._settled,
+            lambda shard: self._begin(shard, HandoffPurpose.STOP, None, now),
+            sure=not self._registry.expects(now),
+        )
+        for shard in self._home_requests.shards():
+            if self._settled(shard) is None:
+                self._ledger.want(shard)
+        for node in (*self._registry.to_empty(), *self._registry.draining):
+            for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
+                self._begin(shard, HandoffPurpose.DRAIN, None, now)
+        for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
+            self._drained(node, now)
+        for move in self.balance.ready(now):
+            self._begin(move.shard, HandoffPurpose.REBALANCE, move.target, now)
+        self._plan(now)
+        self._answer(now)
+        self._effects += self._outbox.drain(self.epoch)
+        return self._take_effects()
+
+    def check(self) -> None:
+        """Audit everything against everything; for tests."""
+        self._ledger.check()
+        self._moves.check()
+        self._starts.check()
+        for shard in self._ledger.wanted:
+            assert self._settled(shard) is None, f"{shard} is wanted and at home"
+        for shard, handoff in self._moves.handoffs.items():
+            assert self.table.homes.get(shard) == handoff.home, f"{shard} moves from nowhere"
+
+    def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
+        node = getattr(message, "node", sender)
+        if node != sender:
+            self._note("forged", f"{sender} speaks for {node}")
+            return
+        match message:
+            case msg.Register():
+                self._registry.keep_early(message)
+            case msg.GetShardHome(shards):
+                self._home_requests.ask(sender, shards)
+            case msg.ShardStarted(homes):
+                for home in homes:
+                    if self.table.homes.get(home.shard) == home and home.node == sender:
+                        self._starts.started(home.shard)
+            case msg.BeginHandOffAck(_, homes):
+                for home in homes:
+                    self._moves.on_ack(home, sender, now)
+            case msg.ShardStopped(_, homes, left):
+                for home in homes:
+                    self._on_stopped(home, sender, home.shard in left, now)
+            case msg.ShardLoads(node, loads):
+                self.balance.hear(node, loads, now)
+            case msg.GracefulShutdownRequest(_):
+                if self._registry.registered.get(sender) is False:
+                    self._registry.draining[sender] = None
+                elif sender in self._registry.registered:
+                    self._outbox.region_stopped(sender)
+            case _:
+                self._note("unexpected", f"{type(message).__name__} from {sender}")
+
+    def _keep_time(self, now: float) -> None:
+        for timer in self._timers.due(now):
+            if timer == WRITE and self._ledger.writing is not None:
+                self._persist(self._ledger.writing)
+            elif timer == CONFIRM and (nothing := self._ledger.write_nothing()):
+                self._persist(nothing)
+        self.balance.tick(now)
+        for home, tries in self._starts.tick(now):
+            self._on_silence(home, tries, now)
+        self._moves.tick(now)
+
+    def _on_stopped(self, home: Home, sender: NodeId, left: bool, now: float) -> None:
+        if self.table.homes.get(home.shard) != home or home.node != sender:
+            return
+        self._outbox.passes(home, left)
+        handoff = self._moves.on_stopped(home)
+        if handoff is not None:
+            self._on_freed(handoff)
+        elif self._settled(home.shard) == home:
+            if home.shard in self._starts or self._settings.remember:
+                self._ledger.want(home.shard)
+            self._starts.started(home.shard)
+            self._ledger.free(home, "ended", now)
+            self._stops.freed(home.shard)
+            self._note("shard_freed", home.shard)
+
+    def _bury(self, now: float) -> None:
+        """Membership has spoken: end what waits for nodes that are gone."""
+        if self.reign is not CoordinatorState.RULING or not self._registry.known:
+            return
+        known = [*self.table.regions, *self.table.proxies]
+        dead = {node: None for node in known if not self._registry.is_live(node)}
+        for handoff in self._moves.bury(dead, now):
+            self._on_freed(handoff)
+        for shard in self._ledger.bury(dead, now):
+            self._starts.started(shard)
+        for node in dead:
+            self._outbox.forget(node)
+            self._note("region_terminated", str(node))
+
+    def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
+        self._ledger.open(self.epoch, claimed.table.homes)
+        if claimed.table.homes:
+            self._registry.assume_enough()
+        patience = LOSS_PATIENCE if self._epoch_claim.forgotten else 1.0
+        self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
+        self._timers.set(GRACE, self._registry.grace_until)
+        self._timers.set(CONFIRM, now + CONFIRM_S)
+        self.balance.first_look(now)
+        self._bury(now)
+
+    def _wind_up(self) -> None:
+        """Another one is to rule: say what is decided, and end. A write is waited for once."""
+        writing = self._ledger.writing
+        if writing is None or writing.attempts:
+            self._effects += self._outbox.drain(self.epoch)
+            self._effects += self._epoch_claim.stop("handed over")
+
+    def _plan(self, now: float) -> None:
+        hosts = nobody if self._registry.why_not(now) else self._registry.hosts
+        writing = self._ledger.plan(self.balance.strategy, hosts)
+        if writing is not None:
+            self._persist(writing)
+
+    def _persist(self, writing: PendingWrite) -> None:
+        self._effects.append(ev.Persist(writing.op_id, self.epoch, writing.stored()))
+
+    def _on_persisted(self, op_id: int, now: float) -> None:
+        writing = self._ledger.writing
+        if writing is None or writing.op_id != op_id:
+            return
+        self._timers.cancel(WRITE)
+        self._timers.set(CONFIRM, now + CONFIRM_S)
+        homes = self._ledger.written(now)
+        for home in homes:
+            self._starts.host(home, now)
+        self._home_requests.tell(homes)
+        for node in self._registry.registered:
+            self._outbox.add(node, HomeMessage.SHARD_HOMES, homes)
+
+    def _on_persist_failed(self, op_id: int, stale: bool, now: float) -> None:
+        writing = self._ledger.writing
+        if writing is None or writing.op_id != op_id:
+            return
+        if stale:
+            self._effects += self._epoch_claim.stop("the store has a newer epoch")
+            return
+        writing.attempts += 1
+        wait = backoff(self._settings.coordinator_failure_backoff, writing.attempts)
+        self._timers.set(WRITE, now + wait)
+        self._note("persist_failed", f"{writing.attempts} times, again in {wait:g} s")
+
+    def _begin(
+        self, shard: str, purpose: HandoffPurpose, target: NodeId | None, now: float
+    ) -> None:
+        home = self._settled(shard)
+        if home is not None:
+            self._starts.started(shard)
+            self._moves.begin(home, purpose, target, self._registry.registered, now)
+
+    def _on_freed(self, handoff: Handoff) -> None:
+        """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it; what is
+        remembered always goes on."""
+        home = handoff.home
+        self._ledger.free(home, handoff.purpose.value, handoff.begun)
+        if self._stops.freed(home.shard) and not self._settings.remember:
+            return
+        drained = handoff.purpose is HandoffPurpose.DRAIN
+        goes_on = handoff.purpose is HandoffPurpose.REBALANCE or self._settings.remember
+        if goes_on or (drained and self._registry.candidates()):
+            source = (home.node,) if drained else ()
+            self._ledger.want(
+                home.shard, WantedHome(handoff.target, tuple(handoff.waiting) + source)
+            )
+
+    def _drained(self, node: NodeId, now: float) -> None:
+        """Nothing is left there: confirm that."""
+        self._registry.register(node, proxy=True)
+        self._ledger.add(node, now, proxy=True)
+        self._outbox.region_stopped(node)
+        self._note("region_drained", str(node))
+
+    def _look_soon(self, at: float) -> None:
+        if self.reign is CoordinatorState.RULING:
+            self.balance.look(at)
+
+    def _settled(self, shard: str) -> Home | None:
+        return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
+
+    def _answer(self, now: float) -> None:
+        reason = self._registry.why_not(now)
+
+        def why_not(shard: str) -> str:
+            moving = shard in self._moves.handoffs
+            return "the shard is on the move" if moving else reason or "its home is being stored"
+
+        registered = self._registry.registered.__contains__
+        for asker, home in self._home_requests.answer(self._settled, why_not, registered):
+            if asker == home.node and home.shard in self._starts:
+                self._outbox.add(asker, HomeMessage.HOST_SHARD, (home,))
+
+    def _on_silence(self, home: Home, tries: int, now: float) -> None:
+        """The region did not confirm: ask again, or take the shard from it."""
+        others = [node for node in self._registry.candidates() if node != home.node]
+        self._note("start_overdue", f"shard {home.shard} at {home.node}, {tries} times")
+        if tries >= TRIES and others:
+            self._begin(home.shard, HandoffPurpose.DRAIN, None, now)
+        else:
+            self._starts.host(home, now, tries + 1)
+
+    def _note(self, kind: str, detail: str) -> None:
+        self._effects.append(ev.Note(kind, detail))
+
+    def _take_effects(self) -> list[ev.CoordinatorEffect]:
+        effects = [*self._registrar.notes, *self._moves.notes, *self._effects]
+        self._registrar.notes, self._moves.notes, self._effects = [], [], []
+        if stopped := self._stops.take():
+            effects.append(ev.ShardsStopped(stopped))
+        return effects

@@ -1,0 +1,321 @@
+"""The thread in which this node's membership lives.
+
+Gossip, heartbeats and failure detection have a thread, an event loop and sockets of their own, so
+that a handler that blocks the application's loop for seconds does not get its node removed. The two
+sides share no objects: events come in by `post`, effects that the application must act on go out by
+`notify`, which is called in this thread.
+
+    socket, timer, post ──> Cluster.handle / tick ──> effects ──> socket, probe, notify
+                                    │
+                              one timer, armed to Cluster.deadline
+
+**The watchdog** looks at the other side: the application calls `app_alive` from its loop at least
+every 250 ms. A node that answers heartbeats and handles nothing is not alive: after
+`app_stall_timeout` it declares itself down. The watchdog counts its own ticks, not the clock, so
+that a process that was stopped as a whole does not accuse its application. At each tick it tells
+`stalled` for how long the application has been silent, so that somebody can look what it does.
+
+An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
+
+Source: docs/architecture.md; B.8, C.27.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol, assert_never
+
+from shardbus.config.settings import ClusterSettings
+from shardbus.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.cluster import ClusterMembership
+from shardbus.membership.diagnostics import Overview
+from shardbus.membership.member import Member
+from shardbus.membership.messages import PublishedMessage
+from shardbus.membership.view import MembershipView
+from shardbus.shells.prober import Prober
+from shardbus.transport.fork_guard import guard
+from shardbus.transport.zmq.pubsub import PubSubSockets
+from shardbus.wire.gossip import decode, encode
+
+TICK = 0.25
+"""Seconds between two looks of the watchdog."""
+TICKS_PER_POLL = 4
+START_WITHIN = 30.0
+CLOSE_WITHIN = 2.0
+
+log = logging.getLogger("shardbus.cluster")
+
+AppEffect = (
+    ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.Stopped | ev.CommandRefused
+)
+"""What `notify` is given."""
+
+
+class MembershipRunner(Protocol):
+    """What a node needs of whoever runs its membership; `ClusterThread` says the rest."""
+
+    @property
+    def overview(self) -> Overview: ...
+    @property
+    def lag(self) -> float: ...
+    @property
+    def dropped_frames(self) -> dict[str, int]: ...
+    def start(self) -> None: ...
+    def post(self, event: ev.Event) -> None: ...
+    def app_alive(self) -> None: ...
+    async def close(self) -> None: ...
+
+
+class ClusterThread:
+    """Runs one `ClusterMembership`. `me.gossip_port` is the port to bind, 0 for any free one."""
+
+    def __init__(
+        self,
+        me: Member,
+        cluster: str,
+        settings: ClusterSettings,
+        fingerprint: Mapping[str, str],
+        *,
+        bind_host: str,
+        notify: Callable[[AppEffect], None],
+        stalled: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
+        guard(self)
+        self.me = me
+        self.cluster = cluster
+        self.settings = settings
+        self.fingerprint = fingerprint
+        self.bind_host = bind_host
+        self.notify = notify
+        self._tell_stalled = stalled
+        self.gossip_port = 0
+        self.view = MembershipView(me.node)
+        """The last view; replaced as a whole, so any thread may read it."""
+        self.overview = Overview()
+        """The same for what is known of who knows what; at most a second old."""
+        self.dropped: Counter[str] = Counter()
+        """Messages without effect, by reason."""
+        self._started_loop: asyncio.AbstractEventLoop | None = None
+        self._sockets = PubSubSockets(me.node, self)
+        self._prober = Prober(cluster, me.node.uid)
+        self._thread = threading.Thread(target=self._run, name="shardbus-cluster", daemon=True)
+        self._ready = threading.Event()
+        self._ended = asyncio.Event()
+        self._failure: ConfigError | None = None
+        self._machine: ClusterMembership | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_due = 0.0
+        self._ticks = 0
+        self._probes: dict[asyncio.Task[None], None] = {}
+        self._app_seen = True
+        self._stalled = 0.0
+        self._gave_up = False
+
+    # -- for the application's thread ----------------------------------------------------------
+
+    def start(self) -> None:
+        """Bind, and run. `gossip_port` is the real port when this returns.
+
+        Raises:
+            ConfigError: the port cannot be bound. Nothing runs.
+        """
+        self._started_loop = asyncio.new_event_loop()
+        self._thread.start()
+        if not self._ready.wait(START_WITHIN):
+            raise LocalProtocolError(f"the cluster thread did not start within {START_WITHIN} s")
+        if self._failure:
+            self._thread.join(START_WITHIN)
+            raise self._failure
+
+    def stop(self, timeout: float = 5.0) -> bool:
+        """End the thread without leaving the cluster. True if it ended in time."""
+        if self._started_loop is None:
+            return True
+        self._call(self._ended.set)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    async def close(self) -> None:
+        """The same from a loop, which goes on meanwhile; not waited for very long."""
+        await asyncio.get_running_loop().run_in_executor(None, self.stop, CLOSE_WITHIN)
+
+    def post(self, event: ev.Event) -> None:
+        """Give the machine an event. From any thread; without effect once the thread has ended."""
+        self._call(lambda: self._handle(event))
+
+    def app_alive(self) -> None:
+        """The application's loop turns."""
+        self._app_seen = True
+
+    @property
+    def lag(self) -> float:
+        """For how many seconds the application has not said that it is alive."""
+        return self._stalled
+
+    @property
+    def dropped_frames(self) -> dict[str, int]:
+        """What the sockets could not use, by reason."""
+        return dict(self._sockets.dropped)
+
+    @property
+    def missed_edges(self) -> int:
+        """Messages that only the watchdog found."""
+        return self._sockets.missed_edges
+
+    @property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        if self._started_loop is None:
+            raise LocalProtocolError("the cluster thread is not started")
+        return self._started_loop
+
+    # -- in the thread -------------------------------------------------------------------------
+
+    def on_frames(self, sender: bytes, payload: bytes) -> None:
+        """A message was published to this node."""
+        waited = max(0.0, self._loop.time() - self._tick_due)
+        try:
+            node = NodeId.parse(sender.decode())
+            message = decode(payload)
+        except (RemoteProtocolError, ConfigError, UnicodeDecodeError) as error:
+            log.debug("dropped a malformed message: %s", error)
+            self.dropped["malformed"] += 1
+            return
+        if isinstance(message, PublishedMessage):
+            self._handle(ev.PubSubReceived(node, message, waited))
+        else:
+            self.dropped["malformed"] += 1
+
+    def on_listening(self, uid: int) -> None:
+        """A peer can hear this node."""
+        self._handle(ev.PeerListening(uid))
+
+    def on_disconnected(self, node: NodeId) -> None:
+        """A connection dropped."""
+        self._handle(ev.PeerDisconnected(node))
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.set_exception_handler(self._on_exception)
+        try:
+            self._open()
+            self._ready.set()
+            self._loop.run_until_complete(self._ended.wait())
+        except ConfigError as error:
+            self._failure = error
+        finally:
+            self._machine = None
+            self._sockets.close()
+            for task in self._probes:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._prober.close()
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
+            self._loop.close()
+            self._ready.set()
+
+    def _open(self) -> None:
+        self._sockets.open(self.bind_host, self.me.gossip_port, self._loop)
+        self.gossip_port = self._sockets.port
+        self.me = replace(self.me, gossip_port=self.gossip_port)
+        rng = random.Random(secrets.randbits(64))
+        self._machine = ClusterMembership(
+            self.me, self.cluster, self.settings, self.fingerprint, rng
+        )
+        self._tick_due = self._loop.time()
+        self._watch()
+
+    def _watch(self) -> None:
+        """The watchdog's tick."""
+        self._tick_due = self._loop.time() + TICK
+        self._ticks += 1
+        if self._ticks % TICKS_PER_POLL == 0:
+            self._sockets.watchdog()
+            if self._machine is not None:
+                self.overview = self._machine.overview(self._loop.time())
+        self._stalled = 0.0 if self._app_seen else self._stalled + TICK
+        self._app_seen = False
+        self._tell_stalled(self._stalled)
+        if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
+            self._gave_up = True
+            log.error("the application has not turned its loop for %.1f s: down", self._stalled)
+            self._handle(ev.Down(self.me.node))
+        self._loop.call_at(self._tick_due, self._watch)
+
+    def _handle(self, event: ev.Event) -> None:
+        if self._machine is not None:
+            self._apply(self._machine.handle(event, self._loop.time()))
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._machine is not None:
+            self._apply(self._machine.tick(self._loop.time()))
+
+    def _apply(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Publish(to, message):
+                    self._sockets.publish(to, encode(message))
+                case ev.Subscribe(member):
+                    self._sockets.subscribe(member)
+                case ev.Unsubscribe(node):
+                    self._sockets.unsubscribe(node)
+                case ev.Probe(node):
+                    task = self._loop.create_task(self._probe(node))
+                    self._probes[task] = None
+                    task.add_done_callback(self._probes.pop)
+                case ev.MessageDropped(_, reason):
+                    self.dropped[reason] += 1
+                case ev.ViewChanged(view):
+                    self.view = view
+                    self.notify(effect)
+                case (
+                    ev.SendControl()
+                    | ev.Notice()
+                    | ev.AcquireLease()
+                    | ev.Stopped()
+                    | ev.CommandRefused()
+                ):
+                    self.notify(effect)
+                case _:
+                    assert_never(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        at = self._machine.deadline() if self._machine else None
+        if self._timer is not None:
+            if at is not None and self._timer.when() == at:
+                return
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = self._loop.call_at(at, self._tick)
+
+    async def _probe(self, node: NodeId) -> None:
+        outcome = await self._prober.probe(node)
+        self._handle(ev.ProbeResult(node, outcome))
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        log.error(
+            "the cluster thread failed: %s",
+            context.get("message"),
+            exc_info=error if isinstance(error, BaseException) else None,
+        )
+        self._machine = None
+        self._ended.set()
+        self.notify(ev.Stopped(f"cluster thread failed: {error or context.get('message')}"))
+
+    def _call(self, action: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:
+            log.debug("the cluster thread has ended")

@@ -1,0 +1,324 @@
+"""What must hold, asked after every event that a machine has handled.
+
+    I6    an epoch never goes back, in anybody's copy
+    I8    states only grow; one version has one content, but for a node that learns of its own
+          removal; merging any two states that occur is commutative, associative, idempotent, and
+          contains both
+    I12   whoever waits has a deadline, in the future and not far away
+    sides no two that run have removed each other: of a split at most one side survives
+    seen  whoever is said to have a version has it
+    rows  nobody but the observer changes its word
+    names at most one incarnation at an address is not Down, if nothing ever parted the nodes
+    ages  no two members came up as the same number
+    acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
+    weak  nobody is WeaklyUp where that is switched off
+    calm  others are downed only after a time without a change, and after the margin; not so those
+          whose processes are gone
+    dead  whoever is called terminated is; a wall that rejects excuses everybody
+    wires a node listens to those that it sees, and to nobody else
+    audit the machine's own rules
+    kept  (I10) in a run without faults that isolate, nobody who works is downed
+
+I9 and the other half of I10 are about the time after the faults: see `run`.
+
+The world is known here as no machine can know it: `seen` and `rows` compare copies with the machine
+they speak of, dead or alive.
+
+Source: DESIGN section 9; RELIABILITY section 5.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import Address, NodeId
+from shardbus.membership.downing.split import Decision, DowningOutcome
+from shardbus.membership.gossip import ON_THE_WAY_OUT, VOTING, Gossip
+from shardbus.membership.member import Status
+from shardbus.membership.reachability import Flag, ObserverRow
+from shardbus.membership.vector_clock import Order
+from shardbus.membership.view import DowningDecided, MembershipView
+from shardbus.simulation.membership.process import Process
+from shardbus.simulation.membership.world import World
+
+LONGEST_WAIT = 12.0
+"""Nothing in membership waits longer for its next look at the world."""
+ACTS = (Status.UP, Status.EXITING)
+LAWS_EVERY = 40
+"""Of so many changes of a state one has its merges tried."""
+TWINS_S = 3.0
+"""How long two incarnations at one address may be seen: a Join may be obeyed too late."""
+
+
+class Violation(Exception):
+    """Something that must hold does not. The run is over."""
+
+    def __init__(self, rule: str, detail: str) -> None:
+        super().__init__(f"{rule}: {detail}")
+        self.rule = rule
+        self.detail = detail
+
+
+def content(gossip: Gossip) -> tuple[object, ...]:
+    """What two copies of one version must have in common."""
+    return (
+        dict(gossip.members),
+        gossip.reachability,
+        gossip.clock.counters,
+        gossip.tombstones.keys(),
+        gossip.epochs,
+        gossip.meta,
+    )
+
+
+def version(gossip: Gossip) -> tuple[object, ...]:
+    """What names a version."""
+    counters = gossip.clock.counters
+    return (tuple(sorted(counters.items())), tuple(sorted(gossip.tombstones)))
+
+
+class Checks:
+    """The rules, and what they must remember. `gentle`: nobody who works may be downed."""
+
+    def __init__(self, world: World, *, gentle: bool = False) -> None:
+        self.world = world
+        self.gentle = gentle
+        self._dice = Random("laws")
+        self._changes = 0
+        self._last: dict[NodeId, Gossip] = {}
+        self._contents: dict[tuple[object, ...], tuple[object, ...]] = {}
+        self._known: dict[tuple[NodeId, Status], None] = {}
+        self._shown: dict[NodeId, MembershipView] = {}
+        self._calm_since: dict[NodeId, float] = {}
+        self._heard: dict[NodeId, int] = {}
+        self._twins: dict[NodeId, dict[Address, float]] = {}
+
+    def after(self, process: Process) -> None:
+        """The process has handled an event.
+
+        Raises:
+            Violation: a rule is broken.
+        """
+        self._deadline(process)
+        self._calm(process)
+        if self.gentle and process.stopped == "downed":
+            raise Violation("I10", f"{process.id} is downed, though nothing isolated it")
+        gossip = process.machine.gossip
+        before = self._last.get(process.id)
+        if gossip is before:
+            return
+        self._last[process.id] = gossip
+        self._audit(process)
+        told = before.seen if before is not None and before.clock is gossip.clock else frozenset()
+        self._seen(process, gossip, gossip.seen - told)
+        if before is not None and before.clock is gossip.clock:
+            return
+        self._changes += 1
+        if before is not None:
+            self._grown(process, before, gossip)
+            self._acts(process, before, gossip)
+        self._named(process, gossip)
+        self._rows(process, gossip)
+        self._places(process, gossip)
+        self._sides(process, gossip)
+        if self._changes % LAWS_EVERY == 0:
+            others = [p.machine.gossip for p in self.world.by_id.values()]
+            self._laws(gossip, self._dice.choice(others), self._dice.choice(others))
+
+    # -- one machine ---------------------------------------------------------------------------
+
+    def _deadline(self, process: Process) -> None:
+        due = process.due
+        if due is None:
+            if process.running and (process.member or process.seeds):
+                raise Violation("I12", f"{process.id} waits for nothing")
+            return
+        wait = due - process.clock(self.world.now)
+        if wait > LONGEST_WAIT:
+            raise Violation("I12", f"{process.id} looks again in {wait:.1f} s only")
+        if process.ticked and wait <= 0.0:
+            raise Violation("I12", f"{process.id} asks for a time that has passed")
+
+    def _calm(self, process: Process) -> None:
+        """What was decided is judged by the picture before: the decision changes it."""
+        heard = self._heard.get(process.id, 0)
+        if len(process.notices) > heard:
+            self._heard[process.id] = len(process.notices)
+            for notice in process.notices[heard:]:
+                if isinstance(notice, DowningDecided):
+                    self._decided(process, notice.decision)
+        view, shown = process.machine.view, self._shown.get(process.id)
+        if view is not shown:
+            self._shown[process.id] = view
+            if shown is None or shown.unreachable != view.unreachable:
+                self._calm_since[process.id] = process.clock(self.world.now)
+            self._wires(process, view)
+
+    def _wires(self, process: Process, view: MembershipView) -> None:
+        others = {m.node for m in view.members if m.node != process.id}
+        if wrong := others ^ process.subscriptions.keys():
+            raise Violation("wires", f"{process.id} and {min(wrong)}: listens or sees, not both")
+
+    def _decided(self, process: Process, decision: Decision) -> None:
+        split, settings = decision.split, self.world.settings.downing
+        others = decision.outcome is DowningOutcome.DOWN_OTHERS
+        if not others or set(decision.down) <= set(split.gone) or settings.unsafe_auto_down_after:
+            return
+        wanted = settings.stable_after + (settings.down_removal_margin if split.cut else 0.0)
+        waited = process.clock(self.world.now) - self._calm_since[process.id]
+        if waited < wanted - 1e-6:
+            raise Violation(
+                "calm", f"{process.id} downs others after {waited:.1f} s of {wanted:g} s"
+            )
+
+    def _audit(self, process: Process) -> None:
+        try:
+            process.machine.check()
+        except LocalProtocolError as broken:
+            raise Violation("audit", str(broken)) from broken
+
+    def _grown(self, process: Process, before: Gossip, after: Gossip) -> None:
+        for entity_type, epoch in before.epochs.items():
+            if after.epochs.get(entity_type, 0) < epoch:
+                raise Violation("I6", f"{process.id}: the epoch of {entity_type} went back")
+        for node, member in before.members.items():
+            now = after.members.get(node)
+            if now is None and node not in after.tombstones:
+                raise Violation("I8", f"{process.id} has lost {node} without a tombstone")
+            if now is not None and now.status.rank < member.status.rank:
+                raise Violation("I8", f"{process.id}: the status of {node} went back")
+        for name, written in before.meta.items():
+            if name not in after.meta or after.meta[name] < written:
+                raise Violation("I8", f"{process.id}: what is written under {name} went back")
+        older = before.clock.without(after.tombstones).compare(after.clock)
+        if older not in (Order.SAME, Order.BEFORE):
+            raise Violation("I8", f"{process.id}: the clock went back")
+        if not before.tombstones.keys() <= after.tombstones.keys():
+            keep = self.world.settings.prune_tombstones_after
+            lost = [
+                node
+                for node in before.tombstones.keys() - after.tombstones.keys()
+                if process.clock(self.world.now) - before.tombstones[node] < keep - 1.0
+            ]
+            if lost:
+                raise Violation("I8", f"{process.id} has forgotten that {min(lost)} was removed")
+
+    # -- one copy against what is true ---------------------------------------------------------
+
+    def _named(self, process: Process, gossip: Gossip) -> None:
+        if process.id in gossip.tombstones:
+            return
+        named = self._contents.setdefault(version(gossip), content(gossip))
+        if named != content(gossip):
+            raise Violation(
+                "I8", f"{process.id}: two contents of one version, {named} and {gossip}"
+            )
+
+    def _seen(self, process: Process, gossip: Gossip, news: frozenset[NodeId]) -> None:
+        for node in sorted(news):
+            other = self.world.by_id[node].machine.gossip
+            if other is gossip or not other.members:
+                continue
+            order = gossip.clock.without(other.tombstones).compare(other.clock)
+            if order not in (Order.SAME, Order.BEFORE):
+                raise Violation("seen", f"{process.id} believes that {node} has its version")
+
+    def _rows(self, process: Process, gossip: Gossip) -> None:
+        for observer, row in gossip.reachability.rows.items():
+            source = self.world.by_id[observer].machine.gossip
+            own = source.reachability.rows.get(observer, ObserverRow(0, {}))
+            if observer not in source.members or row.version < own.version:
+                continue
+            flags = {s: f for s, f in row.flags.items() if s not in source.tombstones}
+            said = {s: f for s, f in own.flags.items() if s not in gossip.tombstones}
+            if row.version > own.version or flags != said:
+                raise Violation("rows", f"{process.id} has words of {observer} that it never said")
+            self._dead(observer, row)
+
+    def _dead(self, observer: NodeId, row: ObserverRow) -> None:
+        for subject, flag in row.flags.items():
+            alive = self.world.by_id[subject].running
+            if flag is Flag.TERMINATED and alive and not self.world.network.rejected:
+                raise Violation("dead", f"{observer} says that {subject} is terminated")
+
+    def _acts(self, process: Process, before: Gossip, after: Gossip) -> None:
+        """The first copy in the world that shows a leader's act is the leader's. Who is removed
+        without having been on the way out is removed by force, which asks nobody."""
+        shown = [(node, m.status) for node, m in after.members.items() if m.status in ACTS]
+        shown += [(node, Status.REMOVED) for node in after.tombstones]
+        new = [act for act in shown if act not in self._known]
+        forced = [
+            (node, Status.REMOVED)
+            for node, member in before.members.items()
+            if node in after.tombstones and member.status not in ON_THE_WAY_OUT
+        ]
+        if all(act in forced for act in new):
+            self._known.update(dict.fromkeys(new))
+            return
+        founded = any(status is Status.UP for _, status in self._known)
+        founds = not founded and any(status is Status.UP for _, status in new)
+        self._known.update(dict.fromkeys(new))
+        if founds and len(after.members) < self.world.settings.min_members:
+            raise Violation("acts", f"{process.id} does not wait for enough members")
+        theirs = after.clock.without((process.id,)).merge(before.clock)
+        for node, member in before.members.items():
+            if member.status not in VOTING or node not in after.members:
+                continue
+            if after.members[node].status not in VOTING or node == process.id:
+                continue
+            copy = self.world.by_id[node].machine.gossip
+            order = theirs.without({**after.tombstones, **copy.tombstones}).compare(copy.clock)
+            if order not in (Order.SAME, Order.BEFORE):
+                raise Violation("acts", f"{process.id} leads on what {node} has not seen")
+
+    def _places(self, process: Process, gossip: Gossip) -> None:
+        weakly = self.world.settings.allow_weakly_up_members
+        addresses: dict[Address, NodeId] = {}
+        ages: dict[int, NodeId] = {}
+        twins: list[Address] = []
+        for node, member in gossip.members.items():
+            if member.status is Status.DOWN:
+                continue
+            if member.status is Status.WEAKLY_UP and not weakly:
+                raise Violation("weak", f"{process.id} sees {node} weakly up")
+            if addresses.setdefault(node.address, node) != node:
+                twins.append(node.address)
+            if member.up_number and ages.setdefault(member.up_number, node) != node:
+                twin = ages[member.up_number]
+                raise Violation("ages", f"{process.id}: {twin} and {node} came up at once")
+        self._names(process, twins)
+
+    def _names(self, process: Process, twins: list[Address]) -> None:
+        before, now = self._twins.get(process.id, {}), self.world.now
+        since = self._twins[process.id] = {address: before.get(address, now) for address in twins}
+        late = [address for address, at in since.items() if now - at > TWINS_S]
+        if late and not self.world.network.parted:
+            raise Violation("names", f"{process.id} still sees two incarnations at {late[0]}")
+
+    def _sides(self, process: Process, gossip: Gossip) -> None:
+        unsafe = self.world.settings.downing.unsafe_auto_down_after
+        if not process.running or self.world.leases.twice or unsafe:
+            return
+        for node in gossip.tombstones:
+            other = self.world.by_id[node]
+            if other.running and process.id in other.machine.gossip.tombstones:
+                raise Violation("sides", f"{process.id} and {node} have removed each other")
+
+    # -- the laws of merging -------------------------------------------------------------------
+
+    def _laws(self, a: Gossip, b: Gossip, c: Gossip) -> None:
+        laws = {
+            "commutative": a.merge(b) == b.merge(a),
+            "associative": a.merge(b).merge(c) == a.merge(b.merge(c)),
+            "idempotent": a.merge(a) == a and a.merge(b).merge(b) == a.merge(b),
+            "monotone": all(_contains(a.merge(b), part) for part in (a, b)),
+        }
+        broken = [law for law, holds in laws.items() if not holds]
+        if broken:
+            raise Violation("I8", f"merge is not {', '.join(broken)}: {a}, {b}, {c}")
+
+
+def _contains(whole: Gossip, part: Gossip) -> bool:
+    order = part.clock.without(whole.tombstones).compare(whole.clock)
+    return order in (Order.SAME, Order.BEFORE) and part.tombstones.keys() <= whole.tombstones.keys()

@@ -1,0 +1,177 @@
+"""What a seed brings: every fault that may happen in a run, as one frozen value.
+
+`draw` lets each kind of fault take part with its own probability instead of a little of everything
+every time: a run with one kind of trouble reaches states that a run with all of them never sees.
+What the cluster is set to is drawn too: the downing strategy, which may be asked for instead, and
+what has to do with joining.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+from shardbus.config.settings import ClusterSettings, DowningSettings
+
+NODES = (3, 7)
+"""So many nodes, if nobody says how many."""
+SECONDS = 30.0
+GENTLE_PAUSE_S = 2.0
+GENTLE_LOSS = 0.05
+STORES = ("sound", "slow", "failing", "forgetful")
+STRATEGIES = {
+    "keep-majority": 10,
+    "static-quorum": 3,
+    "keep-oldest": 3,
+    "lease-majority": 3,
+    "down-all": 1,
+}
+"""Each strategy with its weight in the draw."""
+ROLE = "core"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """One run. Times in seconds; `loss`, `duplication` and `reordering` are parts of all published
+    messages."""
+
+    seed: int
+    nodes: int
+    seconds: float = SECONDS
+    loss: float = 0.0
+    duplication: float = 0.0
+    reordering: float = 0.0
+    delay_s: float = 0.005
+    late_s: float = 1.0
+    drift: float = 0.0
+    """By how much a process's clock is at most too fast or too slow, as a part of one."""
+    pauses: int = 0
+    pause_s: float = 1.0
+    kills: int = 0
+    vanishes: int = 0
+    """Deaths of whole machines: nothing refuses a connection."""
+    restarts: bool = False
+    """A process that ended comes back at its address."""
+    leaves: int = 0
+    joins: int = 0
+    partitions: int = 0
+    one_ways: int = 0
+    cut_links: int = 0
+    wall_s: float = 10.0
+    rejecting: bool = False
+    store: str = "sound"
+    epochs: int = 3
+    """How often somebody sees a coordinator with a new epoch."""
+    bounces: int = 0
+    """A process is killed, and the next stands at its address within milliseconds."""
+    swizzles: int = 0
+    """Links break one by one, and come back one by one in another order."""
+    strategy: str = "keep-majority"
+    quorum: int = 0
+    down_if_alone: bool = True
+    margin_s: float = 0.0
+    role: str = ""
+    """Only members with this role vote; every other node has it."""
+    min_members: int = 1
+    weakly_up: bool = True
+
+    @property
+    def gentle(self) -> bool:
+        """True if no fault here can make a healthy node look dead, and no death can leave a
+        minority: everybody alive must stay."""
+        walls = self.partitions + self.one_ways + self.cut_links + self.swizzles
+        ends = self.kills + self.vanishes + self.leaves + self.bounces
+        mild = self.loss <= GENTLE_LOSS and (not self.pauses or self.pause_s <= GENTLE_PAUSE_S)
+        counted = self.strategy == "keep-majority" and not self.role
+        return not walls and mild and ends <= ((self.nodes - 1) // 2 if counted else 0)
+
+    def settings(self) -> ClusterSettings:
+        """What every node of the run is set to."""
+        downing = DowningSettings(
+            strategy=self.strategy,
+            static_quorum_size=self.quorum,
+            down_if_alone=self.down_if_alone,
+            down_removal_margin=self.margin_s,
+            role=self.role,
+        )
+        weakly = ClusterSettings().allow_weakly_up_members if self.weakly_up else 0.0
+        return ClusterSettings(
+            min_members=self.min_members, allow_weakly_up_members=weakly, downing=downing
+        )
+
+    def lines(self) -> list[str]:
+        """Name and value of each."""
+        return [f"{field.name} = {getattr(self, field.name)!r}" for field in fields(self)]
+
+    def command(self) -> str:
+        """What replays this run."""
+        return (
+            f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
+            f" --seconds {self.seconds:g} --strategy {self.strategy}"
+        )
+
+
+def draw(
+    seed: int, nodes: int | None = None, seconds: float = SECONDS, strategy: str | None = None
+) -> Options:
+    """The options of this seed; the number of nodes and the strategy are drawn too if none is
+    given."""
+    dice = Random(f"options {seed}")
+    drawn = dice.randint(*NODES)
+
+    def part(probability: float, most: float) -> float:
+        value = round(dice.uniform(0.0, most), 3)
+        return value if dice.random() < probability else 0.0
+
+    def times(probability: float, most: int) -> int:
+        value = dice.randint(1, most)
+        return value if dice.random() < probability else 0
+
+    walls = dice.random() < 0.6
+    faults = Options(
+        seed=seed,
+        nodes=drawn if nodes is None else nodes,
+        seconds=seconds,
+        loss=part(0.4, dice.choice((GENTLE_LOSS, 0.3))),
+        duplication=part(0.4, 0.3),
+        reordering=part(0.4, 0.3),
+        delay_s=dice.choice((0.002, 0.005, 0.05, 0.2)),
+        late_s=round(dice.uniform(0.05, 3.0), 3),
+        drift=part(0.4, 0.01),
+        pauses=times(0.4, 3),
+        pause_s=round(dice.uniform(0.1, dice.choice((GENTLE_PAUSE_S, 12.0))), 3),
+        kills=times(0.4, 2),
+        vanishes=times(0.3, 2),
+        restarts=dice.random() < 0.5,
+        leaves=times(0.3, 2),
+        joins=times(0.4, 3),
+        partitions=times(0.5, 2) if walls else 0,
+        one_ways=times(0.3, 2) if walls else 0,
+        cut_links=times(0.3, 2) if walls else 0,
+        wall_s=round(dice.uniform(0.2, dice.choice((6.0, 25.0, 25.0))), 3),
+        rejecting=dice.random() < 0.3,
+        store=dice.choice(STORES) if dice.random() < 0.6 else "sound",
+        epochs=dice.randint(1, 6),
+    )
+    return _configured(faults, Random(f"cluster {seed}"), strategy)
+
+
+def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
+    """The faults, and what the cluster that meets them is set to."""
+    names, weights = list(STRATEGIES), list(STRATEGIES.values())
+    drawn = dice.choices(names, weights)[0]
+    majority = faults.nodes // 2 + 1
+    quorum = dice.choice((majority, majority, majority + 1, max(1, majority - 1), 1))
+    walls = bool(faults.partitions + faults.one_ways + faults.cut_links)
+    return replace(
+        faults,
+        bounces=dice.randint(1, 3) if dice.random() < 0.2 else 0,
+        swizzles=dice.randint(1, 2) if dice.random() < 0.3 and walls else 0,
+        strategy=strategy or drawn,
+        quorum=quorum if (strategy or drawn) == "static-quorum" else 0,
+        down_if_alone=dice.random() < 0.6,
+        margin_s=dice.choice((1.0, 5.0)) if dice.random() < 0.2 else 0.0,
+        role=ROLE if dice.random() < 0.15 else "",
+        weakly_up=dice.random() < 0.8,
+        min_members=dice.randint(1, faults.nodes) if dice.random() < 0.2 else 1,
+    )

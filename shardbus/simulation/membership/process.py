@@ -1,0 +1,82 @@
+"""One process of the world: a `ClusterMembership` machine, and what the world knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from shardbus.ids import Address, NodeId
+from shardbus.membership.cluster import ClusterMembership
+from shardbus.membership.events import Effect
+from shardbus.membership.view import DomainEvent
+
+
+@dataclass(eq=False, slots=True)
+class Process:
+    """One incarnation of a node. `rate`: seconds of its own clock per second of the world."""
+
+    name: str
+    machine: ClusterMembership
+    rate: float = 1.0
+    seeds: tuple[Address, ...] = ()
+    alive: bool = True
+    listening: bool = True
+    """Whether its address refuses connections; that of a machine without power does not."""
+    stopped: str = ""
+    leaving: bool = False
+    refused: list[str] = field(default_factory=list)
+    notices: list[DomainEvent] = field(default_factory=list)
+    subscriptions: dict[NodeId, None] = field(default_factory=dict)
+    tick_at: float | None = None
+    due: float | None = None
+    """When its machine wants to be called, by its own clock."""
+    due_at: float | None = None
+    """The same in the world's time: when its timer should have rung, paused or not."""
+    notify: Callable[[Effect], None] | None = None
+    """The application in it, which is told what happens and says when the process ends; None: there
+    is none."""
+    ticked: bool = False
+    """True if the last event was its timer."""
+    paused_until: float = 0.0
+    _read: float = 0.0
+
+    @property
+    def id(self) -> NodeId:
+        """Its name in the cluster."""
+        return self.machine.me
+
+    @property
+    def running(self) -> bool:
+        """True while its machine works."""
+        return self.alive and not self.stopped
+
+    @property
+    def member(self) -> bool:
+        """True while it takes part in a cluster."""
+        return self.running and bool(self.machine.view.members)
+
+    @property
+    def view(self) -> list[tuple[str, str]]:
+        """(name of host, status) of every member this node sees."""
+        return [(m.node.host, m.status.value) for m in self.machine.view.members]
+
+    def clock(self, now: float) -> float:
+        """Its own clock, which never goes back."""
+        self._read = max(self._read, now * self.rate)
+        return self._read
+
+    def clock_at_least(self, local: float) -> float:
+        """Its own clock when a timer set for that local time has rung: conversion may round."""
+        self._read = max(self._read, local)
+        return self._read
+
+    def lag(self, now: float) -> float:
+        """How late its timer is: so long at most has a message waited here."""
+        return 0.0 if self.due_at is None else max(0.0, now - self.due_at)
+
+    def picture(self) -> str:
+        """What it is and what it sees, in one line."""
+        flags = ",".join(n.host for n in self.machine.view.unreachable)
+        state = self.stopped or ("running" if self.alive else "killed")
+        waiting = ",".join(n.host for n in self.machine.gossip.waiting_for())
+        return f"{self.id} {state}: {self.view} unreachable [{flags}] waiting for [{waiting}]"

@@ -1,0 +1,239 @@
+"""One seed, from the first join to the verdict.
+
+Safety: nodes join, faults happen, and `checks` looks on after every event. Then everything heals,
+and liveness is demanded: within `SETTLED_WITHIN` every process that runs is a member, Up, and sees
+exactly the others that do (I9); whoever died or left is gone from every view, and nobody else
+(I10); everybody knows the highest epoch that any of them had seen (I6). And it stays so for a
+while. In the end the whole cluster stops by one command, and every member ends by itself.
+
+A store that granted a lease twice leaves two sides that have removed each other: each of them must
+agree within itself.
+
+A run in which every side lost has nobody left to demand anything of. Who wants to join by nodes
+that are all gone, or never joined themselves, waits for ever, and may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from shardbus.config.settings import ClusterSettings
+from shardbus.ids import NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.member import Status
+from shardbus.simulation.membership.checks import Checks, Violation, content
+from shardbus.simulation.membership.faults import Faults
+from shardbus.simulation.membership.options import Options
+from shardbus.simulation.membership.process import Process
+from shardbus.simulation.membership.world import World
+
+SETTLED_WITHIN = 45.0
+STAYS_FOR = 5.0
+STOPS_WITHIN = 2.0
+STOPPED_WITHIN = 30.0
+LOOK_EVERY = 0.25
+LANES_SHOWN = 60
+EVENTS_PER_SECOND_MAX = 500
+"""More events than that per node and simulated second: the machines do not come to rest."""
+
+
+class Drawn(Protocol):
+    """What a run was made from."""
+
+    @property
+    def seed(self) -> int: ...
+    def lines(self) -> list[str]: ...
+    def command(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """What did not hold in a run, and when."""
+
+    rule: str
+    detail: str
+    at: float
+    lanes: tuple[str, ...]
+    picture: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended. `settled_s`: how long after healing everybody agreed; None if they never
+    did. `digest` is equal for equal runs. `counts`: what else there was, by name."""
+
+    options: Drawn
+    broken: Broken | None
+    simulated_s: float
+    settled_s: float | None
+    survivors: int
+    events: int
+    digest: str
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    def report(self) -> str:
+        """What a person needs to understand a violation and to see it again."""
+        if self.broken is None:
+            return f"seed {self.options.seed}: nothing is broken"
+        broken = self.broken
+        lines = [
+            f"seed {self.options.seed}, at {broken.at:.3f}: {broken.rule}: {broken.detail}",
+            f"replay: {self.options.command()}",
+            "options:",
+            *(f"  {line}" for line in self.options.lines()),
+            "lanes:",
+            *(f"  {line}" for line in broken.lanes),
+            broken.picture,
+        ]
+        return "\n".join(lines)
+
+
+def simulate(options: Options, settings: ClusterSettings | None = None) -> RunOutcome:
+    """Run these options, with other settings than theirs if some are given. Two calls with the same
+    options give the same outcome, in any process."""
+    world = World(f"world {options.seed}", settings or options.settings())
+    world.on_step = Checks(world, gentle=options.gentle).after
+    began = world.now
+    broken, settled = None, None
+    try:
+        settled = _two_phases(world, options)
+    except Violation as violation:
+        broken = broken_by(world, violation.rule, violation.detail)
+    except Exception as raised:
+        broken = broken_by(world, "raised", f"{type(raised).__name__}: {raised}")
+    return RunOutcome(
+        options=options,
+        broken=broken,
+        simulated_s=world.now - began,
+        settled_s=settled,
+        survivors=len(members(world)),
+        events=world.events,
+        digest=world.trace.digest,
+    )
+
+
+def broken_by(world: World, rule: str, detail: str) -> Broken:
+    """What did not hold, with the picture of the moment."""
+    lanes = tuple(world.trace.lanes(LANES_SHOWN))
+    return Broken(rule, detail, world.now, lanes, world.picture())
+
+
+def _two_phases(world: World, options: Options) -> float:
+    """Run to the end; returns how long it took to agree after the faults.
+
+    Raises:
+        Violation: something does not hold.
+    """
+    faults = Faults(world, options)
+    faults.begin()
+    advance(world, options.seconds)
+    faults.heal()
+    healed = world.now
+    while why := unsettled(world):
+        if world.now - healed > SETTLED_WITHIN:
+            raise Violation("I9", f"{SETTLED_WITHIN:g} s after the faults: {why}")
+        advance(world, LOOK_EVERY)
+    settled = world.now - healed
+    advance(world, STAYS_FOR)
+    if why := unsettled(world):
+        raise Violation("I9", f"agreed after {settled:g} s, and then not: {why}")
+    stop_all(world, options, lambda seconds: advance(world, seconds))
+    return settled
+
+
+def stop_all(world: World, options: Options, run: Callable[[float], None]) -> None:
+    """The whole cluster stops by one command, while messages are lost again.
+
+    Raises:
+        Violation: somebody does not end, or is downed.
+    """
+    up = [p for p in members(world) if p.machine.view.status is Status.UP]
+    if not up:
+        return
+    cluster = [p for p in members(world) if up[0].machine.view.member(p.id)]
+    world.network.loss, world.stops_within_s = options.loss, STOPS_WITHIN
+    world.trace.mark(world.now, up[0].name, "is told that the whole cluster shall stop")
+    world.give(up[0], ev.PrepareForShutdown())
+    told = world.now
+    while waiting := [p for p in cluster if p.running]:
+        if world.now - told > STOPPED_WITHIN:
+            raise Violation("stop", f"{waiting[0].id} still runs after {STOPPED_WITHIN:g} s")
+        run(LOOK_EVERY)
+    downed = [p for p in cluster if p.stopped != "left"]
+    if downed:
+        raise Violation("stop", f"{downed[0].id} ended as {downed[0].stopped!r}")
+
+
+def advance(world: World, seconds: float, look: Callable[[], None] = lambda: None) -> None:
+    """Let so much time pass, and `look` after each step.
+
+    Raises:
+        Violation: the machines do not come to rest.
+    """
+    end, bound = world.now + seconds, world.events
+    bound += int(EVENTS_PER_SECOND_MAX * max(1.0, seconds) * len(world.nodes))
+    world.later(seconds, lambda: None)
+    while world.now < end:
+        world.step()
+        look()
+        if world.events > bound:
+            raise Violation("I12", "the machines do not come to rest")
+
+
+def members(world: World) -> list[Process]:
+    """The processes that take part in a cluster."""
+    return [process for process in world.running() if process.member]
+
+
+def _may_hope(world: World, process: Process) -> bool:
+    """True if one of those by whom it wants to join is a member."""
+    seeds = (world.nodes.get(seed.host) for seed in process.seeds)
+    return any(seed is not None and seed.member for seed in seeds)
+
+
+def _may_work(world: World, present: list[Process]) -> bool:
+    """False while so few have joined that nobody may become Up yet."""
+    ever_up = any(m.up_number for p in present for m in p.machine.view.members)
+    return ever_up or len(present) >= world.settings.min_members
+
+
+def unsettled(world: World) -> str:
+    """Why the cluster is not at peace; empty if it is."""
+    present = members(world)
+    if not present:
+        return ""
+    expected = [p for p in world.running() if p.member or _may_hope(world, p)]
+    status = Status.UP if _may_work(world, present) else Status.JOINING
+    for process in expected:
+        if process.leaving:
+            return f"{process.id} is still there"
+        running = sorted(p.id for p in expected if p is process or not _apart(world, process, p))
+        if why := _differs(process, running, status):
+            return why
+    contents: dict[tuple[NodeId, ...], object] = {}
+    for process in present:
+        gossip = process.machine.gossip
+        if contents.setdefault(tuple(gossip.members), content(gossip)) != content(gossip):
+            return "members have different states"
+    return ""
+
+
+def _apart(world: World, a: Process, b: Process) -> bool:
+    """True if a store that granted a lease twice has left them in two clusters: one has removed the
+    other, or those by whom it joined have."""
+    removed = a.id in b.machine.gossip.tombstones or b.id in a.machine.gossip.tombstones
+    return world.leases.twice and removed
+
+
+def _differs(process: Process, running: list[NodeId], status: Status) -> str:
+    """What its picture lacks, if these run and have that status."""
+    seen = [(m.node, m.status) for m in process.machine.view.members]
+    if seen != [(node, status) for node in running]:
+        missing = [str(node) for node in running if (node, status) not in seen]
+        extra = [f"{node} {status.value}" for node, status in seen if node not in running]
+        return f"{process.id} lacks [{', '.join(missing)}] and still has [{', '.join(extra)}]"
+    if process.machine.view.unreachable or not process.machine.view.converged:
+        return f"{process.id} has not converged"
+    return ""

@@ -1,0 +1,352 @@
+"""The world: processes, the wires between them, and a shell around every machine.
+
+This is the shell that a node has around its `ClusterMembership` machine, with virtual time instead
+of timers and wires of its own instead of sockets. Every message is encoded and decoded on its way.
+A process hears another only if it has subscribed to it; a dead one's port refuses connections,
+unless its whole machine is gone; a paused one does nothing, and what reaches it waits.
+
+
+`on_step` is called after each event that a machine has handled; whoever checks something hangs
+there.
+
+Not here: which faults happen (`faults`), what must hold (`checks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import assert_never
+
+from shardbus.config.settings import ClusterSettings
+from shardbus.ids import Address, NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.cluster import ClusterMembership
+from shardbus.membership.failure.confirmed_death import ProbeOutcome
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import (
+    GossipSeen,
+    GossipState,
+    GossipStatus,
+    Heartbeat,
+    HeartbeatReply,
+    Message,
+)
+from shardbus.simulation.membership.leases import SimLeases
+from shardbus.simulation.membership.network import SimPubSub, Wall
+from shardbus.simulation.membership.process import Process
+from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.trace import Trace
+from shardbus.wire.gossip import decode, encode
+
+PORT, GOSSIP_PORT = 7355, 7356
+BEGINNING = 100.0
+PROBE_WITHIN = 1.0
+RECONNECT = 1.0
+"""Seconds between two attempts to connect to a publisher behind a wall."""
+
+TOLD = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.CommandRefused)
+"""What a process's application is told."""
+
+PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
+
+
+def address_of(name: str) -> Address:
+    """Where the node with this name is."""
+    return Address(name, PORT)
+
+
+class World(Timeline):
+    """Everything there is. `nodes` holds the latest process of each name, `by_id` all of them."""
+
+    def __init__(self, seed: int | str, settings: ClusterSettings | None = None) -> None:
+        super().__init__(BEGINNING)
+        self.rng = Random(seed)
+        self.settings = settings or ClusterSettings()
+        self.network = SimPubSub(self.rng)
+        self.leases = SimLeases(self.rng)
+        self.trace = Trace()
+        self.events = 0
+        self.stops_within_s = 0.05
+        """How long at most a process needs to stop what runs in it."""
+        self.nodes: dict[str, Process] = {}
+        self.by_id: dict[NodeId, Process] = {}
+        self.on_step: Callable[[Process], None] = lambda _: None
+        self.encode: Callable[[Message], bytes] = encode
+        self.decode: Callable[[bytes], Message] = decode
+
+    # -- the cast ------------------------------------------------------------------------------
+
+    def add(
+        self,
+        name: str,
+        *,
+        cluster: str = "test",
+        fingerprint: dict[str, str] | None = None,
+        roles: tuple[str, ...] = (),
+        settings: ClusterSettings | None = None,
+        rate: float = 1.0,
+    ) -> Process:
+        """A new process at this name's address; a former one there must be dead."""
+        member = Member(NodeId(name, PORT, self.rng.getrandbits(64)), GOSSIP_PORT, roles=roles)
+        return self.admit(member, cluster, settings or self.settings, fingerprint or {}, rate)
+
+    def admit(
+        self,
+        member: Member,
+        cluster: str,
+        settings: ClusterSettings,
+        fingerprint: Mapping[str, str],
+        rate: float,
+    ) -> Process:
+        """A process with a machine for this member."""
+        name = member.node.host
+        former = self.nodes.get(name)
+        assert former is None or not former.alive, f"{name} still runs"
+        machine = ClusterMembership(
+            member, cluster, settings, fingerprint, Random(self.rng.getrandbits(32))
+        )
+        process = Process(name, machine, rate)
+        self.nodes[name] = self.by_id[member.node] = process
+        return process
+
+    def enter(self, process: Process, *seeds: str) -> None:
+        """Let it join by these seeds; without any it founds a cluster."""
+        addresses = tuple(address_of(seed) for seed in seeds)
+        self.give(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
+
+    def leave(self, process: Process) -> None:
+        """SIGTERM: it goes in good order."""
+        process.leaving = True
+        self.give(process, ev.Leave(process.id))
+
+    def names(self) -> list[str]:
+        """Everybody who may be behind a wall."""
+        return list(self.nodes)
+
+    def running(self) -> list[Process]:
+        """The processes whose machines work."""
+        return [p for p in self.nodes.values() if p.running]
+
+    def picture(self) -> str:
+        """What every process sees."""
+        lines = [f"at {self.now:.3f}"]
+        return "\n".join(lines + [f"  {p.picture()}" for p in self.by_id.values()])
+
+    # -- faults --------------------------------------------------------------------------------
+
+    def kill(self, name: str, *, silent: bool = False) -> None:
+        """SIGKILL; `silent`: the whole machine, so that nothing refuses a connection."""
+        process = self.nodes[name]
+        process.alive = False
+        process.listening = silent
+        if not silent:
+            self._drop_connections(process)
+
+    def wall_up(self, wall: Wall, breaking: float = 0.0) -> None:
+        """The wall stands from now on. A rejecting one breaks all connections through it, another
+        one the part `breaking`."""
+        self.network.walls.append(wall)
+        self.network.parted = True
+        self.network.rejected = self.network.rejected or wall.rejecting
+        for process in self.nodes.values():
+            for other in list(process.subscriptions):
+                through = wall.blocks(process.name, other.host) or wall.blocks(
+                    other.host, process.name
+                )
+                if through and (wall.rejecting or (breaking and self.rng.random() < breaking)):
+                    soon = self.rng.uniform(0.0, 1.0)
+                    self.later(soon, lambda p=process, o=other: self._disconnected(p, o))  # type: ignore[misc]
+
+    def wall_down(self, wall: Wall) -> None:
+        """The wall is gone."""
+        if wall in self.network.walls:
+            self.network.walls.remove(wall)
+
+    def pause(self, name: str, seconds: float) -> None:
+        """SIGSTOP: events wait until the node continues."""
+        process = self.nodes[name]
+        process.paused_until = max(process.paused_until, self.now + seconds)
+
+    # -- the shell -----------------------------------------------------------------------------
+
+    def give(self, process: Process, event: ev.Event) -> None:
+        """An event reaches the machine."""
+        if not process.running:
+            return
+        if self.now < process.paused_until:
+            self.later(process.paused_until - self.now, lambda: self.give(process, event))
+            return
+        if isinstance(event, ev.PubSubReceived):
+            event = ev.PubSubReceived(event.sender, event.message, process.lag(self.now))
+        elif isinstance(event, ev.JoinSeeds):
+            process.seeds = event.seeds
+        process.ticked = False
+        self._apply(process, process.machine.handle(event, process.clock(self.now)))
+
+    def _tick(self, process: Process, at: float) -> None:
+        if process.tick_at != at or not process.alive:
+            return
+        process.tick_at = None
+        if self.now < process.paused_until:
+            self._arm(process, process.paused_until)
+            return
+        local = process.clock(self.now)
+        due = process.machine.deadline()
+        if due is not None and due / process.rate <= self.now:
+            local = process.clock_at_least(due)
+        process.ticked = True
+        self._apply(process, process.machine.tick(local))
+
+    def _arm(self, process: Process, at: float | None) -> None:
+        if at is None or (process.tick_at is not None and process.tick_at <= at):
+            return
+        process.tick_at = at
+        self.later(max(0.0, at - self.now), lambda: self._tick(process, at))
+
+    def _apply(self, process: Process, effects: list[ev.Effect]) -> None:
+        self.events += 1
+        for effect in effects:
+            self._perform(process, effect)
+        due = process.due = process.machine.deadline()
+        self.on_step(process)
+        process.due_at = None if due is None else due / process.rate
+        self._arm(process, process.due_at)
+
+    def _perform(self, process: Process, effect: ev.Effect) -> None:
+        data = b""
+        match effect:
+            case ev.Publish(to, message):
+                data = self.encode(message)
+                self._publish(process, to, type(message).__name__, data)
+            case ev.SendControl(target, control):
+                data = self.encode(control)
+                self._send(process, target, type(control).__name__, data)
+            case ev.Subscribe(member):
+                process.subscriptions[member.node] = None
+                self._soon(lambda: self._connect(process, member.node))
+            case ev.Unsubscribe(other):
+                process.subscriptions.pop(other, None)
+            case ev.Probe(other):
+                self._soon(lambda: self._probe(process, other))
+            case ev.AcquireLease(name, owner, ttl):
+                self.trace.mark(self.now, process.name, f"asks for {name}")
+                self._soon(lambda: self._acquire(process, name, owner, ttl))
+            case ev.Stopped(reason):
+                process.stopped = reason
+                self.trace.mark(self.now, process.name, f"stopped: {reason}")
+                if process.notify is None:
+                    self._soon(lambda: self._exit(process))
+            case ev.CommandRefused(reason):
+                process.refused.append(reason)
+            case ev.Notice(event):
+                process.notices.append(event)
+                self.trace.mark(self.now, process.name, type(event).__name__)
+            case ev.ViewChanged(view):
+                ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
+                if ready and process.notify is None:
+                    self.later(self.stops_within_s * self.rng.random(), lambda: self._end(process))
+            case ev.MessageDropped():
+                pass
+            case _:
+                assert_never(effect)
+        self.trace.hashed(self.now, process.name, type(effect).__name__, data)
+        if process.notify is not None and isinstance(effect, TOLD):
+            process.notify(effect)
+
+    def _soon(self, action: Callable[[], None]) -> None:
+        self.later(self.network.delay(), action)
+
+    # -- the wires -----------------------------------------------------------------------------
+
+    def _publish(self, process: Process, to: NodeId, what: str, data: bytes) -> None:
+        copies = self.network.copies()
+        for delay in copies:
+            self.later(delay, lambda: self._arrive(process, to, what, data))
+        if not copies:
+            self.trace.arrow(self.now, process.name, to.host, what, "lost")
+
+    def _arrive(self, process: Process, to: NodeId, what: str, data: bytes) -> None:
+        target = self.by_id.get(to)
+        if target is None or not target.running:
+            fate = "nobody there"
+        elif self.network.walled(process.name, target.name):
+            fate = "wall"
+        elif process.id not in target.subscriptions:
+            fate = "not subscribed"
+        else:
+            fate = ""
+        self.trace.arrow(self.now, process.name, to.host, what, fate)
+        if target is None or fate:
+            return
+        message = self.decode(data)
+        assert isinstance(message, PUBLISHED)
+        self.give(target, ev.PubSubReceived(process.id, message))
+
+    def _send(self, process: Process, to: Address | NodeId, what: str, data: bytes) -> None:
+        def arrive() -> None:
+            target = self.nodes.get(to.host)
+            if target is None or not target.running or to not in (target.id, target.id.address):
+                fate = "nobody there"
+            else:
+                fate = "wall" if self.network.walled(process.name, target.name) else ""
+            self.trace.arrow(self.now, process.name, to.host, what, fate)
+            if target is None or fate:
+                return
+            message = self.decode(data)
+            assert not isinstance(message, PUBLISHED)
+            self.give(target, ev.ControlReceived(process.id, message))
+
+        self._soon(arrive)
+
+    def _connect(self, process: Process, other: NodeId) -> None:
+        """The subscription to a publisher, which is made again until it stands."""
+        target = self.by_id.get(other)
+        if target is None or not process.alive or other not in process.subscriptions:
+            return
+        if self.network.severed(process.name, target.name):
+            self.later(RECONNECT, lambda: self._connect(process, other))
+        else:
+            self.give(target, ev.PeerListening(process.id.uid))
+
+    def _probe(self, process: Process, other: NodeId) -> None:
+        target = self.nodes.get(other.host)
+        if self.network.rejects(process.name, other.host):
+            outcome = ProbeOutcome.REFUSED
+        elif target is None or self.network.severed(process.name, other.host):
+            outcome = ProbeOutcome.UNKNOWN
+        elif not target.listening:
+            outcome = ProbeOutcome.REFUSED
+        elif not target.alive:
+            outcome = ProbeOutcome.UNKNOWN
+        elif target.paused_until > self.now:
+            outcome = ProbeOutcome.OPEN
+        else:
+            outcome = ProbeOutcome.ALIVE if target.id == other else ProbeOutcome.OTHER
+        self.trace.mark(self.now, process.name, f"probed {other.host}: {outcome.value}")
+        delay = PROBE_WITHIN if outcome is ProbeOutcome.UNKNOWN else 0.0
+        self.later(delay, lambda: self.give(process, ev.ProbeResult(other, outcome)))
+
+    def _acquire(self, process: Process, name: str, owner: str, ttl: float) -> None:
+        granted = self.leases.acquire(name, owner, ttl, self.now)
+        answer = ev.LeaseResult(name, granted)
+        self.later(self.leases.delay(), lambda: self.give(process, answer))
+
+    def _exit(self, process: Process) -> None:
+        process.alive = process.listening = False
+        self._drop_connections(process)
+
+    def _end(self, process: Process) -> None:
+        """Everything in it has stopped, since the whole cluster does."""
+        self.give(process, ev.Leave(process.id))
+
+    def _drop_connections(self, process: Process) -> None:
+        for other in self.nodes.values():
+            if process.id in other.subscriptions and not self.network.walled(
+                process.name, other.name
+            ):
+                self._soon(lambda o=other: self._disconnected(o, process.id))  # type: ignore[misc]
+
+    def _disconnected(self, process: Process, other: NodeId) -> None:
+        self.give(process, ev.PeerDisconnected(other))
+        self._soon(lambda: self._connect(process, other))

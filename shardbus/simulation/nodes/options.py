@@ -1,0 +1,189 @@
+"""What a seed brings to whole nodes: the faults of membership, those of sharding, and the letters.
+
+`draw_load` draws all from the seed. The store of the tables has moods of its own; settings are
+drawn too, so that deadlines that never pass in a calm cluster do.
+
+Letters are thin or dense. Thin, every letter has time to meet a fault alone. Dense, they fill
+batches, windows and mailboxes, go to many entities and in storms to ids that nobody has used, and
+entities leave memory soon: what few letters do to a cluster, and what many do.
+
+Source: DESIGN section 9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from random import Random
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.simulation.membership.options import SECONDS, Options, draw
+
+STORES = {"sound": 4, "slow": 2, "failing": 3, "away": 2, "forgetful": 2, "rolled back": 2}
+"""Each mood of the store with its weight in the draw."""
+ALLOCATIONS = {"least-shards": 6, "threshold": 2, "consistent-hashing": 2}
+HURRIED = {
+    "begin_handoff_timeout": 0.05,
+    "handoff_timeout": 6.5,
+    "shard_start_timeout": 0.2,
+    "retry_interval": 0.3,
+}
+"""Deadlines so short that they pass."""
+DENSITIES = ("thin", "dense")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeOptions:
+    """One run of whole nodes. Times in seconds."""
+
+    faults: Options
+    shards: int = 8
+    clients: int = 1
+    density: str = "thin"
+    every_s: float = 0.3
+    """Between two bursts of one sender."""
+    burst: int = 6
+    """The most letters of one."""
+    rests: float = 0.2
+    """How likely a sender rests between two letters of one."""
+    entities: int = 6
+    """Ids of each type that are used again and again."""
+    storms: float = 0.0
+    """The part of bursts of which each letter goes to an id of its own, which nobody has used."""
+    thinks: float = 0.1
+    """The part of letters whose handler waits."""
+    passivate_s: float = 120.0
+    limit: int = 0
+    """Entities of the type that keeps nothing, in memory of one node; 0: any number."""
+    store: str = "sound"
+    cuts: int = 0
+    """Connections that break for no reason."""
+    stops: int = 0
+    """How often an operator stops some shards."""
+    services: int = 0
+    """How often somebody is cordoned or drained, and opened again."""
+    rebalances: int = 0
+    sleeps: int = 0
+    """How often a node stands still until the others may have removed it, and then goes on."""
+    rolls: int = 0
+    """How often a node leaves, and the next process stands at its address within milliseconds."""
+    downs: int = 0
+    """How often an operator downs a node, sometimes one that he has just told to leave."""
+    hangs: int = 0
+    """Connections that swallow what is sent until they break."""
+    room: int = 0
+    """Frames that may be under way in one direction of a connection; 0: any number."""
+    slow_starts: float = 0.0
+    """The part of starts and of ends that wait."""
+    failing_starts: float = 0.0
+    """The part of starts that fail."""
+    hurried: bool = False
+    buffer_size: int = 100_000
+    mailbox: int = 10_000
+    allocation: str = "least-shards"
+    interval_s: float = 2.0
+    """Between two looks at the balance."""
+
+    @property
+    def seed(self) -> int:
+        """Of everything."""
+        return self.faults.seed
+
+    def sharding(self) -> ShardingSettings:
+        """What every type of the run is set to."""
+        hurry = HURRIED if self.hurried else {}
+        return replace(
+            ShardingSettings(),
+            buffer_size=self.buffer_size,
+            mailbox=self.mailbox,
+            allocation=self.allocation,
+            rebalance_interval=self.interval_s,
+            rebalance_threshold=1,
+            passivate_after=self.passivate_s,
+            **hurry,  # type: ignore[arg-type]
+        )
+
+    def lines(self) -> list[str]:
+        """Name and value of each."""
+        own = [f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self) if f.name != "faults"]
+        return own + self.faults.lines()
+
+    def command(self) -> str:
+        """What replays this run."""
+        return f"{self.faults.command()} --sharding --load {self.density}"
+
+
+def draw_load(
+    seed: int,
+    nodes: int | None = None,
+    seconds: float = SECONDS,
+    strategy: str | None = None,
+    density: str | None = None,
+) -> NodeOptions:
+    """The load of this seed; the number of nodes, the strategy and the density are drawn too if
+    none is given."""
+    dice = Random(f"load {seed}")
+
+    def times(probability: float, most: int) -> int:
+        value = dice.randint(1, most)
+        return value if dice.random() < probability else 0
+
+    moods, allocations = list(STORES), list(ALLOCATIONS)
+    thin = NodeOptions(
+        faults=draw(seed, nodes, seconds, strategy),
+        shards=dice.choice((1, 4, 8, 8, 24)),
+        clients=dice.randint(0, 2),
+        every_s=round(dice.uniform(0.1, 1.0), 3),
+        store=dice.choices(moods, list(STORES.values()))[0],
+        cuts=times(0.4, 12),
+        stops=times(0.3, 3),
+        services=times(0.3, 2),
+        rebalances=times(0.3, 3),
+        hurried=dice.random() < 0.3,
+        buffer_size=dice.choice((20, 100_000, 100_000)),
+        allocation=dice.choices(allocations, list(ALLOCATIONS.values()))[0],
+        interval_s=dice.choice((0.5, 2.0, 10.0)),
+    )
+    dice = Random(f"sleeps {seed}")
+    if dice.random() < 0.3:
+        thin = replace(thin, sleeps=dice.randint(1, 3))
+    thin = _rough(thin, Random(f"rough {seed}"))
+    dice = Random(f"density {seed}")
+    drawn = dice.choice(DENSITIES)
+    return thin if (density or drawn) == "thin" else _dense(thin, dice)
+
+
+def _rough(calm: NodeOptions, dice: Random) -> NodeOptions:
+    """The same with what operators, sockets and entities' own code may bring. Sockets are not small
+    where deadlines are short: a Flush that is late counts as echoed, and order may go with it."""
+
+    def times(probability: float, most: int) -> int:
+        value = dice.randint(1, most)
+        return value if dice.random() < probability else 0
+
+    return replace(
+        calm,
+        rolls=times(0.25, 3),
+        downs=times(0.2, 2),
+        hangs=times(0.3, 8),
+        room=dice.choice((2, 5, 20)) if dice.random() < 0.3 and not calm.hurried else 0,
+        slow_starts=dice.choice((0.1, 0.5)) if dice.random() < 0.25 else 0.0,
+        failing_starts=dice.choice((0.1, 0.4)) if dice.random() < 0.2 else 0.0,
+    )
+
+
+def _dense(thin: NodeOptions, dice: Random) -> NodeOptions:
+    """The same with many letters: some 20,000 in 30 s."""
+    burst = dice.choice((20, 60, 200))
+    letters_per_s = dice.uniform(40.0, 200.0)
+    return replace(
+        thin,
+        density="dense",
+        burst=burst,
+        every_s=round(burst / 2 / letters_per_s, 3),
+        rests=dice.choice((0.0, 0.01, 0.05)),
+        entities=dice.choice((6, 60, 400)),
+        storms=dice.choice((0.05, 0.2, 0.4)),
+        thinks=dice.choice((0.0, 0.01, 0.1)),
+        passivate_s=dice.choice((0.5, 2.0, 120.0)),
+        limit=dice.choice((0, 0, 30)),
+    )

@@ -1,0 +1,223 @@
+"""The state store of a simulated cluster, and its bad days.
+
+Behind it is the real store in memory, with its fences and epochs. Between it and a process there is
+a way: a request takes time, is carried out when it arrives, whatever has become of its sender, and
+the answer takes time again. The server may be slow, may be out of reach, may fail before or after
+it did its work, may lose everything, and may come back with what it had a while ago.
+
+`lied` says that it lost or brought back something: what it said before does not hold any more. As
+long as it has not, whatever it lets a former home do with an entity's state is told to `on_stale`.
+
+Source: docs/simulation.md; DESIGN section 8; C.12, C.20, C.35, N.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from copy import deepcopy
+from random import Random
+from typing import Any, TypeVar
+
+from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.ids import NodeId
+from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.virtual_loop import VirtualLoop
+from shardbus.store.memory import MemoryData, MemoryStore
+from shardbus.store.protocol import Lease, Save, StoredTable
+
+T = TypeVar("T")
+
+WAY_S = (0.0003, 0.008)
+"""One way, usually."""
+TIMEOUT_S = 2.0
+
+
+class StoreServer:
+    """What all processes share. The attributes are what may be changed at any time."""
+
+    def __init__(self, timeline: Timeline, rng: Random) -> None:
+        self.timeline, self.rng = timeline, rng
+        self.data = MemoryData()
+        self.up = True
+        self.failing = 0.0
+        """The part of requests that fail, half of them after the work."""
+        self.slow_s = 0.0
+        """The longest way beside the usual."""
+        self.lied = False
+        self.on_stale: Callable[[str], object] = lambda _: None
+        self.saves: dict[int, None] = {}
+        """Those that were done: one that is repeated does nothing, and is no save."""
+        self._kept: MemoryData | None = None
+        self._fences: dict[tuple[str, str], int] = {}
+
+    def calm(self) -> None:
+        """From now on it answers, at once and truly."""
+        self.up, self.failing, self.slow_s = True, 0.0, 0.0
+
+    def forget(self) -> None:
+        """Lose everything."""
+        self._replace(MemoryData())
+
+    def keep(self) -> None:
+        """What `roll_back` will come back to."""
+        self._kept = deepcopy(self.data)
+
+    def roll_back(self) -> None:
+        """Come back with what was kept."""
+        if self._kept is not None:
+            self._replace(deepcopy(self._kept))
+
+    def _replace(self, data: MemoryData) -> None:
+        self.lied = True
+        self._fences.clear()
+        held = self.data
+        held.tables, held.states = data.tables, data.states
+        held.remembered, held.leases = data.remembered, data.leases
+
+    def let(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
+        """It has loaded or saved a state under this fence."""
+        key = (entity_type, entity_id)
+        highest = self._fences.get(key, 0)
+        if fence < highest:
+            self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
+        self._fences[key] = max(fence, highest)
+
+    def way(self) -> float:
+        """How long a request or an answer takes."""
+        slow = self.rng.uniform(0.0, self.slow_s) if self.slow_s else 0.0
+        return self.rng.uniform(*WAY_S) + slow
+
+    def fails(self) -> tuple[bool, bool]:
+        """Whether the next request is lost, and whether its answer is."""
+        if not self.up:
+            return True, True
+        if self.failing and self.rng.random() < self.failing:
+            return (True, True) if self.rng.random() < 0.5 else (False, True)
+        return False, False
+
+
+def run_at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise AssertionError("the store in memory waits for something")
+
+
+class SimStore:
+    """One process's client: a `StateStore`."""
+
+    def __init__(self, server: StoreServer, loop: VirtualLoop) -> None:
+        self._server, self._loop = server, loop
+        self._store = MemoryStore(server.data, clock=lambda: server.timeline.now)
+
+    async def start(self) -> None:
+        await self._store.start()
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        server, loop = self._server, self._loop
+        answer: asyncio.Future[T] = loop.create_future()
+        lost, unanswered = server.fails()
+
+        def answered(result: T | Exception) -> None:
+            if answer.done():
+                return
+            if isinstance(result, Exception):
+                answer.set_exception(result)
+            else:
+                answer.set_result(result)
+
+        def carry_out() -> None:
+            result: T | Exception
+            try:
+                result = run_at_once(work())
+            except Exception as refused:
+                result = refused
+            if not unanswered:
+                way = server.way()
+                server.timeline.later(way, lambda: loop.call_soon(answered, result))
+
+        if not lost:
+            server.timeline.later(server.way(), carry_out)
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                return await answer
+        except TimeoutError:
+            raise StoreUnavailable("the store does not answer") from None
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        return await self._ask(lambda: self._store.load_table(entity_type))
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        return await self._ask(lambda: self._store.claim_epoch(entity_type, epoch, layout))
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        written = dict(homes)
+        await self._ask(lambda: self._store.write_homes(entity_type, epoch, written, op_id))
+
+    async def remove_table(self, entity_type: str) -> bool:
+        return await self._ask(lambda: self._store.remove_table(entity_type))
+
+    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        async def load() -> bytes | None:
+            data = await self._store.load_state(entity_type, entity_id, fence)
+            self._server.let("loaded", entity_type, entity_id, fence)
+            return data
+
+        return await self._ask(load)
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        batch = list(saves)
+
+        async def save() -> list[StaleFence | None]:
+            results = await self._store.save_states(batch)
+            for one, stale in zip(batch, results, strict=True):
+                if stale is None and one.op_id not in self._server.saves:
+                    self._server.saves[one.op_id] = None
+                    self._server.let("saved", one.entity_type, one.entity_id, one.fence)
+            return results
+
+        return await self._ask(save)
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        ids = list(entity_ids)
+        await self._ask(lambda: self._store.add_remembered(entity_type, shard, ids, fence))
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        ids = list(entity_ids)
+        await self._ask(lambda: self._store.remove_remembered(entity_type, shard, ids, fence))
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        return await self._ask(
+            lambda: self._store.page_remembered(entity_type, shard, cursor, limit)
+        )
+
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        return await self._ask(lambda: self._store.remembered_shards(entity_type))
+
+    async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
+        return await self._ask(lambda: self._store.acquire_lease(name, owner, ttl))
+
+    async def renew_lease(self, lease: Lease, ttl: float) -> bool:
+        return await self._ask(lambda: self._store.renew_lease(lease, ttl))
+
+    async def release_lease(self, lease: Lease) -> None:
+        await self._ask(lambda: self._store.release_lease(lease))

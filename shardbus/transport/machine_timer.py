@@ -1,0 +1,43 @@
+"""One real timer for one machine: armed from its `deadline`, re-armed after every event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+
+class MachineTimer:
+    """Calls `tick` when the machine's deadline has come. `arm` after each event; after `stop`, that
+    does nothing."""
+
+    __slots__ = ("_deadline", "_handle", "_stopped", "_tick")
+
+    def __init__(self, deadline: Callable[[], float | None], tick: Callable[[], None]) -> None:
+        self._deadline, self._tick = deadline, tick
+        self._handle: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def arm(self) -> None:
+        """Look at the deadline again. A timer that fires too early looks once more."""
+        deadline, handle = None if self._stopped else self._deadline(), self._handle
+        if handle is not None:
+            if deadline is not None and handle.when() <= deadline:
+                return
+            handle.cancel()
+            self._handle = None
+        if deadline is not None:
+            self._handle = asyncio.get_running_loop().call_at(deadline, self._due)
+
+    def stop(self) -> None:
+        """No more."""
+        self._stopped = True
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _due(self) -> None:
+        self._handle = None
+        deadline = self._deadline()
+        if deadline is not None and deadline <= asyncio.get_running_loop().time():
+            self._tick()
+        self.arm()

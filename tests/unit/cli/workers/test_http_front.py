@@ -1,0 +1,146 @@
+"""The HTTP of a unit, before workers that answer, do not, or are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from shardbus.config.settings import HttpSettings
+from shardbus_cli.workers import http_front
+from shardbus_cli.workers.http_front import create_front
+
+READY = json.dumps({"status": "ok", "checks": {"membership": {"ok": True, "detail": "up"}}})
+
+
+class Unit:
+    """A unit as `http_front` sees it. `places` are the workers that serve."""
+
+    def __init__(self, *places: int | None) -> None:
+        self.places = dict(enumerate(places))
+        self.announced = self.leaving = False
+
+    @property
+    def expected(self) -> list[int]:
+        return list(self.places)
+
+    @property
+    def serving(self) -> dict[int, tuple[str, int]]:
+        return {n: ("127.0.0.1", port) for n, port in self.places.items() if port is not None}
+
+    def rows(self) -> list[dict[str, Any]]:
+        return [{"worker": n, "stage": "ready" if p else "resting"} for n, p in self.places.items()]
+
+
+@asynccontextmanager
+async def worker(answer: bytes, asked: list[bytes]) -> AsyncIterator[int]:
+    """One that answers so, or hangs up if that is empty; its port. `asked` collects requests."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
+
+
+def said(body: str, status: int = 200) -> bytes:
+    return f"HTTP/1.1 {status} Whatever\r\nX-Own: yes\r\n\r\n{body}".encode()
+
+
+async def ask(unit: Unit, path: str, method: str = "GET", **more: Any) -> httpx.Response:
+    transport = httpx.ASGITransport(create_front(unit, HttpSettings()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        return await client.request(method, path, **more)
+
+
+async def test_a_unit_is_ready_if_each_worker_says_so() -> None:
+    async with worker(said(READY), []) as one, worker(said(READY), []) as other:
+        found = await ask(Unit(one, other), "/readyz")
+        assert found.status_code == 200
+        assert list(found.json()["checks"]) == ["worker 0: membership", "worker 1: membership"]
+        unready = READY.replace("true", "false")
+        async with worker(said(unready, 503), []) as third:
+            found = await ask(Unit(one, third), "/readyz")
+            assert found.status_code == 503
+            assert not found.json()["checks"]["worker 1: membership"]["ok"]
+
+
+async def test_who_rests_or_does_not_answer_is_named() -> None:
+    async with worker(said(READY), []) as one, worker(b"", []) as mute:
+        found = await ask(Unit(one, None, mute), "/readyz")
+    assert found.status_code == 503
+    assert found.json()["checks"]["worker 1"] == {"ok": False, "detail": "resting"}
+    assert not found.json()["checks"]["worker 2"]["ok"]
+
+
+async def test_a_unit_that_leaves_is_not_ready_though_its_workers_are() -> None:
+    async with worker(said(READY), []) as one:
+        unit = Unit(one)
+        unit.leaving = True
+        assert (await ask(unit, "/readyz")).status_code == 503
+        assert (await ask(unit, "/livez")).status_code == 200
+
+
+async def test_a_start_is_over_once_the_unit_was_ready() -> None:
+    unit = Unit(None)
+    assert (await ask(unit, "/startupz")).status_code == 503
+    unit.announced = True
+    assert (await ask(unit, "/startupz")).status_code == 200
+    assert (await ask(unit, "/readyz")).status_code == 503
+
+
+async def test_a_page_comes_from_the_first_that_answers_as_it_was_asked_for() -> None:
+    asked: list[bytes] = []
+    async with worker(b"", []) as mute, worker(said("{}", 404), asked) as good:
+        path = "/v1/where/a%2Fb/c%20d?x=1"
+        found = await ask(Unit(mute, good), path, headers={"authorization": "Bearer t"})
+    assert (found.status_code, found.text, found.headers["x-own"]) == (404, "{}", "yes")
+    [request] = asked
+    lines = request.lower().split(b"\r\n")
+    assert lines[0] == b"get /v1/where/a%2fb/c%20d?x=1 http/1.0"
+    assert b"authorization: bearer t" in lines
+
+
+async def test_a_write_goes_to_one_worker_only() -> None:
+    asked: list[bytes] = []
+    async with worker(b"", asked) as mute, worker(said("{}"), asked) as good:
+        found = await ask(Unit(mute, good), "/v1/rebalance/shop", "POST")
+    assert found.status_code == 504
+    assert len(asked) == 1
+
+
+async def test_what_concerns_this_node_is_refused() -> None:
+    asked: list[bytes] = []
+    async with worker(said("{}"), asked) as good:
+        found = await ask(Unit(good), "/v1/nodes/self/leave", "POST")
+    assert (found.status_code, asked) == (409, [])
+
+
+async def test_without_workers_there_is_an_answer_all_the_same() -> None:
+    found = await ask(Unit(None), "/v1/nodes")
+    assert found.status_code == 503
+    assert found.json()["error"]["code"] == "unavailable"
+    assert (await ask(Unit(), "/readyz")).status_code == 503
+
+
+async def test_who_is_silent_is_waited_for_and_not_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_front, "ANSWER_DEADLINE_S", 0.05)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        found = await ask(Unit(port), "/readyz")
+        assert not found.json()["checks"]["worker 0"]["ok"]
+        assert (await ask(Unit(port), "/v1/nodes")).status_code == 503

@@ -1,0 +1,334 @@
+"""Handlers without a task: code inside must not notice, whether it waits or not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from shardbus.entities.eager import OWNER, EagerRunner
+from tests.waiting import turns
+
+Work = Callable[[], Coroutine[Any, Any, Any]]
+
+
+def drive(driver: EagerRunner, work: Work) -> asyncio.Future[Any]:
+    """Run a coroutine as a handler is run; the future is its outcome."""
+    coroutine = work()
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    try:
+        waits_for = driver.step(coroutine)
+    except StopIteration as end:
+        done.set_result(end.value)
+        return done
+    except Exception as error:
+        done.set_exception(error)
+        return done
+    return driver.take_over(coroutine, waits_for)
+
+
+@pytest.fixture
+async def running() -> EagerRunner:
+    return EagerRunner(asyncio.get_running_loop())
+
+
+async def at_once() -> None:
+    """Nothing to wait for."""
+
+
+async def a_turn() -> None:
+    """Something to wait for."""
+    await asyncio.sleep(0)
+
+
+waits = pytest.mark.parametrize("pause", [at_once, a_turn])
+
+
+@waits
+async def test_a_result_comes_back(running: EagerRunner, pause: Work) -> None:
+    async def work() -> int:
+        await pause()
+        return 7
+
+    assert await drive(running, work) == 7
+
+
+@waits
+async def test_an_exception_comes_back(running: EagerRunner, pause: Work) -> None:
+    async def work() -> None:
+        await pause()
+        raise ValueError("bad")
+
+    with pytest.raises(ValueError, match="bad"):
+        await drive(running, work)
+
+
+async def test_work_that_does_not_wait_is_done_in_its_first_step(running: EagerRunner) -> None:
+    async def work() -> int:
+        await at_once()
+        return 1
+
+    assert drive(running, work).done()
+
+
+@waits
+async def test_the_current_task_is_one_and_the_same(running: EagerRunner, pause: Work) -> None:
+    outer = asyncio.current_task()
+
+    async def work() -> list[object]:
+        seen = [asyncio.current_task()]
+        for _ in range(3):
+            await pause()
+            seen.append(asyncio.current_task())
+        return seen
+
+    seen = await drive(running, work)
+    assert seen[0] is not None
+    assert seen[0] is not outer
+    assert len(set(map(id, seen))) == 1
+    assert asyncio.current_task() is outer
+
+
+async def test_two_that_wait_are_two_tasks(running: EagerRunner) -> None:
+    async def work() -> object:
+        first = asyncio.current_task()
+        await a_turn()
+        assert asyncio.current_task() is first
+        return first
+
+    one, two = drive(running, work), drive(running, work)
+    assert len({id(await one), id(await two)}) == 2
+
+
+@waits
+async def test_a_timeout_that_is_not_reached(running: EagerRunner, pause: Work) -> None:
+    async def work() -> str:
+        async with asyncio.timeout(60):
+            await pause()
+        return "in time"
+
+    assert await drive(running, work) == "in time"
+
+
+async def test_a_timeout_that_is_reached(running: EagerRunner) -> None:
+    async def work() -> str:
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.Event().wait()
+        except TimeoutError:
+            await a_turn()
+            return "late"
+        return "in time"
+
+    task = drive(running, work)
+    assert await task == "late"
+
+
+async def test_wait_for_in_a_first_step(running: EagerRunner) -> None:
+    async def work() -> None:
+        await asyncio.wait_for(asyncio.Event().wait(), 0.01)
+
+    with pytest.raises(TimeoutError):
+        await drive(running, work)
+
+
+@waits
+async def test_a_task_group(running: EagerRunner, pause: Work) -> None:
+    async def child(value: int) -> int:
+        await pause()
+        return value
+
+    async def work() -> list[int]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(child(i)) for i in range(3)]
+            await pause()
+        return [task.result() for task in tasks]
+
+    assert await drive(running, work) == [0, 1, 2]
+
+
+async def test_a_task_group_whose_child_fails(running: EagerRunner) -> None:
+    async def fail() -> None:
+        raise ValueError("child")
+
+    async def work() -> str:
+        caught: list[Exception] = []
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+                await asyncio.Event().wait()
+        except* ValueError as failed:
+            caught += failed.exceptions
+        await a_turn()
+        return str(caught)
+
+    assert await drive(running, work) == "[ValueError('child')]"
+
+
+@waits
+async def test_work_that_is_cancelled_may_clean_up(running: EagerRunner, pause: Work) -> None:
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await pause()
+            cleaned.append(True)
+
+    task = drive(running, work)
+    await turns()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert cleaned == [True]
+
+
+async def test_the_current_task_can_be_cancelled_from_inside(running: EagerRunner) -> None:
+    async def work() -> None:
+        me = asyncio.current_task()
+        await a_turn()
+        assert me is not None
+        me.cancel()
+        assert me.cancelling() == 1
+        await a_turn()
+
+    with pytest.raises(asyncio.CancelledError):
+        await drive(running, work)
+
+
+async def test_work_inside_work(running: EagerRunner) -> None:
+    seen: list[object] = []
+
+    async def inner() -> None:
+        seen.append(asyncio.current_task())
+
+    async def work() -> None:
+        before = asyncio.current_task()
+        drive(running, inner)
+        assert asyncio.current_task() is before
+        await a_turn()
+        drive(running, inner)
+        assert asyncio.current_task() is before
+
+    await drive(running, work)
+    assert len(seen) == 2
+
+
+async def test_many_first_steps_between_one_enter_and_leave(running: EagerRunner) -> None:
+    outer = asyncio.current_task()
+    kept: list[asyncio.Task[Any]] = []
+    seen: list[object] = []
+
+    async def work(pause: Work) -> None:
+        seen.append(asyncio.current_task())
+        await pause()
+        seen.append(asyncio.current_task())
+
+    running.enter()
+    try:
+        for pause in (at_once, a_turn, at_once, a_turn):
+            coroutine = work(pause)
+            try:
+                waits_for = running.begin(coroutine, running.fresh())
+            except StopIteration:
+                continue
+            kept.append(running.take_over(coroutine, waits_for))
+    finally:
+        running.leave()
+    assert asyncio.current_task() is outer
+    await asyncio.gather(*kept)
+    one, two = id(seen[2]), id(seen[5])
+    assert [id(task) for task in seen].count(one) == 4  # the first two handlers, on one turn
+    assert [id(task) for task in seen].count(two) == 4
+    assert one != two
+
+
+async def test_a_call_soon_callback_may_drive_too(running: EagerRunner) -> None:
+    async def work() -> object:
+        await a_turn()
+        return asyncio.current_task()
+
+    tasks: list[asyncio.Future[Any]] = []
+    asyncio.get_running_loop().call_soon(lambda: tasks.append(drive(running, work)))
+    await turns(1)
+    assert await tasks[0] is not None
+
+
+def test_work_that_outlives_its_loop_is_closed_in_silence() -> None:
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(True)
+
+    async def main() -> None:
+        drive(EagerRunner(asyncio.get_running_loop()), work)
+        await turns()
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(main())
+    loop.close()
+    gc.collect()
+    assert cleaned == [True]
+
+
+color: contextvars.ContextVar[str] = contextvars.ContextVar("color", default="none")
+
+
+@waits
+async def test_context_variables_are_reset_by_their_token(
+    running: EagerRunner, pause: Work
+) -> None:
+    async def work() -> str:
+        token = color.set("red")
+        await pause()
+        color.reset(token)
+        return color.get()
+
+    assert await drive(running, work) == "none"
+
+
+@waits
+async def test_what_one_sets_the_next_does_not_see(running: EagerRunner, pause: Work) -> None:
+    async def work() -> str:
+        before = color.get()
+        color.set("red")
+        await pause()
+        return before
+
+    assert [await drive(running, work) for _ in range(2)] == ["none", "none"]
+    assert color.get() == "none"
+
+
+@waits
+async def test_what_a_sender_has_set_the_handler_does_not_see(
+    running: EagerRunner, pause: Work
+) -> None:
+    async def work() -> str:
+        await pause()
+        return color.get()
+
+    color.set("blue")
+    assert await drive(running, work) == "none"
+
+
+@waits
+async def test_tasks_that_work_makes_know_whose_they_are(pause: Work) -> None:
+    async def child() -> object:
+        return OWNER.get()
+
+    async def work() -> list[object]:
+        first = await asyncio.create_task(child())
+        await pause()
+        return [OWNER.get(), first, await asyncio.create_task(child())]
+
+    driver = EagerRunner(asyncio.get_running_loop(), "me")
+    assert await drive(driver, work) == ["me", "me", "me"]
+    assert OWNER.get() is None

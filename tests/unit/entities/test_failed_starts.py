@@ -1,0 +1,340 @@
+"""Starts that fail: what supervision says of them, who is refused, and who does not stay."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from shardbus import ConfigError, Entity, Passivation, ShardBus, StopReason, handler
+from shardbus.entities.context import Context
+from shardbus.errors import EntityFailed, StoreUnavailable
+from tests.unit.entities.entity_kit import Bench
+from tests.waiting import turns, until
+
+
+class Log:
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.fail: Exception | None = LookupError("no such customer")
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+
+class Customer(Entity):
+    """One whose constructor fails."""
+
+    log: Log
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self.log.rows.append("start")
+        if self.log.fail is not None:
+            raise self.log.fail
+
+    @handler
+    def hit(self, n: int) -> int:
+        self.log.rows.append(n)
+        return n
+
+    @handler
+    def fail(self) -> None:
+        self.log.fail = LookupError("it is gone")
+        raise ArithmeticError
+
+    @handler
+    def deferred(self) -> None:
+        self.context.stash()
+
+
+class Starting(Customer):
+    """One whose `on_start` fails."""
+
+    def __init__(self) -> None:
+        self.context.schedule_once(3600, "timer")
+
+    async def on_start(self) -> None:
+        self.begin()
+
+    def receive(self, message: str) -> None:
+        """Timers."""
+
+
+class Waiting(Customer):
+    """One whose `on_start` fails later."""
+
+    def __init__(self) -> None: ...
+
+    async def on_start(self) -> None:
+        await self.log.gate.wait()
+        self.begin()
+
+
+class Ledger(Entity):
+    """One that has a state."""
+
+    log: Log
+    state: dict  # type: ignore[type-arg]
+
+    @handler
+    def hit(self, n: int) -> int:
+        return n
+
+
+STOP = {LookupError: "stop"}
+ALL = pytest.mark.parametrize("cls", [Customer, Starting, Waiting])
+
+
+benches: list[Bench] = []
+
+
+@pytest.fixture(autouse=True)
+async def _end() -> AsyncIterator[None]:
+    """Nobody waits for a next try beyond the test."""
+    yield
+    for b in benches:
+        b.host.close()
+    benches.clear()
+    await turns()
+
+
+def bench(
+    cls: type, log: Log, supervision: Any = None, /, declared: Any = None, **options: Any
+) -> Bench:
+    bus = ShardBus("shop")
+    bus.entity("customer", supervision=supervision, **(declared or {}))(cls)
+    cls.log = log  # type: ignore[attr-defined]
+    b = Bench(bus, **options)
+    benches.append(b)
+    return b
+
+
+def failing(b: Bench, entity_id: str) -> Context:
+    """The entity, which waits for its next try."""
+    activation = b.activation(entity_id)
+    assert activation is not None
+    assert activation.entity is None
+    return activation
+
+
+# What supervision says
+
+
+@ALL
+async def test_S2_48_a_start_that_shall_stop_refuses_what_waits_for_it(cls: type) -> None:
+    b = bench(cls, log := Log(), STOP)
+    asks = [b.ask("e", "hit", n) for n in range(3)]
+    b.tell("e", "hit", 3)
+    outcomes = await asyncio.gather(*asks, return_exceptions=True)
+    assert [str(o) for o in outcomes] == ["LookupError: no such customer"] * 3
+    assert all(isinstance(o, EntityFailed) for o in outcomes)
+    assert b.activation("e") is None
+    assert b.dropped == {"start_failed": 4}
+    assert b.host.counts.stopped == {"failure": 1}
+    assert log.rows == ["start"]
+    log.fail = None
+    assert await b.ask("e", "hit", 5) == 5
+
+
+@ALL
+async def test_a_start_after_a_failed_handler_is_asked_about_too(cls: type) -> None:
+    b = bench(cls, log := Log(), STOP)
+    log.fail = None
+    await b.ask("e", "hit", 1)
+    stashed, failed, after = b.ask("e", "deferred"), b.ask("e", "fail"), b.ask("e", "hit", 2)
+    outcomes = await asyncio.gather(stashed, failed, after, return_exceptions=True)
+    assert [str(o) for o in outcomes] == [
+        "LookupError: it is gone",
+        "ArithmeticError",
+        "LookupError: it is gone",
+    ]
+    await until(lambda: b.activation("e") is None, "its end")
+    assert b.host.counts.stopped == {"failure": 1}
+
+
+@pytest.mark.parametrize("directive", ["resume", "restart"])
+@ALL
+async def test_whatever_else_it_says_is_a_restart_and_messages_wait(
+    cls: type, directive: str
+) -> None:
+    b = bench(cls, log := Log(), {LookupError: directive}, entity_restart_backoff_min=0.001)
+    waiting = b.ask("e", "hit", 1)
+    await until(lambda: len(log.rows) > 2, "some tries")
+    assert not waiting.done()
+    log.fail = None
+    assert await waiting == 1
+
+
+async def test_nobody_is_asked_about_a_store_that_does_not_answer() -> None:
+    b = bench(Ledger, Log(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
+    b.keeper.fail_loads = [StoreUnavailable("away")] * 3
+    assert await b.ask("e", "hit", 1) == 1
+
+
+async def test_a_state_that_cannot_be_read_is_a_failed_start() -> None:
+    b = bench(Ledger, Log(), {Exception: "stop"})
+    b.keeper.states["e"] = (0, b"\xc1")
+    with pytest.raises(EntityFailed, match="DecodeError"):
+        await b.ask("e", "hit", 1)
+
+
+async def test_a_cancellation_that_a_start_lets_out_is_tried_again() -> None:
+    class Cancels(Customer):
+        left = 3
+
+        def __init__(self) -> None: ...
+
+        async def on_start(self) -> None:
+            await asyncio.sleep(0)
+            if Cancels.left:
+                Cancels.left -= 1
+                raise asyncio.CancelledError
+
+    b = bench(Cancels, Log(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
+    assert await b.ask("e", "hit", 1) == 1
+    assert b.host.counts.started == {"message": 1}
+
+
+async def test_at_a_handoff_what_waits_is_for_the_next_home() -> None:
+    b = bench(Waiting, log := Log(), STOP)
+    b.host.passes_on = True
+    log.gate.clear()
+    asked = b.ask("e", "hit", 1)
+    await turns()
+    b.stop()
+    log.gate.set()
+    await b.stopped()
+    assert not asked.done()
+    assert [entity_id for entity_id, _ in b.host.take_left(Bench.SHARD)] == ["e"]
+
+
+@ALL
+async def test_a_remembered_one_that_shall_stop_comes_back_once_after_the_backoff(
+    cls: type,
+) -> None:
+    b = bench(cls, log := Log(), STOP, remember=True, entity_restart_backoff=3600)
+    for n in range(3):
+        with pytest.raises(EntityFailed, match="no such customer"):
+            await b.ask("e", "hit", n)
+        await until(lambda: b.activation("e") is None, "its end")
+    loop: Any = asyncio.get_running_loop()
+    [back] = [h for h in loop._scheduled if "_return" in repr(h)]
+    log.fail = None
+    come_back, args = back._callback, back._args
+    back.cancel()
+    come_back(*args)
+    await until(lambda: b.entity("e"), "the entity, without a message")
+    assert b.host.counts.started == {"message": 3, "remembered": 1}
+
+
+async def test_what_a_failed_start_began_is_over() -> None:
+    b = bench(Starting, log := Log(), entity_restart_backoff_min=0.001)
+    b.tell("e", "hit", 1)
+    await until(lambda: len(log.rows) > 4, "some tries")
+    activation = failing(b, "e")
+    assert activation.extras is not None
+    assert activation.extras.timers == []
+
+
+# Who does not stay
+
+
+@ALL
+async def test_B79_who_fails_to_start_and_is_not_wanted_is_passivated_as_any_idle_one(
+    cls: type,
+) -> None:
+    b = bench(cls, Log(), passivate_after=10, entity_restart_backoff_min=3600)
+    asked = b.ask("e", "hit", 1, ticks=100)
+    b.ask("waits", "hit", 2, ticks=10_000)
+    b.tell("told", "hit", 3)
+    await turns(10)
+    b.pass_ticks(99)
+    failing(b, "e")
+    b.pass_ticks(101)
+    assert b.activation("e") is None
+    assert b.dropped == {"expired": 1}
+    assert b.host.counts.stopped == {"passivation": 1}
+    assert not asked.done()
+    failing(b, "waits")
+    failing(b, "told")
+    await turns()
+    assert b.host.execution._starter._pausing == {b.activation("waits"), b.activation("told")}
+
+
+async def test_also_one_with_a_stop_message_or_an_idle_timeout_of_its_own() -> None:
+    class Own(Starting):
+        async def on_start(self) -> None:
+            self.context.set_idle_timeout(2)
+            await super().on_start()
+
+        @handler
+        def close(self) -> None:
+            self.context.stop()
+
+    declared = {"stop_message": "close"}
+    b = bench(Own, Log(), declared=declared, passivate_after=0, entity_restart_backoff_min=3600)
+    b.ask("e", "hit", 1, ticks=1)
+    await turns()
+    b.pass_ticks(40)
+    assert b.activation("e") is None
+
+
+async def test_a_remembered_one_is_tried_for_as_long_as_it_fails() -> None:
+    class Own(Starting):
+        async def on_start(self) -> None:
+            self.context.set_idle_timeout(2)
+            await super().on_start()
+
+    b = bench(Own, Log(), remember=True, entity_restart_backoff_min=3600)
+    b.ask("e", "hit", 1, ticks=1)
+    await until(lambda: b.host.execution._starter._pausing, "a failed start")
+    b.pass_ticks(10_000)
+    failing(b, "e")
+
+
+async def test_B80_a_limit_evicts_those_for_whom_nobody_waits() -> None:
+    declared = {"passivation": Passivation.lru(10)}
+    b = bench(Starting, log := Log(), declared=declared, entity_restart_backoff_min=3600)
+    for n in range(100):
+        b.ask(f"bogus{n}", "hit", n, ticks=10)
+    await turns(20)
+    assert b.host.entities == 100, "somebody waits for each"
+    b.pass_ticks(20)
+    await turns(20)
+    assert b.host.entities == 10
+    assert b.host.passivator.evicted == 90
+    log.fail = None
+    evicted = next(f"bogus{n}" for n in range(100) if b.activation(f"bogus{n}") is None)
+    assert await b.ask(evicted, "hit", 1) == 1
+
+
+async def test_who_is_given_up_starts_afresh_at_its_next_message() -> None:
+    b = bench(Waiting, log := Log(), passivate_after=1, entity_restart_backoff_min=3600)
+    b.ask("e", "hit", 1, ticks=1)
+    await until(lambda: b.host.execution._starter._pausing, "two failed starts")
+    b.pass_ticks(40)
+    log.fail = None
+    assert await b.ask("e", "hit", 2) == 2
+    b.stop()
+    await b.stopped()
+    assert b.host.counts.stopped == {"passivation": 1, "handoff": 1}
+
+
+# Declarations
+
+
+def plain(self: Any) -> None: ...
+
+
+def plain_stop(self: Any, reason: StopReason) -> None: ...
+
+
+@pytest.mark.parametrize(("name", "method"), [("on_start", plain), ("on_stop", plain_stop)])
+def test_a_start_or_an_end_that_is_not_async_is_refused(name: str, method: Any) -> None:
+    bus = ShardBus("shop")
+    with pytest.raises(ConfigError, match=rf"Plain\.{name} is not async.*async def {name}"):
+        bus.entity("plain")(type("Plain", (Entity,), {name: method}))

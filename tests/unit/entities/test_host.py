@@ -1,0 +1,471 @@
+"""Hosting: who is let in, how entities and shards end, and what waits for the next incarnation."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shardbus import Entity, ShardBus, StopReason, handler
+from shardbus.entities.shard import Shard
+from shardbus.errors import LocalProtocolError, Unhandled
+from shardbus.wire.schema import encode_value
+from tests.unit.entities.entity_kit import Asker, Bench
+from tests.waiting import turns, until
+
+
+class Log:
+    """What entities wrote down, and what their endings wait for."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.gate = asyncio.Event()
+        self.end_gate = asyncio.Event()
+        self.end_gate.set()
+
+
+class Page(Entity):
+    log: Log
+    alive: dict[str, int]
+
+    async def on_start(self) -> None:
+        me = self.context.entity_id
+        assert self.alive.get(me, 0) == 0
+        self.alive[me] = 1
+
+    async def on_stop(self, reason: StopReason) -> None:
+        self.log.rows.append((self.context.entity_id, reason))
+        await self.log.end_gate.wait()
+        self.alive[self.context.entity_id] -= 1
+
+    @handler
+    def hit(self, n: int) -> int:
+        self.log.rows.append(n)
+        return n
+
+    @handler
+    async def slow(self, n: int) -> int:
+        await self.log.gate.wait()
+        self.log.rows.append(n)
+        return n
+
+    @handler
+    def passivate(self, n: int) -> int:
+        self.log.rows.append(n)
+        self.context.passivate()
+        return n
+
+    @handler
+    async def stop_later(self, n: int) -> int:
+        self.context.stop()
+        await asyncio.sleep(0)
+        self.log.rows.append(n)
+        return n
+
+    @handler
+    def bad(self) -> None:
+        raise ValueError
+
+    @handler
+    def timeout(self, seconds: float) -> None:
+        self.context.set_idle_timeout(seconds)
+
+
+def bench(log: Log | None = None, cls: type[Any] = Page, /, **options: Any) -> Bench:
+    bus = ShardBus("shop")
+    supervision = options.pop("supervision", None)
+    bus.entity("page", supervision=supervision)(cls)
+    cls.log = log or Log()
+    cls.alive = {}
+    return Bench(bus, **options)
+
+
+# Ends of entities
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"), [("passivate", "passivation"), ("stop_later", "stopped")]
+)
+async def test_an_entity_that_stops_itself_is_told_why(method: str, reason: str) -> None:
+    b = bench(log := Log())
+    assert await b.ask("e", method, 1) == 1
+    await until(lambda: b.activation("e") is None, "the end")
+    assert log.rows == [1, ("e", StopReason(reason))]
+    assert b.host.counts.stopped == {reason: 1}
+    assert b.host.entities == 0
+
+
+async def test_an_entity_stopped_by_supervision_is_told_so() -> None:
+    b = bench(log := Log(), supervision={ValueError: "stop"})
+    b.tell("e", "bad")
+    await until(lambda: b.activation("e") is None and b.host.counts.stopped, "the end")
+    assert log.rows == [("e", StopReason.FAILURE)]
+
+
+async def test_an_on_stop_that_raises_does_not_keep_the_entity() -> None:
+    class Clumsy(Page):
+        async def on_stop(self, reason: StopReason) -> None:
+            self.alive[self.context.entity_id] -= 1
+            raise ValueError("at the end")
+
+    b = bench(None, Clumsy)
+    await b.ask("e", "passivate", 1)
+    assert b.activation("e") is None
+    assert b.host.counts.failures == 1
+
+
+async def test_messages_that_wait_start_a_new_incarnation_in_order() -> None:
+    b = bench(log := Log())
+    first = b.ask("e", "slow", 0)
+    await turns()
+    rest = [b.ask("e", m, n) for n, m in enumerate(["hit", "passivate", "hit", "hit"], 1)]
+    log.gate.set()
+    assert await asyncio.gather(first, *rest) == [0, 1, 2, 3, 4]
+    assert log.rows == [0, 1, 2, ("e", StopReason.PASSIVATION), 3, 4]
+    assert b.host.counts.started == {"message": 1, "restart": 1}
+
+
+async def test_entities_that_passivate_after_each_message_get_each_one() -> None:
+    class Once(Entity):
+        log: Log
+
+        @handler
+        def once(self, n: int) -> int:
+            self.context.passivate()
+            return n
+
+        @handler
+        async def wait(self) -> None:
+            await self.log.gate.wait()
+
+    b = bench(log := Log(), Once)
+    b.tell("e", "wait")
+    asks = [b.ask("e", "once", n) for n in range(2000)]
+    log.gate.set()
+    assert await asyncio.wait_for(asyncio.gather(*asks), 30) == list(range(2000))
+    assert b.host.entities == 0
+
+
+async def test_messages_that_come_while_an_entity_stops_wait_for_the_next() -> None:
+    b = bench(log := Log())
+    log.end_gate.clear()
+    await b.ask("e", "passivate", 1)
+    after = [b.ask("e", "hit", n) for n in (2, 3)]
+    await turns()
+    assert log.rows == [1, ("e", StopReason.PASSIVATION)]
+    log.end_gate.set()
+    assert await asyncio.gather(*after) == [2, 3]
+    assert log.rows == [1, ("e", StopReason.PASSIVATION), 2, 3]
+
+
+async def test_what_an_entity_has_stashed_goes_to_the_next_before_its_mailbox() -> None:
+    class Stashes(Page):
+        @handler
+        def deferred(self, n: int) -> int:
+            if not self.log.end_gate.is_set():
+                self.context.stash()
+            return self.hit(n)
+
+    b = bench(log := Log(), Stashes)
+    log.end_gate.clear()
+    stashed = [b.ask("e", "deferred", n) for n in (1, 2)]
+    await b.ask("e", "passivate", 0)
+    later = b.ask("e", "hit", 3)
+    log.rows.clear()
+    log.end_gate.set()
+    assert await asyncio.gather(*stashed, later) == [1, 2, 3]
+    assert log.rows == [1, 2, 3]
+
+
+# Idle entities
+
+
+async def test_idle_entities_are_passivated() -> None:
+    b = bench(log := Log(), passivate_after=10.0)
+    await b.ask("idle", "hit", 1)
+    b.pass_ticks(100)
+    await b.ask("used", "hit", 2)
+    assert b.activation("idle") is not None
+    b.pass_ticks(100)
+    await until(lambda: b.activation("idle") is None, "passivation")
+    assert b.activation("used") is not None
+    assert ("idle", StopReason.PASSIVATION) in log.rows
+
+
+@pytest.mark.parametrize("options", [{"passivate_after": "off"}, {"remember": True}])
+async def test_some_are_never_passivated(options: dict[str, Any]) -> None:
+    b = bench(None, **options)
+    await b.ask("e", "hit", 1)
+    for _ in range(10):
+        b.pass_ticks(100_000)
+    assert b.activation("e") is not None
+
+
+async def test_one_that_waits_is_not_idle() -> None:
+    b = bench(log := Log(), passivate_after=10.0)
+    b.ask("e", "slow", 1)
+    await turns()
+    for _ in range(5):
+        b.pass_ticks(300)
+    assert b.activation("e") is not None
+    log.gate.set()
+    await until(lambda: 1 in log.rows, "the handler")
+    await turns()
+    b.pass_ticks(300)
+    await until(lambda: b.activation("e") is None, "passivation")
+
+
+async def test_an_entity_may_choose_its_own_idle_timeout() -> None:
+    b = bench(None, passivate_after=10.0)
+    await b.ask("never", "timeout", 0)
+    await b.ask("sooner", "timeout", 1)
+    b.pass_ticks(20)
+    await until(lambda: b.activation("sooner") is None, "passivation")
+    b.pass_ticks(1000)
+    assert b.activation("never") is not None
+
+
+# Ends of shards
+
+
+async def test_a_shard_stops_after_what_is_in_its_mailboxes_and_says_so_once() -> None:
+    b = bench(log := Log())
+    await b.ask("idle", "hit", 0)
+    asks = [b.ask("e", "slow", 1), b.ask("e", "hit", 2), b.ask("e", "slow", 3)]
+    await turns()
+    b.stop()
+    b.stop()
+    await turns()
+    assert (b.down, b.activation("idle")) == ([], None)
+    log.gate.set()
+    assert await asyncio.gather(*asks) == [1, 2, 3]
+    await b.stopped()
+    assert log.rows == [0, ("idle", StopReason.HANDOFF), 1, 2, 3, ("e", StopReason.HANDOFF)]
+    await turns()
+    assert b.down == ["0"]
+    assert b.host.shards == {}
+
+
+async def test_a_shard_without_entities_is_down_at_once() -> None:
+    b = bench()
+    b.stop()
+    assert b.down == ["0"]
+    b.host.stop_shards(["unknown"], StopReason.HANDOFF)
+    assert b.down == ["0", "unknown"]
+
+
+async def test_the_reason_of_a_shutdown_is_told() -> None:
+    b = bench(log := Log())
+    await b.ask("e", "hit", 1)
+    b.stop(StopReason.SHUTDOWN)
+    await b.stopped()
+    assert log.rows[-1] == ("e", StopReason.SHUTDOWN)
+
+
+@pytest.mark.parametrize("method", ["passivate", "stop_later"])
+async def test_a_handoff_waits_for_a_passivation_that_has_begun(method: str) -> None:
+    """What waits for the next incarnation is handled by it, here, before the shard is given
+    away."""
+    b = bench(log := Log())
+    log.end_gate.clear()
+    await b.ask("e", method, 1)
+    waiting = [b.ask("e", "hit", n) for n in (2, 3)]
+    b.stop()
+    await turns()
+    assert b.down == []
+    log.end_gate.set()
+    assert await asyncio.gather(*waiting) == [2, 3]
+    await b.stopped()
+    own = StopReason.PASSIVATION if method == "passivate" else StopReason.STOPPED
+    assert log.rows == [1, ("e", own), 2, 3, ("e", StopReason.HANDOFF)]
+    assert b.dropped == {}
+
+
+async def test_TSU6_an_entity_that_does_not_stop_is_cut_off() -> None:
+    b = bench(log := Log(), handoff_timeout=0.1)
+    log.end_gate.clear()
+    b.ask("slow", "slow", 1)
+    waiting = b.ask("slow", "hit", 2)
+    await b.ask("ending", "hit", 3)
+    await turns()
+    b.stop()
+    await b.stopped()
+    with pytest.raises(Unhandled, match="stopped"):
+        await waiting
+    log.gate.set()
+    log.end_gate.set()
+    await turns(20)
+    assert b.down == ["0"]
+    assert 1 not in log.rows
+    assert b.host.entities == 0
+
+
+async def test_B59_a_shard_that_has_lost_its_lease_ends_its_current_messages_and_no_more() -> None:
+    b = bench(log := Log())
+    await b.ask("idle", "hit", 0)
+    running, waiting = b.ask("e", "slow", 1), b.ask("e", "hit", 2)
+    await turns()
+    b.host.stop_shards([Bench.SHARD], StopReason.FAILURE, 60.0)
+    log.gate.set()
+    assert await running == 1
+    with pytest.raises(Unhandled, match="stopped"):
+        await waiting
+    await b.stopped()
+    assert log.rows == [0, ("idle", StopReason.FAILURE), 1, ("e", StopReason.FAILURE)]
+
+
+@pytest.mark.parametrize("handing_off", [True, False])
+async def test_B59_one_that_has_no_time_left_is_cut_off_at_once(handing_off: bool) -> None:
+    b = bench(log := Log())
+    b.ask("e", "slow", 1)
+    waiting = b.ask("e", "hit", 2)
+    await turns()
+    if handing_off:
+        b.stop()
+    b.host.stop_shards([Bench.SHARD], StopReason.FAILURE, 0.0)
+    assert b.down == [Bench.SHARD]
+    with pytest.raises(Unhandled, match="stopped"):
+        await waiting
+    log.gate.set()
+    await turns(20)
+    assert log.rows == []
+
+
+async def test_an_entity_that_cannot_start_does_not_keep_its_shard() -> None:
+    class Broken(Entity):
+        handled: list[int]
+
+        async def on_start(self) -> None:
+            raise ValueError("never")
+
+        @handler
+        def hit(self, n: int) -> int:
+            type(self).handled.append(n)  # pragma: no cover
+            return n
+
+    Broken.handled = []
+    b = bench(None, Broken, entity_restart_backoff_min=0.01, entity_restart_backoff=0.02)
+    waiting = [b.ask("e", "hit", n) for n in range(3)]
+    await until(lambda: b.host.counts.failures > 2, "a few attempts")
+    b.stop()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [Unhandled] * 3
+    await b.stopped()
+
+
+# Arrivals
+
+
+def session(tag: object) -> Any:
+    asker = Asker()
+    asker.tag = tag  # type: ignore[assignment]
+    return asker
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "via", "stopping", "lets_in"),
+    [
+        (False, None, False, {"local"}),
+        (True, None, False, {"local", "a", "b"}),
+        (True, "a", False, {"local", "a"}),
+        (False, "a", False, {"local"}),
+        (False, None, True, set()),
+    ],
+)
+def test_who_is_let_in(arrivals: bool, via: str | None, stopping: bool, lets_in: set[str]) -> None:
+    hosted = Shard("0", 1)
+    hosted.arrivals, hosted.via = arrivals, via
+    hosted.stopping = StopReason.HANDOFF if stopping else None
+    answers = {tag: hosted.lets_in(session(tag), False) for tag in "ab"}
+    answers["local"] = hosted.lets_in(session("self"), True)
+    assert {who for who, let in answers.items() if let} == lets_in
+    assert hosted.open is (arrivals and via is None)
+
+
+async def test_entities_leave_the_hot_path_while_their_shard_is_closed() -> None:
+    b = bench()
+    await b.ask("e", "hit", 1)
+    activation = b.activation("e")
+    b.host.start_shard("other", 1)
+    for arrivals, via, active in [
+        (False, None, False),
+        (True, "n2", False),
+        (True, None, True),
+        (True, "n2", False),
+        (True, None, True),
+        (True, None, True),
+    ]:
+        b.host.set_arrivals("0", arrivals, via)
+        assert ("e" in b.host.active) is active
+        assert b.activation("e") is activation
+        assert b.host.ids("0") == ["e"]
+        assert b.host.entities == 1
+    b.host.set_arrivals("unknown", True, None)
+    assert await b.ask("e", "hit", 2) == 2
+    assert b.activation("e") is activation
+
+
+async def test_an_entity_started_in_a_closed_shard_joins_the_hot_path_when_it_opens() -> None:
+    b = bench()
+    b.host.set_arrivals("0", False, None)
+    activation = b.host.activate(b.host.shards["0"], "e")
+    assert b.host.active == {}
+    b.host.set_arrivals("0", True, None)
+    assert b.host.active == {"e": activation}
+    assert await b.ask("e", "hit", 1) == 1
+
+
+async def test_a_passivation_in_a_closed_shard_is_found() -> None:
+    b = bench()
+    await b.ask("e", "hit", 1)
+    activation = b.activation("e")
+    b.host.set_arrivals("0", False, None)
+    assert activation is not None
+    activation.passivate()
+    await until(lambda: b.activation("e") is None, "the end")
+    assert b.host.entities == 0
+
+
+# What contexts may not do
+
+
+async def test_stashing_without_a_message_is_refused() -> None:
+    b = bench()
+    await b.ask("e", "hit", 1)
+    activation = b.activation("e")
+    assert activation is not None
+    with pytest.raises(LocalProtocolError, match="no message is being handled"):
+        activation.stash()
+    activation.unstash_all()
+
+
+async def test_a_timer_of_a_former_incarnation_reaches_nobody() -> None:
+    b = bench(log := Log())
+    await b.ask("e", "hit", 1)
+    old = b.activation("e")
+    assert old is not None
+    await b.ask("e", "passivate", 2)
+    await until(lambda: b.activation("e") is None, "the end")
+    await b.ask("e", "hit", 3)
+    b.host.tell_self(old, "", encode_value("late"))
+    assert b.dropped == {}
+    assert log.rows == [1, 2, ("e", StopReason.PASSIVATION), 3]
+
+
+async def test_one_that_stops_as_it_starts_refuses_what_woke_it() -> None:
+    class Unwilling(Entity):
+        async def on_start(self) -> None:
+            self.context.stop()
+
+        @handler
+        def hit(self) -> int:
+            raise AssertionError("it has stopped")
+
+    bus = ShardBus("test")
+    bus.entity(name="unwilling")(Unwilling)
+    b = Bench(bus)
+    for _ in range(2):
+        with pytest.raises(Unhandled):
+            await b.ask("e", "hit")
+    assert b.activation("e") is None

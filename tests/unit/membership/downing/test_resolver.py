@@ -1,0 +1,626 @@
+"""When a split is decided, and by whom: T.U17's cases of timing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardbus.config.settings import DowningSettings
+from shardbus.ids import NodeId
+from shardbus.membership.downing.resolver import FOR_GOOD, LEASE_WITHIN, DowningPlan, Resolver
+from shardbus.membership.downing.split import EPOCHS, DowningOutcome, lease_of
+from shardbus.membership.failure.confirmed_death import ProbeOutcome
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Status
+from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.unit.membership.test_gossip import A, B, C, D, state
+
+UP = Status.UP
+SETTINGS = DowningSettings()
+STABLE = SETTINGS.stable_after
+PATIENCE = STABLE + 4.0
+FOUR = state(a=UP, b=UP, c=UP, d=UP)
+THREE = state(a=UP, b=UP, c=UP)
+
+
+def cut(copy: Gossip, flag: Flag, *nodes: NodeId) -> Gossip:
+    """One of the side suspects these, or all of it has found them gone."""
+    side = [n for n in copy.members if n not in nodes]
+    observers = side if flag is Flag.TERMINATED else [A]
+    rows = {observer: ObserverRow(1, dict.fromkeys(nodes, flag)) for observer in observers}
+    return replace(copy, reachability=Reachability(rows), seen=frozenset(side))
+
+
+UNREACHABLE = cut(THREE, Flag.UNREACHABLE, C)
+GONE = cut(THREE, Flag.TERMINATED, C)
+
+
+def outcome(plan: DowningPlan) -> DowningOutcome | None:
+    return plan.decision.outcome if plan.decision else None
+
+
+def test_nothing_to_decide() -> None:
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(THREE, True, 100.0) == DowningPlan()
+    assert resolver.deadline() is None
+
+
+def test_unreachable_members_wait_for_stability() -> None:
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(UNREACHABLE, True, 10.0) == DowningPlan()
+    assert resolver.deadline() == 10.0 + STABLE
+    assert resolver.consider(UNREACHABLE, True, 9.9 + STABLE) == DowningPlan()
+    assert (
+        outcome(resolver.consider(UNREACHABLE, True, 10.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+    )
+
+
+def test_every_change_starts_the_wait_anew() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    joined = replace(UNREACHABLE, members={**UNREACHABLE.members, D: FOUR.members[D]})
+    assert resolver.consider(joined, True, 10.0 + STABLE) == DowningPlan()
+    assert resolver.deadline() == 10.0 + 2 * STABLE
+
+
+def test_news_of_who_has_seen_it_is_no_change() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(replace(UNREACHABLE, seen=frozenset({A})), True, 10.0)
+    assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE).decision is not None
+
+
+UNHEARD = replace(UNREACHABLE, seen=frozenset({A}))
+
+
+@pytest.mark.parametrize(
+    ("leading", "heard", "expected"),
+    [
+        (True, True, DowningOutcome.DOWN_OTHERS),
+        (True, False, DowningOutcome.DOWN_OURSELVES),
+        (False, False, None),
+    ],
+)
+def test_only_those_that_have_seen_the_picture_vote_for_us(
+    leading: bool, heard: bool, expected: DowningOutcome | None
+) -> None:
+    """B is not flagged, but may not hear us, and stand with C."""
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNHEARD, leading, 10.0)
+    assert resolver.consider(UNHEARD, leading, 10.0 + STABLE) == DowningPlan()
+    late = 10.0 + STABLE + PATIENCE
+    assert resolver.deadline() == late
+    copy = UNREACHABLE if heard else UNHEARD
+    assert outcome(resolver.consider(copy, leading, 11.0 + STABLE if heard else late)) is expected
+
+
+def test_who_has_seen_the_picture_need_not_have_seen_the_last_version() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert outcome(resolver.consider(UNHEARD, True, 10.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+
+
+def test_who_has_seen_the_picture_before_it_changed_has_not_seen_this_one() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    leaves = {C: replace(THREE.members[C], status=Status.LEAVING)}
+    other = replace(UNHEARD, members={**UNHEARD.members, **leaves})
+    resolver.consider(other, True, 11.0)
+    assert resolver.consider(other, True, 11.0 + STABLE) == DowningPlan()
+    aware = replace(other, seen=frozenset({A, B}))
+    assert outcome(resolver.consider(aware, True, 12.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+
+
+def test_who_looks_cut_off_since_a_moment_only_is_not_decided_about() -> None:
+    """It had seen the version before this one, and may yet see this one."""
+    resolver = Resolver(B, SETTINGS)
+    with_us = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+    resolver.consider(with_us, True, 10.0)
+    news = 9.5 + STABLE
+    assert resolver.consider(UNREACHABLE, True, news) == DowningPlan()
+    assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE) == DowningPlan()
+    assert resolver.deadline() == news + STABLE
+    assert (
+        outcome(resolver.consider(UNREACHABLE, True, news + STABLE)) is DowningOutcome.DOWN_OTHERS
+    )
+
+
+def test_who_looks_cut_off_for_moments_does_not_keep_a_bad_link_from_being_cured() -> None:
+    resolver = Resolver(C, SETTINGS)
+    with_us = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+    others = replace(cut(THREE, Flag.UNREACHABLE, C), seen=frozenset({C}))
+    rows = Reachability(
+        {A: ObserverRow(1, {C: Flag.UNREACHABLE}), C: ObserverRow(1, {A: Flag.UNREACHABLE})}
+    )
+    with_us, others = (replace(copy, reachability=rows) for copy in (with_us, others))
+    resolver.consider(with_us, False, 10.0)
+    assert resolver.consider(others, False, 9.5 + STABLE) == DowningPlan()
+    assert (
+        outcome(resolver.consider(with_us, False, 10.1 + STABLE)) is DowningOutcome.DOWN_OURSELVES
+    )
+
+
+def test_what_heals_is_forgotten() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert resolver.consider(THREE, True, 12.0) == DowningPlan()
+    assert resolver.deadline() is None
+    assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE) == DowningPlan()
+
+
+def test_only_the_leader_downs_others_but_everybody_its_own_losing_side() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, False, 10.0)
+    assert resolver.consider(UNREACHABLE, False, 30.0) == DowningPlan()
+    assert resolver.deadline() is None
+    losing = cut(THREE, Flag.UNREACHABLE, B, C)
+    resolver.consider(losing, False, 40.0)
+    plan = resolver.consider(losing, False, 40.0 + STABLE)
+    assert outcome(plan) is DowningOutcome.DOWN_OURSELVES
+
+
+def test_who_becomes_leader_meanwhile_decides() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, False, 10.0)
+    assert (
+        outcome(resolver.consider(UNREACHABLE, True, 10.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+    )
+
+
+def test_who_loses_the_lead_meanwhile_does_not() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert resolver.consider(UNREACHABLE, False, 10.0 + STABLE) == DowningPlan()
+    assert (
+        outcome(resolver.consider(UNREACHABLE, True, 11.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+    )
+
+
+def test_the_gone_wait_only_for_the_sweep() -> None:
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(GONE, True, 10.0) == DowningPlan(probe=(B,))
+    assert resolver.consider(GONE, True, 10.1) == DowningPlan()
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    plan = resolver.consider(GONE, True, 10.2)
+    assert plan.decision is not None
+    assert plan.decision.down == (C,)
+
+
+def test_who_is_not_gone_for_everybody_waits_for_stability() -> None:
+    """Somebody here may still reach it: then a wall rejects, and it is alive."""
+    rows = {n: row for n, row in GONE.reachability.rows.items() if n != B}
+    copy = replace(GONE, reachability=Reachability(rows))
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(copy, True, 10.0) == DowningPlan()
+    assert resolver.consider(GONE, True, 10.1) == DowningPlan(probe=(B,))
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(copy, True, 10.0) == DowningPlan()
+    assert outcome(resolver.consider(copy, True, 10.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+
+
+def test_a_sweep_that_leaves_doubt_leaves_it_to_stability() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(GONE, True, 10.0)
+    resolver.on_probe(B, ProbeOutcome.UNKNOWN)
+    assert resolver.consider(GONE, True, 11.0) == DowningPlan()
+    assert resolver.deadline() == 10.0 + STABLE
+    assert resolver.consider(GONE, True, 10.0 + STABLE).decision is not None
+
+
+def test_a_sweep_that_shows_a_wall_decides_about_the_whole_split() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(GONE, True, 10.0)
+    resolver.on_probe(B, ProbeOutcome.REFUSED)
+    both = cut(THREE, Flag.TERMINATED, B, C)
+    assert outcome(resolver.consider(both, True, 10.1)) is DowningOutcome.DOWN_OURSELVES
+
+
+def test_only_the_gone_are_downed_early() -> None:
+    five = replace(state(a=UP, b=UP, c=UP, d=UP, e=UP), seen=frozenset())
+    nodes = list(five.members)
+    flags = {nodes[3]: Flag.UNREACHABLE, nodes[4]: Flag.TERMINATED}
+    rows = Reachability(dict.fromkeys(nodes[:3], ObserverRow(1, flags)))
+    copy = replace(five, reachability=rows, seen=frozenset(nodes[:3]))
+    resolver = Resolver(A, SETTINGS)
+    assert resolver.consider(copy, True, 10.0).probe == tuple(nodes[1:3])
+    for node in nodes[1:3]:
+        resolver.on_probe(node, ProbeOutcome.OPEN)
+    plan = resolver.consider(copy, True, 10.1)
+    assert plan.decision is not None
+    assert plan.decision.down == (nodes[4],)
+
+
+def test_a_majority_without_the_doubtful_does_not_wait_for_them() -> None:
+    five = state(a=UP, b=UP, c=UP, d=UP, e=UP)
+    nodes = list(five.members)
+    copy = cut(five, Flag.TERMINATED, nodes[4])
+    resolver = Resolver(A, SETTINGS)
+    assert len(resolver.consider(copy, True, 10.0).probe) == 3
+    resolver.on_probe(nodes[1], ProbeOutcome.OPEN)
+    assert resolver.consider(copy, True, 10.1) == DowningPlan()
+    resolver.on_probe(nodes[2], ProbeOutcome.OPEN)
+    assert outcome(resolver.consider(copy, True, 10.2)) is DowningOutcome.DOWN_OTHERS
+
+
+def test_one_of_each_side_asks_for_the_lease_though_all_believe_that_they_lead() -> None:
+    asked = {}
+    for me, others in ((A, (C, D)), (B, (C, D)), (C, (A, B)), (D, (A, B))):
+        resolver, equal = Resolver(me, SETTINGS), cut(FOUR, Flag.TERMINATED, *others)
+        [mate] = {A, B, C, D} - {me, *others}
+        resolver.consider(equal, True, 10.0)
+        resolver.on_probe(mate, ProbeOutcome.OPEN)
+        asked[me] = resolver.consider(equal, True, 10.1).ask
+    assert asked[B] is asked[D] is None
+    one, against = asked[A], asked[C]
+    assert one is not None
+    assert against is not None
+    assert against.name == one.name
+    assert against.owner != one.owner
+
+
+def asking() -> tuple[Resolver, Gossip, str]:
+    resolver = Resolver(A, SETTINGS)
+    equal = cut(FOUR, Flag.UNREACHABLE, C, D)
+    resolver.consider(equal, True, 10.0)
+    plan = resolver.consider(equal, True, 10.0 + STABLE)
+    assert plan.ask is not None
+    assert plan.ask.ttl == FOR_GOOD
+    assert resolver.consider(equal, True, 10.1 + STABLE) == DowningPlan()
+    return resolver, equal, plan.ask.name
+
+
+@pytest.mark.parametrize(
+    ("granted", "expected", "down", "why"),
+    [
+        (True, DowningOutcome.DOWN_OTHERS, (C, D), "this side has the lease"),
+        (False, DowningOutcome.DOWN_OURSELVES, (A, B), "the other side has the lease"),
+        (None, DowningOutcome.DOWN_OURSELVES, (A, B), "the store cannot be reached"),
+    ],
+)
+def test_the_lease_decides(
+    granted: bool | None, expected: DowningOutcome, down: tuple[NodeId, ...], why: str
+) -> None:
+    resolver, _, name = asking()
+    plan = resolver.on_lease(name, granted)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (expected, down)
+    assert plan.decision.reason.endswith(why)
+    assert plan.epoch == (1 if granted else 0)
+
+
+def test_no_answer_from_the_store_is_a_lost_split() -> None:
+    resolver, equal, _ = asking()
+    late = 10.0 + STABLE + LEASE_WITHIN
+    assert resolver.deadline() == late
+    assert outcome(resolver.consider(equal, True, late)) is DowningOutcome.DOWN_OURSELVES
+
+
+def test_an_answer_to_an_old_question_is_ignored() -> None:
+    resolver, _, name = asking()
+    assert resolver.on_lease("another", True) == DowningPlan()
+    resolver.consider(UNREACHABLE, True, 20.0)
+    assert resolver.on_lease(name, False) == DowningPlan()
+    assert resolver.on_lease(name, True).decision is None
+
+
+def test_no_strategy_no_decision() -> None:
+    resolver = Resolver(A, DowningSettings(strategy="none"))
+    assert resolver.consider(GONE, True, 10.0) == DowningPlan()
+    assert resolver.consider(GONE, True, 1000.0) == DowningPlan()
+
+
+# -- the other strategies ----------------------------------------------------------------------
+
+
+def test_a_margin_lets_the_losers_go_first() -> None:
+    resolver = Resolver(A, replace(SETTINGS, down_removal_margin=3.0))
+    resolver.consider(UNREACHABLE, True, 10.0)
+    assert resolver.consider(UNREACHABLE, True, 10.0 + STABLE) == DowningPlan()
+    assert resolver.deadline() == 13.0 + STABLE
+    assert (
+        outcome(resolver.consider(UNREACHABLE, True, 13.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+    )
+    losing = cut(THREE, Flag.UNREACHABLE, B, C)
+    resolver.consider(losing, True, 40.0)
+    assert outcome(resolver.consider(losing, True, 40.0 + STABLE)) is DowningOutcome.DOWN_OURSELVES
+
+
+def test_the_gone_have_no_margin() -> None:
+    resolver = Resolver(A, replace(SETTINGS, down_removal_margin=3.0))
+    resolver.consider(GONE, True, 10.0)
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    assert outcome(resolver.consider(GONE, True, 10.1)) is DowningOutcome.DOWN_OTHERS
+
+
+def test_a_lease_is_asked_for_before_the_margin_and_counts_after_it() -> None:
+    resolver = Resolver(A, replace(SETTINGS, down_removal_margin=3.0))
+    equal = cut(FOUR, Flag.UNREACHABLE, C, D)
+    resolver.consider(equal, True, 10.0)
+    ask = resolver.consider(equal, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.on_lease(ask.name, True) == DowningPlan()
+    assert resolver.consider(equal, True, 11.0 + STABLE) == DowningPlan()
+    assert resolver.deadline() == 13.0 + STABLE
+    assert outcome(resolver.consider(equal, True, 13.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+
+
+LEASES = DowningSettings(strategy="lease-majority")
+DELAY = LEASES.acquire_lease_delay_for_minority
+
+
+def test_the_majority_asks_for_the_lease_at_once_and_for_good() -> None:
+    resolver = Resolver(A, LEASES)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    ask = resolver.consider(UNREACHABLE, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert ask.ttl == FOR_GOOD
+    assert outcome(resolver.on_lease(ask.name, True)) is DowningOutcome.DOWN_OTHERS
+
+
+@pytest.mark.parametrize("flag", [Flag.UNREACHABLE, Flag.TERMINATED])
+def test_the_minority_asks_later(flag: Flag) -> None:
+    resolver = Resolver(A, LEASES)
+    few = cut(THREE, flag, B, C)
+    resolver.consider(few, True, 10.0)
+    assert resolver.consider(few, True, 10.0 + STABLE) == DowningPlan()
+    assert resolver.deadline() == 10.0 + STABLE + DELAY
+    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
+    assert ask is not None
+    plan = resolver.on_lease(ask.name, False)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OURSELVES, (A,))
+
+
+def test_the_minority_stays_if_it_has_the_lease() -> None:
+    resolver = Resolver(A, LEASES)
+    few = cut(THREE, Flag.UNREACHABLE, B, C)
+    resolver.consider(few, True, 10.0)
+    ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
+    assert ask is not None
+    plan = resolver.on_lease(ask.name, True)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OTHERS, (B, C))
+
+
+def test_the_majority_asks_at_once_about_the_gone() -> None:
+    resolver = Resolver(A, LEASES)
+    assert resolver.consider(GONE, True, 10.0).probe == (B,)
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    assert resolver.consider(GONE, True, 10.1).ask is not None
+
+
+def test_the_speaker_asks_whoever_leads() -> None:
+    for me, leading in ((A, False), (B, True)):
+        resolver = Resolver(me, LEASES)
+        resolver.consider(UNREACHABLE, leading, 10.0)
+        plan = resolver.consider(UNREACHABLE, leading, 60.0)
+        assert (plan.ask is not None) is (me == A)
+        assert plan.decision is None
+
+
+# -- epochs of the lease -----------------------------------------------------------------------
+
+
+def under(copy: Gossip, epoch: int) -> Gossip:
+    """The same, by somebody who knows of that many decisions."""
+    return replace(copy, epochs={EPOCHS: epoch})
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
+def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSettings) -> None:
+    """What was won is spread with the marks; the next decision asks for another lease."""
+    resolver, asked = Resolver(A, settings), []
+    for epoch in (7, 8):
+        equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), epoch)
+        resolver.consider(equal, True, 10.0 * epoch)
+        ask = resolver.consider(equal, True, 10.0 * epoch + STABLE).ask
+        assert ask is not None
+        plan = resolver.on_lease(ask.name, True)
+        assert outcome(plan) is DowningOutcome.DOWN_OTHERS
+        assert plan.epoch == epoch + 1
+        asked.append(ask.name)
+    assert asked == [lease_of(8), lease_of(9)]
+
+
+def test_who_knows_an_older_epoch_asks_for_a_lease_that_is_taken() -> None:
+    winner, late = Resolver(A, LEASES), Resolver(C, LEASES)
+    here = under(cut(THREE, Flag.UNREACHABLE, C), 7)
+    there = under(replace(cut(THREE, Flag.UNREACHABLE, A, B), seen=frozenset({C})), 7)
+    winner.consider(here, True, 10.0)
+    late.consider(there, True, 1e6)
+    won = winner.consider(here, True, 60.0).ask
+    asked = late.consider(there, True, 1e6 + 60.0).ask
+    assert won is not None
+    assert asked is not None
+    assert asked.name == won.name
+    lost = late.on_lease(asked.name, False)
+    assert outcome(lost) is DowningOutcome.DOWN_OURSELVES
+    assert lost.epoch == 0
+
+
+def test_a_lease_that_comes_too_late_is_used_up_without_a_decision() -> None:
+    """Otherwise nobody but this node could ever win the next decision."""
+    resolver = Resolver(A, LEASES)
+    split = under(UNREACHABLE, 7)
+    resolver.consider(split, True, 10.0)
+    ask = resolver.consider(split, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == DowningPlan()
+    assert resolver.on_lease(ask.name, None) == DowningPlan()
+    assert resolver.on_lease(ask.name, False) == DowningPlan()
+    assert resolver.on_lease(ask.name, True) == DowningPlan(epoch=8)
+    assert resolver.consider(under(THREE, 8), True, 11.1 + STABLE) == DowningPlan()
+    assert resolver.on_lease(ask.name, True) == DowningPlan()
+
+
+def test_a_lease_that_was_won_for_a_split_that_heals_within_the_margin_is_used_up() -> None:
+    resolver = Resolver(A, replace(LEASES, down_removal_margin=3.0))
+    split = under(UNREACHABLE, 7)
+    resolver.consider(split, True, 10.0)
+    ask = resolver.consider(split, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.on_lease(ask.name, True) == DowningPlan()
+    assert resolver.on_lease(ask.name, True) == DowningPlan()
+    assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == DowningPlan(epoch=8)
+    assert resolver.consider(under(THREE, 8), True, 11.0 + STABLE) == DowningPlan()
+
+
+# -- bad links ---------------------------------------------------------------------------------
+
+BAD_LINK = replace(UNREACHABLE, seen=frozenset({A, B, C}))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
+def test_who_must_go_for_a_bad_link_goes_by_itself(settings: DowningSettings) -> None:
+    plans = {}
+    for me in (A, B, C):
+        resolver = Resolver(me, settings)
+        resolver.consider(BAD_LINK, me == A, 10.0)
+        plans[me] = resolver.consider(BAD_LINK, me == A, 10.0 + STABLE)
+    assert plans[A] == plans[B] == DowningPlan()
+    gone = plans[C].decision
+    assert gone is not None
+    assert (gone.outcome, gone.down) == (DowningOutcome.DOWN_OURSELVES, (C,))
+    assert gone.reason == f"links within this side fail: {C}"
+
+
+def test_of_two_that_must_go_for_bad_links_each_downs_itself_alone() -> None:
+    rows = {A: ObserverRow(1, {C: Flag.UNREACHABLE}), B: ObserverRow(1, {D: Flag.UNREACHABLE})}
+    copy = replace(FOUR, reachability=Reachability(rows), seen=frozenset(FOUR.members))
+    for me in (C, D):
+        resolver = Resolver(me, SETTINGS)
+        resolver.consider(copy, False, 10.0)
+        plan = resolver.consider(copy, False, 10.0 + STABLE)
+        assert plan.decision is not None
+        assert plan.decision.down == (me,)
+
+
+def test_who_does_not_go_for_a_bad_link_is_downed_by_the_leader() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(BAD_LINK, True, 10.0)
+    assert resolver.consider(BAD_LINK, True, 10.0 + STABLE) == DowningPlan()
+    assert resolver.deadline() == 10.0 + STABLE + PATIENCE
+    plan = resolver.consider(BAD_LINK, True, 10.0 + STABLE + PATIENCE)
+    assert plan.decision is not None
+    assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OTHERS, (C,))
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, LEASES], ids=["keep-majority", "lease-majority"])
+def test_the_last_of_a_side_goes_though_whoever_should_decide_has_died(
+    settings: DowningSettings,
+) -> None:
+    """B and C, to which D has bad links, had heard of that and of A, and then died."""
+    rows = {D: ObserverRow(1, {A: Flag.UNREACHABLE, B: Flag.TERMINATED, C: Flag.TERMINATED})}
+    copy = replace(FOUR, reachability=Reachability(rows), seen=frozenset({B, C, D}))
+    resolver = Resolver(D, settings)
+    resolver.consider(copy, False, 10.0)
+    assert resolver.consider(copy, False, 10.0 + STABLE) == DowningPlan()
+    due = resolver.deadline()
+    while due is not None and due < 10.0 + STABLE + PATIENCE:
+        assert resolver.consider(copy, False, due) == DowningPlan()
+        due = resolver.deadline()
+    assert due == 10.0 + STABLE + PATIENCE
+    gone = resolver.consider(copy, False, due).decision
+    assert gone is not None
+    assert (gone.outcome, gone.down) == (DowningOutcome.DOWN_OURSELVES, (D,))
+    assert gone.reason.endswith("this node's links are bad, and nobody has decided")
+
+
+def test_under_lease_majority_even_that_needs_the_lease() -> None:
+    resolver = Resolver(A, LEASES)
+    resolver.consider(BAD_LINK, True, 10.0)
+    assert resolver.consider(BAD_LINK, True, 10.0 + STABLE) == DowningPlan()
+    ask = resolver.consider(BAD_LINK, True, 10.0 + STABLE + PATIENCE).ask
+    assert ask is not None
+    plan = resolver.on_lease(ask.name, True)
+    assert plan.decision is not None
+    assert (plan.decision.down, plan.epoch) == ((C,), 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [("static-quorum", DowningOutcome.DOWN_OTHERS), ("down-all", DowningOutcome.DOWN_OURSELVES)],
+)
+def test_the_gone_are_decided_at_once_by_any_strategy(
+    strategy: str, expected: DowningOutcome
+) -> None:
+    resolver = Resolver(A, DowningSettings(strategy=strategy, static_quorum_size=2))
+    resolver.consider(GONE, True, 10.0)
+    assert resolver.consider(GONE, True, 10.1) == DowningPlan()
+    resolver.on_probe(B, ProbeOutcome.OPEN)
+    assert outcome(resolver.consider(GONE, True, 10.2)) is expected
+
+
+def test_who_was_starved_doubts_what_it_knows() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    resolver.on_starved(60.0)
+    assert resolver.consider(UNREACHABLE, True, 55.0) == DowningPlan()
+    assert resolver.deadline() == 60.0 + STABLE
+    assert (
+        outcome(resolver.consider(UNREACHABLE, True, 60.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
+    )
+
+
+# -- unrest ------------------------------------------------------------------------------------
+
+FIVE = state(a=UP, b=UP, c=UP, d=UP, e=UP)
+E = list(FIVE.members)[4]
+
+
+def flap(
+    settings: DowningSettings, *pictures: tuple[NodeId, ...], leading: bool = True
+) -> DowningPlan:
+    """A picture every two seconds; the plan at the end of patience."""
+    resolver = Resolver(A, settings)
+    for i, nodes in enumerate(pictures):
+        copy = cut(FIVE, Flag.UNREACHABLE, *nodes)
+        assert resolver.consider(copy, leading, 10.0 + 2 * i) == DowningPlan()
+    assert resolver.deadline() is not None
+    return resolver.consider(copy, leading, 10.0 + PATIENCE)
+
+
+@pytest.mark.parametrize("leading", [True, False])
+def test_who_flaps_too_long_goes(leading: bool) -> None:
+    pictures = [(E,), (D, E), (E,), (D, E), (D,)]
+    plan = flap(SETTINGS, *pictures, leading=leading)
+    assert plan.decision is not None
+    assert plan.decision.outcome is DowningOutcome.DOWN_OURSELVES
+    assert plan.decision.reason == "who reaches whom has kept changing for 9.0 s"
+    assert flap(replace(SETTINGS, down_all_when_unstable=False), *pictures) == DowningPlan()
+
+
+def test_patience_grows_with_stable_after() -> None:
+    resolver = Resolver(A, replace(SETTINGS, stable_after=20.0))
+    for i, nodes in enumerate([(E,), (D, E), (E,), (D,)]):
+        resolver.consider(cut(FIVE, Flag.UNREACHABLE, *nodes), True, 10.0 + 9 * i)
+    assert resolver.deadline() == 10.0 + 35.0
+
+
+def test_members_that_fall_away_one_after_the_other_are_no_flapping() -> None:
+    assert flap(SETTINGS, (E,), (D, E), (C, D, E), (B, C, D, E), (B, C, D, E)) == DowningPlan()
+
+
+def test_what_changes_twice_is_no_flapping() -> None:
+    resolver = Resolver(A, SETTINGS)
+    for nodes, now in [((E,), 10.0), ((D, E), 14.5), ((E,), 19.0)]:
+        resolver.consider(cut(FIVE, Flag.UNREACHABLE, *nodes), True, now)
+    settled = resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), True, 19.0 + STABLE)
+    assert outcome(settled) is DowningOutcome.DOWN_OTHERS
+
+
+def test_a_picture_that_has_lasted_begins_the_count_anew() -> None:
+    resolver = Resolver(A, SETTINGS)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), False, 10.0)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, D, E), False, 12.0)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), False, 14.0)
+    resolver.consider(cut(FIVE, Flag.UNREACHABLE, D), False, 14.0 + STABLE)
+    assert resolver.consider(cut(FIVE, Flag.UNREACHABLE, D), False, 15.0 + STABLE) == DowningPlan()
+
+
+def test_what_heals_between_is_forgotten() -> None:
+    resolver = Resolver(A, SETTINGS)
+    for i in range(8):
+        now = 10.0 + 2 * i
+        assert resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), True, now) == DowningPlan()
+        assert resolver.consider(FIVE, True, now + 1.0) == DowningPlan()

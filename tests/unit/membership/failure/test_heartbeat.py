@@ -1,0 +1,187 @@
+"""The ring of watchers, and heartbeats over it. T.U7, T.U8."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardbus.config.settings import FailureDetectorSettings
+from shardbus.ids import NodeId
+from shardbus.membership.failure.heartbeat import Heartbeats, Verdict, ring_hash, watched
+from shardbus.membership.messages import Heartbeat, HeartbeatReply
+from shardbus.membership.view import SlowHeartbeat
+
+NODES = [NodeId(f"n{i}", 7355, i) for i in range(20)]
+ME, B, C = NODES[:3]
+
+
+def heartbeats(**settings: float) -> Heartbeats:
+    made = Heartbeats(ME, FailureDetectorSettings(**settings))  # type: ignore[arg-type]
+    made.on_members([B], [])
+    made.start(0.0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("nodes", "unreachable", "monitored_by", "expected"),
+    [(1, 0, 9, 0), (2, 0, 9, 1), (5, 0, 9, 4), (20, 0, 9, 9), (20, 0, 3, 3), (20, 19, 3, 19)],
+)
+def test_TU7_how_many_are_watched(
+    nodes: int, unreachable: int, monitored_by: int, expected: int
+) -> None:
+    chosen = watched(ME, NODES[:nodes], NODES[1 : 1 + unreachable], monitored_by)
+    assert len(chosen) == expected
+    assert ME not in chosen
+
+
+def test_TU7_unreachable_ones_are_watched_in_addition() -> None:
+    first = watched(ME, NODES, [], 3)
+    more = watched(ME, NODES, first[:2], 3)
+    assert more[:3] == first
+    assert len(more) == 5
+
+
+def test_TU7_everybody_is_watched_by_exactly_so_many() -> None:
+    watchers = Counter(w for node in NODES for w in watched(node, NODES, [], 5))
+    assert watchers == dict.fromkeys(NODES, 5)
+
+
+def test_TU7_the_ring_is_the_same_everywhere_and_for_ever() -> None:
+    assert ring_hash(NodeId("10.0.0.1", 7355, 1)) == 5331152351636328347
+    assert watched(ME, NODES, [], 4) == watched(ME, NODES[::-1], [], 4)
+
+
+def test_TU8_a_beat_a_second_and_silence_becomes_a_verdict() -> None:
+    hb = heartbeats()
+    verdicts: list[tuple[float, Verdict]] = []
+    sent = []
+    now = 0.0
+    while now < 20.0:
+        beats, judged, starved = hb.tick(now)
+        assert not starved
+        sent += [now for _ in beats]
+        verdicts += [(now, v) for v in judged]
+        for node, beat in beats:
+            if now < 10.0:
+                hb.on_reply(node, HeartbeatReply(beat.sequence, beat.sent_at), now)
+        now = hb.deadline() or 99.0
+    assert sent == [float(t) for t in range(20)]
+    assert [(v.node, v.available) for _, v in verdicts] == [(B, False)]
+    assert 13.0 < verdicts[0][0] < 15.0
+    hb.on_reply(B, HeartbeatReply(99, 19.0), 20.0)
+    assert [v.available for v in hb.tick(20.0)[1]] == [True]
+
+
+def test_TC13_a_node_that_never_answers_is_found() -> None:
+    hb = heartbeats()
+    now, found = 0.0, None
+    while found is None and now < 20.0:
+        _, judged, _ = hb.tick(now)
+        found = now if judged else None
+        now = hb.deadline() or 99.0
+    assert found is not None
+    assert 5.0 < found < 8.0
+
+
+def test_whoever_slept_judges_nobody() -> None:
+    hb = heartbeats()
+    hb.tick(0.0)
+    hb.on_reply(B, HeartbeatReply(1, 0.0), 0.1)
+    beats, judged, starved = hb.tick(60.0)
+    assert starved == pytest.approx(59.75, abs=0.3)
+    assert beats == [(B, Heartbeat(2, 60.0, hb.health.patience_max))]
+    assert judged == []
+
+
+def test_replies_that_nobody_asked_for_are_ignored() -> None:
+    hb = heartbeats()
+    hb.tick(0.0)
+    hb.on_reply(C, HeartbeatReply(1, 0.0), 0.1)
+    hb.on_reply(B, HeartbeatReply(1, 1e9), 0.1)
+    assert not hb.watches[B].detector.monitoring
+    assert C not in hb.watches
+
+
+def test_a_slow_reply_is_reported() -> None:
+    hb = heartbeats()
+    hb.on_reply(B, HeartbeatReply(1, 0.0), 0.0)
+    assert hb.on_reply(B, HeartbeatReply(2, 1.0), 1.0) == []
+    assert hb.on_reply(B, HeartbeatReply(3, 2.0), 3.5) == [SlowHeartbeat(B, 2.5)]
+
+
+def test_TU8_a_suspect_stays_watched_when_the_ring_changes() -> None:
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=1))
+    first = watched(ME, NODES[:3], [], 1)[0]
+    other = next(n for n in (B, C) if n != first)
+    hb.on_members([first, other], [])
+    hb.start(0.0)
+    hb.watches[first].suspected = True
+    hb.on_members([first, other], [])
+    assert list(hb.watches) == [first]
+    hb.on_members([other], [])
+    assert list(hb.watches) == [other]
+
+
+def test_TU8_an_unreachable_one_is_watched_until_it_is_back() -> None:
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=3))
+    hb.start(0.0)
+    hb.on_members(NODES, [])
+    first = list(hb.watches)
+    lost = first[0]
+    hb.on_members(NODES, [lost])
+    assert list(hb.watches) == watched(ME, NODES, [lost], 3)
+    assert len(hb.watches) == 4
+    hb.on_members(NODES, [])
+    assert list(hb.watches) == first
+
+
+def test_TU21_another_incarnation_is_watched_by_a_detector_of_its_own() -> None:
+    hb = heartbeats()
+    hb.tick(0.0)
+    hb.on_reply(B, HeartbeatReply(1, 0.0), 0.1)
+    again = B._replace(uid=99)
+    hb.on_members([again], [])
+    assert list(hb.watches) == [again]
+    assert not hb.watches[again].detector.monitoring
+    assert hb.phis(100.0) == {again: 0.0}
+
+
+@given(st.lists(st.tuples(st.sampled_from("jlurs"), st.integers(1, 9)), max_size=60))
+def test_TU8_any_operations_against_a_dumb_reference(steps: list[tuple[str, int]]) -> None:
+    """Joins, leaves, unreachable, reachable, replies. The reference keeps plain sets."""
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=3))
+    hb.start(0.0)
+    members: set[NodeId] = set()
+    lost: set[NodeId] = set()
+    suspects: set[NodeId] = set()
+    heard: set[NodeId] = set()
+    for now, (step, number) in enumerate(steps, 1):
+        node = NODES[number]
+        match step:
+            case "j":
+                members.add(node)
+            case "l":
+                members.discard(node)
+                lost.discard(node)
+            case "u" if node in members:
+                lost.add(node)
+                if node in hb.watches:
+                    hb.watches[node].suspected = True
+                    suspects.add(node)
+            case "r":
+                lost.discard(node)
+                if node in hb.watches:
+                    hb.watches[node].suspected = False
+                    suspects.discard(node)
+            case _:
+                hb.on_reply(node, HeartbeatReply(1, 0.0), float(now))
+                heard |= {node} & hb.watches.keys()
+        hb.on_members(sorted(members), sorted(lost))
+        wanted = {*watched(ME, members, lost, 3), *(suspects & members)}
+        suspects &= wanted
+        heard &= wanted
+        assert set(hb.watches) == wanted
+        assert {n for n, w in hb.watches.items() if w.detector.monitoring} == heard

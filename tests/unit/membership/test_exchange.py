@@ -1,0 +1,196 @@
+"""The conversation about the state, as a truth table: who has what, and what is said.
+
+Source: S1.34, S1.36, S1.39-S1.44.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shardbus.config.settings import ClusterSettings
+from shardbus.ids import NodeId
+from shardbus.membership.events import MessageDropped, Publish
+from shardbus.membership.exchange import GossipExchange
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import GossipState, GossipStatus
+from shardbus.membership.vector_clock import VectorClock
+
+A, B, C = (NodeId(host, 1, 1) for host in "abc")
+SETTINGS = ClusterSettings()
+
+
+def copy(seen: str = "abc", **counts: int) -> Gossip:
+    """Three Up members, seen by these hosts, at the version with these counts."""
+    members = {n: Member(n, 2, status=Status.UP, up_number=1) for n in (A, B, C)}
+    clock = VectorClock({NodeId(host, 1, 1): count for host, count in counts.items()})
+    return Gossip(members, frozenset(NodeId(host, 1, 1) for host in seen), clock=clock)
+
+
+def node_a(gossip: Gossip) -> GossipExchange:
+    exchange = GossipExchange(A, SETTINGS, Random(1))
+    exchange.start(gossip, 0.0)
+    return exchange
+
+
+def said(effects: list[object]) -> list[tuple[NodeId, str]]:
+    """To whom went what."""
+    assert all(isinstance(effect, Publish) for effect in effects)
+    return [(effect.to, type(effect.message).__name__) for effect in effects]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "answer"),
+    [
+        ({"a": 2}, {"a": 1}, "GossipState"),  # we are newer: here is our state
+        ({"a": 1}, {"a": 2}, "GossipStatus"),  # they are newer: our version asks for theirs
+        ({"a": 2, "b": 1}, {"a": 1, "b": 2}, "GossipState"),  # neither: they merge and send it back
+        ({"a": 1}, {"a": 1}, None),  # the same: nothing is said
+    ],
+)
+def test_a_status_is_answered_by_what_its_sender_lacks(
+    ours: dict[str, int], theirs: dict[str, int], answer: str | None
+) -> None:
+    exchange = node_a(copy(**ours))
+    status = GossipStatus(copy(**theirs).clock, 3)
+    assert said(exchange.on_status(B, status, 1.0)) == ([(B, answer)] if answer else [])
+
+
+def test_a_newer_state_is_taken_and_its_sender_told_so() -> None:
+    exchange = node_a(copy(a=1))
+    newer = GossipState(A, copy("b", a=1, b=1))
+    assert said(exchange.on_state(B, newer, 0.0, 1.0)) == [(B, "GossipSeen")]
+    assert exchange.gossip.clock == newer.gossip.clock
+    assert exchange.gossip.seen == {A, B}
+
+
+def test_an_older_state_is_answered_with_ours() -> None:
+    exchange = node_a(copy("a", a=2))
+    assert said(exchange.on_state(B, GossipState(A, copy("b", a=1)), 0.0, 1.0)) == [
+        (B, "GossipState")
+    ]
+    assert exchange.gossip.clock == copy(a=2).clock
+
+
+def test_concurrent_states_are_merged_and_sent_back() -> None:
+    exchange = node_a(copy("a", a=2, b=1))
+    [effect] = exchange.on_state(B, GossipState(A, copy("b", a=1, b=2)), 0.0, 1.0)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.message, GossipState)
+    assert effect.message.gossip.clock == copy(a=2, b=2).clock
+    assert exchange.gossip.clock == copy(a=2, b=2).clock
+
+
+def test_the_same_state_is_no_news() -> None:
+    exchange = node_a(copy(a=1))
+    assert exchange.on_state(B, GossipState(A, copy(a=1)), 0.0, 1.0) == []
+
+
+def test_a_round_is_a_status_when_all_have_seen_and_the_state_when_not() -> None:
+    [effect] = node_a(copy("abc", a=1)).tick(SETTINGS.gossip_interval)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.message, GossipStatus)
+    [effect] = node_a(copy("a", a=1)).tick(SETTINGS.gossip_interval)
+    assert isinstance(effect, Publish)
+    assert isinstance(effect.message, GossipState)
+
+
+@pytest.mark.parametrize(("seen", "rounds"), [("a", 3), ("ab", 1), ("abc", 1)])
+def test_rounds_are_three_times_as_many_while_fewer_than_half_have_seen(
+    seen: str, rounds: int
+) -> None:
+    exchange = node_a(copy(seen, a=1))
+    exchange.tick(SETTINGS.gossip_interval)
+    assert exchange._round_at == pytest.approx(SETTINGS.gossip_interval * (1 + 1 / rounds))
+
+
+@pytest.mark.parametrize(
+    ("message", "waited", "why"),
+    [
+        (GossipState(A, copy(a=9)), SETTINGS.gossip_time_to_live + 0.1, "waited too long"),
+        (GossipState(A._replace(uid=2), copy(a=9)), 0.0, "another node"),
+        (
+            GossipState(A, replace(copy(a=9), members={B: copy(a=9).members[B]})),
+            0.0,
+            "without this node",
+        ),
+    ],
+)
+def test_gossip_that_is_stale_or_for_others_is_dropped_and_counted(
+    message: GossipState, waited: float, why: str
+) -> None:
+    exchange = node_a(before := copy(a=1))
+    [effect] = exchange.on_state(B, message, waited, 1.0)
+    assert isinstance(effect, MessageDropped)
+    assert why in effect.reason
+    assert exchange.gossip is before
+
+
+def test_whoever_has_the_version_is_in_the_seen_set() -> None:
+    exchange = node_a(copy("a", a=1))
+    assert exchange.on_seen(C, copy(a=1).clock, 1.0) == []
+    assert exchange.gossip.seen == {A, C}
+    assert said(exchange.on_seen(B, copy(b=1).clock, 1.0)) == [(B, "GossipState")]
+
+
+def test_who_finds_itself_removed_says_nothing_any_more() -> None:
+    """What it had done by itself has left no trace in its clock: two contents of one version."""
+    base = copy("abc").with_seen(A).with_seen(B).with_seen(C)
+    alone = base.with_members(A, base.members[B].moved(Status.DOWN))
+    theirs = base.with_members(B, base.members[A].moved(Status.DOWN)).with_seen(B)
+    theirs = theirs.without_members(B, (A,), 1.0)
+    exchange = node_a(alone)
+    assert exchange.farewell(5, 1.0)
+    assert exchange.on_state(B, GossipState(A, theirs.flipped(1.0)), 0.0, 1.0) == []
+    assert A not in exchange.gossip.members
+    assert exchange.farewell(5, 1.0) == []
+
+
+def test_whoever_can_hear_again_is_told_what_it_has_missed() -> None:
+    """A subscription is made: by one that has our version, by one that has not and will ask for it,
+    by one that was removed while nobody reached it (T.C43), and by a stranger."""
+    gossip = replace(copy("ab", a=1), tombstones={(gone := NodeId("d", 1, 4)): 0.5})
+    members = {NodeId(n.host, 1, uid): m for uid, (n, m) in enumerate(gossip.members.items(), 1)}
+    gossip = replace(gossip, members=members, seen=frozenset({A, b := NodeId("b", 1, 2)}))
+    exchange = node_a(gossip)
+    assert said(exchange.on_listening(b.uid, 1.0)) == [(b, "GossipStatus")]
+    assert said(exchange.on_listening(3, 1.0)) == [(NodeId("c", 1, 3), "GossipStatus")]
+    assert said(exchange.on_listening(99, 1.0)) == []
+    assert exchange.on_listening(A.uid, 1.0) == []
+    assert exchange.on_listening(gone.uid, 1.0) == [exchange.state_to(gone, 1.0)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None:
+    """X learns of epochs, tells some, and is removed by B, which erases its counter. Whoever has
+    heard of the last epoch, and whoever has not, must not believe that they have the same."""
+    dice = Random(seed)
+    x = NodeId("x", 1, 1)
+    base = copy("abc").with_members(A, Member(x, 2, status=Status.UP, up_number=2))
+    base = base.with_seen(A).with_seen(B).with_seen(C).with_seen(x)
+    nodes = {}
+    for node in (A, B, C, x):
+        nodes[node] = GossipExchange(node, SETTINGS, dice)
+        nodes[node].start(base, 0.0)
+    contents: dict[object, object] = {}
+    for turn in range(60):
+        node = dice.choice((A, B, C))
+        kind = dice.choice(("tell", "tell", "tell", "learn", "x learns"))
+        if turn == 30:
+            downed = nodes[B].gossip.with_members(B, nodes[B].gossip.members[x].moved(Status.DOWN))
+            nodes[B].gossip = downed.without_members(B, (x,), 1.0)
+            node = B
+        elif kind == "tell":
+            teller = dice.choice([n for n in nodes if n != node])
+            told = GossipState(node, nodes[teller].gossip.flipped(1.0))
+            nodes[node].on_state(teller, told, 0.0, 1.0)
+        else:
+            learner = nodes[node if kind == "learn" else x]
+            learner.gossip = learner.gossip.with_epoch(learner.me, f"{learner.me}", turn + 1)
+        gossip = nodes[node].gossip
+        version = (frozenset(gossip.clock.counters.items()), frozenset(gossip.tombstones))
+        content = (gossip.members, gossip.reachability, gossip.epochs)
+        assert contents.setdefault(version, content) == content

@@ -1,0 +1,322 @@
+"""The door of the cluster from both sides, step by step. T.U10, T.U12, T.U13."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardbus.config.settings import ClusterSettings
+from shardbus.ids import ID_BYTES_MAX, Address, NodeId
+from shardbus.membership.admission import Admission, admit
+from shardbus.membership.events import SendControl
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.joining import Joiner, JoinStep, disagreement
+from shardbus.membership.member import Member, Status
+from shardbus.membership.messages import (
+    PROTOCOL,
+    Greeting,
+    InitAck,
+    InitJoin,
+    InitNack,
+    Join,
+    JoinRefused,
+    Welcome,
+)
+from shardbus.membership.reachability import Flag
+from shardbus.wire.gossip import decode, encode
+from tests.unit.membership.test_gossip import A, B, C, member, state
+
+GREETING = Greeting("shop", PROTOCOL, {"shards": "100"})
+DEFAULTS = ClusterSettings()
+NEW = NodeId("n", 7355, 7)
+J, W, U, PREPARING, READY, L, X, DOWN, _ = Status
+
+
+@pytest.mark.parametrize(
+    ("theirs", "why"),
+    [
+        (GREETING, ""),
+        (replace(GREETING, cluster="bank"), "cluster name 'bank' is not 'shop'"),
+        (replace(GREETING, protocol=9), f"membership protocol 9 is not {PROTOCOL}"),
+        (
+            replace(GREETING, settings={"shards": "50"}),
+            "setting shards is '50' on one side and '100' on the other",
+        ),
+        (replace(GREETING, settings={"other": "1"}), ""),
+        (replace(GREETING, settings={}), ""),
+    ],
+)
+def test_TU12_disagreement_names_both_values(theirs: Greeting, why: str) -> None:
+    assert disagreement(GREETING, theirs) == why
+
+
+def settings_of(value: str, names: list[str]) -> Greeting:
+    return replace(GREETING, settings=dict.fromkeys(names, value))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [
+        (settings_of("1", names), settings_of("2", names))
+        for names in ([f"types.t{i}.layout" for i in range(1000)], ["n" * 9000, "m" * 9000])
+    ]
+    + [
+        (
+            settings_of("\U000e0001" * 4000, ["a", "b", "c"]),
+            settings_of("x" * 4096, ["a", "b", "c"]),
+        ),
+        (
+            replace(GREETING, cluster="\U000e0001" * 256),
+            replace(GREETING, cluster="\U000e0002" * 256),
+        ),
+    ],
+    ids=["many", "long names", "long values", "cluster names that grow when they are shown"],
+)
+def test_a_refusal_always_fits_the_wire(mine: Greeting, theirs: Greeting) -> None:
+    refused = JoinRefused(disagreement(mine, theirs))
+    assert decode(encode(refused)) == refused
+
+
+def test_a_refusal_names_the_first_differences_and_counts_the_rest() -> None:
+    names = [f"types.t{i:02}.layout" for i in range(60)]
+    why = disagreement(settings_of("shards=100", names), settings_of("shards=200", names))
+    assert why.startswith(
+        "setting types.t00.layout is 'shards=200' on one side and 'shards=100' on the other; "
+    )
+    assert "types.t04.layout" in why
+    assert why.endswith("; and 55 more")
+
+
+def test_the_settings_of_a_type_with_the_longest_name_are_compared() -> None:
+    greeting = settings_of("1", ["types." + "x" * ID_BYTES_MAX + ".coordinator_role"])
+    assert decode(encode(InitJoin(greeting))) == InitJoin(greeting)
+
+
+def test_the_settings_of_some_thousand_types_are_compared() -> None:
+    names = [f"types.{i}.{key}" for i in range(4000) for key in "abcd"]
+    assert decode(encode(InitJoin(settings_of("1", names)))) == InitJoin(settings_of("1", names))
+
+
+def ask(gossip: Gossip, node: NodeId = NEW, greeting: Greeting = GREETING) -> tuple[Gossip, object]:
+    return admit(gossip, A, GREETING, node, Join(greeting, Member(node, 1, up_number=9)))
+
+
+def test_a_newcomer_is_joining_whatever_it_says_of_itself() -> None:
+    gossip, answer = ask(state(a=U, b=U))
+    assert gossip.members[NEW] == Member(NEW, 1, status=J, up_number=0)
+    assert answer == Welcome(gossip)
+
+
+def test_TC1_a_newcomer_brings_its_version_and_keeps_it() -> None:
+    """Through the Join, the Welcome, both over the wire, every status, and a merge."""
+    newer = Join(GREETING, Member(NEW, 1, http="n:8558", roles=("db",), version="2.1.0"))
+    join = decode(encode(newer))
+    assert isinstance(join, Join)
+    gossip, answer = admit(state(a=U), A, GREETING, NEW, join)
+    welcome = decode(encode(answer))
+    assert isinstance(welcome, Welcome)
+    up = gossip.with_members(A, gossip.members[NEW].moved(U, 2))
+    for copy in (welcome.gossip, up, up.merge(state(a=U)), state(a=U).merge(up)):
+        found = copy.members[NEW]
+        assert (found.version, found.roles, found.http) == ("2.1.0", ("db",), "n:8558")
+
+
+def test_TC32_a_repeated_join_is_welcome_again_without_a_change() -> None:
+    once, _ = ask(state(a=U))
+    again, answer = ask(once)
+    assert again is once
+    assert answer == Welcome(once)
+
+
+@pytest.mark.parametrize("mine", [J, W, U, L])
+def test_TU10_who_may_take_in(mine: Status) -> None:
+    assert isinstance(ask(state(a=mine))[1], Welcome)
+
+
+@pytest.mark.parametrize("copy", [Gossip(), state(a=X), state(a=DOWN)])
+def test_TU10_who_may_not(copy: Gossip) -> None:
+    assert ask(copy) == (copy, InitNack())
+
+
+def test_who_is_refused_for_ever() -> None:
+    removed = state(a=U, b=X).without_members(A, (B,), 1.0)
+    cases = [
+        (ask(removed, B), "was removed"),
+        (ask(state(a=U, b=DOWN), B), "is down"),
+        (ask(state(a=U, b=X), B), "is exiting"),
+        (ask(state(a=U), greeting=replace(GREETING, cluster="bank")), "'bank'"),
+        (ask(state(a=U), A._replace(uid=99)), "this node's own"),
+        (admit(state(a=U), A, GREETING, NEW, Join(GREETING, member(C))), "cannot join as"),
+    ]
+    for (gossip, answer), why in cases:
+        assert isinstance(answer, JoinRefused)
+        assert why in answer.reason
+        assert NEW not in gossip.members
+
+
+@pytest.mark.parametrize("mine", [PREPARING, READY])
+def test_B12_a_join_that_comes_while_the_whole_cluster_stops_is_refused(mine: Status) -> None:
+    """It was invited before; and who has been taken in is welcome still."""
+    before = state(a=mine, b=U)
+    gossip, answer = ask(before)
+    assert (gossip, answer) == (before, JoinRefused("the whole cluster is shutting down"))
+    inside = before.with_members(A, Member(NEW, 1))
+    assert ask(inside) == (inside, Welcome(inside))
+
+
+@pytest.mark.parametrize("former", [(B,), (B, B._replace(uid=98))])
+def test_TC36_a_restarted_process_downs_its_former_incarnations(former: tuple[NodeId, ...]) -> None:
+    again = B._replace(uid=99)
+    before = state(a=U, b=U, c=U).with_members(A, *map(member, former))
+    gossip, answer = ask(before, again)
+    assert isinstance(answer, Welcome)
+    assert {gossip.members[node].status for node in former} == {DOWN}
+    assert gossip.members[again].status is J
+    assert gossip.verdicts() == dict.fromkeys(former, Flag.TERMINATED)
+
+
+def test_TC36_another_node_on_the_same_machine_stays() -> None:
+    """Only who is at the same port is a former incarnation."""
+    neighbour = B._replace(port=B.port + 1)
+    gossip, answer = ask(state(a=U, b=U), neighbour)
+    assert isinstance(answer, Welcome)
+    assert gossip.members[B].status is U
+    assert gossip.members[neighbour].status is J
+    assert gossip.verdicts() == {}
+
+
+def test_a_welcome_carries_the_ages_of_tombstones() -> None:
+    """The newcomer's clock says something else than this one's."""
+    removed = state(a=U, b=X).without_members(A, (B,), 100.0)
+    door = Admission(Member(A, 1), GREETING, DEFAULTS)
+    progress = door.on_message(removed, NEW, Join(GREETING, Member(NEW, 1)), 130.0)
+    [welcome] = [effect.message for effect in progress.send]
+    assert isinstance(welcome, Welcome)
+    assert welcome.gossip.tombstones == {B: 30.0}
+    assert progress.gossip is not None
+    assert progress.gossip.tombstones == {B: 100.0}
+
+
+SEEDS = tuple(Address(host, 1) for host in ("s", "t", "u"))
+S, T, V = (NodeId(*seed, 5) for seed in SEEDS)
+
+
+def joiner(me: NodeId = NEW, **settings: float) -> Joiner:
+    return Joiner(Member(me, 1), GREETING, SEEDS, replace(DEFAULTS, **settings))  # type: ignore[arg-type]
+
+
+def asked(send: tuple[SendControl, ...]) -> list[object]:
+    return [s.to for s in send if isinstance(s.message, InitJoin)]
+
+
+def test_the_seed_that_answers_first_gets_the_join() -> None:
+    one = joiner()
+    assert asked(one.start(10.0).send) == list(SEEDS)
+    join = SendControl(T, Join(GREETING, one.me))
+    assert one.on_ack(T, GREETING, 10.1).send == (join,)
+    assert one.on_ack(S, GREETING, 10.2).send == ()
+    assert one.deadline() == pytest.approx(10.6)
+    assert one.tick(10.6).send == (join,)
+
+
+def test_without_a_welcome_the_seeds_are_asked_anew() -> None:
+    one = joiner(retry_unsuccessful_join_after=10.0)
+    one.start(0.0)
+    one.on_ack(T, GREETING, 1.0)
+    assert asked(one.tick(10.9).send) == []
+    assert asked(one.tick(11.0).send) == list(SEEDS)
+
+
+def test_a_seed_that_changed_its_mind_is_left() -> None:
+    one = joiner()
+    one.start(0.0)
+    one.on_ack(T, GREETING, 1.0)
+    one.on_nack(S, 1.1)
+    assert asked(one.tick(1.6).send) == []
+    one.on_nack(T, 1.7)
+    assert asked(one.tick(1.7).send) == list(SEEDS)
+
+
+def test_the_first_seed_founds_a_cluster_when_all_others_are_in_none() -> None:
+    first = joiner(S)
+    assert asked(first.start(0.0).send) == [*SEEDS[1:]]
+    assert first.on_nack(T, 0.1).step is JoinStep.NONE
+    assert first.on_nack(V, 0.2).step is JoinStep.FOUND_CLUSTER
+
+
+def test_what_was_said_before_the_seeds_were_asked_anew_does_not_count() -> None:
+    """The one that was in no cluster then may be a member by now."""
+    first = joiner(S, retry_unsuccessful_join_after=10.0)
+    first.start(0.0)
+    assert first.on_nack(T, 0.1).step is JoinStep.NONE
+    first.on_ack(V, GREETING, 0.2)
+    assert asked(first.tick(10.2).send) == [*SEEDS[1:]]
+    restarted = V._replace(uid=6)
+    assert first.on_nack(restarted, 10.3).step is JoinStep.NONE
+    assert first.on_nack(T, 10.4).step is JoinStep.FOUND_CLUSTER
+
+
+@pytest.mark.parametrize("now", [0.5, 10.5], ids=["at once", "after the seeds were asked anew"])
+def test_B2_the_nack_of_one_that_acknowledged_founds_nothing(now: float) -> None:
+    """It is on its way out, and the cluster lives on without it."""
+    first = joiner(S, retry_unsuccessful_join_after=10.0)
+    first.start(0.0)
+    first.on_ack(V, GREETING, 0.2)
+    first.tick(now)
+    assert first.on_nack(V, now).step is JoinStep.NONE
+    assert first.on_nack(T, now).step is JoinStep.NONE
+    assert first.on_nack(V._replace(uid=6), now).step is JoinStep.FOUND_CLUSTER
+
+
+@pytest.mark.parametrize(
+    ("copy", "answer"),
+    [
+        (Gossip(), InitNack()),
+        (state(a=J), InitAck(GREETING)),
+        (state(a=U), InitAck(GREETING)),
+        (state(a=L), InitAck(GREETING)),
+        (state(a=X, b=U), None),
+        (state(a=DOWN, b=U), None),
+    ],
+)
+def test_B2_only_who_is_in_no_cluster_says_so(
+    copy: Gossip, answer: InitAck | InitNack | None
+) -> None:
+    door = Admission(Member(A, 1), GREETING, DEFAULTS)
+    progress = door.on_message(copy, NEW, InitJoin(GREETING), 1.0)
+    assert progress.send == ((SendControl(NEW, answer),) if answer else ())
+    assert progress.step is (JoinStep.NONE if answer else JoinStep.DROP)
+
+
+def test_the_first_seed_founds_a_cluster_when_nobody_answers_in_time() -> None:
+    first = joiner(S)
+    first.start(0.0)
+    assert first.tick(4.9).step is JoinStep.NONE
+    assert first.tick(5.0).step is JoinStep.FOUND_CLUSTER
+
+
+def test_another_seed_never_does() -> None:
+    other = joiner(T)
+    other.start(0.0)
+    steps = [other.on_nack(S, 0.1).step, other.on_nack(V, 0.1).step]
+    steps += [other.tick(t / 2).step for t in range(1, 200)]
+    assert set(steps) == {JoinStep.NONE}
+
+
+def test_TU13_giving_up_says_what_was_tried() -> None:
+    one = joiner(shutdown_after_unsuccessful_join=30.0)
+    one.start(0.0)
+    assert one.tick(29.9).step is JoinStep.NONE
+    progress = one.tick(30.0)
+    assert progress.step is JoinStep.FIND_NOBODY
+    assert progress.reason == "no seed took this node in within 30 s; tried s:1, t:1, u:1"
+
+
+def test_TU12_a_seed_that_disagrees_ends_the_attempt() -> None:
+    one = joiner()
+    one.start(0.0)
+    progress = one.on_ack(S, replace(GREETING, settings={"shards": "50"}), 0.1)
+    assert progress.step is JoinStep.GIVE_UP
+    assert "'50'" in progress.reason
+    assert "'100'" in progress.reason

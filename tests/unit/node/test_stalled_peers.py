@@ -1,0 +1,59 @@
+"""Whom a node quarantines: only who is reachable, and only by time that it was awake for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from shardbus.ids import NodeId
+from shardbus.node.stalled_peers import StalledPeers
+
+A, B = NodeId("a", 1, 1), NodeId("b", 1, 1)
+
+
+@dataclass(eq=False)
+class Line:
+    """What is looked at of a session."""
+
+    tag: NodeId
+    outstanding: int = 100
+    acked: int = 0
+    told_to_wait: int = 0
+
+
+def looks(
+    quarantine: StalledPeers, lines: list[Line], seconds: list[float], reachable: tuple[NodeId, ...]
+) -> list[list[NodeId]]:
+    return [quarantine.look(cast("Any", lines), reachable, now) for now in seconds]
+
+
+def test_who_takes_nothing_for_so_long_is_named() -> None:
+    found = looks(StalledPeers(3.0), [Line(A), Line(B, outstanding=0)], [0, 1, 2, 3, 4], (A, B))
+    assert found == [[], [], [], [A], [A]]
+
+
+def test_progress_begins_the_count_anew() -> None:
+    quarantine, line = StalledPeers(2.0), Line(A)
+    assert looks(quarantine, [line], [0, 1], (A,)) == [[], []]
+    line.acked = 1
+    assert looks(quarantine, [line], [2, 3, 4], (A,)) == [[], [], [A]]
+
+
+def test_an_unreachable_member_is_not_counted() -> None:
+    quarantine = StalledPeers(2.0)
+    looks(quarantine, [Line(A)], [0, 1, 2, 3, 4], ())
+    line = Line(A)
+    assert looks(quarantine, [line], [5, 6], (A,)) == [[], []]
+
+
+def test_a_node_whose_own_loop_stood_still_accuses_nobody() -> None:
+    assert looks(StalledPeers(30.0), [Line(A)], [0, 1, 100, 101], (A,)) == [[], [], [], []]
+
+
+def test_two_sessions_name_a_member_once() -> None:
+    quarantine, lines = StalledPeers(1.0), [Line(A), Line(A)]
+    assert looks(quarantine, lines, [0, 1], (A,)) == [[], [A]]
+
+
+def test_off_means_never() -> None:
+    assert looks(StalledPeers(0.0), [Line(A)], [0, 1, 100, 1000], (A,)) == [[]] * 4

@@ -1,0 +1,244 @@
+"""Balance by load: which moves even out what nodes have to do, and which only cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.least_load import MOVES_MAX, LeastLoad
+from shardbus.sharding.allocation.named import strategy_of
+from shardbus.sharding.allocation.strategies import Move
+from shardbus.sharding.coordinator.load_estimates import HALF_LIFE_S, LASTING_S, LoadEstimates
+from shardbus.sharding.messages import Home
+from shardbus.sharding.table import RegionRegistered, ShardHomeAllocated, ShardTable
+from tests.unit.sharding.allocation.test_strategies import moved, nodes
+from tests.unit.sharding.coordinator.test_coordinator import A, B, C, Desk, ack
+
+FEW = 0.02
+"""Of rounding, in tests that compare sums."""
+
+
+def table(loads: list[list[float]]) -> tuple[ShardTable, dict[str, float]]:
+    """One list of loads for each region; shards are named 0, 1, 2, ..."""
+    regions = nodes(len(loads))
+    rows = [(node, load) for node, own in zip(regions, loads, strict=True) for load in own]
+    homes = (ShardHomeAllocated(Home(str(i), n, i + 1)) for i, (n, _) in enumerate(rows))
+    made = ShardTable(1, "x").updated_all([*map(RegionRegistered, regions), *homes])
+    return made, {str(i): load for i, (_, load) in enumerate(rows)}
+
+
+def at(seen: ShardTable, loads: dict[str, float]) -> list[float]:
+    """The load of each region."""
+    return [sum(loads[s] for s in seen.shards_at(node)) for node in sorted(seen.regions)]
+
+
+def plan(loads: list[list[float]], **options: float) -> tuple[list[Move], list[float]]:
+    """The moves, and the load of each region after them."""
+    seen, known = table(loads)
+    moves = LeastLoad(loads=known, **options).rebalance(seen, seen.regions, {})  # type: ignore[arg-type]
+    return moves, at(moved(seen, moves), known)
+
+
+# The strategy
+
+
+def test_N9_the_shard_that_evens_out_best_moves_first() -> None:
+    moves, after = plan([[60, 30, 10], [10, 10]])
+    assert [move.shard for move in moves] == ["1", "2"]
+    assert after == [60, 60]
+
+
+def test_N9_as_many_shards_everywhere_is_no_balance() -> None:
+    moves, after = plan([[50, 50, 0, 0], [0, 0, 0, 0]])
+    assert [move.shard for move in moves if int(move.shard) < 2] == ["0"]
+    assert after == [50, 50]
+
+
+def test_N9_what_is_nearly_even_stays() -> None:
+    assert plan([[55, 1], [45, 1]])[0] == []
+    assert plan([[55, 1], [45, 1]], tolerance=0.02)[0] != []
+
+
+def test_N9_one_hot_shard_is_not_moved_in_circles_and_the_others_make_room() -> None:
+    moves, after = plan([[100, 10, 10, 10], [10, 10]])
+    assert {move.shard for move in moves} == {"1", "2", "3"}
+    assert after == [100, 50]
+    assert plan([[100], [50]])[0] == []
+
+
+def test_N9_one_region_that_cannot_be_helped_does_not_hold_up_the_others() -> None:
+    moves, after = plan([[200], [40, 40], [0]])
+    assert [(move.shard, after) for move in moves] == [("1", [200, 40, 40])]
+
+
+def test_N9_a_move_that_brings_little_is_not_made() -> None:
+    assert plan([[52, 50], [50]])[0] == []
+    assert plan([[52, 50], [50]], tolerance=0.01)[0] != []
+
+
+def test_without_messages_the_numbers_of_shards_are_evened_out() -> None:
+    seen, loads = table([[0] * 9, [0]])
+    moves = LeastLoad(loads=loads).rebalance(seen, seen.regions, {})
+    after = moved(seen, moves)
+    assert [len(after.shards_at(node)) for node in sorted(after.regions)] == [5, 5]
+
+
+def test_without_loads_nothing_moves() -> None:
+    seen, _ = table([[9] * 9, []])
+    assert LeastLoad().rebalance(seen, seen.regions, {}) == []
+
+
+def test_a_plan_has_a_limit_and_goes_on_from_the_moves_under_way() -> None:
+    seen, loads = table([[10] * 8, []])
+    strategy = LeastLoad(max_moves=3, loads=loads)
+    first = strategy.rebalance(seen, seen.regions, {})
+    assert len(first) == 3
+    under_way = {move.shard: move for move in first[:2]}
+    assert len(strategy.rebalance(seen, seen.regions, under_way)) == 1
+
+
+def test_new_shards_go_where_the_load_is_least_the_heaviest_first() -> None:
+    seen, loads = table([[90], [10, 10, 10]])
+    loads |= {"new": 60.0, "newer": 1.0}
+    chosen = LeastLoad(loads=loads).allocate(seen, {}, ["newer", "new"], seen.regions)
+    first, second = sorted(seen.regions)
+    assert chosen == {"new": second, "newer": first}
+
+
+LOADS = st.lists(st.lists(st.integers(0, 1000), max_size=8), min_size=1, max_size=6)
+
+
+@settings(max_examples=60)
+@given(LOADS)
+def test_plans_make_no_region_heavier_than_the_heaviest_and_come_to_rest(
+    loads: list[list[int]],
+) -> None:
+    seen, known = table([[float(load) for load in own] for own in loads])
+    strategy = LeastLoad(loads=known)
+    presence = 0.1 * sum(known.values()) / max(1, len(known)) or 1.0
+    heaviest = [max(own + presence * len(seen.shards_at(n)) for own, n in weighed(seen, known))]
+    for _ in range(4):
+        moves = strategy.rebalance(seen, seen.regions, {})
+        assert len({move.shard for move in moves}) == len(moves)
+        seen = moved(seen, moves)
+        most = max(own + presence * len(seen.shards_at(n)) for own, n in weighed(seen, known))
+        assert most <= heaviest[-1] * (1 + FEW)
+        heaviest.append(most)
+    assert moves == []
+
+
+def weighed(seen: ShardTable, loads: dict[str, float]) -> list[tuple[float, NodeId]]:
+    return list(zip(at(seen, loads), sorted(seen.regions), strict=True))
+
+
+def test_settings_name_it() -> None:
+    chosen = replace(ShardingSettings(), allocation="least-load", rebalance_absolute_limit=7)
+    assert strategy_of(chosen) == LeastLoad(0.2, 7)
+
+
+# What is known of loads
+
+
+def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:
+    load_estimates = LoadEstimates()
+    seen, _ = table([[0, 0], [0]])
+    first, second = sorted(seen.regions)
+    load_estimates.hear(first, {"0": 100.0, "2": 7.0}, seen, 0.0)
+    assert load_estimates.known(seen) is None, "the second has not reported"
+    load_estimates.hear(second, {}, seen, 0.0)
+    assert load_estimates.known(seen) == {"0": 100.0, "1": 0.0, "2": 0.0}, (
+        "of others it cannot say anything"
+    )
+    load_estimates.hear(first, {}, seen, HALF_LIFE_S)
+    assert load_estimates.loads["0"] == pytest.approx(50.0)
+    there = moved(seen, [Move("0", first, second)])
+    load_estimates.hear(first, {"0": 1e9}, there, 2 * HALF_LIFE_S)
+    assert load_estimates.loads["0"] == pytest.approx(50.0)
+
+
+def test_a_region_that_comes_back_as_another_has_to_report_first() -> None:
+    load_estimates = LoadEstimates()
+    seen, _ = table([[0], [0]])
+    for node in seen.regions:
+        load_estimates.hear(node, {"0": 1.0}, seen, 0.0)
+    alone, _ = table([[0]])
+    assert load_estimates.known(alone) is not None
+    assert load_estimates.known(seen) is None
+
+
+def test_N9_a_shard_too_hot_to_be_balanced_is_told_once() -> None:
+    load_estimates, hot = LoadEstimates(), {"7": 0.8}
+    assert load_estimates.tell(hot, 0.0) == []
+    [note] = load_estimates.tell(hot, LASTING_S)
+    assert (note.kind, note.detail) == ("hot_shard", "shard 7 gets 80% of all")
+    assert load_estimates.tell(hot, 2 * LASTING_S) == []
+    assert load_estimates.tell({}, 3 * LASTING_S) == []
+    load_estimates.tell(hot, 4 * LASTING_S)
+    assert len(load_estimates.tell(hot, 5 * LASTING_S)) == 1
+
+
+def test_what_is_too_hot() -> None:
+    loads = {"1": 70.0, "2": 20.0, "3": 10.0}
+    assert LeastLoad(loads=loads).hot(2) == {"1": 0.7}
+    assert LeastLoad(loads=loads).hot(1) == {}
+    assert LeastLoad(loads={"1": 0.0}).hot(3) == {}
+    assert LeastLoad().hot(3) == {}
+
+
+# The coordinator
+
+
+def loaded(desk: Desk, node: NodeId, **loads: float) -> list[tuple[NodeId, ev.Message]]:
+    own = {shard.removeprefix("s"): load for shard, load in loads.items()}
+    return desk.tell(ev.MessageReceived(node, msg.ShardLoads(node, own)))
+
+
+def test_N9_a_coordinator_moves_what_is_hot_once_everybody_has_reported() -> None:
+    chosen = ShardingSettings()
+    desk = Desk(chosen, strategy=LeastLoad())
+    desk.register(A, B)
+    homes = {shard: desk.home(shard) for shard in "1234"}
+    at_a = [shard for shard, home in homes.items() if home.node == A]
+    assert len(at_a) == 2
+    loaded(desk, A, **{f"s{shard}": 50.0 for shard in at_a})
+    assert desk.wait(chosen.rebalance_interval) == []
+    loaded(desk, B)
+    said = desk.wait(chosen.rebalance_interval)
+    [begun] = {message for _, message in said if isinstance(message, msg.BeginHandOff)}
+    [home] = begun.homes
+    assert home.shard in at_a
+    assert desk.coordinator.balance.load_of(home.shard) == 50.0
+    for node in (A, B):
+        ack(desk, node, home)
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    desk.written()
+    assert desk.coordinator.table.homes[home.shard].node == B
+
+
+def test_nobody_reports_for_another_and_other_strategies_do_not_listen() -> None:
+    desk = Desk(strategy=LeastLoad())
+    desk.register(A, B)
+    desk.home("1")
+    desk.tell(ev.MessageReceived(C, msg.ShardLoads(A, {"1": 5.0})))
+    assert desk.coordinator.balance.load_of("1") is None
+    other = Desk()
+    other.register(A, B)
+    other.home("1")
+    loaded(other, A, s1=5.0)
+    assert other.coordinator.balance.load_of("1") is None
+
+
+def test_a_plan_for_very_many_shards_has_an_end() -> None:
+    seen, loads = table([[1.0] * 20_000, []])
+    moves = LeastLoad(loads=loads).rebalance(seen, seen.regions, {})
+    assert len(moves) == MOVES_MAX
+    new = [f"new-{i}" for i in range(20_000)]
+    chosen = LeastLoad(loads=loads).allocate(seen, {}, new, seen.regions)
+    assert set(chosen.values()) == {max(seen.regions)}

@@ -1,0 +1,1061 @@
+"""The coordinator, told what happens and asked what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from shardbus.config.loading import options
+from shardbus.config.settings import ShardingSettings
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.strategies import AllocationStrategy, External, LeastShard
+from shardbus.sharding.coordinator.coordinator import COALESCE, Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.coordinator.ledger import CONFIRM_S
+from shardbus.sharding.coordinator.moves import SLOW
+from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
+from shardbus.sharding.coordinator.registry import Registry
+from shardbus.sharding.coordinator.shard_count import ShardCountCheck
+from shardbus.sharding.messages import Home
+from shardbus.sharding.overrides import Overrides
+from shardbus.store.protocol import StoredTable
+
+A, B, C, CLIENT = (NodeId(name, 1, 1) for name in ("a", "b", "c", "client"))
+LAYOUT = "crc32/8"
+FENCE = 1 << 32
+
+
+class Desk:
+    """A coordinator at node A, and a store that answers when it is told to."""
+
+    def __init__(
+        self,
+        settings: ShardingSettings | None = None,
+        stored: StoredTable | None = None,
+        live: tuple[NodeId, ...] = (A, B),
+        strategy: AllocationStrategy | None = None,
+    ) -> None:
+        self.settings = settings or ShardingSettings()
+        self.now = 0.0
+        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, strategy or LeastShard())
+        self.writes: list[ev.Persist] = []
+        self.taken = False
+        """Somebody else has claimed an epoch in the store."""
+        self.notes: list[str] = []
+        self.stopped = ""
+        self.said_stopped: list[str] = []
+        self.tell(ev.Start())
+        self.tell(ev.TableLoaded(stored))
+        table = stored or StoredTable(0, LAYOUT, {})
+        self.tell(ev.EpochClaimed(replace(table, epoch=self.coordinator.epoch)))
+        self.tell(ev.MembersChanged(live))
+
+    def tell(self, *events: ev.CoordinatorEvent) -> list[tuple[NodeId, ev.Message]]:
+        """Handle these in one turn, and return what is said at its end."""
+        effects = [e for event in events for e in self.coordinator.handle(event, self.now)]
+        return self.perform(effects + self.turn())
+
+    def turn(self) -> list[ev.CoordinatorEffect]:
+        effects: list[ev.CoordinatorEffect] = []
+        while (due := self.coordinator.deadline()) is not None and due <= self.now:
+            effects += self.coordinator.tick(self.now)
+        self.coordinator.check()
+        return effects
+
+    def wait(self, seconds: float) -> list[tuple[NodeId, ev.Message]]:
+        """Time passes, deadline by deadline."""
+        said: list[tuple[NodeId, ev.Message]] = []
+        until = self.now + seconds
+        while (due := self.coordinator.deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            said += self.perform(self.turn())
+        self.now = until
+        return said
+
+    def perform(self, effects: Iterable[ev.CoordinatorEffect]) -> list[tuple[NodeId, ev.Message]]:
+        said: list[tuple[NodeId, ev.Message]] = []
+        for effect in effects:
+            match effect:
+                case ev.Send(to, message):
+                    said.append((to, message))
+                case ev.Persist() if not effect.homes:
+                    said += self.tell(self.confirm(effect))
+                case ev.Persist():
+                    self.writes.append(effect)
+                case ev.Stop(reason):
+                    self.stopped = reason
+                case ev.ShardsStopped(shards):
+                    self.said_stopped += shards
+                case ev.Note(kind):
+                    self.notes.append(kind)
+                case _:
+                    pass
+        return said
+
+    def confirm(self, nothing: ev.Persist) -> ev.CoordinatorEvent:
+        """What the store says at once to a write of nothing."""
+        op_id = nothing.op_id
+        return ev.PersistFailed(op_id, True) if self.taken else ev.Persisted(op_id)
+
+    def written(self) -> list[tuple[NodeId, ev.Message]]:
+        """The last write is durable."""
+        return self.tell(ev.Persisted(self.writes[-1].op_id))
+
+    def register(self, *nodes: NodeId, proxy: bool = False) -> list[tuple[NodeId, ev.Message]]:
+        return self.tell(
+            *(ev.MessageReceived(node, msg.Register(node, proxy, LAYOUT, ())) for node in nodes)
+        )
+
+    def ask(self, node: NodeId, *shards: str) -> list[tuple[NodeId, ev.Message]]:
+        return self.tell(ev.MessageReceived(node, msg.GetShardHome(shards)))
+
+    def home(self, shard: str, node: NodeId = A) -> Home:
+        """Give the shard a home, confirmed, and return it."""
+        self.ask(node, shard)
+        self.written()
+        home = self.coordinator.table.homes[shard]
+        self.tell(ev.MessageReceived(home.node, msg.ShardStarted((home,))))
+        return home
+
+
+def ready() -> Desk:
+    desk = Desk()
+    desk.register(A, B)
+    return desk
+
+
+def kinds(said: list[tuple[NodeId, ev.Message]]) -> list[tuple[NodeId, str]]:
+    return [(to, type(message).__name__) for to, message in said]
+
+
+def test_nobody_is_told_before_it_is_durable() -> None:
+    desk = ready()
+    assert desk.ask(A, "1") == [(A, msg.Wait(1, ("1",), "its home is being stored"))]
+    assert desk.writes[-1].homes == {"1": (A, FENCE)}
+    home = Home("1", A, FENCE)
+    assert desk.written() == [
+        (A, msg.HostShard(1, (home,))),
+        (A, msg.ShardHomes(1, (home,))),
+        (B, msg.ShardHomes(1, (home,))),
+    ]
+
+
+def test_a_turn_is_one_plan_and_one_write() -> None:
+    desk = ready()
+    desk.tell(*(ev.MessageReceived(A, msg.GetShardHome((str(i),))) for i in range(20)))
+    assert len(desk.writes) == 1
+    homes = [home for home in desk.writes[0].homes.values() if home is not None]
+    assert sorted(node for node, _ in homes) == [A] * 10 + [B] * 10
+    assert sorted(fence for _, fence in homes) == list(range(FENCE, FENCE + 20))
+
+
+def test_what_is_asked_during_a_write_gathers_for_the_next() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.ask(B, "2")
+    desk.ask(B, "3")
+    assert len(desk.writes) == 1
+    desk.written()
+    assert [*desk.writes[1].homes] == ["2", "3"]
+
+
+def test_a_known_home_is_answered_at_once() -> None:
+    desk = ready()
+    home = desk.home("1")
+    assert desk.ask(B, "1") == [(B, msg.ShardHomes(1, (home,)))]
+
+
+def test_a_client_that_was_told_to_wait_hears_the_answer() -> None:
+    desk = ready()
+    desk.ask(CLIENT, "1")
+    assert (CLIENT, "ShardHomes") in kinds(desk.written())
+    assert desk.coordinator.table.proxies == {}
+
+
+@pytest.mark.parametrize("min_members", [2, 3])
+def test_no_home_before_enough_regions_are_there(min_members: int) -> None:
+    desk = Desk(ShardingSettings(min_members=min_members))
+    desk.register(A)
+    desk.wait(2.0)
+    reason = f"1 of {min_members} regions have registered"
+    assert desk.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
+    assert not desk.writes
+    desk.register(B)
+    assert bool(desk.writes) is (min_members == 2)
+
+
+def test_a_failed_write_is_tried_again_as_the_same_operation_ever_more_slowly() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    gaps: list[float] = []
+    for _ in range(9):
+        before = desk.now
+        desk.tell(ev.PersistFailed(desk.writes[-1].op_id, False))
+        while len(desk.writes) < len(gaps) + 2:
+            desk.wait(0.25)
+        gaps.append(desk.now - before)
+    assert gaps == [0.5, 1, 2, 4, 8, 16, 25, 25, 25]
+    assert len({write.op_id for write in desk.writes}) == 1
+    assert (A, "HostShard") in kinds(desk.written())
+
+
+def test_a_refused_write_ends_the_coordinator() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    assert desk.tell(ev.PersistFailed(desk.writes[-1].op_id, True)) == []
+    assert desk.stopped
+    assert desk.coordinator.deadline() is None
+    assert desk.ask(A, "1") == []
+
+
+def test_a_higher_epoch_in_gossip_ends_the_coordinator() -> None:
+    desk = ready()
+    desk.tell(ev.EpochSeen(1))
+    assert not desk.stopped
+    desk.tell(ev.EpochSeen(2))
+    assert "epoch 2" in desk.stopped
+
+
+def test_another_layout_is_refused_with_both_named() -> None:
+    desk = Desk()
+    [(to, refused)] = desk.tell(ev.MessageReceived(B, msg.Register(B, False, "crc32/9", ())))
+    assert to == B
+    assert isinstance(refused, msg.RegisterRefused)
+    assert "crc32/8" in refused.reason
+    assert "crc32/9" in refused.reason
+    assert B not in desk.coordinator.table.regions
+
+
+def test_nobody_speaks_for_another() -> None:
+    desk = ready()
+    home = desk.home("1")
+    assert home.node == A
+    assert desk.tell(ev.MessageReceived(B, msg.ShardStopped(A, (home,)))) == []
+    assert desk.tell(ev.MessageReceived(B, msg.ShardStopped(B, (home,)))) == []
+    assert desk.tell(ev.MessageReceived(B, msg.GracefulShutdownRequest(A))) == []
+    assert "forged" in desk.notes
+    assert desk.coordinator.table.homes["1"] == home
+
+
+def test_registering_again_changes_nothing_and_is_answered_with_all_homes() -> None:
+    desk = ready()
+    home = desk.home("1")
+    before = desk.coordinator.table
+    said = desk.tell(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, (home,))))
+    assert said == [(A, msg.RegisterAck(1, A, (home,)))]
+    assert desk.coordinator.table == before
+
+
+def test_a_registration_waits_for_membership() -> None:
+    desk = ready()
+    assert desk.register(C) == []
+    assert (C, "RegisterAck") in kinds(desk.tell(ev.MembersChanged((A, B, C))))
+
+
+def test_dead_nodes_shards_get_homes_at_once_in_one_write() -> None:
+    desk = ready()
+    at_b = [home for home in map(desk.home, "12345678") if home.node == B]
+    desk.tell(ev.MembersChanged((A,)))
+    assert [*desk.writes[-1].homes] == [home.shard for home in at_b]
+    hosts = [m for _, m in desk.written() if isinstance(m, msg.HostShard)]
+    assert [home.shard for home in hosts[0].homes] == [home.shard for home in at_b]
+    assert all(home.fence > at_b[-1].fence for home in hosts[0].homes)
+
+
+def test_a_node_that_dies_during_the_write_gets_nothing() -> None:
+    desk = ready()
+    desk.ask(A, "1", "2")
+    desk.tell(ev.MembersChanged((A,)))
+    said = desk.written()
+    assert all(to == A for to, _ in said)
+    assert desk.writes[-1].homes == {"2": (A, FENCE + 2)}
+
+
+def test_a_takeover_waits_for_regions_and_then_gives_orphans_away_in_one_write() -> None:
+    homes = {"1": (A, 5), "2": (C, 6), "3": (C, 7)}
+    desk = Desk(stored=StoredTable(4, LAYOUT, homes))
+    assert desk.coordinator.epoch == 5
+    desk.tell(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, (Home("1", A, 5),))))
+    assert not desk.writes, "B has not registered, and the grace is not over"
+    desk.register(B)
+    assert desk.writes[-1].homes == {"2": (B, 5 << 32), "3": (A, (5 << 32) + 1)}
+
+
+def test_a_takeover_does_not_wait_for_ever() -> None:
+    desk = Desk(stored=StoredTable(4, LAYOUT, {"2": (C, 6)}))
+    desk.register(A)
+    desk.wait(ShardingSettings().waiting_for_state_timeout)
+    assert desk.writes[-1].homes == {"2": (A, 5 << 32)}
+
+
+def test_a_home_that_its_region_does_not_have_is_announced_to_it_again() -> None:
+    desk = Desk(stored=StoredTable(4, LAYOUT, {"1": (A, 5)}))
+    said = desk.register(A)
+    assert (A, msg.HostShard(5, (Home("1", A, 5),))) in said
+
+
+def test_a_lost_table_is_rebuilt_from_what_regions_host() -> None:
+    desk = Desk()
+    a, b, late = Home("1", A, 70), Home("1", B, 71), Home("2", A, 99 << 32)
+    desk.tell(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, (a, late))))
+    said = desk.tell(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, (b,))))
+    said += desk.written()
+    said += desk.written()
+    assert (A, msg.HandOff(1, (a,))) in said, "of two homes the higher fence stays"
+    assert desk.coordinator.table.homes == {"1": b, "2": late}
+    desk.ask(A, "3")
+    assert desk.writes[-1].homes == {"3": (A, (99 << 32) + 1)}, "above every fence reported"
+
+
+def move(desk: Desk) -> Home:
+    """Two shards at A, and B joins: the move of one has begun."""
+    desk.tell(ev.MembersChanged((A,)))
+    desk.register(A)
+    homes = [desk.home("1"), desk.home("2")]
+    desk.tell(ev.MembersChanged((A, B)))
+    desk.register(B)
+    said = desk.wait(COALESCE)
+    begun = [(to, m) for to, m in said if isinstance(m, msg.BeginHandOff)]
+    assert begun == [(A, msg.BeginHandOff(1, (homes[1],))), (B, msg.BeginHandOff(1, (homes[1],)))]
+    return homes[1]
+
+
+def ack(desk: Desk, node: NodeId, home: Home) -> list[tuple[NodeId, ev.Message]]:
+    return desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, (home,))))
+
+
+def started(desk: Desk, node: NodeId) -> list[tuple[NodeId, ev.Message]]:
+    """The node confirms all that it was given."""
+    table = desk.coordinator.table
+    homes = tuple(table.homes[shard] for shard in table.shards_at(node))
+    return desk.tell(ev.MessageReceived(node, msg.ShardStarted(homes)))
+
+
+def test_a_move_goes_through_its_phases() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    assert ack(desk, A, home) == []
+    assert desk.ask(B, "2") == [(B, msg.Wait(1, ("2",), "the shard is on the move"))]
+    assert ack(desk, B, home) == [(A, msg.HandOff(1, (home,)))]
+    assert desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,)))) == []
+    assert desk.writes[-1].homes == {"2": (B, FENCE + 2)}
+    assert (B, msg.HostShard(1, (Home("2", B, FENCE + 2),))) in desk.written()
+
+
+def test_a_late_region_is_not_waited_for_and_gets_nothing() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    ack(desk, A, home)
+    said = desk.wait(ShardingSettings().begin_handoff_timeout)
+    assert (A, msg.HandOff(1, (home,))) in said
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"2": (A, FENCE + 2)}, "B may still await its echo"
+
+
+def test_an_owner_that_does_not_stop_keeps_the_shard_until_it_says_so_or_dies() -> None:
+    desk = Desk(live=(A, C))
+    home = move(desk)
+    ack(desk, A, home)
+    ack(desk, B, home)
+    writes = len(desk.writes)
+    said = desk.wait(200)
+    assert [m for _, m in said if isinstance(m, msg.HandOff)] == [msg.HandOff(1, (home,))] * 3
+    assert len(desk.writes) == writes
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"2": (B, FENCE + 2)}
+
+
+def test_who_lost_the_table_learns_it_though_there_is_nothing_to_write() -> None:
+    desk = ready()
+    desk.home("1")
+    desk.wait(5 * CONFIRM_S)
+    assert desk.stopped == ""
+    desk.taken = True
+    desk.wait(CONFIRM_S)
+    assert desk.stopped == "the store has a newer epoch"
+
+
+def test_the_store_is_not_asked_whether_it_takes_writes_while_it_is_written() -> None:
+    desk = ready()
+    desk.taken = True
+    desk.wait(CONFIRM_S - 1.0)
+    desk.ask(A, "1")
+    desk.wait(2.0)
+    desk.written()
+    desk.wait(CONFIRM_S - 1.0)
+    assert desk.stopped == ""
+
+
+@pytest.mark.parametrize("acked", [True, False])
+def test_death_completes_a_move(acked: bool) -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    if acked:
+        ack(desk, A, home)
+        said = desk.tell(ev.MembersChanged((A,)))
+        assert (A, msg.HandOff(1, (home,))) in said, "the dead acknowledge"
+        desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+        assert desk.writes[-1].homes == {"2": (A, FENCE + 2)}
+    else:
+        desk.tell(ev.MembersChanged((B,)))
+        assert set(desk.writes[-1].homes) == {"1", "2"}
+
+
+def test_a_late_word_about_an_earlier_home_changes_nothing() -> None:
+    desk = ready()
+    old = desk.home("1")
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (old,))))
+    desk.written()
+    new = desk.home("1")
+    assert new.fence > old.fence
+    assert desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (old,)))) == []
+    assert desk.coordinator.table.homes["1"] == new
+    assert desk.coordinator.state_of("1") == "running"
+
+
+def test_a_shard_that_stops_unasked_is_free_until_somebody_asks() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"1": None}
+    desk.written()
+    assert desk.coordinator.state_of("1") == "unallocated"
+    desk.ask(B, "1")
+    assert desk.writes[-1].homes["1"] is not None
+
+
+def test_a_region_that_does_not_confirm_is_asked_again_and_then_relieved() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.written()
+    home = desk.coordinator.table.homes["1"]
+    said = desk.wait(3 * ShardingSettings().shard_start_timeout)
+    assert [m for _, m in said if isinstance(m, msg.HostShard)] == [msg.HostShard(1, (home,))] * 2
+    assert (B, msg.BeginHandOff(1, (home,))) in said
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"1": (B, FENCE + 1)}
+
+
+def test_a_leaving_region_hands_off_within_the_bound_and_is_told_when_it_is_out() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=2))
+    desk.register(A, B)
+    homes = [home for home in map(desk.home, map(str, range(10))) if home.node == B]
+    bye = ev.MessageReceived(B, msg.GracefulShutdownRequest(B))
+    said = desk.tell(bye)
+    assert desk.tell(bye) == [], "asked again, nothing more begins"
+    for part in (homes[:2], homes[2:4], homes[4:]):
+        assert (A, msg.BeginHandOff(1, tuple(part))) in said
+        for node in (A, B):
+            said = desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, tuple(part))))
+        assert said == [(B, msg.HandOff(1, tuple(part)))]
+        stopped = desk.tell(ev.MessageReceived(B, msg.ShardStopped(B, tuple(part))))
+        assert stopped == [], "what is on the move until it has a home counts"
+        said = desk.written()
+    assert (B, msg.RegionStopped(B)) in said
+    assert desk.tell(bye) == [(B, msg.RegionStopped(B))]
+    assert B in desk.coordinator.table.proxies, "it still hears of moves"
+
+
+def test_entities_that_take_their_time_do_not_hold_back_the_shards_behind_them() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=1))
+    desk.register(A, B)
+    slow, *others = [home for home in map(desk.home, "123456") if home.node == B]
+    bye = ev.MessageReceived(B, msg.GracefulShutdownRequest(B))
+    assert (A, msg.BeginHandOff(1, (slow,))) in desk.tell(bye)
+    ack(desk, A, slow)
+    ack(desk, B, slow)
+    desk.wait(SLOW / 2)
+    assert desk.tell(bye) == []
+    desk.wait(SLOW / 2)
+    assert (A, msg.BeginHandOff(1, tuple(others))) in desk.tell(bye)
+
+
+def test_the_last_region_just_stops() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    home = desk.home("1")
+    assert (A, msg.BeginHandOff(1, (home,))) in desk.tell(
+        ev.MessageReceived(A, msg.GracefulShutdownRequest(A))
+    )
+    assert ack(desk, A, home) == [(A, msg.HandOff(1, (home,)))]
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    assert desk.writes[-1].homes == {"1": None}
+    assert desk.written() == [(A, msg.RegionStopped(A))]
+
+
+def test_there_is_no_rebalance_while_the_picture_is_unsettled() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.MembersChanged((A, B), unsettled=True))
+    desk.register(B)
+    assert desk.wait(60) == []
+    desk.tell(ev.MembersChanged((A, B)))
+    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+
+
+def test_an_unfit_node_gets_nothing_new() -> None:
+    desk = ready()
+    desk.tell(ev.MembersChanged((A, B), unfit=(A,)))
+    desk.ask(A, *"12345678")
+    assert {node for node, _ in filter(None, desk.writes[-1].homes.values())} == {B}
+
+
+@pytest.mark.parametrize(
+    ("versions", "takes"),
+    [
+        (("1.0.0", "1.0.0", "1.0.0"), (A, B, C)),
+        (("1.0", "v1.0.0", "1.0.0+7"), (A, B, C)),
+        (("1.9.0", "1.10.0", "1.10.0"), (B, C)),
+        (("1.10.0-rc.1", "1.10.0-rc.2", "1.10.0"), (C,)),
+        (("", "0.0.1", ""), (B,)),
+    ],
+)
+def test_B64_new_shards_go_to_the_highest_version(
+    versions: tuple[str, ...], takes: tuple[NodeId, ...]
+) -> None:
+    desk = Desk()
+    desk.tell(ev.MembersChanged((A, B, C), versions=dict(zip((A, B, C), versions, strict=True))))
+    desk.register(A, B, C)
+    desk.ask(CLIENT, *"123456")
+    homes = [home[0] for home in desk.writes[-1].homes.values() if home is not None]
+    assert {node: homes.count(node) for node in takes} == dict.fromkeys(takes, 6 // len(takes))
+
+
+def test_B64_who_takes_nothing_new_has_no_version_that_counts() -> None:
+    desk = ready()
+    desk.tell(ev.MembersChanged((A, B), unfit=(B,), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.ask(CLIENT, "1", "2")
+    assert {home and home[0] for home in desk.writes[-1].homes.values()} == {A}
+
+
+def test_B64_an_old_node_is_better_than_one_that_does_not_start_the_shard() -> None:
+    desk = ready()
+    desk.tell(ev.MembersChanged((A, B), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.ask(A, "1")
+    desk.written()
+    home = desk.coordinator.table.homes["1"]
+    assert home.node == B
+    desk.wait(3 * ShardingSettings().shard_start_timeout)
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.MessageReceived(B, msg.ShardStopped(B, (home,))))
+    assert desk.writes[-1].homes == {"1": (A, FENCE + 1)}
+
+
+def test_B64_shards_that_drain_go_to_the_highest_version() -> None:
+    desk = ready()
+    homes = tuple(home for home in map(desk.home, "123456") if home.node == B)
+    desk.tell(ev.MembersChanged((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    desk.register(C)
+    desk.tell(ev.MessageReceived(B, msg.GracefulShutdownRequest(B)))
+    for node in (A, B, C):
+        desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, homes)))
+    desk.tell(ev.MessageReceived(B, msg.ShardStopped(B, homes)))
+    assert [home and home[0] for home in desk.writes[-1].homes.values()] == [C, C, C]
+
+
+def test_drained_shards_that_avoid_a_late_region_are_spread_over_the_others() -> None:
+    desk = ready()
+    homes = tuple(home for home in map(desk.home, map(str, range(8))) if home.node == B)
+    late, other = NodeId("late", 1, 1), NodeId("other", 1, 1)
+    desk.tell(ev.MembersChanged((A, B, late, other), unfit=(A,)))
+    desk.register(late, other, C)
+    desk.tell(ev.MembersChanged((A, B, C, late, other), unfit=(A,)))
+    desk.tell(ev.MessageReceived(B, msg.GracefulShutdownRequest(B)))
+    for node in (A, B, C, other):
+        desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, homes)))
+    desk.wait(ShardingSettings().begin_handoff_timeout)
+    desk.tell(ev.MessageReceived(B, msg.ShardStopped(B, homes)))
+    given = [home[0] for home in desk.writes[-1].homes.values() if home is not None]
+    assert sorted(given) == [C, C, other, other]
+
+
+def test_B65_nothing_is_rebalanced_while_versions_differ() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.MembersChanged((A, B), versions={A: "1.0.0", B: "1.1.0"}))
+    desk.register(B)
+    assert desk.wait(60) == []
+    desk.tell(ev.MembersChanged((A, B), versions={A: "1.1.0", B: "1.1.0"}))
+    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+
+
+def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
+    desk = Desk(live=(A,))
+    desk.register(A)
+    for shard in "1234":
+        desk.home(shard)
+    desk.tell(ev.MembersChanged((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    desk.register(B)
+    assert desk.wait(60) == [], "C may be about to host"
+    desk.register(C, proxy=True)
+    assert "BeginHandOff" in {name for _, name in kinds(desk.wait(COALESCE))}
+
+
+def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=1), live=(A,))
+    desk.register(A)
+    for shard in "123456":
+        desk.home(shard)
+    desk.tell(ev.MembersChanged((A, B)))
+    desk.register(B)
+    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    desk.tell(ev.MembersChanged((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
+    for node in (A, B):
+        desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, begun.homes)))
+    said = desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, begun.homes)))
+    said += desk.written() + started(desk, B) + desk.wait(60)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}
+
+
+def directed(places: dict[str, NodeId]) -> Overrides:
+    return Overrides({shard: node.address for shard, node in places.items()})
+
+
+def test_B69_a_shard_is_placed_and_moved_by_word() -> None:
+    desk = Desk(strategy=External())
+    desk.tell(directed({"1": B, "2": A}))
+    desk.register(A, B)
+    assert desk.home("1").node == B
+    home = desk.home("2")
+    assert home.node == A
+    assert desk.wait(60) == [], "without a word nothing moves, however uneven it is"
+    begun = desk.tell(directed({"2": B}))
+    assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (home,))]
+    assert desk.coordinator.balance.takes_places
+
+
+def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
+    desk = Desk(strategy=External())
+    desk.tell(directed({"1": C}))
+    desk.register(A, B)
+    home = desk.home("1")
+    assert home.node in (A, B)
+    desk.tell(ev.MembersChanged((A, B, C)))
+    desk.register(C)
+    begun = [m for to, m in desk.wait(COALESCE) if to == C]
+    assert begun == [msg.BeginHandOff(1, (home,))]
+
+
+def test_B69_other_strategies_take_no_places() -> None:
+    desk = ready()
+    before = desk.home("1")
+    other = B if before.node == A else A
+    assert desk.tell(directed({"1": other})) == []
+    assert desk.wait(60) == []
+    assert not desk.coordinator.balance.takes_places
+
+
+def test_a_plan_is_worked_off_within_the_bound() -> None:
+    desk = Desk(ShardingSettings(max_moves_in_flight=2), live=(A,))
+    desk.register(A)
+    desk.ask(A, *map(str, range(10)))
+    desk.written()
+    desk.tell(ev.MessageReceived(A, msg.ShardStarted(tuple(desk.coordinator.table.homes.values()))))
+    desk.tell(ev.MembersChanged((A, B)))
+    desk.register(B)
+    moved: list[str] = []
+    said = desk.wait(COALESCE)
+    while begun := [m for to, m in said if to == A and isinstance(m, msg.BeginHandOff)]:
+        [begin] = begun
+        assert len(begin.homes) == 2 or len(moved) == 4
+        moved += [home.shard for home in begin.homes]
+        for node in (A, B):
+            desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, begin.homes)))
+        stopped = desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, begin.homes)))
+        assert stopped == [], "it is on the move until the store has its new home"
+        said = desk.written()
+    assert len(moved) == 5
+    assert len(desk.coordinator.table.shards_at(B)) == 5
+
+
+def test_TSU16_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1", "unknown")))
+    ack(desk, A, home)
+    assert ack(desk, B, home) == [(home.node, msg.HandOff(1, (home,)))]
+    desk.tell(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.writes[-1].homes == {"1": None}
+
+
+def test_TSU16_shards_asked_to_stop_are_answered_when_they_have() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1", "unknown")))
+    assert desk.said_stopped == ["unknown"]
+    ack(desk, A, home)
+    ack(desk, B, home)
+    assert desk.said_stopped == ["unknown"]
+    desk.tell(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["unknown", "1"]
+    assert desk.coordinator.stopping == ()
+    desk.written()
+    assert "1" not in desk.coordinator.table.homes
+
+
+def test_TSU16_what_is_sent_while_a_shard_stops_starts_it_again() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1",)), ev.MessageReceived(A, msg.GetShardHome(("1",))))
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["1"]
+    [again] = [home for home in desk.writes[-1].homes.values() if home is not None]
+    assert again[1] > home.fence
+
+
+def test_TSU16_a_shard_on_the_move_stops_and_goes_nowhere() -> None:
+    desk = Desk(live=(A,))
+    home = move(desk)
+    assert desk.tell(ev.StopShards(("2",))) == []
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    assert desk.said_stopped == ["2"]
+    assert desk.writes[-1].homes == {"2": None}
+
+
+def test_TSU16_a_shard_that_is_being_started_stops_after_that() -> None:
+    desk = ready()
+    desk.ask(A, "1")
+    desk.tell(ev.StopShards(("1",)))
+    assert desk.said_stopped == []
+    said = desk.written()
+    home = desk.coordinator.table.homes["1"]
+    assert (home.node, msg.HostShard(1, (home,))) in said
+    assert (home.node, msg.BeginHandOff(1, (home,))) in said
+    ack(desk, A, home)
+    ack(desk, B, home)
+    desk.tell(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
+    assert desk.said_stopped == ["1"]
+
+
+def test_TSU16_one_that_stops_by_itself_or_dies_has_stopped() -> None:
+    desk = ready()
+    homes = {home.node: home for home in map(desk.home, "12")}
+    desk.tell(ev.StopShards(("1", "2")))
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (homes[A],))))
+    assert desk.said_stopped == [homes[A].shard]
+    desk.tell(ev.MembersChanged((A,)))
+    assert desk.said_stopped == [homes[A].shard, homes[B].shard]
+
+
+def six_at_a(settings: ShardingSettings | None = None) -> Desk:
+    """Six shards at A, and B has just joined."""
+    desk = Desk(settings, live=(A,))
+    desk.register(A)
+    for shard in "123456":
+        desk.home(shard)
+    desk.tell(ev.MembersChanged((A, B)))
+    desk.register(B)
+    return desk
+
+
+def test_B77_nothing_moves_for_balance_while_somebody_has_paused_it() -> None:
+    desk = six_at_a()
+    desk.tell(Overrides(paused=True))
+    assert desk.coordinator.balance.held() == "somebody has paused it"
+    assert desk.wait(60) == []
+    assert desk.tell(ev.Rebalance()) == []
+    desk.tell(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
+    assert len(desk.coordinator.plan(0, (A,)).moved) == 6
+    begun = [m for _, m in desk.wait(1.0) if isinstance(m, msg.BeginHandOff)]
+    assert desk.coordinator.balance.moves_in_flight[0] == 6, "what drains is no matter of balance"
+    assert begun == []
+
+
+def test_B77_what_was_paused_goes_on() -> None:
+    desk = six_at_a()
+    desk.tell(Overrides(paused=True))
+    desk.wait(60)
+    begun = [m for to, m in desk.tell(Overrides()) if to == A]
+    assert [type(message) for message in begun] == [msg.BeginHandOff]
+    assert desk.coordinator.balance.moves_in_flight == (3, 100)
+
+
+def test_B77_a_pause_drops_what_has_not_begun() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
+    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    desk.tell(Overrides(paused=True))
+    for node in (A, B):
+        desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, begun.homes)))
+    said = desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, begun.homes)))
+    said += desk.written() + started(desk, B) + desk.wait(60)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}
+    assert len(desk.coordinator.table.shards_at(B)) == 1, "what had begun is done"
+
+
+@pytest.mark.parametrize(("told", "begun"), [(0, 1), (2, 2), (100, 3)])
+def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> None:
+    desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
+    desk.tell(Overrides(moves=7, paused=True))
+    desk.tell(Overrides(moves=told))
+    desk.wait(COALESCE)
+    assert desk.coordinator.balance.moves_in_flight == (begun, told or 1)
+
+
+def test_N10_a_bound_on_the_moves_of_a_minute() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_per_minute=2, rebalance_interval=1e6))
+    [first] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    assert len(first.homes) == 2
+    for node in (A, B):
+        desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, first.homes)))
+    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, first.homes)))
+    said = desk.written() + started(desk, B) + desk.wait(59)
+    assert "BeginHandOff" not in {name for _, name in kinds(said)}, "its turn has not come"
+    assert desk.coordinator.balance.deadline() == desk.now + 1
+    [second] = [m for to, m in desk.wait(1) if to == A and isinstance(m, msg.BeginHandOff)]
+    assert len(second.homes) == 1
+    assert not set(second.homes) & set(first.homes)
+
+
+def test_N10_a_region_that_leaves_does_not_wait_for_its_turn() -> None:
+    desk = six_at_a(ShardingSettings(max_moves_per_minute=1))
+    desk.wait(COALESCE)
+    desk.tell(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
+    assert desk.coordinator.balance.moves_in_flight[0] == 6
+
+
+def crowd(count: int) -> tuple[NodeId, ...]:
+    return tuple(NodeId("n", port, port) for port in range(1, count + 1))
+
+
+def shard_count_check(desk: Desk) -> list[str]:
+    return [note for note in desk.notes if note.startswith("too_")]
+
+
+@pytest.mark.parametrize(
+    ("shards", "nodes", "said"),
+    [
+        (2, 2, []),
+        (2, 3, ["too_few_shards"]),
+        (2000, 2, []),
+        (2001, 2, ["too_many_shards"]),
+        (2001, 3, []),
+    ],
+)
+def test_S218_S219_a_number_of_shards_that_does_not_suit_the_nodes_is_told_once(
+    shards: int, nodes: int, said: list[str]
+) -> None:
+    desk = Desk(ShardingSettings(shards=shards), live=crowd(nodes))
+    desk.register(*crowd(nodes))
+    desk.wait(15)
+    assert shard_count_check(desk) == [], "a cluster that is starting gets more nodes"
+    desk.wait(600)
+    assert shard_count_check(desk) == said
+
+
+def test_S218_S219_it_is_told_again_after_it_was_otherwise() -> None:
+    desk = Desk(ShardingSettings(shards=2), live=crowd(3))
+    for nodes in (3, 2, 3, 4):
+        desk.tell(ev.MembersChanged(crowd(nodes)))
+        desk.register(*crowd(nodes))
+        desk.wait(60)
+    assert shard_count_check(desk) == ["too_few_shards"] * 2
+
+
+def test_S218_S219_a_shard_function_of_the_users_own_gives_as_many_as_it_likes() -> None:
+    some = ShardCountCheck(0)
+    assert [note for now in range(100) for note in some.look(200, 20, float(now))] == []
+    found = [note for now in range(100) for note in some.look(2, 2001, float(now))]
+    assert [note.kind for note in found] == ["too_many_shards"]
+    assert "2001 shards for 2 nodes" in found[0].detail
+
+
+def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:
+    for stored, floor, expected in ((0, 0, 1), (4, 0, 5), (4, 9, 10)):
+        coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+        coordinator.handle(ev.Start(floor), 0.0)
+        table = StoredTable(stored, LAYOUT, {}) if stored else None
+        assert coordinator.handle(ev.TableLoaded(table), 0.0) == [ev.ClaimEpoch(expected, LAYOUT)]
+
+
+def test_a_refused_claim_goes_higher_and_an_unanswered_one_stays() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(), 0.0)
+    coordinator.handle(ev.TableLoaded(None), 0.0)
+    coordinator.handle(ev.StoreFailed("slow"), 1.0)
+    coordinator.tick(1.0)
+    assert coordinator.deadline() == 1.5
+    assert coordinator.tick(1.5) == [ev.ClaimEpoch(1, LAYOUT)]
+    coordinator.handle(ev.EpochRefused(6), 2.0)
+    coordinator.tick(2.0)
+    assert coordinator.tick(coordinator.deadline() or 0.0) == [ev.ClaimEpoch(7, LAYOUT)]
+
+
+def test_S2_61_the_waits_are_those_that_the_setting_says() -> None:
+    meaning = dict(options())["sharding.coordinator_failure_backoff"].meaning
+    assert (
+        meaning
+        == "a coordinator whose store failed waits a tenth of it, then doubles, to 5 times it"
+    )
+    settings = ShardingSettings(coordinator_failure_backoff=10.0)
+    coordinator = Coordinator("t", A, LAYOUT, settings, LeastShard())
+    coordinator.handle(ev.Start(), 0.0)
+    now, waits = 0.0, []
+    for _ in range(8):
+        coordinator.handle(ev.StoreFailed("slow"), now)
+        coordinator.tick(now)
+        due = coordinator.deadline()
+        assert due is not None
+        waits.append(due - now)
+        now = due
+        assert coordinator.tick(now) == [ev.LoadTable()]
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 50.0, 50.0]
+
+
+def test_TG9_one_that_is_prepared_claims_at_once_and_answers_what_it_was_asked_before() -> None:
+    coordinator = Coordinator("t", B, LAYOUT, ShardingSettings(), LeastShard())
+    assert coordinator.handle(ev.Prepare(3), 0.0) == [ev.LoadTable()]
+    assert coordinator.handle(ev.TableLoaded(StoredTable(3, LAYOUT, {"1": (A, 1)})), 0.0) == []
+    coordinator.handle(ev.MembersChanged((B,)), 0.0)
+    coordinator.handle(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, ())), 0.0)
+    coordinator.handle(ev.MessageReceived(B, msg.GetShardHome(("1",))), 0.0)
+    assert coordinator.tick(0.0) == []
+    assert coordinator.reign is CoordinatorState.READY
+    assert coordinator.deadline() is None
+    assert coordinator.handle(ev.Start(4), 1.0) == [ev.ClaimEpoch(5, LAYOUT)]
+    coordinator.handle(ev.EpochClaimed(StoredTable(5, LAYOUT, {"1": (A, 1)})), 1.0)
+    said = coordinator.tick(1.0)
+    assert {type(e.message) for e in said if isinstance(e, ev.Send)} == {msg.RegisterAck, msg.Wait}
+    assert any(isinstance(e, ev.Persist) and "1" in e.homes for e in said)
+
+
+@pytest.mark.parametrize("loaded_first", [True, False])
+def test_a_start_that_comes_while_the_table_is_loaded_claims_after_it(loaded_first: bool) -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    events: list[ev.CoordinatorEvent] = [ev.TableLoaded(None), ev.Start(6)]
+    coordinator.handle(ev.Prepare(2), 0.0)
+    effects = [
+        e for event in events[:: 1 if loaded_first else -1] for e in coordinator.handle(event, 0.0)
+    ]
+    assert effects == [ev.ClaimEpoch(7, LAYOUT)]
+
+
+def test_a_prepared_one_knows_that_the_store_forgot() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Prepare(2), 0.0)
+    coordinator.handle(ev.TableLoaded(StoredTable(2, LAYOUT, {})), 0.0)
+    coordinator.handle(ev.Start(2), 0.0)
+    assert not coordinator._epoch_claim.forgotten
+    lost = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    lost.handle(ev.Prepare(2), 0.0)
+    lost.handle(ev.TableLoaded(None), 0.0)
+    lost.handle(ev.Start(2), 0.0)
+    assert lost._epoch_claim.forgotten
+
+
+def test_B97_one_that_retires_finishes_its_write_and_takes_nothing_new() -> None:
+    desk = ready()
+    desk.ask(B, "1")
+    assert desk.tell(ev.Retire()) == []
+    assert desk.ask(B, "2") == []
+    assert not desk.stopped
+    said = desk.written()
+    home = Home("1", B, FENCE) if desk.writes[-1].homes["1"] == (B, FENCE) else Home("1", A, FENCE)
+    assert (home.node, msg.HostShard(1, (home,))) in said
+    assert (B, msg.ShardHomes(1, (home,))) in said
+    assert desk.stopped == "handed over"
+    assert len(desk.writes) == 1
+    assert desk.tell(ev.MessageReceived(B, msg.GetShardHome(("3",)))) == []
+
+
+def test_B97_one_that_retires_with_nothing_to_write_ends_at_once() -> None:
+    desk = ready()
+    desk.home("1")
+    desk.tell(ev.Retire())
+    assert desk.stopped == "handed over"
+    assert desk.coordinator.deadline() is None
+
+
+def test_B97_a_write_that_fails_is_not_tried_again_by_one_that_retires() -> None:
+    desk = ready()
+    desk.ask(B, "1")
+    desk.tell(ev.Retire())
+    desk.tell(ev.PersistFailed(desk.writes[-1].op_id, False))
+    assert desk.stopped == "handed over"
+    assert len(desk.writes) == 1
+
+
+def test_B97_one_that_retires_waits_for_its_write_and_for_no_other_clock() -> None:
+    desk = ready()
+    home = desk.home("1")
+    desk.tell(ev.StopShards(("1",)))
+    desk.ask(home.node, "2")
+    desk.tell(ev.Retire())
+    assert desk.coordinator.deadline() is None
+
+
+@pytest.mark.parametrize("events", [[], [ev.Prepare()], [ev.Start(), ev.TableLoaded(None)]])
+def test_one_that_does_not_rule_yet_retires_at_once(events: list[ev.CoordinatorEvent]) -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    for event in events:
+        coordinator.handle(event, 0.0)
+    [stop] = coordinator.handle(ev.Retire(), 0.0)
+    assert isinstance(stop, ev.Stop)
+    assert coordinator.handle(ev.Retire(), 0.0) == []
+
+
+def test_a_stored_table_of_another_layout_is_not_touched() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(), 0.0)
+    [stop] = coordinator.handle(ev.TableLoaded(StoredTable(1, "crc32/9", {"1": (A, 1)})), 0.0)
+    assert isinstance(stop, ev.Stop)
+    assert "crc32/9" in stop.reason
+    assert LAYOUT in stop.reason
+    assert coordinator.reign is CoordinatorState.STOPPED
+
+
+def test_a_lost_table_is_waited_for_longer() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(7), 0.0)
+    coordinator.handle(ev.TableLoaded(None), 0.0)
+    coordinator.handle(ev.EpochClaimed(StoredTable(8, LAYOUT, {})), 0.0)
+    coordinator.handle(ev.MembersChanged((A, B)), 0.0)
+    coordinator.handle(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, ())), 0.0)
+    coordinator.handle(ev.MessageReceived(A, msg.GetShardHome(("1",))), 0.0)
+    for now, expected in ((0.0, False), (25.0, False), (30.0, True)):
+        writes = [e for e in coordinator.tick(now) if isinstance(e, ev.Persist)]
+        assert any(write.homes for write in writes) is expected
+        for write in writes:
+            coordinator.handle(ev.Persisted(write.op_id), now)
+
+
+def test_an_outbox_gathers_orders_and_splits() -> None:
+    outbox = Outbox(A)
+    homes = [Home(str(i), B, i + 1) for i in range(CHUNK + 1)]
+    outbox.add(B, HomeMessage.SHARD_HOMES, homes)
+    outbox.add(B, HomeMessage.HOST_SHARD, homes[:1])
+    outbox.wait(B, "x", "why")
+    outbox.add(B, HomeMessage.REGISTER_ACK, ())
+    said = [send.message for send in outbox.drain(3)]
+    assert [type(message).__name__ for message in said] == [
+        "RegisterAck",
+        "HostShard",
+        "ShardHomes",
+        "ShardHomes",
+        "Wait",
+    ]
+    assert not outbox
+    assert outbox.drain(3) == []
+
+
+def test_what_a_region_said_before_it_drained_does_not_bring_it_back() -> None:
+    """It had been kept while a write was under way."""
+    registry = Registry(1)
+    registry.update(ev.MembersChanged((A,)))
+    registry.keep_early(msg.Register(A, False, LAYOUT, ()))
+    registry.register(A, proxy=True)
+    assert registry.take_early() == []

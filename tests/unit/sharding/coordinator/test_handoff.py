@@ -1,0 +1,110 @@
+"""A handoff against its own drawing, and timers against a list."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+from shardbus.sharding.coordinator import handoff as module
+from shardbus.sharding.coordinator.handoff import (
+    TRANSITIONS,
+    Handoff,
+    HandoffPhase,
+    HandoffPurpose,
+    HandoffTrigger,
+)
+from shardbus.sharding.messages import Home
+from shardbus.sharding.timers import Timers
+
+A, B, C = (NodeId("n", port, port) for port in (1, 2, 3))
+
+
+def handoff(phase: HandoffPhase = HandoffPhase.BEGIN) -> Handoff:
+    one = Handoff.begin(Home("1", A, 7), HandoffPurpose.REBALANCE, B, [A, B, C])
+    one.phase = phase
+    return one
+
+
+@pytest.mark.parametrize(("phase", "cue"), list(product(HandoffPhase, HandoffTrigger)))
+def test_every_cue_in_every_phase(phase: HandoffPhase, cue: HandoffTrigger) -> None:
+    one = handoff(phase)
+    after = TRANSITIONS.get((phase, cue))
+    if after is not None:
+        assert one.cue(cue) is after is one.phase
+        return
+    with pytest.raises(LocalProtocolError, match=re.escape(repr(cue.value))):
+        one.cue(cue)
+    assert one.phase is phase
+
+
+def test_the_drawing_names_every_phase_and_cue() -> None:
+    text = module.__doc__ or ""
+    assert all(phase.name in text for phase in HandoffPhase)
+    assert all(cue.value in text for cue in HandoffTrigger)
+
+
+def test_freed_is_the_end_and_can_be_reached_from_everywhere() -> None:
+    assert not any(phase is HandoffPhase.FREED for phase, _ in TRANSITIONS)
+    for phase in (HandoffPhase.BEGIN, HandoffPhase.STOPPING):
+        assert TRANSITIONS[phase, HandoffTrigger.STOPPED] is HandoffPhase.FREED
+        assert TRANSITIONS[phase, HandoffTrigger.OWNER_GONE] is HandoffPhase.FREED
+
+
+def test_the_last_acknowledgement_counts_once() -> None:
+    one = handoff()
+    assert [one.on_ack(node) for node in (A, A, B, C, C)] == [False, False, False, True, False]
+
+
+def test_an_acknowledgement_after_the_deadline_moves_nothing() -> None:
+    one = handoff()
+    one.cue(HandoffTrigger.DEADLINE)
+    assert list(one.waiting) == [A, B, C], "these are the late ones"
+    assert not any([one.on_ack(A), one.on_ack(B), one.on_ack(C)])
+
+
+def test_only_the_deadline_of_stopping_is_counted_as_overdue() -> None:
+    one = handoff()
+    one.cue(HandoffTrigger.DEADLINE)
+    assert one.overdue == 0
+    one.cue(HandoffTrigger.DEADLINE)
+    one.cue(HandoffTrigger.DEADLINE)
+    assert one.overdue == 2
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["set", "cancel", "due"]), st.sampled_from("abc"), st.integers(0, 9)
+        )
+    )
+)
+def test_timers_against_a_list(steps: list[tuple[str, str, int]]) -> None:
+    timers: Timers[str] = Timers()
+    plain: dict[str, tuple[int, int]] = {}
+    for order, (what, key, at) in enumerate(steps):
+        if what == "set":
+            timers.set(key, at)
+            plain[key] = (at, order)
+        elif what == "cancel":
+            timers.cancel(key)
+            plain.pop(key, None)
+        else:
+            expected = sorted((k for k in plain if plain[k][0] <= at), key=lambda k: plain[k])
+            assert timers.due(at) == expected
+            for one in expected:
+                del plain[one]
+        assert timers.deadline() == min((at for at, _ in plain.values()), default=None)
+        assert len(timers) == len(plain)
+
+
+def test_timers_set_again_and_again_stay_small() -> None:
+    timers: Timers[int] = Timers()
+    for at in range(10_000):
+        timers.set(at % 3, at)
+    assert len(timers._heap) < 200

@@ -1,0 +1,368 @@
+"""A network in memory for the sharding machines: virtual time, seeded faults, and what must hold.
+
+Processes are connected by links that keep order and lose nothing while both ends live, as the
+transport promises. Everything else may happen: processes are killed, join and leave, links stall
+for seconds, membership is told late and at different times, the store is slow, fails before or
+after it did its work. Local senders on nodes and in clients number their messages per entity.
+
+Always: no two live processes host a shard (I1, I6), fences grow, and per sender and entity numbers
+only grow (I2). After quiet: every message was handled, rejected, or was with a process that was
+killed (I3, I4, N.3), and the table, the store and what regions host are the same (I7).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.ids import NodeId, shard_of
+from shardbus.sharding import events as ev
+from shardbus.sharding.allocation.strategies import LeastShard
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.store.protocol import StoredTable
+from tests.unit.sharding.sharding_process import Letter, Process
+
+SETTINGS = replace(
+    ShardingSettings(),
+    retry_interval=0.5,
+    begin_handoff_timeout=1.0,
+    handoff_timeout=5.0,
+    shard_start_timeout=2.0,
+    rebalance_interval=3.0,
+    coordinator_failure_backoff=1.0,
+    waiting_for_state_timeout=1.0,
+)
+
+
+class Store:
+    """The table of one type, guarded by its epoch; `down`, failing now and then until a
+    time, `slow` by a factor."""
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.epoch = 0
+        self.homes: dict[str, tuple[NodeId, int]] = {}
+        self.claimant: NodeId | None = None
+        self.last_op = 0
+        self.failing_until = 0.0
+        self.slow = 1.0
+        self.down = False
+
+    def forget(self) -> None:
+        """Lose everything, the epoch too."""
+        self.epoch, self.homes, self.claimant, self.last_op = 0, {}, None, 0
+
+    def do(self, process: Process, effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist) -> None:
+        dice, now = self.net.dice, self.net.now
+        failing = self.down or (now < self.failing_until and dice.random() < 0.6)
+        applied = not failing or (not self.down and dice.random() < 0.5)
+        delay = dice.uniform(0.001, 0.02) * self.slow
+
+        def work() -> None:
+            answer = self._apply(process, effect) if applied else None
+            failed = self._failed(effect) if failing or answer is None else answer
+            self.net.at(self.net.now + delay, lambda: process.into_coordinator(failed))
+
+        self.net.at(now + delay, work)
+
+    @staticmethod
+    def _failed(effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist) -> ev.CoordinatorEvent:
+        if isinstance(effect, ev.Persist):
+            return ev.PersistFailed(effect.op_id, False)
+        return ev.StoreFailed("no answer")
+
+    def _table(self) -> StoredTable:
+        return StoredTable(self.epoch, self.net.layout, dict(self.homes))
+
+    def _apply(
+        self, process: Process, effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist
+    ) -> ev.CoordinatorEvent:
+        match effect:
+            case ev.LoadTable():
+                return ev.TableLoaded(self._table() if self.epoch else None)
+            case ev.ClaimEpoch(epoch, _):
+                again = epoch == self.epoch and self.claimant == process.me
+                if epoch <= self.epoch and not again:
+                    return ev.EpochRefused(self.epoch)
+                self.epoch, self.claimant = epoch, process.me
+                return ev.EpochClaimed(self._table())
+            case ev.Persist(op_id, epoch, homes):
+                if epoch != self.epoch:
+                    return ev.PersistFailed(op_id, True)
+                if op_id != self.last_op:
+                    self.last_op = op_id
+                    for shard, home in homes.items():
+                        if home is None:
+                            self.homes.pop(shard, None)
+                        else:
+                            self.homes[shard] = home
+                return ev.Persisted(op_id)
+
+
+class Net:
+    """The world of one seed."""
+
+    def __init__(
+        self, seed: int, *, shards: int = 8, settings: ShardingSettings = SETTINGS
+    ) -> None:
+        self.seed, self.dice, self.now = seed, Random(seed), 0.0
+        self.settings, self.layout, self.shards = settings, f"crc32/{shards}", shards
+        self.store = Store(self)
+        self.processes: dict[NodeId, Process] = {}
+        self.leaving_mail = 0.0
+        """How often a shard stops with messages that its entities have not handled."""
+        self.work_s = 0.02
+        self.left = 0
+        self.version = "1.0.0"
+        """Of nodes that start from now on."""
+        self.versions: dict[NodeId, str] = {}
+        self.members: dict[NodeId, None] = {}
+        self.notes: dict[str, int] = {}
+        self.sent: list[Letter] = []
+        self.handled: dict[int, int] = {}
+        self.rejected: dict[int, str] = {}
+        self.killed: dict[NodeId, None] = {}
+        self.log: list[str] = []
+        self.tracing = False
+        self._last: dict[tuple[str, str], int] = {}
+        self._seqs: dict[tuple[str, str], int] = {}
+        self._fences: dict[str, int] = {}
+        self._links: dict[tuple[NodeId, NodeId], float] = {}
+        self._stalled: dict[tuple[NodeId, NodeId], float] = {}
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+
+    # Time and links.
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (when, self._count, what))
+
+    def run(self, until: float) -> None:
+        steps = 0
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, what = heapq.heappop(self._heap)
+            what()
+            steps += 1
+            assert steps < 200_000, "the machines do not come to rest"
+            if steps % 100 == 0:
+                self.check()
+        self.now = until
+
+    def send(self, source: NodeId, target: NodeId, item: object) -> None:
+        """Links keep order. Nobody is reached at a process that membership removed, and who tries
+        hears that it is gone."""
+        link = (source, target)
+        delay = self.dice.uniform(0.0005, 0.01) if source != target else 0.0
+        arrival = max(self.now + delay, self._links.get(link, 0.0), self._stalled.get(link, 0.0))
+        self._links[link] = arrival
+
+        def deliver() -> None:
+            process = self.processes.get(target)
+            if process is not None and process.alive:
+                process.arrive(source, item)
+            elif target not in self.members and source in self.processes:
+                self._gone(self.processes[source], self.processes[target])
+
+        self.at(arrival, deliver)
+
+    def stall(self, source: NodeId, target: NodeId, seconds: float) -> None:
+        """What is sent on this link from now on arrives after that time, in order."""
+        self._stalled[(source, target)] = self.now + seconds
+
+    # Who is there.
+
+    def live(self) -> list[Process]:
+        return [p for p in self.processes.values() if p.alive and p.hosts]
+
+    def staying(self) -> list[Process]:
+        """Live nodes that nobody asked to leave."""
+        return [process for process in self.live() if not process.leaving]
+
+    def add_node(self) -> Process:
+        number = len(self.processes) + 1
+        process = Process(self, NodeId("n", number, number), f"n{number}", True)
+        self.processes[process.me] = process
+        self.members[process.me] = None
+        self.versions[process.me] = self.version
+        self._tell_members()
+        return process
+
+    def add_client(self) -> Process:
+        number = len(self.processes) + 1
+        process = Process(self, NodeId("c", number, number), f"c{number}", False)
+        self.processes[process.me] = process
+        self._connect(process)
+        return process
+
+    def kill(self, process: Process) -> None:
+        """The process ends; the others learn it later, each at its own time."""
+        process.alive = False
+        self.killed[process.me] = None
+        self.at(self.now + self.dice.uniform(0.2, 1.5), lambda: self._remove(process))
+
+    def leave(self, process: Process) -> None:
+        """The process sends its clients elsewhere, drains, lingers while others learn, and ends
+        with nothing in its hands."""
+        process.leaving = True
+        process.into_region(ev.Shutdown())
+        for client in self.processes.values():
+            if not client.hosts and client.coordinator_at == process.me:
+                self._connect(client)
+        self._await_drained(process)
+
+    def _await_drained(self, process: Process) -> None:
+        if not process.alive:
+            return
+        if not process.drained or process.region.buffered[0]:
+            self.at(self.now + 0.2, lambda: self._await_drained(process))
+            return
+        self.at(self.now + 1.0, lambda: self._remove(process, notify=False))
+        self.at(self.now + 3.0, lambda: self._end(process))
+
+    def _end(self, process: Process) -> None:
+        if process.region.buffered[0] or any(s > self.now for s in self._stalled.values()):
+            self.at(self.now + 1.0, lambda: self._end(process))
+            return
+        process.alive = False
+        self._spread_gone(process)
+
+    def _remove(self, process: Process, *, notify: bool = True) -> None:
+        self.members.pop(process.me, None)
+        self._tell_members()
+        if notify:
+            self._spread_gone(process)
+
+    def _spread_gone(self, gone: Process) -> None:
+        for other in self.processes.values():
+            delay = self.dice.uniform(0, 0.5)
+            self.at(self.now + delay, lambda o=other: self._gone(o, gone))  # type: ignore[misc]
+
+    def _gone(self, process: Process, gone: Process) -> None:
+        process.into_region(ev.NodeGone(gone.me))
+        if not process.hosts and process.coordinator_at == gone.me:
+            self._connect(process)
+
+    def _connect(self, client: Process) -> None:
+        nodes = [node.me for node in self.staying()]
+        client.coordinator_at = self.dice.choice(nodes) if nodes else None
+        client.into_region(ev.CoordinatorAt(client.coordinator_at))
+        if not nodes:
+            self.at(self.now + 1.0, lambda: self._connect(client))
+
+    def _tell_members(self) -> None:
+        """Membership changed: the oldest rules, everybody hears of it in their own time."""
+        if not self.members:
+            return
+        oldest = next(iter(self.members))
+        for process in self.live():
+            delay = self.dice.uniform(0, 0.3)
+            self.at(self.now + delay, lambda p=process: self._hear(p, oldest))  # type: ignore[misc]
+
+    def _hear(self, process: Process, oldest: NodeId) -> None:
+        if not self.members or oldest != next(iter(self.members)):
+            return
+        if process.me == oldest and process.coordinator is None:
+            self._crown(process)
+        elif process.me != oldest and process.coordinator is not None:
+            process.coordinator = None
+        process.into_coordinator(self._picture())
+        if process.coordinator_at != oldest:
+            process.coordinator_at = oldest
+            process.into_region(ev.CoordinatorAt(oldest))
+
+    def _picture(self) -> ev.MembersChanged:
+        return ev.MembersChanged(tuple(self.members), versions=self.versions)
+
+    def _crown(self, process: Process) -> None:
+        process.coordinator = Coordinator("t", process.me, self.layout, self.settings, LeastShard())
+        process.into_coordinator(ev.Start(max(process.region.epoch, process.epoch)))
+        process.into_coordinator(self._picture())
+
+    def on_reign(self, epoch: int) -> None:
+        """Gossip spreads the highest epoch."""
+        for process in self.live():
+            delay = self.dice.uniform(0, 0.5)
+            self.at(
+                self.now + delay,
+                lambda p=process: p.into_region(ev.EpochSeen(epoch)),  # type: ignore[misc]
+            )
+
+    def on_coordinator_stop(self, process: Process) -> None:
+        """Deposed, but still the oldest: it starts again after a while."""
+        if self.members and next(iter(self.members)) == process.me:
+            self.at(self.now + 1.0, lambda: self._hear(process, process.me))
+
+    # Messages.
+
+    def tell(self, process: Process, sender: str, entity: str) -> None:
+        if not process.alive or (process.hosts and process.me not in self.members):
+            return
+        key = (f"{process.name}.{sender}", entity)
+        seq = self._seqs[key] = self._seqs.get(key, 0) + 1
+        letter = Letter(key[0], shard_of(entity, self.shards), entity, seq, process.me)
+        self.sent.append(letter)
+        process.tell(letter)
+
+    def on_handled(self, process: Process, letter: Letter, fence: int) -> None:
+        assert id(letter) not in self.handled, f"handled twice: {letter}"
+        self.handled[id(letter)] = fence
+        key = (letter.sender, letter.entity)
+        assert letter.seq > self._last.get(key, 0), f"out of order at {process.name}: {letter}"
+        self._last[key] = letter.seq
+
+    def on_reject(self, letter: Letter, reason: str) -> None:
+        assert id(letter) not in self.rejected
+        self.rejected[id(letter)] = reason
+
+    def on_start(self, process: Process, shard: str, fence: int) -> None:
+        hosts = [p.name for p in self.live() if shard in p.shards]
+        assert not hosts, f"shard {shard} starts at {process.name} while it is at {hosts}"
+        assert fence > self._fences.get(shard, 0), f"fence {fence} of shard {shard} does not grow"
+        self._fences[shard] = fence
+
+    def on_shards_stopped(self, shards: tuple[str, ...]) -> None:
+        for shard in shards:
+            hosts = [p.name for p in self.live() if shard in p.shards]
+            assert not hosts, f"shard {shard} is said to have stopped and is at {hosts}"
+
+    # What must hold.
+
+    def check(self) -> None:
+        for process in self.live():
+            process.region.check()
+            if process.coordinator is not None:
+                process.coordinator.check()
+
+    def check_quiet(self) -> None:
+        """Nothing is lost, nothing is on the way, and everybody agrees."""
+        self.check()
+        live = self.live()
+        for letter in self.sent:
+            if id(letter) in self.handled or id(letter) in self.rejected:
+                continue
+            waits = not live and letter.at in self.processes and self.processes[letter.at].alive
+            assert letter.at in self.killed or waits, f"lost: {letter}"
+        if not live:
+            return
+        for process in self.processes.values():
+            if process.alive:
+                assert process.region.buffered == (0, 0), f"{process.name} still buffers"
+        assert "strategy_failed" not in self.notes
+        rulers = [p for p in live if p.rules()]
+        assert len(rulers) == 1, f"{len(rulers)} coordinators"
+        ruler = rulers[0].coordinator
+        assert ruler is not None
+        assert not ruler.stopping, f"{ruler.stopping} were asked to stop and have not"
+        table = {shard: (home.node, home.fence) for shard, home in ruler.table.homes.items()}
+        hosted = {s: (p.me, shard.fence) for p in live for s, shard in p.shards.items()}
+        assert table == hosted, "the table is not what regions host"
+        if self.store.epoch == ruler.epoch:
+            assert table == self.store.homes, "the table is not what the store holds"
+
+    def trace(self, process: Process, what: object) -> None:
+        if self.tracing:
+            self.log.append(f"{self.now:9.4f} {process.name:4} {what}")

@@ -1,0 +1,259 @@
+"""A shell around the sharding machines, as thin as a shell can be: the processes of `sharding_net`.
+
+It keeps what `events` asks a shell to keep: a route per shard for the hot path, which links a shard
+lets in, mailboxes, and the wake-up that `deadline` names. It also shows, in fifty lines, how the
+real one is meant to be written.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.messages import (
+    BeginHandOffAck,
+    GetShardHome,
+    GracefulShutdownRequest,
+    Register,
+    ShardStarted,
+    ShardStopped,
+)
+from shardbus.sharding.region.region import ShardRegion
+
+if TYPE_CHECKING:
+    from tests.unit.sharding.sharding_net import Net
+
+TO_COORDINATOR = (Register, ShardStarted, BeginHandOffAck, ShardStopped, GracefulShutdownRequest)
+
+
+@dataclass(eq=False, slots=True)
+class Letter:
+    """A numbered message, or a Flush (`flush_id`), for an entity of a shard."""
+
+    sender: str
+    shard: str
+    entity: str
+    seq: int
+    origin: NodeId
+    flush_id: int = 0
+    size: int = 10
+    expired: bool = False
+    hops: int = 0
+    at: NodeId | None = None
+    """The process that has it, or to which it is on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Answer to a Flush."""
+
+    shard: str
+    flush_id: int
+
+
+@dataclass(slots=True)
+class Shard:
+    """A shard on a process: one mailbox is enough to tell order by."""
+
+    fence: int
+    ready: bool = False
+    stopping: bool = False
+    mailbox: deque[Letter] = field(default_factory=deque)
+    busy: bool = False
+    leaves: bool = False
+    """What is in the mailbox now is not handled here any more."""
+
+
+class Process:
+    """A node (`hosts`) or a client."""
+
+    def __init__(self, net: Net, me: NodeId, name: str, hosts: bool) -> None:
+        self.net, self.me, self.name, self.hosts = net, me, name, hosts
+        self.region = ShardRegion("t", me if hosts else None, net.layout, net.settings)
+        self.coordinator: Coordinator | None = None
+        self.coordinator_at: NodeId | None = None
+        self.routes: dict[str, NodeId | None] = {}
+        self.arrivals: dict[str, NodeId | bool] = {}
+        self.shards: dict[str, Shard] = {}
+        self.alive = True
+        self.leaving = False
+        self.epoch = 0
+        self.drained = False
+        self._wake: dict[str, float] = {}
+
+    # What happens to it.
+
+    def tell(self, letter: Letter) -> None:
+        letter.at = self.me
+        node = self.routes.get(letter.shard)
+        if node is None:
+            self.into_region(ev.Deliver(letter.shard, letter))
+        else:
+            self.pass_on(letter, node)
+
+    def arrive(self, sender: NodeId, item: object) -> None:
+        match item:
+            case Letter():
+                let_in = self.arrivals.get(item.shard, False)
+                if let_in is True or let_in == sender:
+                    self.accept(item)
+                else:
+                    self.into_region(ev.Deliver(item.shard, item, sender, item.hops - 1))
+            case Echo(shard, flush_id):
+                self.into_region(ev.FlushDone(shard, flush_id))
+            case _:
+                asks = isinstance(item, GetShardHome) and sender in self.net.members
+                if isinstance(item, TO_COORDINATOR) or asks:
+                    self.into_coordinator(ev.MessageReceived(sender, item))
+                else:
+                    self.into_region(ev.MessageReceived(sender, item))
+
+    def into_region(self, event: ev.RegionEvent) -> None:
+        if self.alive:
+            self.net.trace(self, event)
+            self.perform(self.region.handle(event, self.net.now))
+            self.wake("region")
+
+    def into_coordinator(self, event: ev.CoordinatorEvent) -> None:
+        if self.alive and self.coordinator is not None:
+            self.net.trace(self, event)
+            self.perform(self.coordinator.handle(event, self.net.now))
+            self.wake("coordinator")
+
+    def wake(self, which: str) -> None:
+        """Be there when the machine's deadline comes; a turn ends after what else happens now."""
+        machine = self.region if which == "region" else self.coordinator
+        due = machine.deadline() if machine is not None and self.alive else None
+        if machine is None or due is None or self._wake.get(which, float("inf")) <= due:
+            return
+        self._wake[which] = due
+        self.net.at(max(due, self.net.now), lambda: self._tick(which, due))
+
+    def _tick(self, which: str, due: float) -> None:
+        if self._wake.get(which) != due:
+            return
+        del self._wake[which]
+        machine = self.region if which == "region" else self.coordinator
+        if not self.alive or machine is None:
+            return
+        at = machine.deadline()
+        if at is not None and at <= self.net.now:
+            self.perform(machine.tick(self.net.now))
+        self.wake(which)
+
+    # What it does.
+
+    def perform(self, effects: Sequence[ev.RegionEffect | ev.CoordinatorEffect]) -> None:
+        for effect in effects:
+            self.net.trace(self, effect)
+            self._perform(effect)
+
+    def _perform(self, effect: ev.RegionEffect | ev.CoordinatorEffect) -> None:
+        net = self.net
+        match effect:
+            case ev.SendCoordinator(message):
+                if self.coordinator_at is not None:
+                    net.send(self.me, self.coordinator_at, message)
+            case ev.Send(to, message):
+                net.send(self.me, to, message)
+            case ev.SetRoute(shard, node):
+                self.routes[shard] = node
+            case ev.SetArrivals(shard, local, via):
+                self.arrivals[shard] = via if local and via is not None else local
+            case ev.Release(_, node, envelopes):
+                for letter in envelopes:
+                    assert isinstance(letter, Letter)
+                    self.pass_on(letter, node)
+            case ev.SendFlush(shard, node, flush_id):
+                self.pass_on(Letter("", shard, "", 0, self.me, flush_id), node)
+                net.at(net.now + 60, lambda: self._flush_overdue(shard, flush_id))
+            case ev.StartShard(shard, fence):
+                net.on_start(self, shard, fence)
+                self.shards[shard] = Shard(fence)
+                net.at(net.now + net.dice.uniform(0, 0.1), lambda: self._ready(shard, fence))
+            case ev.StopShard(shard, _):
+                self.shards[shard].stopping = True
+                self.shards[shard].leaves = net.dice.random() < net.leaving_mail
+                self._work(shard)
+            case ev.Reject(_, letter, reason):
+                assert isinstance(letter, Letter)
+                net.on_reject(letter, reason)
+            case ev.Drained():
+                self.drained = True
+            case ev.Note(kind, detail):
+                if kind == "epoch_claimed":
+                    self.epoch = int(detail)
+                    net.on_reign(self.epoch)
+                net.notes[kind] = net.notes.get(kind, 0) + 1
+            case ev.Stop():
+                self.coordinator = None
+                net.on_coordinator_stop(self)
+            case ev.ShardsStopped(shards):
+                net.on_shards_stopped(shards)
+            case ev.LoadTable() | ev.ClaimEpoch() | ev.Persist():
+                net.store.do(self, effect)
+
+    def _flush_overdue(self, shard: str, flush_id: int) -> None:
+        self.into_region(ev.FlushDone(shard, flush_id))
+
+    def pass_on(self, letter: Letter, node: NodeId) -> None:
+        if node == self.me:
+            self.accept(letter)
+        else:
+            letter.hops += 1
+            letter.at = node
+            self.net.send(self.me, node, letter)
+
+    # Shards and entities.
+
+    def accept(self, letter: Letter) -> None:
+        if letter.flush_id:
+            self.net.send(self.me, letter.origin, Echo(letter.shard, letter.flush_id))
+            return
+        shard = self.shards.get(letter.shard)
+        assert shard is not None, "let in without a shard"
+        assert shard.ready, "let in before the shard is ready"
+        assert not shard.stopping, "let in after the shard stopped"
+        shard.mailbox.append(letter)
+        self._work(letter.shard)
+
+    def _ready(self, shard: str, fence: int) -> None:
+        here = self.shards.get(shard)
+        if self.alive and here is not None and here.fence == fence and not here.stopping:
+            here.ready = True
+            self.into_region(ev.ShardReady(shard))
+
+    def _work(self, name: str) -> None:
+        shard = self.shards[name]
+        if shard.busy:
+            return
+        if shard.mailbox and not shard.leaves:
+            shard.busy = True
+            self.net.at(
+                self.net.now + self.net.dice.uniform(0, self.net.work_s), lambda: self._step(name)
+            )
+        elif shard.stopping:
+            shard.busy = True
+            self.net.at(self.net.now + self.net.dice.uniform(0, 0.05), lambda: self._down(name))
+
+    def _step(self, name: str) -> None:
+        if self.alive:
+            shard = self.shards[name]
+            shard.busy = False
+            self.net.on_handled(self, shard.mailbox.popleft(), shard.fence)
+            self._work(name)
+
+    def _down(self, name: str) -> None:
+        if self.alive:
+            left = tuple(self.shards.pop(name).mailbox)
+            self.net.left += len(left)
+            self.into_region(ev.ShardDown(name, left))
+
+    def rules(self) -> bool:
+        return self.coordinator is not None and self.coordinator.reign is CoordinatorState.RULING

@@ -1,0 +1,370 @@
+"""Leases: who holds one knows it, and knows in time when that is over."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from shardbus.sharding import leases as ls
+from shardbus.sharding.events import Note
+from shardbus.sharding.leases import Leases, LeaseState
+from shardbus.store.protocol import Lease
+
+TTL, RETRY = 20.0, 2.0
+LEASE = Lease("s", "me", 1)
+
+
+class Owner:
+    """One machine, told what happens; notes are kept apart from what it does."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.machine = Leases(TTL, RETRY)
+        self.notes: list[str] = []
+
+    def tell(self, *events: ls.Event) -> list[ls.Effect]:
+        effects = [e for event in events for e in self.machine.handle(event, self.now)]
+        return self.only(effects) + self.turn()
+
+    def turn(self) -> list[ls.Effect]:
+        effects: list[ls.Effect] = []
+        while (due := self.machine.deadline()) is not None and due <= self.now:
+            effects += self.machine.tick(self.now)
+        self.machine.check()
+        return self.only(effects)
+
+    def wait(self, seconds: float) -> list[ls.Effect]:
+        """Time passes, deadline by deadline."""
+        effects: list[ls.Effect] = []
+        until = self.now + seconds
+        while (due := self.machine.deadline()) is not None and due <= until:
+            self.now = max(self.now, due)
+            effects += self.turn()
+        self.now = until
+        return effects
+
+    def only(self, effects: list[ls.Effect]) -> list[ls.Effect]:
+        self.notes += [effect.kind for effect in effects if isinstance(effect, Note)]
+        return [effect for effect in effects if not isinstance(effect, Note)]
+
+
+def holder() -> Owner:
+    owner = Owner()
+    owner.tell(ls.WantLease("s"))
+    assert owner.tell(ls.LeaseGranted("s", 1, LEASE)) == [ls.LeaseHeld("s")]
+    return owner
+
+
+def test_TSU12_nothing_starts_before_the_lease_is_there() -> None:
+    owner = Owner()
+    assert owner.tell(ls.WantLease("s")) == [ls.AcquireCall("s", 1)]
+    assert owner.wait(60) == [], "one question at a time"
+    assert owner.tell(ls.LeaseGranted("s", 1, None)) == []
+    assert owner.wait(RETRY) == [ls.AcquireCall("s", 2)]
+    assert owner.tell(ls.LeaseCallFailed("s", 2)) == []
+    assert owner.wait(RETRY - 0.1) == []
+    assert owner.wait(0.1) == [ls.AcquireCall("s", 3)]
+    assert owner.tell(ls.LeaseGranted("s", 3, LEASE)) == [ls.LeaseHeld("s")]
+    assert owner.notes == ["lease_refused"], "said once, however often it is refused"
+
+
+def test_what_is_wanted_in_one_turn_is_asked_for_at_once() -> None:
+    owner = Owner()
+    asked = owner.tell(*(ls.WantLease(name) for name in "abc"), ls.WantLease("a"))
+    assert asked == [ls.AcquireCall("a", 1), ls.AcquireCall("b", 2), ls.AcquireCall("c", 3)]
+
+
+def test_all_leases_are_renewed_together_and_well_in_time() -> None:
+    owner = Owner()
+    leases = {name: Lease(name, "me", 1) for name in "abc"}
+    for ticket, name in enumerate("abc", 1):
+        owner.tell(ls.WantLease(name))
+        owner.tell(ls.LeaseGranted(name, ticket, leases[name]))
+        owner.now += 1.0
+    renewed = owner.wait(TTL / 4 - 3.0)
+    assert renewed == [ls.RenewCall(leases[name], 4 + i) for i, name in enumerate("abc")]
+    for i, name in enumerate("abc"):
+        assert owner.tell(ls.LeaseRenewed(name, 4 + i, True)) == []
+    assert len(owner.wait(TTL / 4)) == 3
+    assert owner.wait(TTL / 4) == [], "nobody has answered yet"
+
+
+def test_TSU12_a_lease_that_nobody_confirms_is_lost_in_time_to_stop() -> None:
+    owner = holder()
+    attempts: list[ls.Effect] = []
+    began = owner.now
+    while not any(isinstance(effect, ls.LeaseLost) for effect in attempts):
+        found = owner.wait(0.5)
+        attempts += found
+        for effect in found:
+            if isinstance(effect, ls.RenewCall):
+                owner.tell(ls.LeaseCallFailed("s", effect.ticket))
+    assert owner.now - began == TTL * 0.9
+    assert [type(effect) for effect in attempts] == [ls.RenewCall] * 3 + [ls.LeaseLost]
+    assert attempts[-1] == ls.LeaseLost("s", pytest.approx(TTL * 0.1))
+    assert owner.machine.state_of("s") is LeaseState.LOST
+    assert owner.notes == ["lease_lost"]
+    assert owner.tell(ls.DropLease("s")) == [ls.ReleaseCall(LEASE, 0), ls.LeaseFree("s")]
+
+
+def test_a_lease_counts_from_the_question_and_not_from_the_answer() -> None:
+    owner = holder()
+    [renew] = owner.wait(TTL / 4)
+    assert isinstance(renew, ls.RenewCall)
+    owner.wait(TTL / 2)
+    owner.tell(ls.LeaseRenewed("s", renew.ticket, True))
+    assert owner.machine.first_end == 100.0 + TTL / 4 + TTL * 0.9
+
+
+def test_an_answer_that_is_older_than_the_lease_is_none() -> None:
+    owner = Owner()
+    owner.tell(ls.WantLease("s"))
+    owner.wait(TTL * 0.95)
+    assert owner.tell(ls.LeaseGranted("s", 1, LEASE)) == [ls.AcquireCall("s", 2)]
+
+
+def test_TSU12_what_the_store_says_is_lost_is_lost_at_once() -> None:
+    owner = holder()
+    [renew] = owner.wait(TTL / 4)
+    assert isinstance(renew, ls.RenewCall)
+    assert owner.tell(ls.LeaseRenewed("s", renew.ticket, False)) == [ls.LeaseLost("s", 0.0)]
+    owner.tell(ls.DropLease("s"))
+    assert owner.tell(ls.WantLease("s")) == [ls.AcquireCall("s", renew.ticket + 1)]
+    newer = Lease("s", "me", 7)
+    assert owner.tell(ls.LeaseGranted("s", renew.ticket + 1, newer)) == [ls.LeaseHeld("s")]
+
+
+def test_who_wakes_up_late_has_nothing_left() -> None:
+    owner = holder()
+    owner.now += 10 * TTL
+    assert owner.machine.first_end is not None
+    assert owner.machine.first_end < owner.now
+    assert owner.turn() == [ls.LeaseLost("s", 0.0)], "and renews nothing"
+    assert owner.machine.first_end is None
+
+
+def test_a_lease_is_given_back_before_it_is_free() -> None:
+    owner = holder()
+    assert owner.tell(ls.DropLease("s")) == [ls.ReleaseCall(LEASE, 2)]
+    assert owner.tell(ls.DropLease("s")) == []
+    assert owner.wait(100) == [], "it is neither renewed nor lost"
+    assert owner.tell(ls.LeaseReturned("s", 2)) == [ls.LeaseFree("s")]
+    assert owner.machine.names == []
+    assert owner.machine.deadline() is None
+
+
+def test_a_lease_wanted_again_while_it_is_given_back_is_asked_for_after_that() -> None:
+    owner = holder()
+    owner.tell(ls.DropLease("s"))
+    assert owner.tell(ls.WantLease("s")) == []
+    assert owner.tell(ls.LeaseReturned("s", 2)) == [ls.LeaseFree("s"), ls.AcquireCall("s", 3)]
+    owner.tell(
+        ls.LeaseGranted("s", 3, LEASE), ls.DropLease("s"), ls.WantLease("s"), ls.DropLease("s")
+    )
+    assert owner.tell(ls.LeaseReturned("s", 4)) == [ls.LeaseFree("s")]
+
+
+def test_what_was_never_held_is_free_at_once_and_a_late_lease_is_given_back() -> None:
+    owner = Owner()
+    assert owner.tell(ls.DropLease("s")) == [ls.LeaseFree("s")]
+    owner.tell(ls.WantLease("s"))
+    assert owner.tell(ls.DropLease("s")) == [ls.LeaseFree("s")]
+    assert owner.tell(ls.LeaseGranted("s", 1, LEASE)) == [ls.ReleaseCall(LEASE, 0)]
+
+
+def test_a_late_answer_to_an_earlier_question_gives_nothing_back_that_is_wanted_again() -> None:
+    owner = Owner()
+    owner.tell(ls.WantLease("s"))
+    owner.tell(ls.DropLease("s"), ls.WantLease("s"))
+    assert owner.tell(ls.LeaseGranted("s", 1, LEASE)) == []
+    assert owner.tell(ls.LeaseGranted("s", 2, LEASE)) == [ls.LeaseHeld("s")]
+
+
+# -- two owners, one store -------------------------------------------------------------------------
+
+
+class World:
+    """Two owners that want one lease, a store that is slow or silent now and then, owners that are
+    paused, and one rule: nobody works under a lease that another one holds or works under."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice, self.now = Random(seed), 0.0
+        self.heap: list[tuple[float, int, Callable[[], None]]] = []
+        self.count = 0
+        self.holder: tuple[str, int, float] | None = None
+        self.counter = 0
+        self.silent_until = 0.0
+        self.owners = [Worker(self, name) for name in ("a", "b")]
+
+    def at(self, when: float, what: Callable[[], None]) -> None:
+        self.count += 1
+        heapq.heappush(self.heap, (when, self.count, what))
+
+    def run(self, until: float) -> None:
+        while self.heap and self.heap[0][0] <= until:
+            self.now, _, what = heapq.heappop(self.heap)
+            what()
+            self.check()
+        self.now = until
+
+    def check(self) -> None:
+        working = [owner for owner in self.owners if owner.works and not owner.asleep]
+        assert len(working) < 2, f"two work at {self.now}"
+        for owner in working:
+            assert self.holder is not None
+            assert self.holder[0] == owner.name, f"{owner.name} works without a lease"
+            assert self.now <= self.holder[2], f"{owner.name} works beyond its lease"
+
+    def ask(self, owner: Worker, effect: ls.Effect) -> None:
+        """The store hears it, does it, and answers, or only some of that."""
+        lost = self.now < self.silent_until or self.dice.random() < 0.1
+        heard = not lost or self.dice.random() < 0.5
+        there = max(self.now + self.dice.uniform(0, 0.5), owner.last)
+        owner.last = there
+        back = self.dice.uniform(0, 0.5) if self.dice.random() < 0.9 else self.dice.uniform(0, 30)
+
+        def act() -> None:
+            answer = self.apply(owner.name, effect) if heard else None
+            told = silence(effect) if lost or answer is None else answer
+            self.at(self.now + back, lambda: owner.tell(told))
+
+        self.at(there, act)
+
+    def apply(self, name: str, effect: ls.Effect) -> ls.Event:
+        free = self.holder is None or self.holder[2] <= self.now
+        match effect:
+            case ls.AcquireCall(lease, ticket):
+                if not free and self.holder and self.holder[0] != name:
+                    return ls.LeaseGranted(lease, ticket, None)
+                if free:
+                    self.counter += 1
+                self.holder = (name, self.counter, self.now + TTL)
+                return ls.LeaseGranted(lease, ticket, Lease(lease, name, self.counter))
+            case ls.RenewCall(lease, ticket):
+                kept = not free and self.holder is not None and self.holder[1] == lease.counter
+                if kept:
+                    self.holder = (name, lease.counter, self.now + TTL)
+                return ls.LeaseRenewed(lease.name, ticket, kept)
+            case ls.ReleaseCall(lease, ticket):
+                if self.holder is not None and self.holder[1] == lease.counter:
+                    self.holder = None
+                return ls.LeaseReturned(lease.name, ticket)
+            case _:
+                raise AssertionError(effect)
+
+
+def silence(effect: ls.Effect) -> ls.Event:
+    match effect:
+        case ls.AcquireCall(name, ticket):
+            return ls.LeaseCallFailed(name, ticket)
+        case ls.RenewCall(lease, ticket):
+            return ls.LeaseCallFailed(lease.name, ticket)
+        case ls.ReleaseCall(lease, ticket):
+            return ls.LeaseReturned(lease.name, ticket)
+        case _:
+            raise AssertionError(effect)
+
+
+class Worker:
+    """Works while it holds the lease; wants it, or not, as the dice fall. Paused, it neither works
+    nor hears; what comes then is heard when it wakes, after the machine's own clock."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name = world, name
+        self.machine = Leases(TTL, RETRY)
+        self.works = self.asleep = False
+        self.turns = 0
+        self.last = 0.0
+        self.late: list[Callable[[], None]] = []
+        """What happened while it was asleep."""
+
+    def tell(self, event: ls.Event) -> None:
+        if self.asleep:
+            self.late.append(lambda: self.tell(event))
+            return
+        self.look()
+        self.perform(self.machine.handle(event, self.world.now))
+
+    def look(self) -> None:
+        end = self.machine.first_end
+        if end is not None and self.world.now >= end:
+            self.perform(self.machine.tick(self.world.now))
+
+    def wake(self) -> None:
+        due, now = self.machine.deadline(), self.world.now
+        if self.asleep:
+            self.late.append(self.wake)
+        elif due is not None and due <= now:
+            self.perform(self.machine.tick(now))
+
+    def perform(self, effects: list[ls.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ls.LeaseHeld():
+                    self.works = True
+                    self.turns += 1
+                case ls.LeaseLost(_, 0.0):
+                    self.stop()
+                case ls.LeaseLost(_, left):
+                    slow = self.world.dice.uniform(0, left)
+                    self.world.at(self.world.now + slow, self.stop)
+                case ls.LeaseFree() | Note():
+                    pass
+                case _:
+                    self.world.ask(self, effect)
+        self.machine.check()
+        due = self.machine.deadline()
+        if due is not None:
+            self.world.at(max(due, self.world.now), self.wake)
+
+    def stop(self) -> None:
+        if self.asleep:
+            self.late.insert(0, self.stop)
+            return
+        self.works = False
+        self.tell(ls.DropLease("s"))
+        self.tell(ls.WantLease("s"))
+
+    def let_go(self) -> None:
+        if self.works and not self.asleep and self.machine.state_of("s") is LeaseState.HELD:
+            self.stop()
+
+    def pause(self, seconds: float) -> None:
+        """The process stands still, and looks at its leases first when it goes on."""
+        if not self.asleep:
+            self.asleep = True
+            self.world.at(self.world.now + seconds, self.go_on)
+
+    def go_on(self) -> None:
+        self.asleep = False
+        self.look()
+        late, self.late = self.late, []
+        for what in late:
+            what()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_B59_two_owners_never_work_under_one_lease_and_both_get_it(block: int) -> None:
+    for seed in range(block * 20, block * 20 + 20):
+        world = World(seed)
+        dice = world.dice
+        for owner in world.owners:
+            owner.tell(ls.WantLease("s"))
+            for _ in range(20):
+                world.at(dice.uniform(0, 600), owner.let_go)
+        for _ in range(8):
+            world.at(dice.uniform(0, 600), lambda w=world: silent(w))  # type: ignore[misc]
+            owner, seconds = dice.choice(world.owners), dice.uniform(0, 3 * TTL)
+            world.at(dice.uniform(0, 600), lambda o=owner, s=seconds: o.pause(s))  # type: ignore[misc]
+        try:
+            world.run(600)
+            assert all(owner.turns for owner in world.owners), "one got nothing"
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+
+
+def silent(world: World) -> None:
+    world.silent_until = world.now + world.dice.uniform(0, 2 * TTL)

@@ -1,0 +1,321 @@
+"""The shell of a coordinator: stores that do not answer, and what people tell it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import ConfigError, Refused, StaleFence, StoreUnavailable
+from shardbus.ids import Address, NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.strategies import External
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.messages import Home
+from shardbus.sharding.overrides import PLACES_MAX, Overrides
+from shardbus.shells.coordinator import CoordinatorShell
+from shardbus.shells.overrides import RESERVED, OverridesStore
+from shardbus.store.entity_state import EntityStates
+from shardbus.store.memory import MemoryData, MemoryStore
+from shardbus.store.protocol import Save, StoredTable
+from tests.waiting import until
+
+A, B = NodeId("a", 1, 1), NodeId("b", 1, 1)
+LAYOUT = "crc32/8"
+SETTINGS = replace(ShardingSettings(), coordinator_failure_backoff=0.01)
+
+
+class Stuck(MemoryStore):
+    """Hangs in the steps that `hangs` names; what it was asked there is in `asked`. With
+    `late`, it does first what it never confirms."""
+
+    def __init__(self, data: MemoryData | None = None) -> None:
+        super().__init__(data)
+        self.hangs: set[str] = set()
+        self.hung: list[asyncio.Future[None]] = []
+        self.asked: list[tuple[str, int]] = []
+        self.late = False
+
+    async def _hang(self, step: str, number: int) -> None:
+        self.asked.append((step, number))
+        if step in self.hangs:
+            hung = asyncio.get_running_loop().create_future()
+            self.hung.append(hung)
+            await hung
+
+    def go_on(self) -> None:
+        """Hang no more; who still waits is answered."""
+        self.hangs = set()
+        for hung in self.hung:
+            if not hung.done():
+                hung.set_result(None)
+
+    async def load_table(self, entity_type: str) -> StoredTable | None:
+        await self._hang("load", 0)
+        return await super().load_table(entity_type)
+
+    async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
+        await self._hang("claim", epoch)
+        return await super().claim_epoch(entity_type, epoch, layout)
+
+    async def write_homes(
+        self,
+        entity_type: str,
+        epoch: int,
+        homes: Mapping[str, tuple[NodeId, int] | None],
+        op_id: int,
+    ) -> None:
+        if self.late:
+            await super().write_homes(entity_type, epoch, homes, op_id)
+        await self._hang("write", op_id)
+        await super().write_homes(entity_type, epoch, homes, op_id)
+
+    async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
+        await self._hang("read", fence)
+        return await super().load_state(entity_type, entity_id, fence)
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        await self._hang("save", saves[0].fence)
+        return await super().save_states(saves)
+
+
+class Office:
+    """What a coordination needs from its node."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.sent: list[ev.Message] = []
+
+    def send(self, to: NodeId, entity_type: str, message: ev.Message) -> None:
+        self.sent.append(message)
+
+    def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
+
+    def over(self, entity_type: str) -> None: ...
+
+    def note(self, entity_type: str, note: ev.Note) -> None:
+        self.notes.append(note.kind)
+
+    def wake(self, entity_type: str, shards: list[str]) -> list[str]:
+        return []
+
+    async def start_entity(self, entity_type: str, entity_id: str) -> None: ...
+
+
+class World:
+    """One coordination over a store that gets stuck."""
+
+    def __init__(self, store: Stuck, me: NodeId = A) -> None:
+        self.store, self.office, self.me = store, Office(), me
+
+        def make() -> Coordinator:
+            return Coordinator("t", me, LAYOUT, SETTINGS, External())
+
+        directing = OverridesStore("t", EntityStates(store, me.port))
+        self.it = CoordinatorShell("t", make, store, self.office, directing, patience=0.02)
+
+    def begin(self) -> None:
+        self.it.begin(0)
+        self.it.update(ev.MembersChanged((self.me,)), 0)
+        self.it.received(self.me, msg.Register(self.me, False, LAYOUT, ()))
+
+    async def rule(self) -> None:
+        self.begin()
+        await until(lambda: self.rules, "a coordinator that rules")
+
+    async def place(self, **places: Address | None) -> Overrides:
+        return await self.it.direct(lambda told: told.placed(places))
+
+    @property
+    def rules(self) -> bool:
+        return (
+            self.it.coordinator is not None and self.it.coordinator.reign is CoordinatorState.RULING
+        )
+
+    def asked(self, step: str) -> list[int]:
+        return [number for name, number in self.store.asked if name == step]
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    store = Stuck()
+    await store.start()
+    world = World(store)
+    yield world
+    world.it.stop()
+
+
+@pytest.mark.parametrize("late", [True, False])
+async def test_S276_a_write_without_an_answer_is_tried_again_as_the_same_operation(
+    world: World, late: bool
+) -> None:
+    await world.rule()
+    world.store.hangs, world.store.late = {"write"}, late
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(lambda: len(world.asked("write")) >= 3, "three attempts")
+    assert len(set(world.asked("write"))) == 1
+    assert world.office.notes.count("persist_failed") >= 2
+    assert not any(isinstance(message, msg.HostShard) for message in world.office.sent)
+    world.store.hangs = set()
+    await until(
+        lambda: any(isinstance(message, msg.HostShard) for message in world.office.sent),
+        "the home, told once it is durable",
+    )
+    assert world.rules, "no answer is no word of another coordinator"
+
+
+@pytest.mark.parametrize("step", ["load", "claim", "read"])
+async def test_S276_a_table_that_is_not_given_is_asked_for_again(world: World, step: str) -> None:
+    world.store.hangs = {step}
+    world.begin()
+    await until(lambda: len(world.asked(step)) >= 3, "three attempts")
+    assert not world.rules
+    assert world.office.notes.count("store_failed") >= 2
+    world.store.hangs = set()
+    await until(lambda: world.rules, "a coordinator that rules")
+    assert set(world.asked("claim")) == {1}, "the claim may have worked: it is the same"
+
+
+# -- directions ------------------------------------------------------------------------------------
+
+THERE = Address("10.0.0.3", 7355)
+
+
+async def successor(world: World) -> World:
+    """A coordinator on another node that rules over the same store now."""
+    store = Stuck(world.store._held)
+    await store.start()
+    other = World(store, B)
+    await other.rule()
+    return other
+
+
+async def test_B69_what_was_told_is_stored_before_it_counts(world: World) -> None:
+    await world.rule()
+    world.store.hangs = {"save"}
+    with pytest.raises(StoreUnavailable):
+        await world.place(s1=THERE)
+    assert world.it.overrides == Overrides()
+    world.store.go_on()
+    assert (await world.place(s1=THERE)).places == {"s1": THERE}
+    assert (await world.place(s2=A.address)).places == {"s1": THERE, "s2": A.address}
+    assert (await world.place(s1=None, s9=None)).places == {"s2": A.address}
+    assert world.it.overrides.places == {"s2": A.address}
+
+
+async def test_B69_whoever_takes_over_knows_what_was_told(world: World) -> None:
+    await world.rule()
+    await world.place(s1=THERE)
+    other = await successor(world)
+    assert other.it.overrides.places == {"s1": THERE}
+    other.it.stop()
+
+
+async def test_B69_a_coordinator_that_was_replaced_is_told_nothing(world: World) -> None:
+    await world.rule()
+    other = await successor(world)
+    with pytest.raises(Refused, match="has moved"):
+        await world.place(s1=THERE)
+    other.it.stop()
+    again = await successor(world)
+    assert again.it.overrides == Overrides()
+    again.it.stop()
+    with pytest.raises(Refused):
+        await again.place(s1=THERE)
+
+
+async def test_B69_two_that_tell_at_once_both_count(world: World) -> None:
+    await world.rule()
+    await asyncio.gather(*(world.place(**{f"s{i}": THERE}) for i in range(20)))
+    assert len(world.it.overrides.places) == 20
+    other = await successor(world)
+    assert len(other.it.overrides.places) == 20
+    other.it.stop()
+
+
+async def test_B69_directions_that_cannot_be_read_count_as_none(world: World) -> None:
+    states = EntityStates(world.store, 7)
+    for broken in (b"", b"\xc1", b"\x81\xa6places\x81\xa1s\xa3???"):
+        await states.save(RESERVED, "t", 0, broken)
+        assert await OverridesStore("t", states).load(0) == Overrides()
+
+
+def test_B69_places_are_bounded() -> None:
+    places = {str(shard): THERE for shard in range(PLACES_MAX + 1)}
+    with pytest.raises(ConfigError, match="at most"):
+        Overrides().placed(places)
+    places.popitem()
+    assert len(Overrides().placed(places).placed({"0": None}).places) == PLACES_MAX - 1
+
+
+async def test_B77_a_pause_is_stored_like_a_place(world: World) -> None:
+    await world.rule()
+    await world.place(s1=THERE)
+    await world.it.direct(lambda told: told.slowed(True, 3))
+    await world.it.direct(lambda told: told.slowed(None, None))
+    other = await successor(world)
+    assert other.it.overrides == Overrides({"s1": THERE}, True, 3)
+    assert other.it.coordinator is not None
+    assert (other.it.coordinator.balance.paused, other.it.coordinator.balance.moves_in_flight) == (
+        True,
+        (0, 3),
+    )
+    other.it.stop()
+
+
+# -- stops -----------------------------------------------------------------------------------------
+
+
+async def shard_at_home(world: World) -> Home:
+    """Shard 1 runs at the coordinator's own node."""
+    await world.rule()
+    world.it.received(A, msg.GetShardHome(("1",)))
+    hosted = await until(lambda: said(world, msg.HostShard), "a home")
+    home: Home = hosted.homes[0]
+    world.it.received(A, msg.ShardStarted((home,)))
+    return home
+
+
+def said(world: World, kind: type) -> Any:
+    """The last message of that kind."""
+    return next((m for m in reversed(world.office.sent) if isinstance(m, kind)), None)
+
+
+async def test_TSU16_whoever_stops_shards_hears_when_they_have_stopped(world: World) -> None:
+    home = await shard_at_home(world)
+    both = [
+        asyncio.ensure_future(world.it.stop_shards(shards, 20.0)) for shards in (("1",), ("1", "2"))
+    ]
+    await until(lambda: said(world, msg.BeginHandOff), "the beginning")
+    world.it.received(A, msg.BeginHandOffAck(A, (home,)))
+    assert not any(one.done() for one in both)
+    world.it.received(A, msg.ShardStopped(A, (home,)))
+    assert await asyncio.gather(*both) == [[], []]
+
+
+async def test_TSU16_what_takes_longer_is_told_and_goes_on(world: World) -> None:
+    home = await shard_at_home(world)
+    assert await world.it.stop_shards(("2", "1"), 0.01) == ["1"]
+    assert world.it.coordinator is not None
+    assert world.it.coordinator.stopping == ("1",)
+    again = asyncio.ensure_future(world.it.stop_shards(("1",), 20.0))
+    world.it.received(A, msg.BeginHandOffAck(A, (home,)))
+    world.it.received(A, msg.ShardStopped(A, (home,)))
+    assert await again == []
+
+
+async def test_TSU16_a_coordinator_that_goes_answers_nobody(world: World) -> None:
+    await shard_at_home(world)
+    waits = asyncio.ensure_future(world.it.stop_shards(("1",), 20.0))
+    await until(lambda: said(world, msg.BeginHandOff), "the beginning")
+    world.it.stop()
+    with pytest.raises(Refused, match="has moved"):
+        await waits
+    with pytest.raises(Refused, match="has moved"):
+        await world.it.stop_shards(("1",), 20.0)

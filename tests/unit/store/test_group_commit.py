@@ -1,0 +1,165 @@
+"""The saves of many entities share round trips, keep their order, and fail together only with the
+store."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.store import group_commit as group_module
+from shardbus.store.group_commit import SaveGroup, op_ids
+from shardbus.store.memory import MemoryStore
+from shardbus.store.protocol import Save
+
+
+class Script(MemoryStore):
+    """A store that keeps its batches, waits at a gate, and fails as often as told, before or after
+    it wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[list[Save]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failures = 0
+        self.lose_answers = False
+        self.defect: Exception | None = None
+
+    async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
+        self.batches.append(list(saves))
+        await self.gate.wait()
+        if self.defect is not None:
+            raise self.defect
+        self.failures -= 1
+        if self.failures >= 0 and not self.lose_answers:
+            raise StoreUnavailable("away", hint="wait")
+        outcomes = await super().save_states(saves)
+        if self.failures >= 0:
+            raise StoreUnavailable("away", hint="wait")
+        return outcomes
+
+
+@pytest.fixture
+async def store() -> Script:
+    store = Script()
+    await store.start()
+    return store
+
+
+@pytest.fixture
+def group(store: Script) -> SaveGroup:
+    return SaveGroup(store, itertools.count(1), pause=0.0)
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_saves_of_one_turn_share_a_call(store: Script, group: SaveGroup) -> None:
+    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"x") for n in range(100)))
+    assert [len(batch) for batch in store.batches] == [100]
+    assert len({save.op_id for save in store.batches[0]}) == 100
+
+
+async def test_what_arrives_while_a_write_is_in_flight_shares_the_next(
+    store: Script, group: SaveGroup
+) -> None:
+    store.gate.clear()
+    saves = [asyncio.create_task(group.save("counter", "first", 1, b"x"))]
+    await turns()
+    for n in range(50):
+        saves.append(asyncio.create_task(group.save("counter", f"e-{n}", 1, b"x")))
+        await turns(1)
+    assert [len(batch) for batch in store.batches] == [1]
+    store.gate.set()
+    await asyncio.gather(*saves)
+    assert [len(batch) for batch in store.batches] == [1, 50]
+
+
+async def test_a_stale_one_fails_alone(store: Script, group: SaveGroup) -> None:
+    await store.load_state("counter", "b", 9)
+    outcomes = await asyncio.gather(
+        *(group.save("counter", entity_id, 1, b"x") for entity_id in "abc"), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(None), StaleFence, type(None)]
+
+
+async def test_batches_are_bounded(
+    store: Script, group: SaveGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_module, "BATCH_SAVES", 40)
+    monkeypatch.setattr(group_module, "BATCH_BYTES", 100)
+    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"") for n in range(100)))
+    await asyncio.gather(*(group.save("counter", f"e-{n}", 1, b"x" * 50) for n in range(3)))
+    assert [len(batch) for batch in store.batches] == [40, 40, 20, 2, 1]
+
+
+async def test_saves_of_one_entity_keep_their_order_in_batches_of_their_own(
+    store: Script, group: SaveGroup
+) -> None:
+    await asyncio.gather(*(group.save("counter", "a", 1, b"%d" % n) for n in range(5)))
+    assert [[save.data for save in batch] for batch in store.batches] == [
+        [b"0"], [b"1"], [b"2"], [b"3"], [b"4"],
+    ]  # fmt: skip
+    assert await store.load_state("counter", "a", 1) == b"4"
+
+
+@pytest.mark.parametrize("lose_answers", [False, True])
+async def test_an_absence_is_bridged_with_the_same_operation_ids(
+    store: Script, group: SaveGroup, lose_answers: bool
+) -> None:
+    store.failures, store.lose_answers = 2, lose_answers
+    await asyncio.gather(*(group.save("counter", entity_id, 1, b"x") for entity_id in "ab"))
+    assert len(store.batches) == 3
+    assert store.batches[0] == store.batches[1] == store.batches[2]
+
+
+async def test_a_store_that_stays_away_fails_every_caller_and_then_works_again(
+    store: Script, group: SaveGroup
+) -> None:
+    store.failures = 3
+    outcomes = await asyncio.gather(
+        *(group.save("counter", entity_id, 1, b"x") for entity_id in "ab"), return_exceptions=True
+    )
+    assert [str(outcome) for outcome in outcomes] == ["away; wait", "away; wait"]
+    assert outcomes[0] is not outcomes[1]
+    assert len(store.batches) == 3
+    await group.save("counter", "a", 1, b"y")
+    assert await store.load_state("counter", "a", 1) == b"y"
+
+
+async def test_a_cancelled_save_leaves_the_others_alone(store: Script, group: SaveGroup) -> None:
+    store.gate.clear()
+    saves = [asyncio.create_task(group.save("counter", entity_id, 1, b"x")) for entity_id in "abc"]
+    await turns()
+    late = asyncio.create_task(group.save("counter", "d", 1, b"x"))
+    await turns()
+    saves[1].cancel()
+    late.cancel()
+    await turns()
+    store.gate.set()
+    outcomes = await asyncio.gather(*saves, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [
+        type(None), asyncio.CancelledError, type(None),
+    ]  # fmt: skip
+    assert await store.load_state("counter", "d", 1) is None
+
+
+async def test_a_defect_of_the_store_reaches_the_callers(store: Script, group: SaveGroup) -> None:
+    store.defect = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        await group.save("counter", "a", 1, b"x")
+    store.defect = None
+    await group.save("counter", "a", 1, b"x")
+
+
+def test_operation_ids_differ_between_nodes_and_fit_63_bits() -> None:
+    ids = [list(itertools.islice(op_ids(uid), 1000)) for uid in range(10)]
+    flat = [op_id for node in ids for op_id in node]
+    assert len(set(flat)) == len(flat)
+    assert all(0 <= op_id < 2**63 for op_id in flat)

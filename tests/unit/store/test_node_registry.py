@@ -1,0 +1,54 @@
+"""The roll of the nodes that run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shardbus.ids import Address
+from shardbus.store import node_registry
+from shardbus.store.opening import open_store
+from shardbus.store.protocol import StateStore
+
+NODES = [Address("10.0.0.1", 7355), Address("::1", 7357), Address("a.b-c", 1)]
+
+
+@pytest.fixture(params=["memory", "sqlite", "redis"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[StateStore]:
+    urls = {"memory": "memory://", "sqlite": f"sqlite:///{tmp_path}/s.db"}
+    url = urls.get(request.param) or str(request.getfixturevalue("redis_url"))
+    opened = open_store(url, cluster="shop")
+    await opened.start()
+    yield opened
+    await opened.close()
+
+
+async def test_who_starts_is_enlisted_until_he_ends(store: StateStore) -> None:
+    assert await node_registry.enlisted(store) == set()
+    for node in (*NODES, NODES[0]):
+        await node_registry.enlist(store, node)
+    assert await node_registry.enlisted(store) == set(NODES)
+    await node_registry.strike(store, NODES[:1])
+    await node_registry.strike(store, NODES[:1])
+    assert await node_registry.enlisted(store) == set(NODES[1:])
+
+
+async def test_a_roll_of_many_pages_is_read_to_its_end(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_registry, "PAGE", 2)
+    for node in NODES:
+        await node_registry.enlist(store, node)
+    assert await node_registry.enlisted(store) == set(NODES)
+
+
+async def test_what_is_no_address_is_left_out(store: StateStore) -> None:
+    await store.add_remembered(
+        node_registry.RESERVED,
+        node_registry.SHARD,
+        ["nobody", "10.0.0.1:7355"],
+        node_registry.FENCE,
+    )
+    assert await node_registry.enlisted(store) == {NODES[0]}

@@ -1,0 +1,203 @@
+"""Asks: one outcome each, whatever comes first."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from shardbus import errors
+from shardbus.errors import (
+    AskTimeout,
+    EntityFailed,
+    NodeLost,
+    ReentrancyError,
+    RequestError,
+    SchemaError,
+    Unhandled,
+)
+from shardbus.transport.asks import Asks, CoarseClock, fail_of, failure
+from shardbus.wire.batch import Fail, ReplyRun
+from shardbus.wire.schema import decode_value
+
+
+class Waiter:
+    """Somebody who waits without a future."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[object] = []
+
+    def resolve(self, payload: bytes) -> None:
+        self.outcomes.append(payload)
+
+    def fail(self, error: RequestError) -> None:
+        self.outcomes.append(type(error))
+
+
+@pytest.fixture
+def clock() -> CoarseClock:
+    return CoarseClock()
+
+
+@pytest.fixture
+def asks(clock: CoarseClock) -> Asks:
+    return Asks(clock)
+
+
+def future() -> asyncio.Future[object]:
+    return asyncio.get_running_loop().create_future()
+
+
+def replies(*answers: tuple[int, bytes]) -> ReplyRun:
+    return ReplyRun([corr for corr, _ in answers], [payload for _, payload in answers])
+
+
+def later(clock: CoarseClock, ms: int) -> None:
+    clock.tick += ms // CoarseClock.TICK_MS
+
+
+async def test_answers_find_who_waits_in_any_order(asks: Asks) -> None:
+    first, second, waiter = future(), future(), Waiter()
+    a, b = asks.expect(first, decode_value, 1000), asks.expect(second, decode_value, 1000)
+    c = asks.expect(waiter, None, 1000)
+    assert len({0, a, b, c}) == 4
+    asks.on_replies(replies((c, b"raw"), (b, b"\x02"), (a, b"\x01")))
+    assert (first.result(), second.result(), waiter.outcomes) == (1, 2, [b"raw"])
+    assert not asks.entries
+
+
+async def test_who_asks_after_something_blocked_the_loop_has_all_the_time_asked_for() -> None:
+    """The clock has not moved on yet then, and leaps before the answer can come."""
+    now = 100.0
+    clock = CoarseClock()
+    clock.start(lambda: now)
+    asks = Asks(clock)
+    now += 10.0
+    answer = future()
+    asks.expect(answer, decode_value, 1000)
+    for seconds, late in ((0.0, 0), (0.9, 0), (0.3, 1)):
+        now += seconds
+        clock.move()
+        assert asks.expire("b") == late
+    assert isinstance(answer.exception(), AskTimeout)
+
+
+async def test_an_answer_for_nobody_disturbs_nobody(asks: Asks) -> None:
+    waits = future()
+    corr = asks.expect(waits, decode_value, 1000)
+    asks.on_replies(replies((corr + 1, b"\x01"), (corr, b"\x02"), (corr, b"\x03")))
+    asks.on_fail(Fail(corr, "Unhandled", "", ""))
+    assert waits.result() == 2
+
+
+async def test_an_answer_that_does_not_fit_is_a_schema_error(asks: Asks) -> None:
+    broken, whole = future(), future()
+    run = replies(
+        (asks.expect(broken, decode_value, 1000), b"\xc1"),
+        (asks.expect(whole, decode_value, 1000), b"\x01"),
+    )
+    asks.on_replies(run)
+    assert isinstance(broken.exception(), SchemaError)
+    assert whole.result() == 1
+
+
+async def test_whoever_stopped_waiting_is_left_alone(asks: Asks, clock: CoarseClock) -> None:
+    gone = [future() for _ in range(4)]
+    corrs = [asks.expect(f, decode_value, 1000) for f in gone]
+    for f in gone:
+        f.cancel()
+    asks.on_replies(replies((corrs[0], b"\x01")))
+    asks.on_fail(Fail(corrs[1], "Unhandled", "", ""))
+    asks.abandon(NodeLost("gone"))
+    assert not asks.entries
+    assert all(f.cancelled() for f in gone)
+
+
+async def test_a_deadline_is_never_early_and_comes_once(asks: Asks, clock: CoarseClock) -> None:
+    clock.tick = 1000
+    waits, waiter = future(), Waiter()
+    asks.expect(waits, decode_value, 120)
+    corr = asks.expect(waiter, None, 120)
+    later(clock, 120 + CoarseClock.TICK_MS)
+    assert asks.expire("n1") == 0
+    later(clock, CoarseClock.TICK_MS)
+    assert asks.expire("n1") == 2
+    assert isinstance(waits.exception(), AskTimeout)
+    assert "n1" in str(waits.exception())
+    assert asks.expire("n1") == 0
+    asks.on_replies(replies((corr, b"late")))
+    assert waiter.outcomes == [AskTimeout]
+
+
+async def test_a_lost_session_fails_them_all_once(asks: Asks, clock: CoarseClock) -> None:
+    waits, waiter = future(), Waiter()
+    asks.expect(waits, decode_value, 50)
+    asks.expect(waiter, None, 50)
+    asks.abandon(NodeLost("n1 is gone"))
+    later(clock, 1000)
+    assert asks.expire("n1") == 0
+    asks.abandon(NodeLost("again"))
+    assert isinstance(waits.exception(), NodeLost)
+    assert waiter.outcomes == [NodeLost]
+
+
+async def test_one_who_is_taken_is_somebody_elses_affair(asks: Asks, clock: CoarseClock) -> None:
+    waits = future()
+    corr = asks.expect(waits, decode_value, 100)
+    taken = asks.take(corr)
+    assert taken is not None
+    assert (taken.waiter, taken.decode) == (waits, decode_value)
+    assert taken.deadline == clock.after(100)
+    assert asks.take(corr) is None
+    asks.abandon(NodeLost("gone"))
+    assert not waits.done()
+
+
+KNOWN = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, RequestError) and cls is not RequestError
+]
+
+
+@pytest.mark.parametrize("cls", KNOWN)
+def test_every_request_error_arrives_as_itself(cls: type[RequestError]) -> None:
+    failed = failure(Fail(1, cls.__name__, "why", "ValueError"))
+    assert type(failed) is cls
+    assert failed.message.endswith("why")
+    assert failed.definite is cls.definite
+
+
+@pytest.mark.parametrize("name", ["ValueError", "RequestError", "ShardBusError", "annotations", ""])
+def test_any_other_name_is_a_failed_entity(name: str) -> None:
+    failed = failure(Fail(1, name, "why", ""))
+    assert isinstance(failed, EntityFailed)
+    assert (failed.type, failed.message, failed.definite) == (name, "why", False)
+
+
+def test_a_cycle_arrives_as_itself_with_its_entities() -> None:
+    cycle = (("page", "a -> b"), ("user", "é'\""), ("page", "a -> b"))
+    arrived = failure(fail_of(1, ReentrancyError(cycle)))
+    assert isinstance(arrived, ReentrancyError)
+    assert arrived.cycle == cycle
+    assert "page 'a -> b' -> user" in str(arrived)
+
+
+@pytest.mark.parametrize(
+    "detail", ["", "{}", "[]", '[["page"]]', '[["page", 1], ["page", 2]]', "["]
+)
+def test_a_cycle_that_cannot_be_read_is_a_failed_entity(detail: str) -> None:
+    failed = failure(Fail(1, "ReentrancyError", "why", detail))
+    assert isinstance(failed, EntityFailed)
+    assert (failed.type, failed.message) == ("ReentrancyError", "why")
+
+
+async def test_a_failure_reaches_a_future_and_a_waiter(asks: Asks) -> None:
+    waits, waiter = future(), Waiter()
+    make: Callable[[int], Fail] = lambda corr: Fail(corr, "Unhandled", "no", "")  # noqa: E731
+    asks.on_fail(make(asks.expect(waits, decode_value, 100)))
+    asks.on_fail(make(asks.expect(waiter, None, 100)))
+    with pytest.raises(Unhandled, match="no"):
+        waits.result()
+    assert waiter.outcomes == [Unhandled]

@@ -1,0 +1,130 @@
+"""Goodbyes are told on, ahead of what follows, once; what was under way is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from shardbus.ids import NodeId
+from shardbus.routing.pending_message import PendingMessage
+from shardbus.transport import departures
+from shardbus.transport.asks import CoarseClock
+from shardbus.transport.departures import NEWS_S, DepartureNotices
+from shardbus.transport.fragments import LARGE_WEIGHT
+from shardbus.transport.undelivered import tells_by_link
+from shardbus.wire.batch import Control, Run, decode_batch
+from shardbus.wire.control import Goodbye, decode_control
+from shardbus.wire.schema import decode_value
+from tests.unit.transport.session_pair import Side, pair, quiet
+
+ME, LEFT, HOME = NodeId("a", 1, 1), NodeId("b", 1, 2), NodeId("c", 1, 3)
+ADD = ("counter", "add")
+
+
+class World:
+    """An endpoint with links to some nodes."""
+
+    def __init__(self, *nodes: NodeId) -> None:
+        self.now, self.ended = 0.0, list[NodeId]()
+        self.sides = [Side(str(node), is_open=False) for node in nodes]
+        for side, node in zip(self.sides, nodes, strict=True):
+            side.session.tag = node
+        loop = SimpleNamespace(time=lambda: self.now)
+        endpoint: Any = SimpleNamespace(
+            node=ME,
+            loop=loop,
+            opened_here=[side.session for side in self.sides],
+            give_up=lambda node, error: self.ended.append(node),
+        )
+        self.departures = DepartureNotices(endpoint)
+
+    def said(self, at: int = 0) -> list[NodeId]:
+        """Whose goodbye was told on a link, by now."""
+        return named(list(self.sides[at].session.unacknowledged()))
+
+
+def named(runs: list[Run]) -> list[NodeId]:
+    found = [decode_control(run) for run in runs if isinstance(run, Control)]
+    return [one.node for one in found if isinstance(one, Goodbye)]
+
+
+async def test_everybody_is_told_but_the_one_who_left() -> None:
+    world = World(HOME, LEFT)
+    world.departures.tell(LEFT)
+    assert [world.said(0), world.said(1)] == [[LEFT], []]
+    assert world.ended == []
+
+
+async def test_what_is_heard_ends_its_sessions_and_is_told_on_once() -> None:
+    world = World(HOME)
+    for _ in range(3):
+        world.departures.heard(LEFT)
+    assert world.said() == [LEFT]
+    assert world.ended == [LEFT] * 3
+    world.departures.heard(ME)
+    assert world.said() == [LEFT]
+    assert world.ended == [LEFT] * 3
+
+
+async def test_a_new_link_begins_with_what_was_said_lately() -> None:
+    world, new, later = World(), Side("new"), Side("later")
+    world.departures.tell(LEFT)
+    world.now = NEWS_S - 1
+    world.departures.tell(HOME)
+    world.departures.greet(new.session)
+    world.now = NEWS_S
+    world.departures.greet(later.session)
+    assert named([run for batch in new.batches for run in batch]) == [LEFT, HOME]
+    assert named([run for batch in later.batches for run in batch]) == [HOME]
+
+
+async def test_no_message_that_is_sent_behind_it_comes_before_it() -> None:
+    """Not even where one large batch holds another up, and what follows may pass both."""
+    a, b = pair()
+    world = World()
+    world.departures.tell(LEFT)
+    a.session.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
+    a.session.tell(ADD, "large", b"behind it")
+    world.departures.greet(a.session)
+    a.session.tell(ADD, "other", b"")
+    await quiet(a, b)
+    tags = [row[1] for row in b.taker.got]
+    assert tags.index("Goodbye") < tags.index("other")
+
+
+async def test_only_so_many_are_remembered(monkeypatch: Any) -> None:
+    monkeypatch.setattr(departures, "KNOWN_MAX", 10)
+    world, new = World(), Side("new")
+    nodes = [NodeId("n", 1, uid) for uid in range(30)]
+    for node in nodes:
+        world.departures.tell(node)
+    world.departures.greet(new.session)
+    assert named([run for batch in new.batches for run in batch]) == nodes[-10:]
+
+
+async def test_what_is_not_acknowledged_is_counted_by_type_and_by_the_link_it_came_by() -> None:
+    a, b = pair()
+    clock, answer = CoarseClock(), asyncio.get_running_loop().create_future()
+    a.session.tell(ADD, "acknowledged", b"")
+    await quiet(a, b)
+    b.session.keep_alive()
+    await quiet(a, b)
+    a.has_room = False
+    a.session.tell(ADD, "own", b"")
+    PendingMessage(ADD, "17", "x", b"", 1, via=-3).send(a.session, clock)
+    a.session.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
+    a.session.flush()
+    a.session.tell(ADD, "large", b"in the lane behind it")
+    a.session.flush()
+    for via in (-3, -4):
+        PendingMessage(ADD, "17", "x", b"", 1, via=via).send(a.session, clock)
+    a.session.ask(ADD, "x", b"", 1000, answer, decode_value)
+    counts = tells_by_link(a.session.unacknowledged())
+    assert counts == {("counter", 0): 3, ("counter", -3): 2, ("counter", -4): 1}
+    a.has_room = True
+    a.session._unblock()
+    await quiet(a, b)
+    runs = [run for kind, _, _, body in a.frames if kind == 4 for run in decode_batch(body)]
+    assert runs
+    assert len(b.taker.got) == 1 + sum(counts.values()) + 1  # nothing was taken out

@@ -1,0 +1,161 @@
+"""Tells that are dropped behind the acknowledgement: senders hear how many there were, in bulk."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from shardbus.entities.context import NOBODY
+from shardbus.entities.supervision import EntityCounts
+from shardbus.errors import NodeLost
+from shardbus.routing.pending_message import PendingMessage
+from shardbus.transport.asks import CoarseClock
+from shardbus.transport.drop_reports import KEYS_MAX, LOG_EVERY_S, RefusedTells
+from shardbus.transport.drop_tallies import EVERY_TICKS, DropTallies
+from shardbus.transport.loopback import Loopback
+from shardbus.wire.batch import Control, Hello, Relayed, decode_hello, encode_body
+from shardbus.wire.control import Refusals, decode_control
+from tests.unit.transport.session_pair import Side, pair, quiet
+
+
+class Host:
+    """A node with links that tells come by."""
+
+    def __init__(self) -> None:
+        self.drops, self.sides = DropTallies(), list[Side]()
+
+    def link(self, *, listens: bool = True) -> Side:
+        here, there = pair()
+        here.session.listens = listens
+        self.sides += [here, there]
+        return here
+
+    async def told(self, side: Side) -> list[tuple[Any, ...]]:
+        """What the other end of a link has heard."""
+        await quiet(*self.sides)
+        assert side.peer is not None
+        rows = side.peer.taker.got
+        heard = [decode_control(Control(str(row[1]), "", bytes(row[2]))) for row in rows]  # type: ignore[call-overload]
+        rows.clear()
+        return [row for one in heard if isinstance(one, Refusals) for row in one.counts]
+
+
+async def test_each_link_hears_of_its_own_tells_by_type_and_reason() -> None:
+    host = Host()
+    one, other, third = host.link(), host.link(), host.link()
+    marks = [host.drops.mark(side.session) for side in (one, other, third)]
+    assert len(set(marks)) == 3
+    assert max(marks) < NOBODY
+    for _ in range(500):
+        host.drops.drop(marks[0], "a", "mailbox_full", 1)
+    host.drops.drop(marks[0], "b", "mailbox_full", 2)
+    host.drops.drop(marks[0], "a", "schema", 3)
+    host.drops.drop(marks[1], "a", "schema", 4)
+    host.drops.report(0)
+    assert await host.told(one) == [
+        ("a", "mailbox_full", 500),
+        ("b", "mailbox_full", 2),
+        ("a", "schema", 3),
+    ]
+    assert await host.told(other) == [("a", "schema", 4)]
+    assert await host.told(third) == []
+
+
+async def test_the_first_is_told_at_once_and_then_one_message_a_second() -> None:
+    host = Host()
+    side = host.link()
+    mark, heard = host.drops.mark(side.session), []
+    for tick in range(3 * EVERY_TICKS):
+        host.drops.drop(mark, "a", "schema", 1)
+        host.drops.report(tick)
+        heard.append(await host.told(side))
+    told = [tick for tick, rows in enumerate(heard) if rows]
+    assert told == [0, EVERY_TICKS, 2 * EVERY_TICKS]
+    assert sum(count for rows in heard for _, _, count in rows) == 2 * EVERY_TICKS + 1
+    host.drops.report(3 * EVERY_TICKS - 1, last=True)
+    assert await host.told(side) == [("a", "schema", EVERY_TICKS - 1)]
+
+
+async def test_who_does_not_listen_or_is_gone_is_told_nothing() -> None:
+    host = Host()
+    old, gone = host.link(listens=False), host.link()
+    marks = [host.drops.mark(old.session), host.drops.mark(gone.session)]
+    assert marks[0] == NOBODY
+    for mark in marks:
+        host.drops.drop(mark, "a", "schema", 1)
+    gone.session.close(NodeLost("x"))
+    host.drops.report(0)
+    host.drops.drop(marks[1], "a", "schema", 1)
+    assert [await host.told(old), await host.told(gone)] == [[], []]
+    assert host.drops._links == {}
+    assert host.drops.mark(gone.session) == NOBODY
+
+
+def test_only_what_has_a_mark_is_told_and_all_is_counted() -> None:
+    counts, told = EntityCounts(), list[tuple[int, str, int]]()
+    counts.tell = lambda *row: told.append(row)
+    for via in (17, 0, -1, NOBODY, NOBODY - 1):
+        counts.drop("schema", via=via)
+    counts.drop("schema", 5)
+    assert counts.dropped == {"schema": 10}
+    assert told == [(NOBODY - 1, "schema", 1)]
+
+
+async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
+    """What had to wait here has it again when it comes by the loopback; and what is on a link says
+    for whom it is."""
+    remote, got = Side("a"), list[Relayed]()
+
+    class Taker:
+        def on_relayed(self, session: object, message: Relayed) -> None:
+            got.append(message)
+
+    taker: Any = Taker()
+    loopback = Loopback("self", asyncio.get_running_loop(), CoarseClock(), taker)
+    for session in (remote.session, loopback):
+        envelope = PendingMessage(("counter", "add"), "17", "x", b"", 1, via=-7)
+        envelope.send(session, CoarseClock())
+        session.flush()
+    [[relayed]] = remote.batches
+    assert isinstance(relayed, Relayed)
+    assert (relayed.corr, relayed.via) == (0, -7)
+    assert [(message.corr, message.via) for message in got] == [(0, -7)]
+
+
+# The sender
+
+
+def test_a_sender_counts_and_says_it_once_in_a_while() -> None:
+    refused = RefusedTells()
+    assert refused.line(0.0) == ""
+    refused.hear("n1", Refusals((("line", "schema", 2), ("line", "mailbox_full", 1))))
+    line = refused.line(1.0)
+    assert "n1 dropped 2 of 'line': schema" in line
+    assert "n1 dropped 1 of 'line': mailbox_full" in line
+    refused.hear("n1", Refusals((("line", "schema", 3),)))
+    refused.hear("n2", Refusals((("line", "schema", 4),)))
+    assert refused.line(0.9 + LOG_EVERY_S) == ""
+    line = refused.line(1.0 + LOG_EVERY_S)
+    assert "n1 dropped 3" in line
+    assert "n2 dropped 4" in line
+    assert refused.line(1.0 + 2 * LOG_EVERY_S) == ""
+    assert refused.counts == {("line", "schema"): 9, ("line", "mailbox_full"): 1}
+
+
+def test_a_host_that_invents_reasons_fills_no_memory() -> None:
+    refused = RefusedTells()
+    for number in range(3 * KEYS_MAX):
+        refused.hear("n1", Refusals((("line", str(number), 1),)))
+    assert len(refused.counts) == KEYS_MAX + 1
+    assert sum(refused.counts.values()) == 3 * KEYS_MAX
+    assert refused.line(0.0).count("dropped") == KEYS_MAX
+
+
+# The wire
+
+
+def test_an_older_peer_does_not_listen_and_a_newer_one_is_understood_by_it() -> None:
+    new = Hello("shop", "client#1", None, 1, listens=True)
+    assert decode_hello(encode_body(new)) == new
+    assert not decode_hello(encode_body(["shop", "client#1", None, 1])).listens
+    assert decode_hello(encode_body(["shop", "client#1", None, 1, True, "more"])) == new

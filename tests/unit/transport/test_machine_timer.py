@@ -1,0 +1,31 @@
+"""One timer for one machine."""
+
+from __future__ import annotations
+
+import asyncio
+
+from shardbus.transport.machine_timer import MachineTimer
+from tests.waiting import turns, until
+
+
+async def test_it_ticks_at_the_deadline_and_again_at_the_next() -> None:
+    loop = asyncio.get_running_loop()
+    deadlines, ticked = [loop.time(), loop.time() + 0.01], []
+
+    def tick() -> None:
+        ticked.append(deadlines.pop(0))
+
+    MachineTimer(lambda: deadlines[0] if deadlines else None, tick).arm()
+    await until(lambda: not deadlines, "two ticks")
+    assert ticked == sorted(ticked)
+    assert len(ticked) == 2
+
+
+async def test_what_is_stopped_cannot_be_armed_again() -> None:
+    due, ticked = asyncio.get_running_loop().time(), []
+    machine_timer = MachineTimer(lambda: due, lambda: ticked.append(1))
+    machine_timer.arm()
+    machine_timer.stop()
+    machine_timer.arm()
+    await turns(20)
+    assert ticked == []

@@ -1,0 +1,341 @@
+"""Real sockets have the options that the tables name; endpoints greet, refuse and survive noise."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import zmq
+
+from shardbus.errors import ConfigError, EntityFailed, NodeLost
+from shardbus.ids import Address, NodeId
+from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.network import ZmqNetwork
+from shardbus.transport.zmq.sockets import (
+    DEALER,
+    ROUTER,
+    bind_router,
+    connect_dealer,
+    require_libzmq,
+)
+from shardbus.wire.batch import (
+    PROTOCOL_VERSION,
+    FrameType,
+    Hello,
+    TellRun,
+    cluster_tag,
+    encode_batch,
+    encode_body,
+    pack_header,
+    read_header,
+)
+from shardbus.wire.schema import decode_value
+from tests.ports import free_port
+from tests.unit.transport.session_pair import Taker
+from tests.waiting import until
+
+ADD = ("counter", "add")
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield context
+    context.destroy(0)
+
+
+def settings(sock: zmq.Socket[bytes], options: dict[int, int]) -> dict[int, object]:
+    return {o: sock.getsockopt(o) for o in options if o != zmq.ROUTER_MANDATORY}
+
+
+def readable(options: dict[int, int]) -> dict[int, int]:
+    """ROUTER_MANDATORY can be set and not read."""
+    return {o: v for o, v in options.items() if o != zmq.ROUTER_MANDATORY}
+
+
+def test_a_router_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    router = bind_router(context, "127.0.0.1", free_port(), b"n1")
+    assert settings(router, ROUTER) == readable(ROUTER)
+    assert router.getsockopt(zmq.ROUTING_ID) == b"n1"
+    with pytest.raises(zmq.ZMQError) as refused:
+        router.send_multipart((b"nobody", b""), zmq.NOBLOCK)
+    assert refused.value.errno == zmq.EHOSTUNREACH
+
+
+def test_a_dealer_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    dealer = connect_dealer(context, "127.0.0.1", free_port())
+    assert settings(dealer, DEALER) == readable(DEALER)
+    assert dealer.getsockopt(zmq.ROUTING_ID) == b""  # the ROUTER draws one for each connection
+
+
+@pytest.mark.parametrize("options", [ROUTER, DEALER])
+def test_the_tables_leave_no_dangerous_default(options: dict[int, int]) -> None:
+    bounds = {zmq.LINGER, zmq.MAXMSGSIZE, zmq.HANDSHAKE_IVL, zmq.SNDHWM, zmq.RCVHWM}
+    beats = {zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL}
+    assert bounds | beats <= options.keys()
+    assert zmq.ROUTER_HANDOVER not in options
+
+
+def test_a_taken_port_says_what_to_do(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}.*--port"):
+            bind_router(context, "127.0.0.1", port, b"n1")
+
+
+def test_a_library_with_known_holes_is_refused() -> None:
+    require_libzmq((4, 3, 5))
+    require_libzmq((5, 0, 0))
+    with pytest.raises(ConfigError, match=r"libzmq 4\.3\.4 is too old: 4\.3\.5 is needed"):
+        require_libzmq((4, 3, 4))
+
+
+def test_an_address_of_version_6(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    dealer = connect_dealer(context, "::1", free_port())
+    assert dealer.getsockopt(zmq.IPV6) == 1
+
+
+# Endpoints
+
+
+class Ends:
+    """Endpoints of one test, closed at its end."""
+
+    def __init__(self) -> None:
+        self.all: list[Endpoint] = []
+        self.takers: list[Taker] = []
+        self.refusals: list[str] = []
+        self.lost: list[str] = []
+
+    def node(self, cluster: str = "shop", port: int = 0, uid: int = 1) -> Endpoint:
+        me = NodeId("127.0.0.1", port or free_port(), uid)
+        taker = Taker()
+        end = Endpoint(cluster, str(me), uid, taker, node=me, on_membership=lambda node, body: None)
+        end.start("127.0.0.1", me.port)
+        self.all.append(end)
+        self.takers.append(taker)
+        return end
+
+    def kill(self, end: Endpoint) -> None:
+        """What a process that is killed does: its sockets go, and it says nothing."""
+        self.all.remove(end)
+        assert end._timer is not None
+        assert isinstance(end.network, ZmqNetwork)
+        end._timer.cancel()
+        if end.incoming.door is not None:
+            end.incoming.door.close()
+        end.network.context.destroy(0)
+
+    def client(self, cluster: str = "shop", uid: int = 99) -> Endpoint:
+        end = Endpoint(
+            cluster,
+            f"client#{uid:x}",
+            uid,
+            Taker(),
+            on_refused=self.refusals.append,
+            on_lost=lambda session, unsent: self.lost.append(session.name),
+        )
+        end.start()
+        self.all.append(end)
+        return end
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[Ends]:
+    ends = Ends()
+    yield ends
+    for end in ends.all:
+        end.close()
+
+
+def address(end: Endpoint) -> Address:
+    assert end.node is not None
+    return end.node.address
+
+
+async def ask(end: Endpoint, to: Endpoint, payload: bytes) -> object:
+    waits: asyncio.Future[object] = end.loop.create_future()
+    session = end.session_to(address(to), probe=True)
+    session.ask(ADD, "x", payload, 10_000, waits, decode_value)
+    return await waits
+
+
+async def test_a_client_asks_a_node(ends: Ends) -> None:
+    node, client = ends.node(), ends.client()
+    assert await ask(client, node, b"\x07") == 7
+    assert client.session_to(address(node)).tag == node.node
+    assert node.clients == 1
+    client.session_to(address(node)).finish()
+    await until(lambda: node.clients == 0, "the goodbye")
+
+
+async def test_two_nodes_talk_both_ways(ends: Ends) -> None:
+    a, b = ends.node(), ends.node(uid=2)
+    assert await asyncio.gather(ask(a, b, b"\x01"), ask(b, a, b"\x02")) == [1, 2]
+    assert a.clients == b.clients == 0
+
+
+async def test_another_cluster_is_refused(ends: Ends) -> None:
+    node, stranger = ends.node(), ends.client("shed")
+    session = stranger.session_to(address(node), probe=True)
+    await until(lambda: session.lost, "the refusal")
+    assert ends.refusals == ["this is cluster 'shop', not 'shed'"]
+
+
+async def test_only_the_incarnation_that_was_meant_will_do(ends: Ends) -> None:
+    old, client = ends.node(), ends.client()
+    meant = old.node
+    await ask(client, old, b"\x01")
+    old.close()
+    ends.all.remove(old)
+    port = address(old).port
+    new = await until(lambda: _started(ends, port), "the port")
+    session = client.session_to(address(new), meant)
+    await until(lambda: session.lost, "the loss of the old incarnation")
+    assert isinstance(session.lost, NodeLost)
+    assert await ask(client, new, b"\x02") == 2
+
+
+def _started(ends: Ends, port: int) -> Endpoint | None:
+    try:
+        return ends.node(port=port, uid=2)
+    except ConfigError:
+        return None
+
+
+async def test_a_process_that_ended_is_found_by_its_clients(ends: Ends) -> None:
+    node, client = ends.node(), ends.client()
+    await ask(client, node, b"\x01")
+    session = client.session_to(address(node))
+    ends.takers[0].answers = False
+    waits = asyncio.ensure_future(ask(client, node, b"\x02"))
+    await until(lambda: len(ends.takers[0].got) == 2, "the second ask")
+    ends.kill(node)
+    with pytest.raises(NodeLost):
+        await waits
+    assert session.lost is not None
+    assert len(ends.lost) == 1
+
+
+async def test_a_node_that_is_dropped_ends_its_sessions(ends: Ends) -> None:
+    a, b = ends.node(), ends.node(uid=2)
+    await ask(a, b, b"\x01")
+    await ask(b, a, b"\x01")
+    assert b.node is not None
+    mine = a.session_to(address(b))
+    a.drop(b.node, NodeLost("b is gone"))
+    assert mine.lost is not None
+    assert a.sessions() == []
+    assert await ask(a, b, b"\x02") == 2  # the process lives, and a new session may be opened
+
+
+def header(
+    end: Endpoint, kind: int, *, cluster: str = "shop", version: int = PROTOCOL_VERSION
+) -> bytes:
+    return pack_header(version, kind, cluster_tag(cluster), 5, end.uid, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ([b""], "malformed"),
+        ([b"", b"", b""], "malformed"),
+        ([b"noise", b""], "malformed"),
+        (["version", b""], "malformed"),
+        (["hello", b"\xc1"], "malformed"),
+        (["hello", b"\x94\xa4shop\xa1\xff\xc0\x01"], "malformed"),
+        (["data", b""], "no_session"),
+        (["membership", b"\xc1"], "malformed"),
+    ],
+    ids=range(8),
+)
+async def test_noise_is_counted_and_disturbs_nobody(
+    ends: Ends, context: zmq.Context[zmq.Socket[bytes]], parts: list[bytes | str], reason: str
+) -> None:
+    node, client = ends.node(), ends.client()
+    heads = {
+        "version": header(node, FrameType.HELLO, version=9),
+        "hello": header(node, FrameType.HELLO),
+        "data": header(node, FrameType.DATA),
+        "membership": header(node, FrameType.MEMBERSHIP),
+    }
+    stranger = connect_dealer(context, "127.0.0.1", address(node).port)
+    stranger.send_multipart([heads[part] if isinstance(part, str) else part for part in parts])
+    await until(lambda: node.dropped_frames, "the count")
+    assert node.dropped_frames == {reason: 1}
+    assert await ask(client, node, b"\x07") == 7
+    stranger.close(0)
+
+
+async def test_an_answer_over_the_limit_does_not_break_the_link(ends: Ends) -> None:
+    node, client = ends.node(), ends.client()
+    taker = ends.takers[0]
+    taker.answers = False
+    big = asyncio.ensure_future(ask(client, node, b"\x01"))
+    await until(lambda: taker.got, "the ask")
+    [session] = node.sessions()
+    session.reply(1, bytes(20 * 1024 * 1024))
+    with pytest.raises(EntityFailed, match="at most"):
+        await big
+    taker.answers = True
+    assert await ask(client, node, b"\x02") == 2
+
+
+# Incarnations
+
+
+async def test_frames_for_an_earlier_incarnation_reach_nobody(
+    ends: Ends, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    """Not even over a connection that has said who it is; it hears that the one it means is
+    gone."""
+    node = ends.node(uid=2)
+    stranger = connect_dealer(context, "127.0.0.1", address(node).port)
+    hello = encode_body(Hello("shop", "client#5", None, 1))
+    stranger.send_multipart(
+        [pack_header(PROTOCOL_VERSION, FrameType.HELLO, node.tag, 5, 0, 0, 0), hello]
+    )
+    await until(lambda: node.clients == 1, "the session")
+    tell = encode_batch([TellRun("counter", "add", ["x"], [b""])])
+    for meant in (1, 2):
+        head = pack_header(PROTOCOL_VERSION, FrameType.DATA, node.tag, 5, meant, 1, 0)
+        stranger.send_multipart([head, tell])
+    await until(lambda: ends.takers[0].got, "what was for this one")
+    assert ends.takers[0].got == [("tell", "x", b"")]
+    assert node.dropped_frames == {"no_session": 1}
+    kinds = [read_header(stranger.recv_multipart()[0]).kind for _ in range(2)]
+    assert kinds == [FrameType.WELCOME, FrameType.REFUSED]
+    stranger.close(0)
+
+
+async def test_a_hello_of_an_earlier_session_is_late(
+    ends: Ends, context: zmq.Context[zmq.Socket[bytes]]
+) -> None:
+    node = ends.node()
+    stranger = connect_dealer(context, "127.0.0.1", address(node).port)
+    for session in (2, 1):
+        hello = encode_body(Hello("shop", "client#5", None, session))
+        head = pack_header(PROTOCOL_VERSION, FrameType.HELLO, node.tag, 5, 0, 0, 0)
+        stranger.send_multipart([head, hello])
+    await until(lambda: node.dropped_frames, "the second hello")
+    assert node.dropped_frames == {"late_hello": 1}
+    assert node.clients == 1
+    stranger.close(0)
+
+
+async def test_a_process_that_comes_back_to_its_port_is_heard_every_time(ends: Ends) -> None:
+    port, client = free_port(), ends.client()
+    for uid in range(2, 22):
+        node = await until(lambda: _again(ends, port, uid), "the port")  # noqa: B023
+        assert await ask(client, node, b"\x07") == 7
+        ends.kill(node)
+        await until(lambda: len(ends.lost) == uid - 1, "the loss")  # noqa: B023
+
+
+def _again(ends: Ends, port: int, uid: int) -> Endpoint | None:
+    try:
+        return ends.node(port=port, uid=uid)
+    except ConfigError:
+        return None

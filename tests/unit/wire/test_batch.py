@@ -1,0 +1,212 @@
+"""Frames and batches: what is written is read back, and nothing but RemoteProtocolError comes of
+what is not ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.wire import batch
+from shardbus.wire.batch import (
+    AskRun,
+    Control,
+    Fail,
+    Flush,
+    Hello,
+    LinkWelcome,
+    MembershipFrame,
+    RefusedBody,
+    Relayed,
+    ReplyRun,
+    Run,
+    TellRun,
+    cluster_tag,
+    decode_batch,
+    decode_hello,
+    decode_membership,
+    decode_refused,
+    decode_welcome,
+    encode_batch,
+    encode_body,
+    pack_header,
+    read_header,
+)
+
+NODE = NodeId("10.0.0.1", 7355, 2**64 - 1)
+RUNS: list[Run] = [
+    TellRun("counter", "add", ["a", "é"], [b"\x91\x01", b""]),
+    AskRun("counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63]),
+    AskRun("counter", "add", 5000, ["a"], [b"\x90"], [3], (("page", "é", 2**62), ("user", "b", 1))),
+    ReplyRun([1, 2], [b"\xc0", b""]),
+    Fail(7, "EntityFailed", "division by zero", "ZeroDivisionError"),
+    Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3),
+    Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3, (("page", "é", 2**62),)),
+    Relayed("counter", "17", "a", "", b"\xc0", 0, 0, 3, (), -7),
+    Control("Register", "counter", b"\x80"),
+    Flush("counter", "17", 4, 60_000, 1),
+]
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: type(run).__name__)
+def test_each_run_is_read_back(run: Run) -> None:
+    assert decode_batch(encode_batch([run])) == [run]
+
+
+def test_runs_keep_their_order() -> None:
+    assert decode_batch(encode_batch(RUNS + RUNS)) == RUNS + RUNS
+    assert decode_batch(encode_batch([])) == []
+
+
+def test_another_implementation_of_messagepack_reads_it() -> None:
+    read = msgpack.unpackb(encode_batch(RUNS))
+    assert read == [
+        [0, "counter", "add", ["a", "é"], [b"\x91\x01", b""]],
+        [1, "counter", ":Move", 5000, ["a", "b"], [b"\x90", b"x" * 300], [1, 2**63], []],
+        [
+            *[1, "counter", "add", 5000, ["a"], [b"\x90"], [3]],
+            [["page", "é", 2**62], ["user", "b", 1]],
+        ],
+        [2, [1, 2], [b"\xc0", b""]],
+        [3, 7, "EntityFailed", "division by zero", "ZeroDivisionError"],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [], 0],
+        [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]], 0],
+        [4, "counter", "17", "a", "", b"\xc0", 0, 0, 3, [], -7],
+        [5, "Register", "counter", b"\x80"],
+        [6, "counter", "17", 4, 60_000, 1],
+    ]
+    assert decode_batch(msgpack.packb(read)) == RUNS
+
+
+def test_runs_of_a_build_without_chains_are_read() -> None:
+    ask, relayed = AskRun("t", "m", 1, ["a"], [b""], [1]), Relayed("t", "1", "a", "m", b"", 1, 2, 3)
+    asked, sent_on = msgpack.unpackb(encode_batch([ask, relayed]))
+    for old in (sent_on[:-2], sent_on[:-1]):  # without the link that it came by
+        assert decode_batch(msgpack.packb([asked[:-1], old])) == [ask, relayed]
+
+
+def test_a_build_without_chains_reads_these_runs() -> None:
+    class OldAsk(msgspec.Struct, array_like=True, tag_field="op", tag=1):
+        type: str
+        method: str
+        timeout_ms: int
+        ids: list[str]
+        payloads: list[bytes]
+        corrs: list[int]
+
+    run = AskRun("t", "m", 1, ["a"], [b""], [1], (("t", "b", 5),))
+    [old] = msgspec.msgpack.decode(encode_batch([run]), type=list[OldAsk])
+    assert old.corrs == [1]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        [0, "t", "m", ["a"], []],
+        [0, "t", "m", [], [b""]],
+        [1, "t", "m", 1, ["a"], [b""], []],
+        [1, "t", "m", 1, ["a"], [], [1]],
+        [1, "t", "m", 1, [], [b""], [1]],
+        [2, [1], []],
+        [2, [], [b""]],
+    ],
+)
+def test_columns_of_different_length_are_refused(run: list[object]) -> None:
+    with pytest.raises(RemoteProtocolError, match="differ in length"):
+        decode_batch(msgpack.packb([[5, "T", "t", b""], run]))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\x91",
+        b"\xc1",
+        msgpack.packb({}),
+        msgpack.packb([[7, "t"]]),
+        msgpack.packb([[0, "t", "m", ["a"]]]),
+        msgpack.packb([[0, 1, "m", [], []]]),
+        msgpack.packb([[0, "t", "m", ["a"], ["text, not bytes"]]]),
+        msgpack.packb([[2, [-1.5], [b""]]]),
+        msgpack.packb([]) + b"\x00",
+        b"\xdd\xff\xff\xff\xff",
+        b"\x91\x95\x00\xdb\xff\xff\xff\xff",
+        b"\x91" * 100_000,
+        msgpack.packb([[0, "t", "m", [], []]] * (batch.RUNS_MAX + 1)),
+        b"\x91\x95\x00\xa1\xff\xa1m\x90\x90",
+        msgpack.packb([[1, "t", "m", 1, [], [], [], [["t", "a", 1]] * (batch.CHAIN_MAX + 1)]]),
+        msgpack.packb([[1, "t", "m", 1, [], [], [], [["t", "a"]]]]),
+    ],
+    ids=range(17),
+)
+def test_what_does_not_fit_is_refused(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(body)
+
+
+BODIES: list[tuple[Callable[[bytes], Any], Any]] = [
+    (decode_hello, Hello("shop", f"{NODE}/3", NODE, 3)),
+    (decode_hello, Hello("shop", "client#1", None, 1)),
+    (decode_welcome, LinkWelcome(NODE, True)),
+    (decode_refused, RefusedBody("another cluster", False)),
+    (decode_membership, MembershipFrame(NODE, b"\x00\xff")),
+]
+
+
+@pytest.mark.parametrize(("decode", "body"), BODIES)
+def test_the_other_bodies_are_read_back(decode: Callable[[bytes], Any], body: Any) -> None:
+    assert decode(encode_body(body)) == body
+    fields = msgpack.unpackb(encode_body(body))
+    for wrong in (b"", b"\xc0", msgpack.packb(fields[:1]), msgpack.packb([*fields[:-1], [[]]])):
+        with pytest.raises(RemoteProtocolError):
+            decode(wrong)
+
+
+def test_a_header_is_read_back() -> None:
+    frame = pack_header(1, 4, cluster_tag("shop"), 2**64 - 1, 3, 2**40, 7)
+    assert len(frame) == batch.HEADER_BYTES
+    header = read_header(frame)
+    assert msgspec.structs.astuple(header) == (4, cluster_tag("shop"), 2**64 - 1, 3, 2**40, 7)
+
+
+@given(st.binary(max_size=2 * batch.HEADER_BYTES))
+def test_a_header_of_another_size_or_version_is_refused(frame: bytes) -> None:
+    if len(frame) == batch.HEADER_BYTES and frame[0] == batch.PROTOCOL_VERSION:
+        read_header(frame)
+        return
+    with pytest.raises(RemoteProtocolError):
+        read_header(frame)
+
+
+DECODERS = st.sampled_from(
+    [decode_batch, decode_hello, decode_welcome, decode_refused, decode_membership]
+)
+LIKELY = st.recursive(
+    st.integers(0, 9) | st.binary(max_size=4) | st.text(max_size=4) | st.none(),
+    lambda inner: st.lists(inner, max_size=6),
+    max_leaves=20,
+)
+
+
+@given(DECODERS, st.binary(max_size=200) | LIKELY.map(msgpack.packb))
+@example(decode_hello, b"\x94\xa1\xff\xa0\xc0\x01")
+def test_noise_is_read_or_refused(decode: Callable[[bytes], Any], body: bytes) -> None:
+    with suppress(RemoteProtocolError):
+        decode(body)
+
+
+@given(st.data())
+def test_a_damaged_batch_is_read_or_refused(data: st.DataObject) -> None:
+    body = bytearray(encode_batch(RUNS))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(RemoteProtocolError):
+        decode_batch(bytes(body[: data.draw(st.integers(0, len(body)))]))

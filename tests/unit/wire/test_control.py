@@ -1,0 +1,91 @@
+"""Control messages: every class is read back, newer fields are ignored, noise is refused."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import fields
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership.singleton import messages as handover
+from shardbus.sharding import messages
+from shardbus.sharding.messages import MESSAGES, Home
+from shardbus.wire.batch import Control
+from shardbus.wire.control import (
+    Describe,
+    Members,
+    Refusals,
+    TypeInfo,
+    decode_control,
+    encode_control,
+)
+
+A, B = NodeId("10.0.0.1", 7355, 2**64 - 1), NodeId("::1", 1, 0)
+HOMES = (Home("17", A, 3), Home("ü", B, 2**40))
+VALUES: dict[str, object] = {
+    "node": A,
+    "coordinator": B,
+    "proxy": True,
+    "layout": "crc32/100",
+    "hosted": HOMES,
+    "homes": HOMES,
+    "epoch": 7,
+    "reason": "because",
+    "behind": HOMES,
+    "left": ("1",),
+    "loads": {"17": 0.5, "ü": 2e6},
+    "shards": ("1", "2"),
+}
+EXAMPLES: list[object] = [
+    cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
+    for cls in (*MESSAGES, *handover.MESSAGES)
+] + [
+    Describe(),
+    TypeInfo(True, "crc32/100", 100),
+    Members((A, B)),
+    Members((), (A,)),
+    Refusals((("t", "schema", 3),)),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda m: type(m).__name__)
+def test_TSU20_each_message_is_read_back(message: object) -> None:
+    control = encode_control("counter", message)
+    assert (control.tag, control.type) == (type(message).__name__, "counter")
+    assert decode_control(control) == message
+
+
+def test_a_field_of_a_newer_node_is_ignored() -> None:
+    body = msgpack.packb({"shards": ["1"], "priority": 3})
+    assert decode_control(Control("GetShardHome", "t", body)) == messages.GetShardHome(("1",))
+
+
+@pytest.mark.parametrize(
+    ("tag", "body"),
+    [
+        ("Nothing", b"\x80"),
+        ("__class__", b"\x80"),
+        ("GetShardHome", b""),
+        ("GetShardHome", b"\x80"),
+        ("GetShardHome", msgpack.packb({"shards": 1})),
+        ("GetShardHome", b"\x81\xa6shards\x91\xa1\xff"),
+        ("Register", msgpack.packb({"node": ["h", 1], "proxy": False, "layout": "", "hosted": []})),
+    ],
+)
+def test_what_does_not_fit_is_refused(tag: str, body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_control(Control(tag, "t", body))
+
+
+@given(st.sampled_from(EXAMPLES), st.data())
+def test_damage_is_read_or_refused(message: object, data: st.DataObject) -> None:
+    control = encode_control("t", message)
+    body = bytearray(control.body or b"\x80")
+    body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(RemoteProtocolError):
+        decode_control(Control(control.tag, "t", bytes(body)))

@@ -1,0 +1,176 @@
+"""The codec of membership: round trips, bounds, and what hostile bytes may do. T.U16."""
+
+from __future__ import annotations
+
+import tracemalloc
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.membership import messages as m
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Member, Status
+from shardbus.membership.vector_clock import VectorClock
+from shardbus.wire.gossip import BODY_MAX, FORMAT, decode, encode
+from tests.unit.membership.test_gossip import A, B, arbitrary, histories
+
+GREETING = m.Greeting("shop", 1, {"shards": "100"})
+MEMBER = Member(NodeId("::1", 65535, 2**64 - 1), 1, "h:1", ("a", "b"), "1.0", Status.WEAKLY_UP, 3)
+MESSAGES: list[m.Message] = [
+    m.InitJoin(GREETING),
+    m.InitAck(GREETING),
+    m.InitNack(),
+    m.Join(GREETING, MEMBER),
+    m.JoinRefused("because"),
+    m.Welcome(Gossip().with_members(MEMBER.node, MEMBER)),
+    m.Heartbeat(7, 123.25),
+    m.HeartbeatReply(7, 123.25),
+    m.GossipStatus(VectorClock({A: 3, B: 4}), 2),
+    m.GossipSeen(VectorClock({A: 3})),
+    m.GossipState(A, Gossip().with_members(MEMBER.node, MEMBER)),
+]
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_TU16_round_trip(message: m.Message) -> None:
+    assert decode(encode(message)) == message
+
+
+def test_every_message_is_here() -> None:
+    assert {type(message) for message in MESSAGES} == set(m.Message.__args__)
+
+
+@given(arbitrary())
+@settings(max_examples=60)
+def test_any_state_survives(gossip: Gossip) -> None:
+    assert decode(encode(m.GossipState(A, gossip))) == m.GossipState(A, gossip)
+
+
+@given(histories())
+@settings(max_examples=30)
+def test_every_reachable_state_survives_and_encodes_alike(copies: list[Gossip]) -> None:
+    for copy in copies:
+        data = encode(m.Welcome(copy))
+        assert decode(data) == m.Welcome(copy)
+        assert encode(decode(data)) == data
+
+
+def test_a_large_cluster_is_small_on_the_wire() -> None:
+    nodes = [NodeId(f"10.0.{i // 250}.{i % 250}", 7355, i * 2**40) for i in range(1000)]
+    gossip = Gossip().with_members(nodes[0], *(Member(n, 7356) for n in nodes))
+    assert len(encode(m.GossipState(A, gossip))) < 40_000
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300)
+def test_noise_is_refused(data: bytes) -> None:
+    for raw in (data, bytes((FORMAT, 0)) + data, bytes((FORMAT, 1)) + zlib.compress(data)):
+        try:
+            decode(raw)
+        except RemoteProtocolError:
+            continue
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+@settings(max_examples=300)
+def test_damaged_messages_are_refused_or_still_messages(
+    message: m.Message, data: st.DataObject
+) -> None:
+    raw = bytearray(encode(message))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decoded = decode(bytes(raw[: data.draw(st.integers(0, len(raw)))]))
+    except RemoteProtocolError:
+        return
+    assert decode(encode(decoded)) == decoded
+
+
+def body(*fields: object) -> bytes:
+    return bytes((FORMAT, 0)) + msgspec.msgpack.encode(fields)
+
+
+NODE = ("a", 1, 1)
+TWO = [NODE, ("b", 1, 1)]
+ONE = (1, "", [], "", 2, 1)
+DEEP = b"\x91" * 100_000 + b"\x90"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x01",
+        bytes((FORMAT + 1, 0)) + encode(m.InitNack())[2:],
+        bytes((FORMAT, 2)) + encode(m.InitNack())[2:],
+        body(99),
+        body(3, "more"),
+        body(5, "x" * 5000),
+        body(7, -1, 0.0),
+        body(7, 1, float("inf")),
+        body(8, 1),
+        body(9, [NODE], [1, 2], 1),
+        body(10, [("a", 1, -1)], [1]),
+        body(10, [("a", 0, 1)], [1]),
+        body(10, [("", 1, 1)], [1]),
+        body(11, NODE, ([NODE], [], [], [], [], [], {})),
+        body(11, NODE, ([NODE, NODE], [ONE, ONE], [], [], [], [], {})),
+        body(11, NODE, ([NODE], [ONE], [1], [], [], [], {})),
+        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(5, 1)])], [], [], {})),
+        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(0, 4)])], [], [], {})),
+        body(11, NODE, ([NODE], [ONE], [], [], [(3, 1)], [], {})),
+        body(11, NODE, ([NODE], [(1, "", [], "", 8, 1)], [], [], [], [], {})),
+        body(11, NODE, ([NODE], [ONE], [0, 0], [], [], [], {}, {})),
+        body(11, NODE, ([NODE], [ONE], [], [], [(0, 1), (0, 2)], [], {}, {})),
+        body(11, NODE, ([NODE], [ONE], [], [(0, 1, [(0, 1)])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, []), (0, 2, [])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, [(1, 1), (1, 1)])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, [(1, 9)])], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, "flags")], [], [], {}, {})),
+        body(11, NODE, (TWO, [ONE] * 2, [], [(0, 1, msgspec.Raw(DEEP))], [], [], {}, {})),
+        body(11, NODE, ([("a b", 1, 1)], [ONE], [], [], [], [], {}, {})),
+        body(11, ("tcp://a", 1, 1), ([NODE], [ONE], [], [], [], [], {}, {})),
+        body(9, [NODE, NODE], [1, 2], 1),
+        body(10, [("a b", 1, 1)], [1]),
+        bytes((FORMAT, 0)) + b"\x92\x0a\xdd\xff\xff\xff\xff",
+        bytes((FORMAT, 0)) + b"\xdd\x00\x01\x00\x00" * 5000,
+        bytes((FORMAT, 1)) + b"not zlib",
+        bytes((FORMAT, 1)) + zlib.compress(b"\x91\x03")[:-3],
+        bytes((FORMAT, 1)) + zlib.compress(b"\x91\x03") + b"tail",
+        bytes((FORMAT, 1)) + zlib.compress(bytes(BODY_MAX + 1)),
+    ],
+)
+def test_what_breaks_a_rule_is_refused(data: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode(data)
+
+
+def test_a_state_that_says_all_it_may_is_taken() -> None:
+    """Each member flags each other one: as much as anybody can come to say."""
+    nodes = [(f"n{i}", 1, i) for i in range(60)]
+    rows = [(i, 1, [(s, 3) for s in range(60) if s != i]) for i in range(60)]
+    message = decode(body(11, NODE, (nodes, [ONE] * 60, [], rows, [], [], {}, {})))
+    assert isinstance(message, m.GossipState)
+    assert len(message.gossip.reachability.records()) == 60 * 59
+
+
+def test_a_small_message_of_many_rows_is_refused_before_they_are_read() -> None:
+    """Twenty thousand rows of 128 flags are 84 kB on the wire, and were hundreds of megabytes
+    here."""
+    nodes = [(f"n{i}", 1, i) for i in range(128)]
+    row = [(s, 1) for s in range(128)]
+    rows = [(i % 128, 1, row) for i in range(20_000)]
+    plain = body(11, NODE, (nodes, [ONE] * 128, [], rows, [], [], {}, {}))
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="twice"):
+            decode(bytes((FORMAT, 1)) + zlib.compress(plain[2:], 9))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 4 * len(plain)
