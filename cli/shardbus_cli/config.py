@@ -93,7 +93,7 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
 def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
     """Every setting by its key. Tokens and the passwords of URLs are masked."""
     from shardbus.config.loading import options
-    from shardbus.store.opening import mask_url
+    from shardbus.store.urls import mask_url
 
     for key, option in options():
         value: Any = settings
@@ -158,7 +158,8 @@ def check(
 
 async def _checks(bus: ShardBus, settings: Settings) -> dict[str, dict[str, Any]]:
     from shardbus.errors import ShardBusError
-    from shardbus.store.opening import default_url, mask_url, open_store
+    from shardbus.store.opening import open_store
+    from shardbus.store.urls import default_url, mask_url
 
     url = settings.store.url or default_url(bus.name)
 

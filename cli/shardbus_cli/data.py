@@ -139,16 +139,16 @@ async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTab
 
 async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
     """Remove the tables, unless somebody runs. Who is on the roll and does not, is struck off."""
-    from shardbus.store.node_registry import enlisted, strike
+    from shardbus.store import node_registry
 
     store = await opened(url, cluster)
     try:
-        roll = await enlisted(store)
+        roll = await node_registry.registered(store)
         homes = _addresses([await store.load_table(kind) for kind in types])
         for address in await _listening(roll | homes):
             raise _runs(cluster, str(address))
         removed = {kind: await store.remove_table(kind) for kind in types}
-        await strike(store, roll)
+        await node_registry.remove(store, roll)
         return removed
     finally:
         await store.close()

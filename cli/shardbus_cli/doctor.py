@@ -120,7 +120,7 @@ def _all(
 async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, list[Finding]]:
     """The stored tables, and what kept us from reading them."""
     from shardbus.errors import ConfigError, StoreError, StoreUnavailable
-    from shardbus.store.opening import mask_url
+    from shardbus.store.urls import mask_url
 
     tables: Tables = {}
     wrong: list[Finding] = []

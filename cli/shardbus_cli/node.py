@@ -136,7 +136,8 @@ def _run(
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
     from shardbus.errors import ConfigError
     from shardbus.node.run import run_node
-    from shardbus.store.opening import default_url, open_store
+    from shardbus.store.opening import open_store
+    from shardbus.store.urls import default_url
 
     if not settings.store.url:
         own = replace(settings.store, url=default_url(bus.name))

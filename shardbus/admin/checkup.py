@@ -20,7 +20,7 @@ from shardbus.admin.metrics import VERSION
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import ShardBusError
 from shardbus.http.api import Json
-from shardbus.store.opening import default_url, mask_url
+from shardbus.store.urls import default_url, mask_url
 
 if TYPE_CHECKING:
     from shardbus.node.node import Node

@@ -48,8 +48,8 @@ from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store.entity_state import EntityStates
-from shardbus.store.opening import family
 from shardbus.store.protocol import StateStore
+from shardbus.store.urls import family
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.drop_tallies import DropTallies
 from shardbus.transport.endpoint import Endpoint

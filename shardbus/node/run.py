@@ -46,8 +46,9 @@ from shardbus.node.node import Node
 from shardbus.node.shutdown import LEFT, leave, longest_move
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
-from shardbus.store.node_registry import enlist, strike
-from shardbus.store.opening import default_url, mask_url, open_store
+from shardbus.store import node_registry
+from shardbus.store.opening import open_store
+from shardbus.store.urls import default_url, mask_url
 
 log = logging.getLogger("shardbus.node")
 
@@ -189,7 +190,7 @@ async def _run(
         leash.attach(LoopCaller(loop, close, signals.first.set, signals.stop_at_once, late))
     try:
         await node.start()
-        await enlist(store, node.me.address)
+        await node_registry.register(store, node.me.address)
         bus.attach(node)
         await server.start()
         node.rpc.on_leave = signals.stop
@@ -223,7 +224,7 @@ async def _let_go(node: Node) -> None:
     """Close the node. The store shall know that it is gone."""
     with contextlib.suppress(TimeoutError, ShardBusError):
         async with asyncio.timeout(STRIKE_S):
-            await strike(node.store, [node.me.address])
+            await node_registry.remove(node.store, [node.me.address])
     await node.close()
 
 

@@ -15,10 +15,10 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
+from shardbus.errors import StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Lease, Save, StoredTable
-from shardbus.store.rows import epoch_of, table_of
+from shardbus.store.rows import epoch_of, layout_differs, table_of
 
 
 @dataclass(slots=True)
@@ -202,14 +202,6 @@ class MemoryStore:
             raise StaleFence(entity_type, shard, fence, entry.fence)
         entry.fence = fence
         return entry.entity_ids
-
-
-def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
-    """The error of `claim_epoch` for a table that was cut into shards another way."""
-    return ConfigError(
-        f"{entity_type!r} is declared with the shard layout {layout!r}, the store has {stored!r}",
-        hint="declare the stored layout, or stop the cluster and use `shardbus data remove`",
-    )
 
 
 def _stored(entity_type: str, table: _Table) -> StoredTable:

@@ -24,18 +24,18 @@ SHARD, FENCE = "all", 1
 PAGE = 1000
 
 
-async def enlist(store: StateStore, node: Address) -> None:
+async def register(store: StateStore, node: Address) -> None:
     """A node listens there. Again does no harm. Raises StoreUnavailable."""
     await store.add_remembered(RESERVED, SHARD, [str(node)], FENCE)
 
 
-async def strike(store: StateStore, nodes: Collection[Address]) -> None:
+async def remove(store: StateStore, nodes: Collection[Address]) -> None:
     """None listens there any more. Raises StoreUnavailable."""
     if nodes:
         await store.remove_remembered(RESERVED, SHARD, [str(node) for node in nodes], FENCE)
 
 
-async def enlisted(store: StateStore) -> set[Address]:
+async def registered(store: StateStore) -> set[Address]:
     """Where nodes listen, or did until they were killed. What is no address is left out. Raises
     StoreUnavailable."""
     found: set[Address] = set()

@@ -18,14 +18,13 @@ from urllib.parse import quote
 from shardbus.errors import StaleEpoch, StaleFence
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
-from shardbus.store.memory import layout_differs
-from shardbus.store.opening import mask_url
 from shardbus.store.protocol import Lease, Save, StoredTable
 from shardbus.store.redis_check import check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
-from shardbus.store.rows import Row, epoch_of, table_of
+from shardbus.store.rows import Row, epoch_of, layout_differs, table_of
+from shardbus.store.urls import mask_url
 
 CHUNK_SAVES = 128
 CHUNK_BYTES = 512 * 1024

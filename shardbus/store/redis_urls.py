@@ -21,8 +21,8 @@ from redis.backoff import NoBackoff
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
-from shardbus.store.opening import check_durability, mask_url, split_options
 from shardbus.store.redis_link import RedisClient
+from shardbus.store.urls import check_durability, mask_url, split_options
 
 DURABILITIES = ("disk", "cache", "fsync")
 TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")

@@ -62,6 +62,14 @@ def epoch_of(entity_type: str, value: object) -> int:
         raise _damaged(entity_type, wrong.message) from None
 
 
+def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
+    """The error of `claim_epoch` for a table that was cut into shards another way."""
+    return ConfigError(
+        f"{entity_type!r} is declared with the shard layout {layout!r}, the store has {stored!r}",
+        hint="declare the stored layout, or stop the cluster and use `shardbus data remove`",
+    )
+
+
 def _layout(entity_type: str, value: object) -> str:
     try:
         return check_id("layout", _text("layout", value))

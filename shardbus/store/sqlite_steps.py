@@ -21,9 +21,8 @@ from typing import Any
 
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence
 from shardbus.ids import NodeId
-from shardbus.store.memory import layout_differs
 from shardbus.store.protocol import Lease, Save, StoredTable
-from shardbus.store.rows import epoch_of, table_of
+from shardbus.store.rows import epoch_of, layout_differs, table_of
 
 APPLICATION_ID = 0x73686264
 SCHEMA_VERSION = 1

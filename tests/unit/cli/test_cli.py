@@ -31,7 +31,7 @@ from shardbus.http.api import Check, Checks, Json
 from shardbus.http.app import create_app
 from shardbus.http.server import Server, serve
 from shardbus.ids import Address, NodeId
-from shardbus.store.node_registry import enlist
+from shardbus.store import node_registry
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
 from shardbus_cli import logs, node_flags, output, send
@@ -947,13 +947,13 @@ class Stored:
 
         asyncio.run(fill())
 
-    def enlist(self, port: int) -> None:
-        async def enlist_it() -> None:
+    def register(self, port: int) -> None:
+        async def register_it() -> None:
             store = await self._open()
-            await enlist(store, Address("127.0.0.1", port))
+            await node_registry.register(store, Address("127.0.0.1", port))
             await store.close()
 
-        asyncio.run(enlist_it())
+        asyncio.run(register_it())
 
     def table(self) -> StoredTable | None:
         async def load() -> StoredTable | None:
@@ -1008,7 +1008,7 @@ def test_S2_54_data_is_not_removed_while_a_node_runs_that_hosts_nothing(shell, s
     stored.fill(NodeId("127.0.0.1", 1, 5))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        stored.enlist(port)
+        stored.register(port)
         assert shell(*words) == ExitCode.REFUSED
         assert f"cluster 'shop' runs: a node answers at 127.0.0.1:{port}" in shell.err
         assert stored.homes()

@@ -26,13 +26,13 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_who_starts_is_enlisted_until_he_ends(store: StateStore) -> None:
-    assert await node_registry.enlisted(store) == set()
+    assert await node_registry.registered(store) == set()
     for node in (*NODES, NODES[0]):
-        await node_registry.enlist(store, node)
-    assert await node_registry.enlisted(store) == set(NODES)
-    await node_registry.strike(store, NODES[:1])
-    await node_registry.strike(store, NODES[:1])
-    assert await node_registry.enlisted(store) == set(NODES[1:])
+        await node_registry.register(store, node)
+    assert await node_registry.registered(store) == set(NODES)
+    await node_registry.remove(store, NODES[:1])
+    await node_registry.remove(store, NODES[:1])
+    assert await node_registry.registered(store) == set(NODES[1:])
 
 
 async def test_a_roll_of_many_pages_is_read_to_its_end(
@@ -40,8 +40,8 @@ async def test_a_roll_of_many_pages_is_read_to_its_end(
 ) -> None:
     monkeypatch.setattr(node_registry, "PAGE", 2)
     for node in NODES:
-        await node_registry.enlist(store, node)
-    assert await node_registry.enlisted(store) == set(NODES)
+        await node_registry.register(store, node)
+    assert await node_registry.registered(store) == set(NODES)
 
 
 async def test_what_is_no_address_is_left_out(store: StateStore) -> None:
@@ -51,4 +51,4 @@ async def test_what_is_no_address_is_left_out(store: StateStore) -> None:
         ["nobody", "10.0.0.1:7355"],
         node_registry.FENCE,
     )
-    assert await node_registry.enlisted(store) == {NODES[0]}
+    assert await node_registry.registered(store) == {NODES[0]}

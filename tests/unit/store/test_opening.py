@@ -12,9 +12,10 @@ import pytest
 from shardbus.errors import ConfigError
 from shardbus.store import opening
 from shardbus.store.memory import MemoryStore
-from shardbus.store.opening import default_url, mask_url, open_store
+from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
 from shardbus.store.sqlite import SqliteStore
+from shardbus.store.urls import default_url, mask_url
 
 
 def test_memory() -> None:
