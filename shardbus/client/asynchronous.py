@@ -1,12 +1,14 @@
-"""`AsyncClient`: a producer outside of the cluster.
+"""`AsyncClient`: send to entities from outside the cluster.
 
-A client is no member. It talks to one node, its *contact*, to learn what a type is and where its
-shards live, and sends messages to their homes directly. The contact pushes every change; when a
-node dies or leaves, the client learns it from its own connections and takes another contact. What
-had not been sent goes another way; what had, and was not answered, fails as NodeLost, because its
+A client is not a member. It asks one node, its *contact*, what a type is and where its shards live,
+and sends messages directly to their homes. The contact pushes every change. When a node dies or
+leaves, the client learns it from its own connection and chooses another contact. Messages that were
+not sent are routed again. Asks that were sent and not answered fail as NodeLost, because the
 handler may have run.
 
-Source: docs/how-to.md; B.130, S2.37, S3.58-S3.64 (flush before switching homes), T.G12.
+A client hosts nothing: it refuses asks, ignores tells and answers a flush at once.
+
+Source: S2.37, S3.58 to S3.64 (flush before switching homes).
 """
 
 from __future__ import annotations
@@ -20,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
-from shardbus.client.unaddressed import Unaddressed
 from shardbus.errors import (
     BufferFull,
     ConfigError,
     LocalProtocolError,
     NodeLost,
+    RequestError,
 )
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.routing.refs import Ref, ask, attempt, call, milliseconds, pack, start_entity
@@ -38,7 +40,7 @@ from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
-from shardbus.wire.batch import Control
+from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
 from shardbus.wire.schema import encode_value
 
@@ -51,13 +53,14 @@ CLOSE_S = 2.0
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
-class AsyncClient(Unaddressed):
-    """Sends to entities from any asyncio program; use it as `async with
+class AsyncClient:
+    """Send to entities from any asyncio program; use it as `async with
     AsyncClient("tcp://host:port", ...)`.
 
-    Any address that answers will do; give several, so that one dead node does not matter at the
-    start. `send_buffer_bytes`: so much may wait for each node, for who does not await its tells.
-    `outside` is for the simulator."""
+    The client connects by the first address that answers; give several, so that it starts although
+    a node is down. `timeout` is the default deadline of an ask, in seconds. `send_buffer_bytes`
+    bounds what waits for each node while the caller does not await its tells. `environment` is for
+    the simulator."""
 
     def __init__(
         self,
@@ -76,29 +79,30 @@ class AsyncClient(Unaddressed):
             raise ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
         self.cluster = check_id("a cluster name", cluster)
         self.timeout_ms = milliseconds(timeout)
-        self._given = [Address.parse(a) for a in addresses]
+        self._addresses = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
-        self._make_outside = environment
-        self._send_buffer_limit, self._refused = SendBufferLimit(send_buffer_bytes), RefusedTells()
+        self._make_environment = environment
+        self._send_buffer_limit = SendBufferLimit(send_buffer_bytes)
+        self._refused_tells = RefusedTells()
         self._contact: Contact
         self._entered = self._closed = False
         self.lost_messages = 0
-        """Tells of which nobody knows whether they arrived: their node died, or was silent for too
-        long, before it acknowledged them."""
+        """Tells whose arrival is unknown: their node died, or was silent for too long, before it
+        acknowledged them. Also counts the tells that `close` gave up."""
 
     async def __aenter__(self) -> AsyncClient:
         if self._entered:
             raise LocalProtocolError("a client is entered once; make another one")
         self._entered = True
         guard(self)
-        environment = self._environment = self._make_outside()
+        environment = self._environment = self._make_environment()
         uid = environment.uid
         self._endpoint = Endpoint(
             self.cluster,
             f"client#{uid:016x}",
             uid,
             self,
-            on_open=lambda session: self._kinds.alive((session.tag,)),
+            on_open=lambda session: self._regions.on_nodes_alive((session.tag,)),
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
             on_refused=lambda reason: self._contact.on_refused(reason),
@@ -107,15 +111,16 @@ class AsyncClient(Unaddressed):
             send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()
-        self._kinds = ClientRegions(self._endpoint, self.to_contact)
-        self.routers = self._kinds.routers
-        """For the blocking client: what `router_of` has found."""
-        taken, dice = self._kinds.contact_at, environment.dice
-        contact = self._contact = Contact(self._endpoint, self._given, dice, taken)
+        self._regions = ClientRegions(self._endpoint, self.to_contact)
+        self.routers = self._regions.routers
+        """For the blocking client: the routers that `router_of` has found."""
+        contact = self._contact = Contact(
+            self._endpoint, self._addresses, environment.dice, self._regions.set_contact
+        )
         contact.seek()
         try:
             async with asyncio.timeout(self._connect_timeout):
-                await contact.found()
+                await contact.until_found()
         except TimeoutError:
             await self.close()
             raise contact.error from None
@@ -135,14 +140,15 @@ class AsyncClient(Unaddressed):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Before it is entered, a client lacks what entering makes."""
+            """Raise LocalProtocolError for an attribute that entering the client creates."""
             if name.startswith("__") or self.__dict__.get("_entered", True):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             raise LocalProtocolError("the client was not entered", hint="use `async with`")
 
     async def close(self) -> None:
-        """Let go. What was told gets two seconds to arrive; `flush` first to wait for as long as it
-        takes. What has not arrived by then is counted in `lost_messages`."""
+        """Close the client. It first waits up to two seconds for tells to be acknowledged; call
+        `flush` before to wait longer. Tells without an acknowledgement are counted in
+        `lost_messages`."""
         if self._closed:
             return
         self._closed = True
@@ -151,7 +157,7 @@ class AsyncClient(Unaddressed):
                 await self._flushed()
         self._contact.close()
         self.lost_messages += self.buffered
-        self._kinds.close()
+        self._regions.close()
         sessions = self._endpoint.sessions()
         self._endpoint.close()
         self.lost_messages += sum(sum(session.unconfirmed.values()) for session in sessions)
@@ -159,27 +165,27 @@ class AsyncClient(Unaddressed):
     # ---- sending
 
     def ref(self, kind: type[E], entity_id: str) -> E:
-        """A reference to one entity, typed as its class.
+        """Return a reference to one entity, typed as its class.
 
         Raises:
-            ConfigError: the class is no entity class, or the id is not one.
+            ConfigError: the class is no entity class, or the id is not valid.
         """
-        router = self.routers.get(kind) or self._kinds.of_class(kind)
+        router = self.routers.get(kind) or self._regions.of_class(kind).router
         return cast("E", Ref(router, entity_id, self.timeout_ms))
 
     def region(self, kind: type) -> Region:
-        """The type as a region, which finds the entity by the message, with the class's
+        """Return the type's region, which finds the entity of a message by the class's
         `extract_entity_id`. Raises as `ref`."""
-        known = self._kinds.kind_of(kind)
+        known = self._regions.of_class(kind)
         return Region(known.interface, lambda: known, self.timeout_ms)
 
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> Any:
-        """Send without waiting for an answer; await it: it waits while the send buffer is full.
+        """Send without an answer. Returns an awaitable that waits while the send buffer is full.
 
         With further arguments `message` is the name of a handler. Raises BufferFull, SchemaError,
-        MessageTooLarge, UnknownEntityType: nothing was sent.
+        MessageTooLarge or UnknownEntityType; the message was then not sent.
         """
-        router = self.routers.get(kind) or self._kinds.known(kind)
+        router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
             return self._tell_later(kind, entity_id, message, args)
         if not args:
@@ -195,8 +201,8 @@ class AsyncClient(Unaddressed):
         await router.tell(key, entity_id, payload)
 
     def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send, or raise BufferFull where `tell` would wait."""
-        router = self._kinds.known(kind)
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        router = self._regions.find(kind)
         if router is None:
             raise BufferFull(
                 f"entity type {kind!r} is not known yet", hint="await a tell or an ask first"
@@ -209,7 +215,7 @@ class AsyncClient(Unaddressed):
 
     async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
         """Send a batch of (entity id, message), in order."""
-        router = self._kinds.known(kind) or await self.router_of(kind)
+        router = self._regions.find(kind) or await self.router_of(kind)
         send, done = router.send, router.done
         for entity_id, message in messages:
             waits = send(entity_id, message)
@@ -227,9 +233,9 @@ class AsyncClient(Unaddressed):
         """Send and await the answer, at most `timeout` seconds.
 
         With further arguments `message` is the name of a handler. Raises a RequestError; its
-        `definite` says whether the handler surely did not run."""
+        `definite` is True if the handler certainly did not run."""
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router = self.routers.get(kind) or self._kinds.known(kind)
+        router = self.routers.get(kind) or self._regions.find(kind)
         if router is None:
             return self._ask_later(kind, entity_id, message, args, timeout_ms)
         return ask(router, entity_id, message, args, timeout_ms)
@@ -252,23 +258,23 @@ class AsyncClient(Unaddressed):
         *args: Any,
         timeout: float | None = None,
     ) -> Any:
-        """Ask a handler by its name, also one without arguments."""
+        """Ask a handler by its name; it may have no arguments."""
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router = self._kinds.known(kind) or await self.router_of(kind)
+        router = self._regions.find(kind) or await self.router_of(kind)
         return await call(router, entity_id, handler, args, timeout_ms)
 
     async def start_entity(
         self, kind: str | type, entity_id: str, timeout: float | None = None
     ) -> None:
-        """Start an entity without a message; returns when it runs. A remembered one stays from then
-        on. Raises as `ask`."""
+        """Start an entity without a message; returns when it runs. A remembered entity keeps
+        running from then on. Raises as `ask`."""
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router = self._kinds.known(kind) or await self.router_of(kind)
+        router = self._regions.find(kind) or await self.router_of(kind)
         await start_entity(router, entity_id, timeout_ms)
 
     async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name, also one without arguments."""
-        router = self._kinds.known(kind) or await self.router_of(kind)
+        """Tell a handler by its name; it may have no arguments."""
+        router = self._regions.find(kind) or await self.router_of(kind)
         await router.tell(router.key(handler), entity_id, encode_value(args))
 
     async def ask_many(
@@ -277,15 +283,15 @@ class AsyncClient(Unaddressed):
         messages: Iterable[tuple[str, object]],
         timeout: float | None = None,
     ) -> list[Any]:
-        """Ask a batch of (entity id, message); answers or errors, in their order."""
-        router = self._kinds.known(kind) or await self.router_of(kind)
+        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
+        router = self._regions.find(kind) or await self.router_of(kind)
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
         asks = [attempt(router, entity_id, m, timeout_ms) for entity_id, m in messages]
         return await asyncio.gather(*asks, return_exceptions=True)
 
     async def flush(self) -> None:
-        """Wait until a node has acknowledged every tell so far. What went to a node that died
-        before it acknowledged is lost, and counted in `lost_messages`.
+        """Wait until a node has acknowledged every tell so far. A tell to a node that died before
+        it acknowledged is lost and counted in `lost_messages`.
 
         Raises LocalProtocolError if the client is closed."""
         if self._closed:
@@ -294,36 +300,38 @@ class AsyncClient(Unaddressed):
 
     async def _flushed(self) -> None:
         while True:
-            await self._kinds.unbuffered()
+            await self._regions.until_unbuffered()
             waits = [s.drained() for s in self._endpoint.sessions() if s.outstanding or s.unflushed]
-            if not waits and not self._kinds.buffering:
+            if not waits and not self._regions.buffering:
                 return
             if waits:
                 await asyncio.wait(waits)
 
     async def router_of(self, kind: str | type) -> Router:
-        """For the blocking client: how to send to a type. Raises UnknownEntityType."""
-        return await self._kinds.learn(kind, self.timeout_ms / 1000)
+        """Return the router of a type, for the blocking client. Raises UnknownEntityType."""
+        return await self._regions.learn(kind, self.timeout_ms / 1000)
 
     @property
     def buffered(self) -> int:
-        """Messages that wait for their shard's home."""
-        return self._kinds.buffered
+        """Return how many messages wait for their shard's home."""
+        return self._regions.buffered
 
     @property
     def refused_messages(self) -> dict[str, int]:
-        """Messages that nobody handles, by reason: tells that a node has acknowledged and then
-        dropped, as nodes say within a second, and what this client had no room for. Of
-        `unconfirmed` ones, which a node that left had passed on, nobody knows."""
-        refused = self._kinds.refused
-        for (_, reason), count in self._refused.counts.items():
+        """Return the number of dropped messages by reason: tells that a node acknowledged and then
+        dropped (nodes report them within a second), and messages that had no room in this client.
+
+        The reason `unconfirmed` counts tells that a node forwarded before it left; whether they
+        were handled is unknown."""
+        refused = self._regions.refused
+        for (_, reason), count in self._refused_tells.counts.items():
             refused[reason] += count
         refused[SEND_BUFFER_FULL] += sum(self._send_buffer_limit.refused.values())
         return dict(+refused)
 
     @property
     def busy(self) -> bool:
-        """Something was sent that is not acknowledged or answered yet."""
+        """True if a message was sent that is not acknowledged or answered yet."""
         sessions = [s for s in self._endpoint.sessions() if s.open]
         return any(s.outstanding or s.waiting_asks or s.unflushed for s in sessions)
 
@@ -331,25 +339,26 @@ class AsyncClient(Unaddressed):
 
     @property
     def contact(self) -> NodeId | None:
-        """The node that says where things are; None while another one is looked for."""
+        """Return the node that describes types and locates shards; None while the client seeks
+        another."""
         session = self._contact.session
         return session.tag if session is not None else None
 
     def to_contact(self, control: Control) -> bool:
-        """Send to the contact; False if there is none now."""
+        """Send to the contact. Returns False if the client has none at present."""
         session = self._contact.session
         if session is None:
             return False
         session.control(control)
         return True
 
-    # ---- what the endpoint tells
+    # ---- sessions
 
     def _on_leaving(self, session: Session) -> None:
-        """That node goes: nothing new is sent there, what is under way comes to its end."""
+        """Send nothing new to a node that leaves; what is under way there ends normally."""
         contact = self._contact
         contact.leaving.add(session.tag)
-        self._kinds.leaving(session.tag)
+        self._regions.on_node_leaving(session.tag)
         if session is contact.session:
             contact.session = None
             contact.seek()
@@ -359,41 +368,57 @@ class AsyncClient(Unaddressed):
         contact = self._contact
         if session is contact.session:
             contact.session = None
-            self._kinds.contact_at(None)
+            self._regions.set_contact(None)
         if isinstance(session.tag, NodeId):
-            session.gone = session.gone or session.tag not in contact.members  # the cluster knows
+            # A silent node that is still a member is not gone: the cluster knows better.
+            session.gone = session.gone or session.tag not in contact.members
             if session.gone and not session.parted:
                 self._endpoint.departures.tell(session.tag)
-            self._kinds.lost(session, unsent)
+            self._regions.on_session_lost(session, unsent)
             if session.gone:
                 contact.leaving.discard(session.tag)
         else:
-            self._kinds.resend(unsent)
+            self._regions.resend(unsent)
         if contact.session is None:
             contact.seek()
 
     def _on_tick(self) -> None:
-        self._kinds.expire()
-        if line := self._refused.line(asyncio.get_running_loop().time()):
+        self._regions.expire()
+        if line := self._refused_tells.line(asyncio.get_running_loop().time()):
             log.warning("%s", line)
-        self._kinds.doubt(self._contact.members)
+        self._regions.retry_refused(self._contact.members)
         for node in list(self._contact.leaving):
-            self._endpoint.part(node, in_use=self._kinds.uses)
+            self._endpoint.part(node, in_use=self._regions.uses)
 
     # ---- what arrives
 
     def on_control(self, session: Session, control: Control) -> None:
-        """The contact, or another node, informs us."""
+        """Handle a message of the contact or of another node."""
         message = decode_control(control)
         match message:
             case Members():
                 self._contact.members = message.nodes
-                self._kinds.alive(message.nodes)
+                self._regions.on_nodes_alive(message.nodes)
                 for node in message.died:
                     self._endpoint.drop(node, NodeLost(f"{node} is gone"))
             case Refusals():
-                self._refused.hear(session.name, message)
+                self._refused_tells.hear(session.name, message)
             case TypeInfo():
-                self._kinds.described(control.type, message)
+                self._regions.on_type_info(control.type, message)
             case _:
-                self._kinds.received(control.type, session.tag, message)
+                self._regions.on_message(control.type, session.tag, message)
+
+    def on_tells(self, session: Session, run: TellRun) -> None:
+        """Ignore tells: a client hosts nothing."""
+
+    def on_asks(self, session: Session, run: AskRun) -> None:
+        """Fail asks: a client hosts nothing."""
+        for corr in run.corrs:
+            session.fail(corr, RequestError("a client hosts nothing"))
+
+    def on_relayed(self, session: Session, message: Relayed) -> None:
+        """Ignore forwarded messages: a client hosts nothing."""
+
+    def on_flush(self, session: Session, flush: Flush) -> None:
+        """Answer at once: a client has no messages of its own on the way to a shard it hosts."""
+        session.reply(flush.corr, b"")

@@ -1,10 +1,8 @@
-"""The contact: the node that tells a client what types are and where their shards live.
+"""The contact: the node that describes entity types to a client and locates their shards.
 
-Any node will do that answers, and a session that is open already is as good as a new one. When the
-contact leaves or is lost, the client takes another one, by the addresses of the members that it was
-told of, and by those that it was given.
-
-Source: docs/how-to.md; B.130.
+Any node that answers can be the contact, and an open session is preferred to a new one. When the
+contact leaves or is lost, the client chooses another one, by the addresses of the members that it
+received and by those that it was given.
 """
 
 from __future__ import annotations
@@ -23,76 +21,83 @@ CONTACT_WAIT_S = 3.0
 
 
 class Contact:
-    """See the module. `on_taken(node)` is called when there is one."""
+    """The contact of one client. `on_chosen(node)` is called when there is a new one."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        given: list[Address],
+        addresses: list[Address],
         dice: Random,
-        on_taken: Callable[[NodeId], None],
+        on_chosen: Callable[[NodeId], None],
     ) -> None:
         self.session: Session | None = None
-        """The one that we have; None while another is looked for."""
+        """The session to the contact; None while the client seeks one."""
         self.members: tuple[NodeId, ...] = ()
-        """Who is in the cluster, as far as we were told."""
+        """The members of the cluster, as last received."""
         self.leaving: set[NodeId] = set()
-        """Members that go: nothing new is sent there."""
+        """Members that leave: the client sends nothing new there."""
         self.refused = ""
-        """Why the cluster does not take us."""
-        self._endpoint, self._given, self._dice, self._on_taken = endpoint, given, dice, on_taken
+        """Why the cluster refuses this client; empty if it does not."""
+        self._endpoint, self._addresses, self._dice = endpoint, addresses, dice
+        self._on_chosen = on_chosen
         self._found = asyncio.Event()
         self._seeking: asyncio.Task[None] | None = None
         self._closed = False
 
-    async def found(self) -> None:
-        """Return once there is one, or the cluster has refused us."""
+    async def until_found(self) -> None:
+        """Return once there is a contact or the cluster has refused this client."""
         await self._found.wait()
 
     def seek(self) -> None:
-        """Look for one."""
+        """Start to seek a contact, unless that is under way or the client is closed."""
         if not self._closed and (self._seeking is None or self._seeking.done()):
             self._found.clear()
             self._seeking = asyncio.get_running_loop().create_task(self._find())
 
     def on_refused(self, reason: str) -> None:
-        """A node does not take us. Once we have been taken, it was another cluster's."""
+        """Record that a node refuses this client. Ignored while there is a contact: the node then
+        belongs to another cluster."""
         if self.session is None:
             self.refused = reason
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop seeking."""
         self._closed = True
         if self._seeking is not None:
             self._seeking.cancel()
 
     @property
     def error(self) -> Exception:
-        """Why there is none."""
+        """Return why there is no contact."""
         if self.refused:
             return Refused(self.refused)
-        tried = ", ".join(map(str, self._given))
+        tried = ", ".join(map(str, self._addresses))
         return NodeLost(f"no node of cluster {self._endpoint.cluster!r} answers at {tried}")
 
     async def _find(self) -> None:
         while not self.refused:
-            known = [n.address for n in self.members if n not in self.leaving]
-            candidates = list(dict.fromkeys([*known, *self._given]))
-            self._dice.shuffle(candidates)
-            open_already = [
-                s for s in self._endpoint.sessions() if s.open and s.tag not in self.leaving
-            ]
-            for address in candidates if not open_already else [open_already[0].tag.address]:
+            for address in self._candidates():
                 session = self._endpoint.session_to(address, probe=True)
-                if await self._welcomed(session):
+                if await self._opens(session):
                     self.session = session
-                    self._on_taken(session.tag)
+                    self._on_chosen(session.tag)
                     self._found.set()
                     return
             await asyncio.sleep(RETRY_S)
         self._found.set()
 
-    async def _welcomed(self, session: Session) -> bool:
+    def _candidates(self) -> list[Address]:
+        """Return the addresses to try, in order: that of an open session, else all in random order.
+        A leaving member is none of them, unless the client was given its address."""
+        members = [node.address for node in self.members if node not in self.leaving]
+        candidates = list(dict.fromkeys([*members, *self._addresses]))
+        self._dice.shuffle(candidates)
+        for session in self._endpoint.sessions():
+            if session.open and session.tag not in self.leaving:
+                return [session.tag.address]
+        return candidates
+
+    async def _opens(self, session: Session) -> bool:
         try:
             async with asyncio.timeout(CONTACT_WAIT_S):
                 await session.opening()

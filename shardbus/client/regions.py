@@ -1,9 +1,9 @@
-"""The entity types that a client uses: a router for each, fed by what the contact says.
+"""The entity types that a client uses: one router for each, fed with what the contact sends.
 
-A type known by its class brings its own shard function; one known by name is described by the
-contact. A type whose function is its own can only be used by its class.
+A type that is named by its class brings its shard function. A type that is named by a string is
+described by the contact; if its shard function is its own, it can only be used by its class.
 
-Source: docs/how-to.md; S2.37; B.57.
+Source: S2.37.
 """
 
 from __future__ import annotations
@@ -34,21 +34,24 @@ from shardbus.wire.control import Describe, TypeInfo, encode_control
 from shardbus.wire.schema import Interface
 
 DESCRIBE_EVERY_S = 1.0
+POLL_S = 0.02
+REFUSED_RETRY_S = 2.0
+"""A node that refused this client counts as gone for this time, even while it is a member."""
 CLOSED = "the client is closed"
 
 
 class ClientRegion:
-    """One type: its router, and what a router asks of its owner."""
+    """One type: its router, and the services that a router asks of its owner."""
 
-    def __init__(self, kinds: ClientRegions, interface: Interface) -> None:
-        self._kinds, self.interface = kinds, interface
-        endpoint = kinds.endpoint
-        region = ShardRegion(interface.name, None, interface.layout, kinds.settings)
+    def __init__(self, regions: ClientRegions, interface: Interface) -> None:
+        self._regions, self.interface = regions, interface
+        endpoint = regions.endpoint
+        region = ShardRegion(interface.name, None, interface.layout, regions.settings)
         self.router = Router(interface, region, self, endpoint.loop, endpoint.clock)
         self.dropped_messages: dict[str, int] = {}
 
     def adopt(self, interface: Interface) -> None:
-        """The type was known by name; now its class is.
+        """Use the interface of the class for a type that was known by its name only.
 
         Raises:
             ConfigError: they disagree about how ids map to shards.
@@ -61,82 +64,75 @@ class ClientRegion:
         self.interface = self.router.interface = interface
 
     def out_for(self, node: NodeId) -> Session:
-        """The session to a node."""
-        return self._kinds.endpoint.session_to(node.address, node, probe=True)
+        """Return the session to a node."""
+        return self._regions.endpoint.session_to(node.address, node, probe=True)
 
     def is_here(self, node: NodeId) -> bool:
-        """Nothing lives in a client."""
+        """Return False: a client hosts nothing."""
         return False
 
     def perform(self, effect: events.RegionEffect) -> None:
-        """Ask the contact; what else there is does not concern a client."""
+        """Send messages for the coordinator to the contact; ignore other effects."""
         match effect:
             case events.SendCoordinator(message=message):
-                self._kinds.to_contact(encode_control(self.interface.name, message))
+                self._regions.to_contact(encode_control(self.interface.name, message))
             case _:
                 pass
 
     def dropped(self, reason: str, count: int, via: int = 0) -> None:
-        """Messages that were not sent."""
+        """Count messages that were not sent."""
         self.dropped_messages[reason] = self.dropped_messages.get(reason, 0) + count
 
 
-DOUBT_S = 2.0
-"""So many seconds a node that refused us is taken for dead, although its cluster counts it in."""
-
-
 class ClientRegions:
-    """See the module."""
+    """The types of one client. `to_contact` sends to the contact; it returns False without one."""
 
     def __init__(self, endpoint: Endpoint, to_contact: Callable[[Control], bool]) -> None:
         self.endpoint, self.to_contact = endpoint, to_contact
         self.settings = ShardingSettings()
         self.routers: dict[str | type, Router] = {}
-        """The routers of the types known so far, by name and by class."""
-        self._kinds: dict[str, ClientRegion] = {}
+        """The routers of the known types, by name and by class."""
+        self._by_name: dict[str, ClientRegion] = {}
         self._contact: NodeId | None = None
-        self._gone: dict[NodeId, float] = {}
-        """Who was found to be no more, and when; a wall that refuses may have lied in its name."""
+        self._gone_at: dict[NodeId, float] = {}
+        """When each node was found to be gone. It may live: a firewall that refuses connections
+        looks like a process that ended."""
         self._learning: dict[str, list[asyncio.Future[Router]]] = {}
         self._closed = False
 
     # ---- finding a type
 
-    def of_class(self, cls: type) -> Router:
-        """The router of a decorated class. Raises as `kind_of`."""
-        return self.kind_of(cls).router
-
-    def kind_of(self, cls: type) -> ClientRegion:
-        """The type of a decorated class.
+    def of_class(self, cls: type) -> ClientRegion:
+        """Return the region of a decorated class.
 
         Raises:
-            ConfigError: the class is not one.
+            ConfigError: the class is not decorated, or the cluster lays it out differently.
         """
         interface = getattr(cls, "__shardbus_interface__", None)
         if not isinstance(interface, Interface):
             name = getattr(cls, "__name__", repr(cls))
             raise ConfigError(f"{name} is no entity class", hint="decorate it with @bus.entity")
-        kind = self._kinds.get(interface.name) or self._add(interface)
-        if kind.interface is not interface:
-            kind.adopt(interface)
-        self.routers[cls] = kind.router
-        return kind
+        region = self._by_name.get(interface.name) or self._add(interface)
+        if region.interface is not interface:
+            region.adopt(interface)
+        self.routers[cls] = region.router
+        return region
 
-    def known(self, kind: str | type) -> Router | None:
-        """The router if the type is known already."""
+    def find(self, kind: str | type) -> Router | None:
+        """Return the router of a type, None if it is named by a string and not known yet."""
         if isinstance(kind, str):
-            known = self._kinds.get(kind)
+            known = self._by_name.get(kind)
             return known.router if known is not None else None
-        return self.of_class(kind)
+        return self.of_class(kind).router
 
     async def learn(self, kind: str | type, timeout: float) -> Router:
-        """The router of a type, described by the contact if need be.
+        """Return the router of a type; ask the contact for its description if it is not known.
 
         Raises:
-            UnknownEntityType: the cluster has no such type. AskTimeout: no answer.
+            UnknownEntityType: the cluster has no such type. AskTimeout: no answer in time.
             LocalProtocolError: the client is closed.
         """
-        known = self.known(kind)
+        known = self.find(kind)
         if known is not None:
             return known
         assert isinstance(kind, str)
@@ -146,148 +142,151 @@ class ClientRegions:
         while not (future.done() or self._closed):
             left = deadline - self.endpoint.loop.time()
             if left <= 0:
-                raise AskTimeout(f"no node says what entity type {kind!r} is")
+                raise AskTimeout(f"no node describes the entity type {kind!r}")
             self.to_contact(encode_control(kind, Describe()))
             await asyncio.wait([future], timeout=min(left, DESCRIBE_EVERY_S))
         if self._closed:
             raise LocalProtocolError(CLOSED)
         return future.result()
 
-    def described(self, name: str, info: TypeInfo) -> None:
-        """The contact says what a type is."""
+    def on_type_info(self, name: str, info: TypeInfo) -> None:
+        """Add the type that the contact describes, or refuse it, and answer those who wait."""
         waiting = [future for future in self._learning.pop(name, []) if not future.done()]
-        kind = self._kinds.get(name)
+        region = self._by_name.get(name)
         error: Exception | None = None
         if not info.known:
             error = UnknownEntityType(f"the cluster has no entity type {name!r}")
-        elif kind is not None and kind.interface.layout != info.layout:
+        elif region is not None and region.interface.layout != info.layout:
             error = UnknownEntityType(
                 f"entity type {name!r} is laid out as {info.layout} in the cluster, as"
-                f" {kind.interface.layout} here"
+                f" {region.interface.layout} here"
             )
-        elif kind is None and not info.shards:
+        elif region is None and not info.shards:
             text = f"entity type {name!r} has a shard function of its own"
             error = ConfigError(text, hint="name it by its class instead")
-        elif kind is None:
-            kind = self._add(Interface(name, info.shards, info.layout))
-        if isinstance(error, RequestError) and kind is not None:
-            kind.router.refuse(error)
+        elif region is None:
+            region = self._add(Interface(name, info.shards, info.layout))
+        if isinstance(error, RequestError) and region is not None:
+            region.router.refuse(error)
         for future in waiting:
             if error is not None:
                 future.set_exception(error)
-            elif kind is not None:
-                future.set_result(kind.router)
+            elif region is not None:
+                future.set_result(region.router)
 
     def _add(self, interface: Interface) -> ClientRegion:
-        kind = self._kinds[interface.name] = ClientRegion(self, interface)
+        region = self._by_name[interface.name] = ClientRegion(self, interface)
         if self._closed:
-            kind.router.end(LocalProtocolError(CLOSED))
-        self.routers[interface.name] = kind.router
+            region.router.end(LocalProtocolError(CLOSED))
+        self.routers[interface.name] = region.router
         if self._contact is not None:
-            self._introduce(kind)
-        return kind
+            self._introduce(region)
+        return region
 
-    def _introduce(self, kind: ClientRegion) -> None:
-        """Have the contact say what the type is in the cluster, and where its shards are."""
-        self.to_contact(encode_control(kind.interface.name, Describe()))
-        kind.router.handle(events.CoordinatorAt(self._contact))
+    def _introduce(self, region: ClientRegion) -> None:
+        """Ask the contact what the type is in the cluster and where its shards live."""
+        self.to_contact(encode_control(region.interface.name, Describe()))
+        region.router.handle(events.CoordinatorAt(self._contact))
 
-    # ---- news
+    # ---- changes in the cluster
 
-    def contact_at(self, node: NodeId | None) -> None:
-        """Who is asked from now on."""
+    def set_contact(self, node: NodeId | None) -> None:
+        """Ask this node from now on; None: there is no contact."""
         self._contact = node
-        for kind in self._kinds.values():
+        for region in self._by_name.values():
             if node is not None:
-                self._introduce(kind)
+                self._introduce(region)
             else:
-                kind.router.handle(events.CoordinatorAt(None))
+                region.router.handle(events.CoordinatorAt(None))
 
-    def received(self, name: str, sender: NodeId, message: Any) -> None:
-        """A message for a type's region."""
-        kind = self._kinds.get(name)
-        if kind is not None and sender == self._contact:
-            kind.router.handle(events.MessageReceived(sender, message))
+    def on_message(self, name: str, sender: NodeId, message: Any) -> None:
+        """Pass a message to a type's region. Only the contact may send one: another node's view of
+        the homes may be older."""
+        region = self._by_name.get(name)
+        if region is not None and sender == self._contact:
+            region.router.handle(events.MessageReceived(sender, message))
 
-    def alive(self, nodes: Iterable[NodeId]) -> None:
-        """These processes answer, or their cluster says that they are there."""
-        for node in [node for node in nodes if node in self._gone]:
-            del self._gone[node]
-            for kind in self._kinds.values():
-                kind.router.handle(events.NodeBack(node))
+    def on_nodes_alive(self, nodes: Iterable[NodeId]) -> None:
+        """Route to these nodes again: they answer, or their cluster counts them as members."""
+        for node in [node for node in nodes if node in self._gone_at]:
+            del self._gone_at[node]
+            for region in self._by_name.values():
+                region.router.handle(events.NodeBack(node))
 
-    def doubt(self, members: Iterable[NodeId]) -> None:
-        """Whoever was refused a while ago, and is a member yet, is tried again."""
-        old = self.endpoint.loop.time() - DOUBT_S
-        self.alive([node for node in members if self._gone.get(node, math.inf) <= old])
+    def retry_refused(self, members: Iterable[NodeId]) -> None:
+        """Route again to the members that have counted as gone for REFUSED_RETRY_S."""
+        latest = self.endpoint.loop.time() - REFUSED_RETRY_S
+        self.on_nodes_alive([n for n in members if self._gone_at.get(n, math.inf) <= latest])
 
-    def leaving(self, node: NodeId) -> None:
-        """It hosts nothing any more, though nobody may say where the shards are that were there."""
-        for kind in self._kinds.values():
-            kind.router.handle(events.NodeLeft(node))
+    def on_node_leaving(self, node: NodeId) -> None:
+        """Send nothing new to a node that leaves. Where its shards go is not known yet."""
+        for region in self._by_name.values():
+            region.router.handle(events.NodeLeft(node))
 
-    def lost(self, session: Session, unsent: list[Unsent]) -> None:
-        """The session to a node ended, and with it the node, if it is `gone`."""
-        by_kind = _by_kind(unsent)
-        for name, kind in self._kinds.items():
-            mine = by_kind.get(name, [])
+    def on_session_lost(self, session: Session, unsent: list[Unsent]) -> None:
+        """Route the unsent messages of a lost session again. If the session is `gone`, its node has
+        ended; otherwise a new session to the same node replaces it."""
+        by_type = _by_type(unsent)
+        for name, region in self._by_name.items():
+            own = by_type.get(name, [])
             if session.gone:
-                self._gone[session.tag] = self.endpoint.loop.time()
-                kind.router.gone(session.tag, mine)
+                self._gone_at[session.tag] = self.endpoint.loop.time()
+                region.router.gone(session.tag, own)
             else:
-                kind.router.reconnect(session)
-                kind.router.resend(mine)
+                region.router.reconnect(session)
+                region.router.resend(own)
 
     def resend(self, unsent: list[Unsent]) -> None:
-        """Messages that a lost session never sent."""
-        for name, messages in _by_kind(unsent).items():
-            if name in self._kinds:
-                self._kinds[name].router.resend(messages)
+        """Route the unsent messages of a session to a node that never answered."""
+        for name, messages in _by_type(unsent).items():
+            if name in self._by_name:
+                self._by_name[name].router.resend(messages)
 
     def uses(self, session: Session) -> bool:
-        """Whether some shard's messages still go there."""
-        return any(r.out is session for k in self._kinds.values() for r in k.router.routes.values())
+        """True if the messages of some shard go along this session."""
+        routers = [region.router for region in self._by_name.values()]
+        return any(route.out is session for r in routers for route in r.routes.values())
 
     # ---- waiting
 
     @property
     def buffering(self) -> bool:
-        """Whether some message waits for its shard's home."""
+        """True if some message waits for its shard's home."""
         return self.buffered > 0
 
     @property
     def buffered(self) -> int:
-        """Messages that wait for their shard's home."""
-        return sum(kind.router.region.buffered[0] for kind in self._kinds.values())
+        """Return how many messages wait for their shard's home."""
+        return sum(region.router.region.buffered[0] for region in self._by_name.values())
 
     @property
     def refused(self) -> Counter[str]:
-        """Messages that had no home and were given up, by reason."""
-        return sum((Counter(k.dropped_messages) for k in self._kinds.values()), Counter())
+        """Return the number of messages without a home that were dropped, by reason."""
+        return sum((Counter(r.dropped_messages) for r in self._by_name.values()), Counter())
 
-    async def unbuffered(self) -> None:
+    async def until_unbuffered(self) -> None:
         """Return once no message waits for a home."""
         while self.buffering:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(POLL_S)
 
     def expire(self) -> None:
-        """Fail the asks that have waited for too long."""
-        for kind in self._kinds.values():
-            if kind.router.buffered_asks:
-                self.endpoint.asks_timed_out += kind.router.expire()
+        """Fail the buffered asks whose deadline has passed."""
+        for region in self._by_name.values():
+            if region.router.buffered_asks:
+                self.endpoint.asks_timed_out += region.router.expire()
 
     def close(self) -> None:
-        """Stop the clocks, and refuse what is still sent."""
+        """Stop the timers, and refuse what is buffered and what is sent later."""
         self._closed = True
-        for kind in self._kinds.values():
-            kind.router.end(LocalProtocolError(CLOSED))
+        for region in self._by_name.values():
+            region.router.end(LocalProtocolError(CLOSED))
         for futures in self._learning.values():
             for future in futures:
                 future.cancel()
 
 
-def _by_kind(unsent: list[Unsent]) -> dict[str, list[Unsent]]:
-    by_kind: dict[str, list[Unsent]] = {}
+def _by_type(unsent: list[Unsent]) -> dict[str, list[Unsent]]:
+    by_type: dict[str, list[Unsent]] = {}
     for message in unsent:
-        by_kind.setdefault(message.key[0], []).append(message)
-    return by_kind
+        by_type.setdefault(message.key[0], []).append(message)
+    return by_type

@@ -1,28 +1,45 @@
-"""A message that cannot leave yet, or that another node sent on: everything that its sending needs.
+"""Messages that cannot leave yet, or that another node forwarded, with what their sending needs.
 
-Messages with a known home never become one. The region machine keeps envelopes in order without
-looking into them; the router sends them by `send`, or refuses them.
+A message with a known home never becomes a `PendingMessage`. The region machine keeps pending
+messages in order and does not look into them; the router sends or refuses them.
 
-Source: S0.11, S0.14, S2.22-S2.24; B.122.
+`BufferedAsks` holds those of one type that wait for an answer. An ask ends at its deadline even
+while it waits for a home. It then keeps its place in the region's buffer, because to search for it
+would cost more than it frees: the region drops it when it needs the room, otherwise the router
+skips it when the home is known.
+
+Source: S0.11, S0.14, S2.22 to S2.24, S2.65.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from shardbus.errors import AskTimeout, LocalProtocolError, RequestError
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    LocalProtocolError,
+    NodeLost,
+    RequestError,
+    Unhandled,
+)
+from shardbus.sharding.region.buffered import REJECT_BUFFER_FULL, REJECT_STOPPED
 from shardbus.transport.asks import CoarseClock, Key
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import Decode
 
 Refusal = RequestError | LocalProtocolError
-"""Why a message is not sent: what is in the way, or that its client is closed."""
+"""Why a message is not sent: a failed request, or a closed client."""
+
+
+OVERHEAD_BYTES = 128
+"""What a pending message counts in the buffer besides its payload."""
 
 
 class PendingMessage:
     """A message that waits for its shard's home, or (key None) a flush that follows such
-    messages."""
+    messages. `via` is the session by which a tell came, as a number below zero."""
 
     __slots__ = (
         "chain",
@@ -60,18 +77,16 @@ class PendingMessage:
             hops,
         )
         self.waiter, self.decode, self.deadline, self.chain = waiter, decode, deadline, chain
-        self.size, self.via = len(payload) + 128, via
-        """`via`: by which link a tell came, as a number below zero."""
+        self.size, self.via = len(payload) + OVERHEAD_BYTES, via
         self.error: Refusal | None = None
 
     @property
     def expired(self) -> bool:
-        """Its time is over, and whoever waited for an answer has been told."""
+        """True if its deadline has passed and its ask has failed with AskTimeout."""
         return isinstance(self.error, AskTimeout)
 
     def send(self, out: Session, clock: CoarseClock) -> None:
-        """Put it on its way. One whose asker has given up is dropped: its outcome is told
-        already."""
+        """Send it along a session. An ask that has its outcome already is dropped."""
         waiter = self.waiter
         if waiter is not None and self.decode is not None and waiter.done():
             return
@@ -102,7 +117,7 @@ class PendingMessage:
             out.ask(self.key, entity_id, payload, timeout_ms, waiter, self.decode)
 
     def refuse(self, error: Refusal) -> None:
-        """It will not be sent: tell whoever waits; a teller finds `error`."""
+        """Fail it: an ask gets the error; for a tell, the router finds it in `error`."""
         self.error = error
         if self.waiter is None:
             return
@@ -110,3 +125,54 @@ class PendingMessage:
             self.waiter.fail(error)
         elif not self.waiter.done():
             self.waiter.set_exception(error)
+
+
+class BufferedAsks:
+    """The asks of one type that wait for homes. True if there are any."""
+
+    __slots__ = ("_asks", "_entity_type")
+
+    def __init__(self, entity_type: str) -> None:
+        self._entity_type = entity_type
+        self._asks: dict[PendingMessage, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._asks)
+
+    @property
+    def flushes(self) -> int:
+        """Return how many of them are flushes, which are no messages."""
+        return sum(pending.key is None for pending in self._asks)
+
+    def add(self, pending: PendingMessage) -> None:
+        """Record that an ask is about to wait; a tell is ignored."""
+        if pending.waiter is not None:
+            self._asks[pending] = None
+
+    def discard(self, pending: PendingMessage) -> None:
+        """Forget one that waits no more."""
+        self._asks.pop(pending, None)
+
+    def refuse(self, error: Refusal) -> None:
+        """Fail all of them with this error."""
+        asks, self._asks = self._asks, {}
+        for pending in asks:
+            pending.refuse(error)
+
+    def expire(self, tick: int) -> list[PendingMessage]:
+        """Fail those whose deadline has passed at this tick, and return them."""
+        late = [pending for pending in self._asks if pending.deadline <= tick]
+        for pending in late:
+            del self._asks[pending]
+            text = f"no home for shard {pending.shard} of {self._entity_type!r} in time"
+            pending.refuse(AskTimeout(text))
+        return late
+
+
+def rejection(entity_type: str, reason: str) -> RequestError:
+    """Return the error for the sender of a message that was rejected for this reason."""
+    if reason == REJECT_BUFFER_FULL:
+        return BufferFull(f"the buffer of {entity_type!r} for shards without a home is full")
+    if reason == REJECT_STOPPED:
+        return Unhandled(f"an entity of {entity_type!r} stopped, and its shard moved on")
+    return NodeLost(f"a message of {entity_type!r} was given up: {reason}")

@@ -1,19 +1,18 @@
-"""The way of a message to its shard's home: the hot path, and the region machine behind it.
+"""The hot path of tells and asks: from an entity id to the session of its shard's home.
 
 A message whose shard has a known home costs one look-up (entity id to `ShardRoute`) and one append
-(to the open batch of the session that the route names). Everything else, an unknown home, a shard
-on the move, a bounded buffer, is decided by the pure `sharding.region.Region`; this shell carries
-out what it says. Nodes and clients use the same router: a client's region hosts nothing and asks
-any node where a node's region asks the coordinator.
+(to the open batch of the session that the route names). Every other case (an unknown home, a shard
+that moves, a full buffer) is decided by the pure `sharding.region.region.ShardRegion`; the router
+carries out its effects. Nodes and clients use the same router: the region of a client hosts nothing
+and asks any node for what the region of a node asks the coordinator.
 
+    route.out is a session    the home is known: append to its batch
+    route.out is None         the region decides: `Deliver`
 
-    route.out is a session    the home is known: append there
-    route.out is None         the machine has the word: `Deliver`
+The routes of entity ids are cached, up to ROUTES_MAX ids, because to hash an id costs more than to
+find it.
 
-Entity ids are remembered with their routes, up to a bound, because hashing an id costs more than
-finding it.
-
-Source: S0.6, S0.11-S0.15, S2.22-S2.24; docs/architecture.md.
+Source: S0.6, S0.11 to S0.15, S2.22 to S2.24; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ from typing import Any, Protocol
 
 from shardbus.errors import AskTimeout
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
-from shardbus.routing.buffered_asks import BufferedAsks, rejection
-from shardbus.routing.pending_message import PendingMessage, Refusal
+from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
 from shardbus.sharding import events
-from shardbus.sharding.region.buffered import REJECT_EXPIRED
-from shardbus.sharding.region.buffered import BufferedMessage as Kept
+from shardbus.sharding.region.buffered import REJECT_EXPIRED, BufferedMessage
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
@@ -44,7 +41,7 @@ FLUSH_TIMEOUT_MS = 60_000
 
 
 class ShardRoute:
-    """One shard as a sender sees it."""
+    """The route to one shard: `out` is the session to its home, None if that is unknown."""
 
     __slots__ = ("out", "shard")
 
@@ -54,19 +51,19 @@ class ShardRoute:
 
 
 class RouterOwner(Protocol):
-    """What the router's owner does for it: a node's entity type, or a client."""
+    """The services of a router's owner: the region's shell of a node, or a client."""
 
     def out_for(self, node: NodeId) -> Session: ...
     def is_here(self, node: NodeId) -> bool: ...
     def perform(self, effect: events.RegionEffect) -> None:
-        """An effect that is not about routes."""
+        """Carry out an effect that does not concern routes."""
 
     def dropped(self, reason: str, count: int, via: int = 0) -> None: ...
 
 
-class _Echo:
-    """Waits for a flush to come back. One that is lost with its session proves nothing: the end of
-    the node will be told, or the flush sent again."""
+class _FlushWaiter:
+    """Waits for the answer to a flush. A flush that is lost with its session proves nothing: the
+    node's end is reported later, or the flush is sent again."""
 
     __slots__ = ("_flush_id", "_router", "_shard")
 
@@ -82,13 +79,13 @@ class _Echo:
 
 
 class Router:
-    """See the module. One per entity type and process; belongs to the event loop's thread."""
+    """Routes the messages of one entity type in one process. Use it in the event loop's thread."""
 
     def __init__(
         self,
         interface: Interface,
         region: ShardRegion,
-        shell: RouterOwner,
+        owner: RouterOwner,
         loop: asyncio.AbstractEventLoop,
         clock: CoarseClock,
     ) -> None:
@@ -99,11 +96,11 @@ class Router:
         self.refused: Refusal | None = None
         self._by_id: dict[str, ShardRoute] = {}
         self._numbered: dict[int, ShardRoute] = {}
-        """The routes by the number that the default shard function gives: no text is made of it."""
-        self._shell, self._loop, self._clock = shell, loop, clock
+        """The routes by the number of the default shard function, so that no text is built."""
+        self._owner, self._loop, self._clock = owner, loop, clock
         self._create_future: Callable[[], asyncio.Future[Any]] = partial(asyncio.Future, loop=loop)
         self.done = loop.create_future()
-        """What a tell with room returns: one for all, as it costs nothing to await."""
+        """What a tell returns while there is room: one finished future for all."""
         self.done.set_result(None)
         self._machine_timer = MachineTimer(region.deadline, self._tick)
         self._keys: dict[str, Key] = {}
@@ -111,17 +108,17 @@ class Router:
         self._shards, self._shard_of = interface.shards, interface.shard_of
 
     def key(self, method: str) -> Key:
-        """The one key object for a method."""
+        """Return the key of a method; always the same object."""
         key = self._keys.get(method)
         if key is None:
             key = self._keys[method] = (self.interface.name, method)
         return key
 
     def shard_of(self, entity_id: str) -> str:
-        """The shard of an entity.
+        """Return the shard of an entity.
 
         Raises:
-            ConfigError: not an id.
+            ConfigError: the id is not valid.
         """
         check_id("an entity id", entity_id)
         if self._shard_of is not None:
@@ -129,7 +126,7 @@ class Router:
         return self._numbered_route(entity_id).shard
 
     def _numbered_route(self, entity_id: str) -> ShardRoute:
-        """The route of an entity's shard, by the default shard function."""
+        """Return the route of an entity's shard by the default shard function."""
         number = shard_number(entity_id, self._shards)
         route = self._numbered.get(number)
         if route is None:
@@ -137,13 +134,13 @@ class Router:
         return route
 
     def has_shard(self, shard: str) -> bool:
-        """Whether the type's shard function can give this shard."""
+        """True if the type's shard function can return this shard."""
         if self._shard_of is not None:
             return True
         return shard.isascii() and shard.isdigit() and len(shard) < 10 and int(shard) < self._shards
 
     def route_of(self, entity_id: str) -> ShardRoute:
-        """The route of an entity's shard. The same object for as long as the process lives."""
+        """Return the route of an entity's shard; the same object until the process ends."""
         route = self._by_id.get(entity_id)
         if route is None:
             if len(self._by_id) >= ROUTES_MAX:
@@ -156,7 +153,7 @@ class Router:
         return route
 
     def route(self, shard: str) -> ShardRoute:
-        """The route of a shard."""
+        """Return the route of a shard."""
         route = self.routes.get(shard)
         if route is None:
             route = self.routes[shard] = ShardRoute(shard)
@@ -165,12 +162,11 @@ class Router:
     # ---- sending
 
     def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
-        """Send without waiting for an answer. Returns an awaitable, done when there is room to send
-        more.
+        """Send without an answer. Returns an awaitable that is done when there is room for more.
 
         Raises:
-            BufferFull: too much waits already, for the shard's home or, without one, for any.
-            MessageTooLarge: just that.
+            BufferFull: the buffer for shards without a home is full, or the send buffer is.
+            MessageTooLarge: the payload is over the limit.
         """
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
@@ -180,10 +176,10 @@ class Router:
         return self.done if out.writable else out.until_room
 
     def send(self, entity_id: str, message: object) -> Any:
-        """`tell` a message of `receive`.
+        """Tell a message to `receive`.
 
         Raises:
-            SchemaError: the message cannot travel. Otherwise as `tell`.
+            SchemaError: the message cannot be serialized. Otherwise as `tell`.
         """
         key = self._key_of_class.get(message.__class__)
         if key is None:
@@ -202,7 +198,7 @@ class Router:
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
     ) -> asyncio.Future[Any]:
-        """Send and return a future of the answer, read by `decode`."""
+        """Send an ask. Returns a future of the answer, which `decode` reads."""
         future = self._create_future()
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
@@ -224,7 +220,7 @@ class Router:
         timeout_ms: int,
         decode: Decode,
     ) -> None:
-        """The same for an answer of the caller's own making, which is no future of this loop."""
+        """Send an ask whose outcome goes to `answer`, which need not be a future of this loop."""
         route = self.route_of(entity_id)
         if route.out is not None:
             route.out.ask(key, entity_id, payload, timeout_ms, answer, decode)
@@ -244,7 +240,7 @@ class Router:
         decode: Decode,
         chain: Chain,
     ) -> asyncio.Future[Any]:
-        """The same from inside an entity: `chain` says who waits."""
+        """Send an ask from inside an entity; `chain` names the entities that wait for it."""
         future = self._create_future()
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
@@ -259,65 +255,66 @@ class Router:
             out.ask_within(key, entity_id, payload, timeout_ms, future, decode, chain)
         return future
 
-    def deliver(self, envelope: PendingMessage) -> Any:
-        """Send an envelope by its shard's route; for arrivals that belong elsewhere too.
+    def deliver(self, pending: PendingMessage) -> Any:
+        """Send a pending message by its shard's route, or buffer it; also for an arrival that
+        belongs elsewhere.
 
         Raises:
-            BufferFull: nobody waits for an answer, and the buffer is full. MessageTooLarge: just
-                that; found here, so that those in the buffer behind it are not stopped by it.
+            BufferFull: it is a tell, and the buffer is full. MessageTooLarge: the payload is over
+                the limit; found here, because in the buffer it would block what waits behind it.
         """
-        if len(envelope.payload) > PAYLOAD_BYTES_MAX:
-            raise too_large(len(envelope.payload))
-        out = self.route(envelope.shard).out
+        if len(pending.payload) > PAYLOAD_BYTES_MAX:
+            raise too_large(len(pending.payload))
+        out = self.route(pending.shard).out
         if out is not None:
-            envelope.send(out, self._clock)
+            pending.send(out, self._clock)
             return self.done if out.writable else out.until_room
         if self.refused is not None:
-            envelope.refuse(self.refused)
-            if envelope.waiter is None:
+            pending.refuse(self.refused)
+            if pending.waiter is None:
                 raise self.refused
             return self.done
-        self.buffered_asks.add(envelope)
-        self.handle(events.Deliver(envelope.shard, envelope))
-        if envelope.error is not None and envelope.waiter is None:
-            raise envelope.error
+        self.buffered_asks.add(pending)
+        self.handle(events.Deliver(pending.shard, pending))
+        if pending.error is not None and pending.waiter is None:
+            raise pending.error
         return self.done
 
-    def arrived(self, envelope: PendingMessage, via: NodeId | None) -> None:
-        """A message came over a link, and the shard is not ours to deliver it."""
-        self.buffered_asks.add(envelope)
-        self.handle(events.Deliver(envelope.shard, envelope, via, envelope.hops - 1))
+    def arrived(self, pending: PendingMessage, via: NodeId | None) -> None:
+        """Route a message that came over a session for a shard that does not run here."""
+        self.buffered_asks.add(pending)
+        self.handle(events.Deliver(pending.shard, pending, via, pending.hops - 1))
 
     def resend(self, unsent: list[Unsent]) -> None:
-        """Messages that a lost session never sent, in order; their home still lives. They are older
-        than what waits."""
+        """Route the messages, in order, that a lost session never sent while their home lives. They
+        are older than what is buffered, so they go in front of it."""
         held: list[PendingMessage] = []
-        for envelope in map(self._envelope, unsent):
-            out = self.route(envelope.shard).out
+        for pending in map(self._pending, unsent):
+            out = self.route(pending.shard).out
             if out is not None:
-                envelope.send(out, self._clock)
+                pending.send(out, self._clock)
             elif self.refused is not None:
-                envelope.refuse(self.refused)
+                pending.refuse(self.refused)
             else:
-                held.append(envelope)
-        for envelope in reversed(held):
-            self.buffered_asks.add(envelope)
-            self.handle(events.Deliver(envelope.shard, envelope, older=True))
+                held.append(pending)
+        for pending in reversed(held):
+            self.buffered_asks.add(pending)
+            self.handle(events.Deliver(pending.shard, pending, older=True))
 
     def gone(self, node: NodeId, unsent: list[Unsent]) -> None:
-        """A node has ended; `unsent` was to go there and never left."""
-        envelopes = [self._envelope(one) for one in unsent]
-        for envelope in envelopes:
-            self.buffered_asks.add(envelope)
-        self.handle(events.NodeGone(node, tuple((e.shard, e) for e in envelopes)))
+        """Handle the end of a node; `unsent` are the messages for it that never left."""
+        left = [self._pending(one) for one in unsent]
+        for pending in left:
+            self.buffered_asks.add(pending)
+        self.handle(events.NodeGone(node, tuple((one.shard, one) for one in left)))
 
     def stopped(self, shard: str, left: list[PendingMessage]) -> None:
-        """The shard runs here no more; `left` is what its entities have not handled."""
-        for envelope in left:
-            self.buffered_asks.add(envelope)
+        """Handle the stop of a shard here; `left` are the messages that were not handled."""
+        for pending in left:
+            self.buffered_asks.add(pending)
         self.handle(events.ShardDown(shard, tuple(left)))
 
-    def _envelope(self, unsent: Unsent) -> PendingMessage:
+    def _pending(self, unsent: Unsent) -> PendingMessage:
         key, shard, entity_id, payload, hops, waiting, chain, via = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
         shard = shard or self.route_of(entity_id).shard
@@ -327,34 +324,34 @@ class Router:
         )
 
     def reconnect(self, lost: Session) -> None:
-        """A session to a home that lives was lost: from now on use a new one."""
+        """Replace a lost session to a node that lives by a new one."""
         for route in self.routes.values():
             if route.out is lost:
-                route.out = self._shell.out_for(lost.tag)
+                route.out = self._owner.out_for(lost.tag)
 
     def refuse(self, error: Refusal) -> None:
-        """The type cannot be reached from here: fail what waits, and what is sent from now on."""
+        """Fail what is buffered and what is sent later: the type cannot be reached from here."""
         self.refused = error
         self.buffered_asks.refuse(error)
 
     def end(self, error: Refusal) -> None:
-        """The client is closed: the same, for what would go along a session, too."""
+        """Refuse as `refuse`, also what has a route: the client is closed."""
         self.refuse(error)
         for route in self.routes.values():
             route.out = None
         self.close()
 
     def expire(self) -> int:
-        """Fail buffered asks whose deadline has passed; says how many."""
+        """Fail the buffered asks whose deadline has passed. Returns how many."""
         late = self.buffered_asks.expire(self._clock.tick)
         if late:
-            self.handle(events.Expired(tuple({envelope.shard: None for envelope in late})))
+            self.handle(events.Expired(tuple({pending.shard: None for pending in late})))
         return len(late)
 
     # ---- the machine
 
     def handle(self, event: events.RegionEvent) -> None:
-        """Give the region an event and do what it says."""
+        """Pass an event to the region and carry out its effects."""
         for effect in self.region.handle(event, self._loop.time()):
             self._perform(effect)
         self._machine_timer.arm()
@@ -362,43 +359,43 @@ class Router:
     def _perform(self, effect: events.RegionEffect) -> None:
         match effect:
             case events.SetRoute(shard=shard, node=node):
-                self.route(shard).out = None if node is None else self._shell.out_for(node)
+                self.route(shard).out = None if node is None else self._owner.out_for(node)
             case events.Release(node=node, envelopes=envelopes):
                 self._release(node, envelopes)
             case events.SendFlush(shard=shard, node=node, flush_id=flush_id):
-                echo = _Echo(self, shard, flush_id)
-                self._shell.out_for(node).flush_shard(
-                    self.interface.name, shard, 0, FLUSH_TIMEOUT_MS, echo
+                waiter = _FlushWaiter(self, shard, flush_id)
+                self._owner.out_for(node).flush_shard(
+                    self.interface.name, shard, 0, FLUSH_TIMEOUT_MS, waiter
                 )
-            case events.Reject(envelope=envelope, reason=reason):
-                assert isinstance(envelope, PendingMessage)
-                self.buffered_asks.discard(envelope)
-                self._dropped(envelope, reason)
-                if not envelope.expired:
-                    envelope.refuse(rejection(self.interface.name, reason))
+            case events.Reject(envelope=pending, reason=reason):
+                assert isinstance(pending, PendingMessage)
+                self.buffered_asks.discard(pending)
+                self._dropped(pending, reason)
+                if not pending.expired:
+                    pending.refuse(rejection(self.interface.name, reason))
             case _:
-                self._shell.perform(effect)
+                self._owner.perform(effect)
 
-    def _release(self, node: NodeId, envelopes: tuple[Kept, ...]) -> None:
-        out = self._shell.out_for(node)
-        for envelope in envelopes:
-            assert isinstance(envelope, PendingMessage)
-            self.buffered_asks.discard(envelope)
-            if envelope.error is None:
-                envelope.send(out, self._clock)
-            elif envelope.expired:
-                self._dropped(envelope, REJECT_EXPIRED)
-        if self._shell.is_here(node):
-            out.flush()  # nothing that arrives from elsewhere may overtake them
+    def _release(self, node: NodeId, envelopes: tuple[BufferedMessage, ...]) -> None:
+        out = self._owner.out_for(node)
+        for pending in envelopes:
+            assert isinstance(pending, PendingMessage)
+            self.buffered_asks.discard(pending)
+            if pending.error is None:
+                pending.send(out, self._clock)
+            elif pending.expired:
+                self._dropped(pending, REJECT_EXPIRED)
+        if self._owner.is_here(node):
+            out.flush()  # no message that arrives from another node may overtake them
 
-    def _dropped(self, envelope: PendingMessage, reason: str) -> None:
-        if envelope.key is not None:  # else it is a flush, and no message
-            self._shell.dropped(reason, 1, envelope.via)
+    def _dropped(self, pending: PendingMessage, reason: str) -> None:
+        if pending.key is not None:  # a flush is no message
+            self._owner.dropped(reason, 1, pending.via)
 
     def _tick(self) -> None:
         for effect in self.region.tick(self._loop.time()):
             self._perform(effect)
 
     def close(self) -> None:
-        """Stop the clock."""
+        """Stop the timer."""
         self._machine_timer.stop()
