@@ -1,7 +1,7 @@
 """`ShardBus`: the application object. It collects entity classes; a node runs them, a client calls
 them.
 
-Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
+Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 """
 
 from __future__ import annotations

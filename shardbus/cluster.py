@@ -7,7 +7,7 @@
             case MemberUp(member):
                 ...
 
-Source: B.20, B.21, B.30, S3.34; docs/how-to.md.
+Source: B.20, B.21, B.30, S3.34; docs/how-to/operate.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a class says of itself as an entity type, and what is said of it where it is declared: read
 once, and refused with the place if it cannot work.
 
-Source: docs/how-to.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
+Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 """
 
 from __future__ import annotations

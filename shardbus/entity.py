@@ -1,6 +1,6 @@
 """What users write: `Entity`, `handler` and `behaviour`.
 
-Source: docs/how-to.md; S2.9, S4.15-S4.25.
+Source: docs/how-to/define-entities.md; S2.9, S4.15-S4.25.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 For types whose allocation strategy is `external`. Any node of the cluster may be told; what it was
 told is stored, and outlives coordinators and a full stop.
 
-Source: B.69; T.S18; docs/how-to.md.
+Source: B.69; T.S18; docs/how-to/tune.md.
 """
 
 from __future__ import annotations

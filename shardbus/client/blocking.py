@@ -1,7 +1,7 @@
 """`Client`: the asynchronous client for programs without an event loop. It runs one in a thread of
 its own; threads reach it by a `pipeline`.
 
-Source: docs/how-to.md.
+Source: docs/how-to/send.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ comes after what the thread has told before. A tell that the client refuses only
 come (no home, and its buffer full, for longer than `timeout`) cannot raise where it was told: it is
 counted, and the next call of any thread raises its error.
 
-Source: docs/how-to.md; S0.35.
+Source: docs/how-to/send.md; S0.35.
 """
 
 from __future__ import annotations

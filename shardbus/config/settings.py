@@ -353,7 +353,7 @@ class LogSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownSettings:
-    """How long each phase of leaving may take; what the phases are is in the how-to."""
+    """How long each phase of leaving may take; docs/how-to/operate.md names the phases."""
 
     before_service_unbind: float = seconds(5.0, "for tasks of the application")
     service_unbind: float = seconds(5.0, "for tasks of the application")

@@ -1,6 +1,6 @@
 """`self.context`: what the runtime keeps for one running entity, and what the entity may ask of it.
 
-Source: docs/how-to.md; B.49, S2.38-S2.42, S4.17; B.50.
+Source: docs/how-to/define-entities.md; B.49, S2.38-S2.42, S4.17; B.50.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ keeps it, and the next incarnation after a passivation begins with it.
 work is cancelled, outcomes that still wait in the mailbox are taken out, and who waited for one is
 told. A hand-off waits for work under way as it does for the mailbox, and idling does not end it.
 
-Source: S4.17-S4.23; docs/how-to.md.
+Source: S4.17-S4.23; docs/how-to/define-entities.md.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ Each such handler is counted once, and told by one warning; of several of one ty
 seconds only the first is told, and the next warning says how many were not. A handler that holds
 the interpreter's lock, as some compiled code does, stops the cluster thread, too, and is not seen.
 
-Source: B.137, N.20; docs/how-to.md.
+Source: B.137, N.20; docs/how-to/tune.md.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ entity is cut off. That a newer activation has loaded the state is a failure too
 elsewhere, and this shard will be told to stop, or has been: then it ends. What waits for one that
 ends is for the shard's next home.
 
-Source: S2.47, S2.48, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to.md.
+Source: S2.47, S2.48, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to/define-entities.md.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ that runs the node, asks before the node listens and joins.
     `@bus.version`         ──> its answer, within `node.version_timeout`, or the node does not start
     neither                ──> 0.0.0
 
-Source: B.19, B.147; docs/how-to.md.
+Source: B.19, B.147; docs/how-to/operate.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The limit that a process begins with is often 1,024, for the sake of old program
 for many more. So a node asks for them; and since whatever opens one fails when there are none left,
 it says so before that.
 
-Source: docs/how-to.md.
+Source: docs/how-to/operate.md.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ends when they have, or at its timeout: then what is late is cancelled and not w
 that fails is logged and stops nobody. A plain function that blocks the loop cannot be cut off: for
 that the process has a deadline (`run`).
 
-Source: S2.52; B.141, C.8; T.S8; docs/how-to.md.
+Source: S2.52; B.141, C.8; T.S8; docs/how-to/operate.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 object of the entity's class, whose handlers are `Call`s; at run time it is a `Ref` that makes each
 call once and keeps it, so that a loop over one reference pays for no look-up.
 
-Source: docs/how-to.md; B.48, B.140.
+Source: docs/how-to/send.md; B.48, B.140.
 """
 
 from __future__ import annotations

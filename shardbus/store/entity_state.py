@@ -1,7 +1,7 @@
 """Entities' state in the store, as entities see it: one load at a time, saves in shared round
 trips.
 
-Source: docs/how-to.md; docs/architecture.md.
+Source: docs/how-to/keep-state.md; docs/architecture.md.
 """
 
 from __future__ import annotations

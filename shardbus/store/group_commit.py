@@ -8,7 +8,7 @@ so that a repeated batch ends as the first would have.
 A batch that got no answer is sent again with the same operation ids, a bounded number of times, and
 then fails for each of its callers: what is stored is then the old value or the new one.
 
-Source: docs/how-to.md; C.20; docs/architecture.md.
+Source: docs/how-to/keep-state.md; C.20; docs/architecture.md.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ the roll knocks there before he believes it. A node that comes back at its addre
 They are kept as remembered entities of a reserved type, all under one fence, for nobody takes over
 from anybody. So every store that can remember entities can keep them.
 
-Source: S2.54; docs/how-to.md.
+Source: S2.54; docs/how-to/operate.md.
 """
 
 from __future__ import annotations

@@ -40,5 +40,5 @@ ends, the worker leaves the cluster as at a SIGTERM (`shardbus.node.supervisor_l
     exposition       metrics of all workers as one page; pure
     supervisor  the loop that carries the crew's orders out
 
-Source: docs/reference/cli.md; docs/how-to.md; B.139, C.34.
+Source: docs/reference/cli.md; docs/how-to/operate.md; B.139, C.34.
 """

@@ -7,7 +7,7 @@ starting has few nodes and will have more.
 
 A shard function of the user's own may give any number of shards; then those that have a home count.
 
-Source: S2.18, S2.19; docs/how-to.md.
+Source: S2.18, S2.19; docs/how-to/define-entities.md.
 """
 
 from __future__ import annotations
