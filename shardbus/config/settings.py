@@ -150,6 +150,11 @@ class ClusterSettings:
     app_stall_timeout: float = seconds(
         30.0, "a node whose handlers block its loop for so long leaves"
     )
+    coordinator_stall: float = seconds(
+        2.0,
+        "a node whose handlers block its loop that long gives up its coordinators",
+        off=True,
+    )
     app_block_warning: float = seconds(
         1.0, "a handler that blocks the node's loop for so long is named in a warning", off=True
     )

@@ -183,6 +183,7 @@ class ClusterMembership:
                 | ev.Quarantine()
                 | ev.SetService()
                 | ev.PrepareForShutdown()
+                | ev.YieldSeniority()
                 | ev.RecordEpoch()
                 | ev.SetMeta()
             ):

@@ -6,7 +6,8 @@
     Quarantine          it must start anew: final, and for the downing strategy to act on
     SetService          cordoned, draining or open, for whoever gives shards away
     PrepareForShutdown  up                   -> preparing, everybody; the leader does the rest
-    EpochSeen, SetMeta  facts that every node shall know
+    YieldSeniority      this node becomes the youngest; its coordinators move to the next oldest
+    RecordEpoch, SetMeta  facts for every node
 
 Each is one step from a copy of the state to the next, or a refusal. Any member may be asked; what
 it does spreads by gossip.
@@ -21,7 +22,7 @@ from typing import assert_never
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.gossip import META_BYTES_MAX, META_MAX, META_NAME_MAX, Gossip
-from shardbus.membership.member import Status
+from shardbus.membership.member import WORKING, Status, age_order
 from shardbus.membership.reachability import Flag
 
 Order = (
@@ -31,6 +32,7 @@ Order = (
     | ev.Quarantine
     | ev.SetService
     | ev.PrepareForShutdown
+    | ev.YieldSeniority
     | ev.RecordEpoch
     | ev.SetMeta
 )
@@ -42,6 +44,8 @@ def obey(gossip: Gossip, me: NodeId, order: Order, now: float) -> tuple[Gossip, 
     match order:
         case ev.PrepareForShutdown():
             return _prepare(gossip, me)
+        case ev.YieldSeniority():
+            return _yield(gossip, me), ""
         case ev.RecordEpoch(entity_type, epoch):
             if me not in gossip.members:
                 return gossip, ""
@@ -89,6 +93,16 @@ def _serve(gossip: Gossip, me: NodeId, order: ev.SetService) -> Gossip:
     before = gossip.members[order.node]
     after = before.serving(order.service)
     return gossip if after is before else gossip.with_members(me, after)
+
+
+def _yield(gossip: Gossip, me: NodeId) -> Gossip:
+    """Make this node the youngest. The same object if it is not Up, or is the youngest already."""
+    mine = gossip.members.get(me)
+    working = [m for m in gossip.members.values() if m.status in WORKING]
+    if mine is None or mine.status is not Status.UP or mine == max(working, key=age_order):
+        return gossip
+    number = max(m.up_number for m in gossip.members.values())
+    return gossip.with_members(me, mine.yielding(number + 1))
 
 
 def _prepare(gossip: Gossip, me: NodeId) -> tuple[Gossip, str]:

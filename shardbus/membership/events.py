@@ -112,6 +112,11 @@ class PrepareForShutdown:
 
 
 @dataclass(frozen=True, slots=True)
+class YieldSeniority:
+    """Make this node the youngest member: its application cannot coordinate anything now."""
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseResult:
     """The answer to AcquireLease. None: the store could not be reached."""
 
@@ -149,6 +154,7 @@ Event = (
     | Quarantine
     | SetService
     | PrepareForShutdown
+    | YieldSeniority
     | LeaseResult
     | RecordEpoch
     | SetMeta

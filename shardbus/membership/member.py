@@ -123,6 +123,8 @@ class Member:
     service: Service = Service.OPEN
     service_version: int = 0
     """How often `service` was changed."""
+    yields: int = 0
+    """How often the member gave up its place in the order of age and went to its end."""
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
         """This member in its next status.
@@ -139,12 +141,14 @@ class Member:
         )
 
     def merge(self, other: Member) -> Member:
-        """The later of two views of the same incarnation: the higher status, the lower up number
-        that is set, the service that was changed oftener."""
+        """Return the later of two views of the same incarnation: the higher status, the service
+        that changed more often, the up number of the view with more yields; with equal yields,
+        the lower up number that is set."""
         if other is self or other == self:
             return self
         status = max(self.status, other.status, key=RANKS.__getitem__)
-        numbers = [m.up_number for m in (self, other) if m.up_number]
+        yields = max(self.yields, other.yields)
+        numbers = [m.up_number for m in (self, other) if m.up_number and m.yields == yields]
         later = max(self, other, key=_service_order)
         return replace(
             self,
@@ -152,6 +156,7 @@ class Member:
             up_number=min(numbers, default=0),
             service=later.service,
             service_version=later.service_version,
+            yields=yields,
         )
 
     def serving(self, service: Service) -> Member:
@@ -159,6 +164,10 @@ class Member:
         if self.service is service:
             return self
         return replace(self, service=service, service_version=self.service_version + 1)
+
+    def yielding(self, up_number: int) -> Member:
+        """Return this member with a new place in the order of age."""
+        return replace(self, up_number=up_number, yields=self.yields + 1)
 
     def has_role(self, role: str) -> bool:
         """True if it has the role, or if no role is asked for."""

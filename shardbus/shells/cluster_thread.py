@@ -12,7 +12,9 @@ sides share no objects: events come in by `post`, effects that the application m
 **The watchdog** looks at the other side: the application calls `app_alive` from its loop at least
 every 250 ms. A node that answers heartbeats and handles nothing is not alive: after
 `app_stall_timeout` it declares itself down. The watchdog counts its own ticks, not the clock, so
-that a process that was stopped as a whole does not accuse its application. At each tick it tells
+that a process that was stopped as a whole does not accuse its application. Long before that, after
+`coordinator_stall`, it makes the node the youngest member: its coordinators move to the next oldest
+node, and their epoch shuts out what the late one still writes. At each tick it tells
 `stalled` for how long the application has been silent, so that somebody can look what it does.
 
 An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
@@ -119,6 +121,7 @@ class ClusterThread:
         self._app_seen = True
         self._stalled = 0.0
         self._gave_up = False
+        self._yield_at = settings.coordinator_stall
 
     # -- for the application's thread ----------------------------------------------------------
 
@@ -244,11 +247,27 @@ class ClusterThread:
         self._stalled = 0.0 if self._app_seen else self._stalled + TICK
         self._app_seen = False
         self._tell_stalled(self._stalled)
+        self._yield_coordinators()
         if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
             self._gave_up = True
             log.error("the application has not turned its loop for %.1f s: down", self._stalled)
             self._handle(ev.Down(self.me.node))
         self._loop.call_at(self._tick_due, self._watch)
+
+    def _yield_coordinators(self) -> None:
+        """Make this node the youngest each time its application has been stalled for another
+        `coordinator_stall`, so that coordinators run where a loop turns."""
+        patience = self.settings.coordinator_stall
+        if not patience or self._stalled < patience:
+            self._yield_at = patience
+        elif self._stalled >= self._yield_at:
+            self._yield_at = self._stalled + patience
+            log.warning(
+                "the application has not turned its loop for %.1f s: "
+                "the next oldest node takes over its coordinators",
+                self._stalled,
+            )
+            self._handle(ev.YieldSeniority())
 
     def _handle(self, event: ev.Event) -> None:
         if self._machine is not None:

@@ -62,6 +62,7 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
     up_number: Number
     service: Annotated[int, Meta(ge=0, le=2)] = 0
     service_version: Number = 0
+    yields: Number = 0
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
@@ -163,6 +164,7 @@ def wire_member(member: Member) -> WireMember:
         member.up_number,
         SERVICES.index(member.service),
         member.service_version,
+        member.yields,
     )
 
 
@@ -178,6 +180,7 @@ def member_of(node: NodeId, wire: WireMember) -> Member:
         wire.up_number,
         SERVICES[wire.service],
         wire.service_version,
+        wire.yields,
     )
 
 

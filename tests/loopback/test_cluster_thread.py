@@ -133,7 +133,7 @@ class Lab:
 
 @pytest.fixture
 def lab() -> Iterator[Lab]:
-    made = Lab(ClusterSettings())
+    made = Lab(ClusterSettings(coordinator_stall=0.0))
     yield made
     made.close()
 
@@ -205,6 +205,21 @@ def test_a_stalled_application_takes_its_node_down(lab: Lab) -> None:
     assert stalled.thread.lag >= 0.5
     stalled.crash()
     lab.wait(lambda: all(len(p.view.members) == 3 for p in (first, second)))
+
+
+def test_a_stalled_application_makes_its_node_the_youngest(lab: Lab) -> None:
+    """Nobody calls `app_alive` in this laboratory, so every application in it is stalled."""
+    stalled = lab.start(settings=replace(lab.settings, coordinator_stall=0.5))
+    lab.agree(stalled)
+    second = lab.start(stalled)
+    third = lab.start(stalled)
+
+    def oldest(process: Process) -> NodeId | None:
+        member = process.view.oldest()
+        return member.node if member is not None else None
+
+    others = (second.node, third.node)
+    lab.wait(lambda: all(oldest(p) in others for p in (stalled, second, third)))
 
 
 def test_without_downing_the_dead_stay_unreachable(lab: Lab) -> None:

@@ -67,6 +67,13 @@ class Page(Entity):
         return self.context.node
 
     @handler
+    def block_until(self, gate: str) -> str:
+        """Keep the whole loop waiting until this file exists."""
+        while not Path(gate).exists():
+            time.sleep(0.05)
+        return self.context.node
+
+    @handler
     def block(self, seconds: float) -> str:
         """Do what a handler must not: keep the whole loop waiting."""
         time.sleep(seconds)

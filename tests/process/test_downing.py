@@ -111,7 +111,7 @@ async def test_none_keeps_everybody(lab: Processes) -> None:
 
 
 RULE = """
-from shardbus.membership.downing.split import Outcome, Split
+from shardbus.membership.downing import Outcome, Split
 
 
 def with_the_first(split: Split) -> tuple[Outcome, str]:

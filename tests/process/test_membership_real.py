@@ -11,12 +11,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.ports import free_port
-from tests.process.app import Page
+from tests.process.app import Account, Page
 from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import until
 
@@ -149,6 +150,35 @@ async def test_neither_a_blocked_handler_nor_a_hogged_core_costs_a_node(lab: Pro
         log = node.err.read_text()
         assert "is unreachable" not in log
         assert "downing:" not in log
+
+
+async def test_S2_81_the_coordinator_leaves_a_node_whose_loop_is_blocked(
+    lab: Processes, tmp_path: Path
+) -> None:
+    """The oldest node handles nothing; shards without a home get one all the same, from the next
+    oldest, and the blocked node serves again afterwards."""
+    nodes = await lab.cluster(
+        3, settings=("cluster.app_stall_timeout=10m", "cluster.quarantine_after=20m")
+    )
+    names = [await name_of(node) for node in nodes]
+    gate = tmp_path / "gate"
+    async with lab.client(timeout=300.0) as client:
+        pages = [client.ref(Page, f"page-{i}") for i in range(40)]
+        wheres = await asyncio.gather(*(page.where() for page in pages))
+        page = next(p for p, w in zip(pages, wheres, strict=True) if w == names[0])
+        blocked = asyncio.ensure_future(page.block_until(str(gate)))
+        await until(lambda: nodes[0].get("/livez") is None, "a loop that does not turn")
+        account = client.ref(Account, "the-first")
+        assert await account.where() in names
+        assert not blocked.done()
+        gate.touch()
+        assert await blocked == names[0]
+        assert await page.where()
+    await until(
+        lambda: cluster(nodes[0]).get("oldest") in names[1:],
+        "another oldest in the blocked one's view",
+    )
+    await lab.agree(*nodes)
 
 
 # Started again

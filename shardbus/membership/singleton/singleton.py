@@ -5,6 +5,8 @@ Age decides, and every node computes it alike from what gossip says. But views d
 and the oldest that leaves still lives. So the next one asks it first, and starts when it has heard
 that the other's instance has stopped:
 
+       ┌────────────────────────young─────────────────────┐
+       v                                                  │
     YOUNGER ──next──> BECOMING_OLDEST ──clear, late──> OLDEST ──leaving──> WAS_OLDEST
        └──────────────────clear──────────────────────────^                     │ asked, last, late
                                                                                v
@@ -19,8 +21,10 @@ that the other's instance has stopped:
 - *Nothing here is needed for safety.* The instance claims an epoch before it does anything, and the
   store and its peers refuse a lower one. A lost message, or a wrong guess, costs a moment in which
   two believe that they rule, under different epochs.
-- Nobody older than the oldest ever appears: members get higher numbers as they come up. So the
-  oldest rules until it leaves.
+- A member gets a higher number than every other as it comes up, so no newcomer is older than the
+  oldest. The oldest keeps its instance until it leaves, or until its own membership makes it the
+  youngest because its application is stalled (`YieldSeniority`). It then stops the instance at
+  once, as soon as it can; the next oldest has not waited for it.
 - While the cluster *prepares* to stop as a whole, nothing is handed over and nobody starts.
 
 `TRANSITIONS` is the drawing as data. Not here: what the instance does, and how it claims its epoch.
@@ -76,6 +80,7 @@ class SingletonTrigger(Enum):
     LAST = "leaves, nobody is waited for"
     ASKED = "asked to hand over"
     OVER = "the instance has ended"
+    YOUNG = "not the oldest any more"
     DOWNED = "downed"
 
 
@@ -91,6 +96,7 @@ TRANSITIONS: Mapping[tuple[SingletonState, SingletonTrigger], SingletonState] = 
     (SingletonState.BECOMING_OLDEST, SingletonTrigger.LEAVING): SingletonState.ENDED,
     (SingletonState.BECOMING_OLDEST, SingletonTrigger.LAST): SingletonState.ENDED,
     (SingletonState.BECOMING_OLDEST, SingletonTrigger.DOWNED): SingletonState.ENDED,
+    (SingletonState.OLDEST, SingletonTrigger.YOUNG): SingletonState.YOUNGER,
     (SingletonState.OLDEST, SingletonTrigger.LEAVING): SingletonState.WAS_OLDEST,
     (SingletonState.OLDEST, SingletonTrigger.LAST): SingletonState.HANDING_OVER,
     (SingletonState.OLDEST, SingletonTrigger.DOWNED): SingletonState.ENDED,
@@ -271,8 +277,11 @@ class Singleton:
             if self._left or self._preparing or successor is None:
                 return SingletonTrigger.LAST
             return None if state is SingletonState.WAS_OLDEST else SingletonTrigger.LEAVING
-        if state is SingletonState.OLDEST or state is SingletonState.WAS_OLDEST:
+        if state is SingletonState.WAS_OLDEST:
             return None
+        if state is SingletonState.OLDEST:
+            outranked = successor not in (self._me, None) and not self._preparing
+            return SingletonTrigger.YOUNG if outranked else None
         if successor != self._me or self._preparing:
             return SingletonTrigger.PASSED if state is SingletonState.BECOMING_OLDEST else None
         if self._predecessors.awaited() or now < (self._predecessors.held_until() or now):

@@ -81,6 +81,19 @@ def test_the_lower_up_number_wins(one: int, other: int, merged: int) -> None:
     assert member("a", U, one).merge(member("a", U, other)).up_number == merged
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "merged"),
+    [((3, 0), (7, 1), (7, 1)), ((9, 2), (7, 1), (9, 2)), ((7, 1), (8, 1), (7, 1))],
+)
+def test_the_up_number_of_the_view_with_more_yields_wins(
+    one: tuple[int, int], other: tuple[int, int], merged: tuple[int, int]
+) -> None:
+    views = [replace(member("a", U, number), yields=yields) for number, yields in (one, other)]
+    for first, second in (views, views[::-1]):
+        after = first.merge(second)
+        assert (after.up_number, after.yields) == merged
+
+
 def test_TU4_address_order_is_host_port_uid() -> None:
     places = [("a", 1, 9), ("a", 2, 1), ("a", 10, 1), ("a", 10, 2), ("b", 1, 1)]
     nodes = [NodeId(*place) for place in places]

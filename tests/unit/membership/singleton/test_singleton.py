@@ -208,7 +208,7 @@ TABLE: dict[SingletonState, dict[str, tuple[str, str]]] = {
         "the first deadline": ("becoming oldest", "HandOverToMe A"),
     },
     SingletonState.OLDEST: {
-        "all up": ("oldest", ""),
+        "all up": ("younger", "HaltInstance"),
         "A leaves": ("oldest", ""),
         "A exits": ("oldest", ""),
         "A is gone": ("oldest", ""),

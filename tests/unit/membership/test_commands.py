@@ -1,0 +1,44 @@
+"""Commands of operators and of the application, as steps from one state to the next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.membership import events as ev
+from shardbus.membership.commands import obey
+from shardbus.membership.gossip import Gossip
+from shardbus.membership.member import Status, age_order
+from tests.unit.membership.test_gossip import A, state
+
+
+def aged(**statuses: Status) -> Gossip:
+    """A state whose members came up in the order given."""
+    gossip = state(**statuses)
+    ages = (
+        replace(gossip.members[NodeId(host, 1, 1)], up_number=number)
+        for number, host in enumerate(statuses, 1)
+    )
+    return gossip.with_members(A, *ages)
+
+
+def test_a_node_that_yields_becomes_the_youngest_and_only_once() -> None:
+    before = aged(a=Status.UP, b=Status.UP, c=Status.LEAVING)
+    after, refusal = obey(before, A, ev.YieldSeniority(), 0.0)
+    assert not refusal
+    assert sorted(after.members.values(), key=age_order)[-1].node == A
+    assert after.members[A] == replace(before.members[A], up_number=4, yields=1)
+    assert obey(after, A, ev.YieldSeniority(), 0.0)[0] is after
+
+
+@pytest.mark.parametrize("status", [s for s in Status if s not in (Status.UP, Status.REMOVED)])
+def test_only_an_up_member_yields(status: Status) -> None:
+    before = aged(a=status, b=Status.UP)
+    assert obey(before, A, ev.YieldSeniority(), 0.0)[0] is before
+
+
+def test_the_only_working_member_keeps_its_age() -> None:
+    before = aged(a=Status.UP, b=Status.LEAVING)
+    assert obey(before, A, ev.YieldSeniority(), 0.0)[0] is before
