@@ -371,11 +371,11 @@ class AsyncClient:
             self._regions.set_contact(None)
         if isinstance(session.tag, NodeId):
             # A silent node that is still a member is not gone: the cluster knows better.
-            session.gone = session.gone or session.tag not in contact.members
-            if session.gone and not session.parted:
-                self._endpoint.departures.tell(session.tag)
+            session.peer_ended = session.peer_ended or session.tag not in contact.members
+            if session.peer_ended and not session.closed_idle:
+                self._endpoint.departures.announce(session.tag)
             self._regions.on_session_lost(session, unsent)
-            if session.gone:
+            if session.peer_ended:
                 contact.leaving.discard(session.tag)
         else:
             self._regions.resend(unsent)
@@ -384,11 +384,11 @@ class AsyncClient:
 
     def _on_tick(self) -> None:
         self._regions.expire()
-        if line := self._refused_tells.line(asyncio.get_running_loop().time()):
+        if line := self._refused_tells.log_line(asyncio.get_running_loop().time()):
             log.warning("%s", line)
         self._regions.retry_refused(self._contact.members)
         for node in list(self._contact.leaving):
-            self._endpoint.part(node, in_use=self._regions.uses)
+            self._endpoint.close_idle(node, in_use=self._regions.uses)
 
     # ---- what arrives
 
@@ -400,9 +400,9 @@ class AsyncClient:
                 self._contact.members = message.nodes
                 self._regions.on_nodes_alive(message.nodes)
                 for node in message.died:
-                    self._endpoint.drop(node, NodeLost(f"{node} is gone"))
+                    self._endpoint.remove(node, NodeLost(f"{node} is gone"))
             case Refusals():
-                self._refused_tells.hear(session.name, message)
+                self._refused_tells.record(session.name, message)
             case TypeInfo():
                 self._regions.on_type_info(control.type, message)
             case _:

@@ -229,7 +229,7 @@ class ClientRegions:
         by_type = _by_type(unsent)
         for name, region in self._by_name.items():
             own = by_type.get(name, [])
-            if session.gone:
+            if session.peer_ended:
                 self._gone_at[session.tag] = self.endpoint.loop.time()
                 region.router.gone(session.tag, own)
             else:

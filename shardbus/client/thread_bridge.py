@@ -28,7 +28,7 @@ from shardbus.errors import BufferFull, LocalProtocolError
 from shardbus.routing.router import Router
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
-from shardbus.transport.outbox import too_large
+from shardbus.transport.session import too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Decode
 

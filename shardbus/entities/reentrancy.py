@@ -88,7 +88,9 @@ class NodeRouter(Router):
         if owner is not None:
             asking: CallChain | None = owner.asking_now()
             if asking is not None:
-                answer = self.ask_within(key, entity_id, payload, timeout_ms, decode, asking.chain)
+                answer = self.ask_in_chain(
+                    key, entity_id, payload, timeout_ms, decode, asking.chain
+                )
                 asking.asked((key[0], entity_id), answer)
                 return answer
         route = self._by_id.get(entity_id) or self.route_of(entity_id)

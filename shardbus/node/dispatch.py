@@ -99,13 +99,13 @@ class Dispatcher:
             self._describe(session, control.type)
             return
         if isinstance(message, Refusals) and session.tag not in self.clients:
-            self._node.refused.hear(session.name, message)
+            self._node.refused.record(session.name, message)
             return
         if isinstance(message, Goodbye):
             if message.node in self._node.hosting_members():
                 self._node.endpoint.count_drop("not_allowed")
             else:
-                self._node.endpoint.departures.heard(message.node)
+                self._node.endpoint.departures.on_notice(message.node)
             return
         kind = self._node.kinds.get(control.type)
         if kind is None or not isinstance(session.tag, NodeId):

@@ -50,8 +50,7 @@ from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import StateStore
 from shardbus.store.urls import family
-from shardbus.transport.drop_reports import RefusedTells
-from shardbus.transport.drop_tallies import DropTallies
+from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
@@ -208,7 +207,7 @@ class Node:
             case cluster.ViewChanged(view=view):
                 self._on_view(view)
             case cluster.SendControl(to=to, message=message):
-                self.endpoint.membership(to, gossip.encode(message))
+                self.endpoint.send_membership(to, gossip.encode(message))
             case cluster.AcquireLease():
                 task = self.loop.create_task(self._acquire(effect))
                 self._leases.add(task)

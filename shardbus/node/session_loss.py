@@ -25,8 +25,7 @@ from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
 from shardbus.sharding import events
 from shardbus.transport.asks import Unsent
-from shardbus.transport.session import Session
-from shardbus.transport.undelivered import tells_by_link
+from shardbus.transport.session import Session, tells_by_mark
 
 if TYPE_CHECKING:
     from shardbus.node.node import Node
@@ -52,10 +51,10 @@ class SessionLoss:
         node = self._node
         error = NodeLost(f"{gone} is gone")
         if died:
-            node.endpoint.drop(gone, error)  # first: what comes back is older than what waits
+            node.endpoint.remove(gone, error)  # first: what comes back is older than what waits
             node.dispatcher.tell_clients(died=(gone,))
         else:
-            node.loop.call_later(DEPART_S, node.endpoint.drop, gone, error)
+            node.loop.call_later(DEPART_S, node.endpoint.remove, gone, error)
             if node.endpoint.watch(gone):
                 self._left[gone] = None
                 for kind in node.kinds.values():
@@ -99,17 +98,17 @@ class SessionLoss:
         can be, here and at others, and the rest is not taken."""
         del self._left[left]
         endpoint = self._node.endpoint
-        endpoint.departures.tell(left)
+        endpoint.departures.announce(left)
         self._parting = left
         try:
-            endpoint.give_up(left, NodeLost(f"{left} has left"))
+            endpoint.end_sessions(left, NodeLost(f"{left} has left"))
         finally:
             self._parting = None
 
     def stopper(self) -> None:
         """This node ends: tell those for whom it has passed on what nobody has acknowledged."""
-        for session in self._node.endpoint.opened_here:
-            for (name, via), lost in tells_by_link(session.unacknowledged()).items():
+        for session in self._node.endpoint.outgoing_sessions:
+            for (name, via), lost in tells_by_mark(session.unacknowledged()).items():
                 self._node.drops.drop(via, name, "unconfirmed", lost)
 
     def closed(self, sessions: Iterable[Session]) -> None:

@@ -51,7 +51,7 @@ class StalledPeers:
         before, self._stalls = self._stalls, {}
         found = []
         for session in stalled:
-            stall, sign = before.get(session), (session.acked, session.told_to_wait)
+            stall, sign = before.get(session), (session.acked, session.held_reports)
             if stall is None or stall.sign != sign:
                 stall = StalledSession(sign)
             else:

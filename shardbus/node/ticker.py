@@ -79,7 +79,7 @@ class Ticker:
         self._do(f"handlers of {kind.name}", tick, partial(node.slow.look, waiting, limit, tick))
 
     def _tell_refused(self) -> None:
-        if line := self._node.refused.line(self._node.loop.time()):
+        if line := self._node.refused.log_line(self._node.loop.time()):
             log.warning("%s", line)
 
     def _do(self, what: str, tick: int, part: Callable[[], object]) -> None:

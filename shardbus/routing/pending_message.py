@@ -110,9 +110,9 @@ class PendingMessage:
                 self.via,
             )
         elif waiter is None:
-            out.tell_kept(self.key, entity_id, payload)
+            out.tell_accepted(self.key, entity_id, payload)
         elif chain:
-            out.ask_within(self.key, entity_id, payload, timeout_ms, waiter, self.decode, chain)
+            out.ask_in_chain(self.key, entity_id, payload, timeout_ms, waiter, self.decode, chain)
         else:
             out.ask(self.key, entity_id, payload, timeout_ms, waiter, self.decode)
 

@@ -31,8 +31,7 @@ from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.machine_timer import MachineTimer
-from shardbus.transport.outbox import too_large
-from shardbus.transport.session import Session
+from shardbus.transport.session import Session, too_large
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX, Chain
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of, pack_value
 
@@ -231,7 +230,7 @@ class Router:
                 PendingMessage(key, shard, entity_id, payload, 0, answer, decode, deadline)
             )
 
-    def ask_within(
+    def ask_in_chain(
         self,
         key: Key,
         entity_id: str,
@@ -252,7 +251,7 @@ class Router:
                 )
             )
         else:
-            out.ask_within(key, entity_id, payload, timeout_ms, future, decode, chain)
+            out.ask_in_chain(key, entity_id, payload, timeout_ms, future, decode, chain)
         return future
 
     def deliver(self, pending: PendingMessage) -> Any:

@@ -35,7 +35,7 @@ from shardbus.shells.forwarding import LATEST_MS, ForwardedAsk, passed_on
 from shardbus.shells.load_sampling import LoadSampling
 from shardbus.shells.shard_leases import ShardLeases
 from shardbus.store.protocol import StateStore
-from shardbus.transport.drop_tallies import DropTallies
+from shardbus.transport.drop_reports import DropTallies
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.session import Session

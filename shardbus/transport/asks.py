@@ -1,8 +1,8 @@
-"""Who waits for what on a session: one outcome for each ask.
+"""The waiting asks of a session: exactly one outcome each.
 
-An ask is known by its correlation id. Its outcome is the answer, the error that the other side
-names, AskTimeout at its deadline, or NodeLost when the session is lost; whichever comes first, and
-only that. Deadlines are kept in coarse ticks and looked at by a sweep, because a timer for each ask
+An ask is identified by its correlation id. Its outcome is the first of these, and only that: the
+answer; the error that the other side reports; AskTimeout at its deadline; NodeLost when the session
+is lost. Deadlines are kept in coarse ticks and checked by a sweep, because a timer for each ask
 would cost more than the ask.
 
 Source: docs/architecture.md; B.108, B.112; I12.
@@ -21,7 +21,7 @@ from shardbus.wire.batch import UNREADABLE, Chain, Fail, ReplyRun
 from shardbus.wire.schema import Decode
 
 Failure = RequestError | ReentrancyError
-"""What an asker may be told instead of an answer."""
+"""What a caller may get instead of an answer."""
 FAILURE_TEXT_MAX = 16 * 1024
 """Characters of an error's text that travel."""
 
@@ -35,14 +35,14 @@ Key = tuple[str, str]
 
 
 class Waiter(Protocol):
-    """Somebody who waits for an answer but is not a future: a relayed ask, a flush."""
+    """Waits for an answer without being a future: a relayed ask, a flush."""
 
     def resolve(self, payload: bytes) -> None: ...
     def fail(self, error: Failure) -> None: ...
 
 
 class PendingAsk(NamedTuple):
-    """Who waits: a future with the function that reads its answer, or (decode None) a Waiter."""
+    """A caller: a future with the function that decodes its answer, or (decode None) a Waiter."""
 
     waiter: Any
     decode: Decode | None
@@ -51,7 +51,7 @@ class PendingAsk(NamedTuple):
 
 
 class Unsent(NamedTuple):
-    """A message that a lost session gives back."""
+    """A message that a lost session returns, to be sent another way."""
 
     key: Key
     shard: str
@@ -64,9 +64,10 @@ class Unsent(NamedTuple):
 
 
 class CoarseClock:
-    """A coarse clock for deadlines, in ticks of `TICK_MS`; whoever owns the sessions moves it on.
-    It stands still while something blocks the loop, and leaps afterwards: what is asked in between
-    must not be late at once, so that a deadline is counted from the time itself."""
+    """A coarse clock for deadlines, in ticks of `TICK_MS`. The owner of the sessions calls `move`.
+
+    `tick` stands still while the event loop is blocked, and leaps afterwards. An ask made in
+    between must not expire at once, so `after` counts from the time itself and not from `tick`."""
 
     __slots__ = ("_began", "_time", "tick")
     TICK_MS = 50
@@ -77,15 +78,15 @@ class CoarseClock:
         self._began = 0.0
 
     def start(self, time: Callable[[], float]) -> None:
-        """Go by this time, in seconds, from now on."""
+        """Use this source of time, in seconds."""
         self._time, self._began = time, time()
 
     def move(self) -> None:
-        """Read the time."""
+        """Set `tick` to the current time."""
         self.tick = self._now()
 
     def after(self, timeout_ms: int) -> int:
-        """The tick at which `timeout_ms` from now have surely passed."""
+        """Return the tick at which at least `timeout_ms` will have passed from now."""
         return self._now() + timeout_ms // self.TICK_MS + 2
 
     def _now(self) -> int:
@@ -102,28 +103,29 @@ class Asks:
     def __init__(self, clock: CoarseClock) -> None:
         self._clock = clock
         self.corr = 0
-        """The last correlation id."""
+        """Last correlation id."""
         self.entries: dict[int, PendingAsk | tuple[Any, Decode | None, int]] = {}
-        """By correlation id, as plain tuples: a named one costs as much as the rest of an ask's
-        bookkeeping."""
+        """By correlation id. Plain tuples: making a named one costs as much as the rest of an
+        ask's bookkeeping."""
 
     def expect(self, waiter: Any, decode: Decode | None, timeout_ms: int) -> int:
-        """Somebody waits from now on; returns the correlation id."""
+        """Register a caller. Returns the correlation id."""
         corr = self.corr = self.corr + 1
         self.entries[corr] = (waiter, decode, self.deadline(timeout_ms))
         return corr
 
     def deadline(self, timeout_ms: int) -> int:
-        """The tick at which an ask made now has waited for too long."""
+        """Return the tick at which an ask made now expires."""
         return self._clock.after(timeout_ms)
 
     def take(self, corr: int) -> PendingAsk | None:
-        """Who waited for it; it is somebody else's affair now."""
+        """Remove an ask without an outcome and return its caller, who then gets the outcome from
+        elsewhere."""
         entry = self.entries.pop(corr, None)
         return PendingAsk(*entry) if entry is not None else None
 
     def on_replies(self, run: ReplyRun) -> None:
-        """Answers came. One that nobody waits for any more is dropped."""
+        """Answers arrived. Drop those whose ask has had an outcome."""
         pop = self.entries.pop
         for corr, payload in zip(run.corrs, run.payloads, strict=True):
             entry = pop(corr, None)
@@ -145,7 +147,7 @@ class Asks:
             refuse(entry, failure(fail))
 
     def expire(self, name: str) -> int:
-        """Fail those whose deadline has passed; how many."""
+        """Fail the asks whose deadline has passed. Returns their number."""
         now = self._clock.tick
         late = [corr for corr, entry in self.entries.items() if entry[2] <= now]
         for corr in late:
@@ -153,14 +155,14 @@ class Asks:
         return len(late)
 
     def abandon(self, error: RequestError) -> None:
-        """Fail them all."""
+        """Fail every waiting ask."""
         entries, self.entries = self.entries, {}
         for entry in entries.values():
             refuse(entry, error)
 
 
 def refuse(entry: PendingAsk | tuple[Any, Decode | None, int], error: Failure) -> None:
-    """Tell whoever waits that it failed."""
+    """Fail one waiting ask with `error`."""
     waiter, decode, _ = entry
     if decode is None:
         waiter.fail(error)
@@ -169,7 +171,7 @@ def refuse(entry: PendingAsk | tuple[Any, Decode | None, int], error: Failure) -
 
 
 def fail_of(corr: int, error: Exception) -> Fail:
-    """An error as it travels to the asker."""
+    """Return an error in its wire form."""
     text = error.message if isinstance(error, RequestError) else str(error)
     detail = ""
     if isinstance(error, EntityFailed):
@@ -180,7 +182,7 @@ def fail_of(corr: int, error: Exception) -> Fail:
 
 
 def failure(fail: Fail) -> Failure:
-    """The error that a Fail names."""
+    """Return the error that a Fail stands for."""
     if fail.error == "EntityFailed":
         return EntityFailed(fail.detail, fail.text)
     if fail.error == "ReentrancyError":

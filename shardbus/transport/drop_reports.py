@@ -1,45 +1,115 @@
-"""What a sender hears of its tells that were acknowledged and then dropped: counts by type and
-reason, and now and then a line for the log.
+"""Reports of dropped tells: tells that a session acknowledged and that no handler got.
+
+A tell has no answer, so the process that drops one counts it, and reports the counts to the sender
+in bulk: for each session, how many there were by type and reason, at most one message a second.
+
+    a tell arrives by a session ──> in place of a correlation id it gets the session's *mark*, a
+                                    negative number, which stays with it in mailbox, stash, buffer
+    it is dropped ────────────────> counted for that mark (`DropTallies`)
+    once a second ────────────────> a control message `Refusals` to the process at the other end
+    that process ─────────────────> counts it, and logs a line now and then (`RefusedTells`)
+
+So reports cost nothing per message. A process that does not ask for reports in HELLO gets none, and
+neither does a session that has ended. A tell that another node has passed on came by that node's
+session: the report goes to that node, and not to the first sender.
 
 Source: docs/guarantees.md; B.107; I4.
 """
 
 from __future__ import annotations
 
-from shardbus.wire.control import Refusals
+from itertools import count
 
+from shardbus.transport.session import Session
+from shardbus.wire.control import Refusals, encode_control
+
+UNREPORTED = -2
+"""Mark of tells whose sender gets no report. The marks of sessions that get reports are below it,
+and -1 is left to messages that an entity sends to itself."""
+EVERY_TICKS = 20
+"""Interval of reports: a second, in ticks of 50 ms."""
 LOG_EVERY_S = 10.0
 KEYS_MAX = 1000
-"""So many pairs of type and reason are told apart."""
+"""Pairs of type and reason that are counted apart."""
 OTHER = ("", "other")
+
+Reason = tuple[str, str]
+"""Entity type and why."""
+
+
+class DropTally:
+    """Drops of the tells that came by one session, since the last report."""
+
+    __slots__ = ("counts", "reported_at", "session")
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.counts: dict[Reason, int] = {}
+        self.reported_at = -EVERY_TICKS
+
+
+class DropTallies:
+    """The receiving side: counts drops by the session that the tells came by, and reports them."""
+
+    def __init__(self) -> None:
+        self._marks = count(UNREPORTED - 1, -1)
+        self._tallies: dict[int, DropTally] = {}
+
+    def mark(self, session: Session) -> int:
+        """Give a session the mark of the tells that come by it. Called once per session."""
+        if session.wants_drop_reports and session.lost is None:
+            session.mark = next(self._marks)
+            self._tallies[session.mark] = DropTally(session)
+        else:
+            session.mark = UNREPORTED
+        return session.mark
+
+    def drop(self, mark: int, entity_type: str, reason: str, count: int) -> None:
+        """Count dropped tells that came by the session with this mark."""
+        tally = self._tallies.get(mark)
+        if tally is not None:
+            key = (entity_type, reason)
+            tally.counts[key] = tally.counts.get(key, 0) + count
+
+    def report(self, tick: int, *, last: bool = False) -> None:
+        """Send the counts of every session without a report within the last second; with `last`,
+        of every session."""
+        for mark, tally in list(self._tallies.items()):
+            if tally.session.lost is not None:
+                del self._tallies[mark]
+            elif tally.counts and (last or tick - tally.reported_at >= EVERY_TICKS):
+                rows = tuple((*key, count) for key, count in tally.counts.items())
+                tally.session.control(encode_control("", Refusals(rows)))
+                tally.counts, tally.reported_at = {}, tick
 
 
 class RefusedTells:
-    """See the module."""
+    """The sending side: counts of this process's tells that other processes dropped."""
 
-    __slots__ = ("_new", "_said_at", "counts")
+    __slots__ = ("_logged_at", "_new", "counts")
 
     def __init__(self) -> None:
-        self.counts: dict[tuple[str, str], int] = {}
-        """Tells of this process, by type and reason."""
+        self.counts: dict[Reason, int] = {}
+        """By type and reason."""
         self._new: dict[tuple[str, str, str], int] = {}
-        self._said_at = float("-inf")
+        self._logged_at = float("-inf")
 
-    def hear(self, name: str, refusals: Refusals) -> None:
-        """The process of that name has dropped some."""
-        for entity_type, reason, count in refusals.counts:
+    def record(self, name: str, refusals: Refusals) -> None:
+        """Count a report of the process with that name."""
+        for entity_type, reason, dropped in refusals.counts:
             key = (entity_type, reason)
             if key not in self.counts and len(self.counts) >= KEYS_MAX:
                 key = OTHER
-            self.counts[key] = self.counts.get(key, 0) + count
+            self.counts[key] = self.counts.get(key, 0) + dropped
             row = (name, key[0], key[1])
             if row in self._new or len(self._new) < KEYS_MAX:
-                self._new[row] = self._new.get(row, 0) + count
+                self._new[row] = self._new.get(row, 0) + dropped
 
-    def line(self, now: float) -> str:
-        """What was heard since the last line, if there is any and the last was a while ago."""
-        if not self._new or now - self._said_at < LOG_EVERY_S:
+    def log_line(self, now: float) -> str:
+        """Return a log line of the reports since the last line; "" if there are none, or the last
+        line is less than `LOG_EVERY_S` old."""
+        if not self._new or now - self._logged_at < LOG_EVERY_S:
             return ""
-        new, self._new, self._said_at = self._new, {}, now
+        new, self._new, self._logged_at = self._new, {}, now
         parts = [f"{name} dropped {n} of {kind!r}: {why}" for (name, kind, why), n in new.items()]
         return "tells that nobody handled: " + "; ".join(parts)

@@ -1,15 +1,17 @@
-"""The sockets of one process and the sessions over them.
+"""An endpoint: the connections of one process and the sessions over them.
 
-A node binds one ROUTER; whoever wants to talk to it connects a DEALER of its own. So between two
-nodes there are two connections, one opened by each, and each is a full session: tells and asks go
-out on the connection one has opened, answers come back on it. A client has only the connections
+A node listens; a process that wants to send to it connects. So between two nodes there are two
+connections, one opened by each, and each carries a full session: tells and asks go out on the
+connection that this process has opened, answers come back on it. A client has only the connections
 that it opens.
 
-`link` holds the first kind, `visitors` the second.
+`outgoing` has the connections that this process opened, `incoming` the sessions that others opened
+here. Both call back what they declare (`OutgoingOwner`, `IncomingOwner`).
 
-Who is dead is not decided here. A node learns it from membership and calls `drop`; a client has no
-membership, so its links probe: when a connection breaks and a fresh one is *refused*, that process
-is gone; when the peer stays silent for `SILENCE_S`, the session is given up, and the peer may live.
+The endpoint does not decide which process is dead. A node learns that from membership and calls
+`remove`. A client has no membership, so its connections probe: when a connection breaks and a fresh
+one is *refused*, the process is gone; when the peer stays silent for `SILENCE_S`, the session ends,
+and the peer may live.
 
 Source: docs/architecture.md; S1.2; C.32.
 """
@@ -24,10 +26,10 @@ from shardbus.ids import Address, NodeId
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.departures import DepartureNotices
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.inbox import Receiver
 from shardbus.transport.incoming import IncomingSessions
-from shardbus.transport.network import Network, ZmqNetwork
+from shardbus.transport.network import Network
 from shardbus.transport.outgoing import OutgoingConnection
-from shardbus.transport.receiver import Receiver
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.window import Transmit
@@ -40,18 +42,21 @@ from shardbus.wire.batch import (
 )
 
 KEEP_ALIVE_S = 5.0
+"""Interval of the frames that say that this process lives, on every outgoing session."""
 
 
 class Endpoint:
-    """See the module. All methods belong to the event loop's thread."""
+    """All connections and sessions of one process. Every method belongs to the event loop's
+    thread."""
 
     def __init__(
         self,
         cluster: str,
         name: str,
         uid: int,
-        receiver: Receiver,
+        receiver: Receiver[Session],
         *,
+        network: Network,
         node: NodeId | None = None,
         on_open: Callable[[Session], None] | None = None,
         on_lost: Callable[[Session, list[Unsent]], None] | None = None,
@@ -60,35 +65,32 @@ class Endpoint:
         on_refused: Callable[[str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes], None] | None = None,
-        network: Network | None = None,
         send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
         guard(self)
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
-        self.receiver = receiver
+        self.receiver, self.network = receiver, network
         self.tag = cluster_tag(cluster)
         self.clock = CoarseClock()
-        self.send_buffer_limit, self.departures = (
-            send_buffer_limit or SendBufferLimit(),
-            DepartureNotices(self),
-        )
+        self.loop: asyncio.AbstractEventLoop
+        self.send_buffer_limit = send_buffer_limit or SendBufferLimit()
+        self.departures = DepartureNotices(self)
         self.dropped_frames: dict[str, int] = {}
-        """Frames that could not be used, by reason."""
+        """Unusable frames, by reason."""
         self.asks_timed_out = 0
         self._on_open, self._on_lost = on_open, on_lost
         self._on_client, self._on_membership = on_client, on_membership
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
-        self.network = network or ZmqNetwork()
         self.incoming = IncomingSessions(self)
-        self._links: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
-        """By address and the incarnation that is meant, None for any. The link to a dead one stays
-        beside that to its successor until somebody says that it is dead."""
+        self._outgoing: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
+        """By address and the wanted incarnation, None for any. The connection to a dead incarnation
+        stays beside that to its successor until `remove`."""
         self._serial = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._kept = 0.0
+        self._kept_alive_at = 0.0
 
     def start(self, host: str | None = None, port: int = 0) -> None:
-        """Begin; with a host, listen there.
+        """Start the clock; with a host, listen there.
 
         Raises:
             ConfigError: the port is taken.
@@ -97,11 +99,11 @@ class Endpoint:
         self.network.open(self.loop)
         if host is not None:
             incoming = self.incoming
-            incoming.door = self.network.listen(
+            incoming.listener = self.network.listen(
                 host, port, self.name, incoming.on_parts, self.count_drop
             )
         self.clock.start(self.loop.time)
-        self._kept = self.loop.time()
+        self._kept_alive_at = self.loop.time()
         self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
 
     # ---- sessions
@@ -109,117 +111,92 @@ class Endpoint:
     def session_to(
         self, address: Address, node: NodeId | None = None, *, probe: bool = False
     ) -> Session:
-        """The session we opened to this address, opened now if there is none. With a `node`, no
-        other incarnation will do. `probe`: find out by ourselves when the process is gone."""
-        link = self._link(address, node)
-        if link is None:
+        """Return the session that this process opened to the address; open one if there is none.
+        With a `node`, only that incarnation may answer. `probe`: find out by connecting when the
+        process is gone."""
+        connection = self._find(address, node)
+        if connection is None:
             self._serial += 1
-            link = OutgoingConnection(self, address, node, self._serial, probe=probe)
-            self._links[address, node] = link
-            link.start()
-            self.departures.greet(link.session)
-        return link.session
+            connection = OutgoingConnection(self, address, node, self._serial, probe=probe)
+            self._outgoing[address, node] = connection
+            connection.start()
+            self.departures.on_session(connection.session)
+        return connection.session
 
-    def _link(self, address: Address, node: NodeId | None) -> OutgoingConnection | None:
-        """The link that will do for this incarnation; without one, the newest to that address."""
+    def _find(self, address: Address, node: NodeId | None) -> OutgoingConnection | None:
+        """Return the connection to this incarnation; without one, the newest to the address."""
         if node is None:
-            here = [link for link in self._links.values() if link.address == address]
+            here = [one for one in self._outgoing.values() if one.address == address]
             return here[-1] if here else None
-        link = self._links.get((address, node)) or self._links.get((address, None))
-        return link if link is not None and link.node in (None, node) else None
+        found = self._outgoing.get((address, node)) or self._outgoing.get((address, None))
+        return found if found is not None and found.node in (None, node) else None
 
-    def drop(self, node: NodeId, error: RequestError) -> None:
-        """This incarnation is gone, and does not come back: end every session with it."""
-        self.give_up(node, error)
+    def remove(self, node: NodeId, error: RequestError) -> None:
+        """This incarnation is gone for good: end every session with it, and accept none."""
+        self.end_sessions(node, error)
         self.incoming.remove(node, error)
 
-    def give_up(self, node: NodeId, error: RequestError) -> None:
-        """End every session with this incarnation; it may begin new ones."""
-        for link in list(self._links.values()):
-            if link.address == node.address and link.node in (None, node):
-                self.lose(link, error)
-        self.incoming.part_from(node, error)
+    def end_sessions(self, node: NodeId, error: RequestError) -> None:
+        """End every session with this incarnation. It may open new ones."""
+        for connection in list(self._outgoing.values()):
+            if connection.address == node.address and connection.node in (None, node):
+                self.end_connection(connection, error)
+        self.incoming.end_session(node, error)
 
     def watch(self, node: NodeId) -> bool:
-        """Membership says no more about this node: find out by ourselves when its process ends.
-        False: nothing connects us with it."""
-        watched = [link for link in self._links.values() if link.node == node]
-        for link in watched:
-            link.watch()
+        """Membership no longer reports on this node: find out by connecting when its process ends.
+        Returns False if there is no connection to it."""
+        watched = [one for one in self._outgoing.values() if one.node == node]
+        for connection in watched:
+            connection.watch()
         return bool(watched)
 
-    def lose(self, link: OutgoingConnection, error: RequestError, *, gone: bool = True) -> None:
-        """A link has ended; `gone`: and so has, for certain, the process at its other end."""
-        link.session.gone = gone
-        if self._links.get((link.address, link.meant)) is link:
-            del self._links[link.address, link.meant]
-        link.close()
-        self.end(link.session, error)
+    def end_connection(
+        self, connection: OutgoingConnection, error: RequestError, *, peer_ended: bool = True
+    ) -> None:
+        """End a connection and its session. `peer_ended`: the process at the other end has
+        certainly ended, too."""
+        connection.session.peer_ended = peer_ended
+        key = (connection.address, connection.wanted)
+        if self._outgoing.get(key) is connection:
+            del self._outgoing[key]
+        connection.close()
+        self.end(connection.session, error)
 
     def announce_leaving(self) -> None:
-        """Ask clients to finish what they have with us and to part; those who come later, too."""
-        self.incoming.ask_to_part()
+        """Ask clients, also those that connect later, to finish what they have with this node and
+        to close their sessions."""
+        self.incoming.announce_leaving()
 
     @property
     def clients(self) -> int:
-        """Sessions of clients."""
+        """Number of sessions of clients."""
         return self.incoming.clients
 
-    def part(self, node: NodeId, in_use: Callable[[Session], bool]) -> bool:
-        """Close the link to a node that leaves, once nothing is under way on it; whether it is
-        closed."""
-        parted = True
-        for link in [link for link in self._links.values() if link.node == node]:
-            session = link.session
+    def close_idle(self, node: NodeId, in_use: Callable[[Session], bool]) -> bool:
+        """Close the connections to a leaving node on which nothing is under way. Returns True if
+        none is left."""
+        none_left = True
+        for connection in [one for one in self._outgoing.values() if one.node == node]:
+            session = connection.session
             if in_use(session) or session.outstanding or session.unflushed or session.waiting_asks:
-                parted = False
+                none_left = False
                 continue
-            link.transmit(FrameType.BYE, 0, session.received, b"")
-            session.parted = True
-            self.lose(link, NodeLost(f"{session.name} has left"))
-        return parted
-
-    def leaving(self, session: Session) -> None:
-        """The node at the other end of a link leaves."""
-        if self._on_leaving is not None:
-            self._on_leaving(session)
-
-    def refused(self, reason: str) -> None:
-        """A node does not take us."""
-        if self._on_refused is not None:
-            self._on_refused(reason)
-
-    def opened(self, link: OutgoingConnection) -> None:
-        """A link was welcomed (again)."""
-        if self._on_open is not None:
-            self._on_open(link.session)
+            connection.transmit(FrameType.BYE, 0, session.received, b"")
+            session.closed_idle = True
+            self.end_connection(connection, NodeLost(f"{session.name} has left"))
+        return none_left
 
     @property
-    def opened_here(self) -> list[Session]:
-        """The sessions that we opened."""
-        return [link.session for link in self._links.values()]
+    def outgoing_sessions(self) -> list[Session]:
+        """The sessions that this process opened."""
+        return [one.session for one in self._outgoing.values()]
 
     def sessions(self) -> list[Session]:
         """Every session, opened by either side."""
-        return self.opened_here + [one.session for one in self.incoming.by_name.values()]
+        return self.outgoing_sessions + [one.session for one in self.incoming.by_name.values()]
 
-    def session(self, name: str, transmit: Transmit) -> Session:
-        """A session of this process, over a way that frames take."""
-        return Session(name, self.loop, self.clock, self.receiver, transmit)
-
-    def came(self, client: Session) -> None:
-        """A client has opened a session."""
-        if self._on_client is not None:
-            self._on_client(client)
-
-    def end(self, session: Session, error: RequestError) -> None:
-        """A session is over: say what becomes of what it holds."""
-        if session.lost is None:
-            unsent = session.close(error)
-            if self._on_lost is not None:
-                self._on_lost(session, unsent)
-
-    def membership(self, to: Address | NodeId, body: bytes) -> None:
+    def send_membership(self, to: Address | NodeId, body: bytes) -> None:
         """Send a membership message outside of any session; it may be lost."""
         assert self.node is not None
         frame = encode_body(MembershipFrame(self.node, body))
@@ -232,19 +209,52 @@ class Endpoint:
                 return
             to = to.address
         self.session_to(to)
-        link = self._link(to, None)
-        assert link is not None
-        link.transmit(FrameType.MEMBERSHIP, 0, 0, frame)
+        connection = self._find(to, None)
+        assert connection is not None
+        connection.transmit(FrameType.MEMBERSHIP, 0, 0, frame)
 
-    def took_membership(self, body: bytes) -> None:
+    def count_drop(self, reason: str) -> None:
+        """Count an unusable frame."""
+        self.dropped_frames[reason] = self.dropped_frames.get(reason, 0) + 1
+
+    # ---- called back by connections and sessions
+
+    def new_session(self, name: str, transmit: Transmit) -> Session:
+        """Make a session of this process over the given way of sending frames."""
+        return Session(name, self.loop, self.clock, self.receiver, transmit, self.send_buffer_limit)
+
+    def on_welcomed(self, connection: OutgoingConnection) -> None:
+        """A connection was welcomed (again)."""
+        if self._on_open is not None:
+            self._on_open(connection.session)
+
+    def on_leaving(self, session: Session) -> None:
+        """The node at the other end leaves."""
+        if self._on_leaving is not None:
+            self._on_leaving(session)
+
+    def on_refused(self, reason: str) -> None:
+        """A node refuses this process."""
+        if self._on_refused is not None:
+            self._on_refused(reason)
+
+    def on_client(self, session: Session) -> None:
+        """A client has opened a session."""
+        if self._on_client is not None:
+            self._on_client(session)
+
+    def on_membership(self, body: bytes) -> None:
         """A MEMBERSHIP frame arrived."""
         if self._on_membership is not None:
             message = decode_membership(body)
             self._on_membership(message.node, message.body)
 
-    def count_drop(self, reason: str) -> None:
-        """A frame could not be used."""
-        self.dropped_frames[reason] = self.dropped_frames.get(reason, 0) + 1
+    def end(self, session: Session, error: RequestError) -> None:
+        """Close a session and pass on the messages that it had not sent."""
+        if session.lost is None:
+            unsent = session.close(error)
+            if self._on_lost is not None:
+                self._on_lost(session, unsent)
 
     # ---- time and the end
 
@@ -254,25 +264,25 @@ class Endpoint:
         for session in self.sessions():
             if session.waiting_asks:
                 self.asks_timed_out += session.expire()
-        for link in list(self._links.values()):
-            link.tick(now)
+        for connection in list(self._outgoing.values()):
+            connection.tick(now)
         if self._on_tick is not None:
             self._on_tick()
-        if now - self._kept >= KEEP_ALIVE_S:
-            self._kept = now
-            for link in self._links.values():
-                link.session.keep_alive()
+        if now - self._kept_alive_at >= KEEP_ALIVE_S:
+            self._kept_alive_at = now
+            for connection in self._outgoing.values():
+                connection.session.keep_alive()
             self.incoming.sweep()
         self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
 
     def close(self) -> None:
-        """Say goodbye on every session and let go of the sockets."""
+        """Send BYE on every session and close the connections."""
         if self._timer is not None:
             self._timer.cancel()
         self.incoming.finish()
-        for link in list(self._links.values()):
-            link.session.finish()
-            link.close()
-        self._links.clear()
+        for connection in list(self._outgoing.values()):
+            connection.session.finish()
+            connection.close()
+        self._outgoing.clear()
         self.incoming.close()
         self.network.close()

@@ -1,28 +1,27 @@
-"""Large batches go in parts, so that small ones need not wait for them.
+"""Large batches are sent in parts, so that small batches need not wait for them.
 
-A message of 8 MiB takes two thirds of a second on a line of 100 Mbit/s, and what is sent behind it
-on the same link would wait for so long. So a batch over `LARGE_WEIGHT` is cut into parts, each a
-frame with a number of its own in the window, and no more than `PARTS_AHEAD` of them are on their
-way at a time: what is sent meanwhile goes between them.
+A message of 8 MiB takes two thirds of a second at 100 Mbit/s, and what follows it on the same link
+would wait as long. So a batch over `LARGE_WEIGHT` is cut into parts. Each part is a frame with its
+own number in the window, and at most `PARTS_AHEAD` parts are in flight: other batches go between
+them.
 
-    lane     [large batch | batch that must not pass it | ...]
+    queue    [large batch | batch that must not pass it | ...]
                  |  a part, when one before it is acknowledged
     window   part  batch  batch  part  batch  part ...
 
-**Order.** A batch may pass what is in the lane if it names none of the entities in there. Otherwise
-it goes to the end of the lane itself, and so does every batch with a Flush, which must come behind
-all that was sent for its shard. Answers and the machines' messages pass: no order ties them to
-entities' messages. Once the last part of a batch has its number, the window keeps the order, and
-the entities of that batch are free.
+**Order.** A batch may pass the queue if it names none of the entities in it. Otherwise it joins the
+end of the queue. So does every batch with a Flush, which must follow everything that was sent for
+its shard. Answers and control messages pass: no order ties them to messages for entities. Once the
+last part of a batch has its number, the window keeps the order, and later batches for the same
+entities need not wait.
 
-**The other side** puts the parts together and takes the batch when the last has come, as if it had
-come then in one piece. It acknowledges each at once: the next one waits for that. Parts are sent
-again after a break like anything in the window.
+**The other side** joins the parts and handles the batch when the last part arrives, as if the batch
+had arrived then in one piece. It acknowledges each part at once, because the sender holds the next
+one back until then. After a break, parts are sent again like any frame of the window.
 
-**The end.** A batch whose last part was never handed on has not been handled: it comes back unsent.
+**The end.** A batch whose last part was never sent has not been handled, so it is returned unsent.
 
-The hot path is not touched: only a batch over the weight, and batches while one is in the lane,
-come here.
+Only batches over the weight, and batches sent while one is queued, pay for this.
 
 Source: B.103, B.155.
 """
@@ -49,7 +48,7 @@ LARGE_WEIGHT = 256 * 1024
 PART_BYTES = 64 * 1024
 PARTS_AHEAD = 8
 PART_WEIGHT = 1024
-"""What a part weighs besides its bytes, so that parts of none have an end, too."""
+"""Weight of a part besides its bytes, so that the number of empty parts is bounded, too."""
 
 Target = tuple[str, str]
 """An entity: type and id."""
@@ -67,7 +66,7 @@ def _targets(runs: list[Run]) -> Iterator[Target]:
 
 
 class PendingBatch:
-    """A batch in the lane, of which `at` bytes have a number."""
+    """A batch in the queue. Its first `at` bytes have a number."""
 
     __slots__ = ("at", "body", "targets")
 
@@ -76,7 +75,7 @@ class PendingBatch:
 
 
 class FragmentQueue:
-    """Large batches of one session that are on their way, and what must not pass them."""
+    """The large batches of one session that are being sent, and batches that must not pass them."""
 
     __slots__ = ("_ahead", "_numbered", "_queue", "_targets", "_window")
 
@@ -85,23 +84,23 @@ class FragmentQueue:
         self._queue: deque[PendingBatch] = deque()
         self._targets: Counter[Target] = Counter()
         self._ahead: deque[int] = deque()
-        """Numbers of parts that are not acknowledged."""
+        """Numbers of unacknowledged parts."""
         self._numbered: deque[tuple[int, bytes]] = deque()
-        """Batches whose parts all have numbers, by the last of these, until that is
+        """Batches whose parts all have numbers, with the number of the last part, until that is
         acknowledged."""
 
     @property
     def busy(self) -> bool:
-        """Something waits here, that others might pass."""
+        """True if a batch is queued."""
         return bool(self._queue)
 
     @property
     def active(self) -> bool:
-        """An acknowledgement may mean something here."""
+        """True if an acknowledgement may concern a part."""
         return bool(self._queue or self._numbered or self._ahead)
 
     def put(self, runs: list[Run], weight: int) -> None:
-        """A batch that is large, or comes while one is."""
+        """Take a batch that is large, or sent while one is queued."""
         body = encode_batch(runs)
         if weight <= LARGE_WEIGHT and self._may_pass(runs):
             self._window.put(body)
@@ -109,8 +108,8 @@ class FragmentQueue:
         waiting = PendingBatch(body, list(_targets(runs)))
         self._queue.append(waiting)
         self._targets.update(waiting.targets)
-        self._window.aside += len(body)
-        self._window.look()
+        self._window.unnumbered += len(body)
+        self._window.update_writable()
         self._feed(PARTS_AHEAD)
 
     def _may_pass(self, runs: list[Run]) -> bool:
@@ -120,15 +119,15 @@ class FragmentQueue:
         return not any(target in taken for target in _targets(runs))
 
     def on_ack(self, acked: int) -> None:
-        """Everything up to this number has come."""
+        """The other side has everything up to this number: send further parts."""
         while self._ahead and self._ahead[0] <= acked:
             self._ahead.popleft()
         while self._numbered and self._numbered[0][0] <= acked:
             self._numbered.popleft()
         self._feed(PARTS_AHEAD)
 
-    def rush(self) -> None:
-        """Number everything now: somebody waits until all has come."""
+    def number_all(self) -> None:
+        """Number every queued part now, because a caller waits until all of them arrive."""
         self._feed(None)
 
     def _feed(self, ahead: int | None) -> None:
@@ -138,7 +137,7 @@ class FragmentQueue:
             part = first.body[first.at : first.at + PART_BYTES]
             whole, first.at = len(part) == len(first.body), first.at + len(part)
             last = first.at == len(first.body)
-            window.aside -= len(part)
+            window.unnumbered -= len(part)
             if last:
                 queue.popleft()
                 self._targets.subtract(first.targets)
@@ -153,23 +152,23 @@ class FragmentQueue:
 
     @property
     def bodies(self) -> list[bytes]:
-        """Batches that are not acknowledged."""
+        """Bodies of unacknowledged batches."""
         return [body for _, body in self._numbered] + [waiting.body for waiting in self._queue]
 
-    def give_up(self) -> tuple[list[tuple[int, bytes]], list[bytes]]:
-        """Batches whose last part has a number, by that number, as the window's are by theirs; and
-        those that come behind everything with a number."""
+    def clear(self) -> tuple[list[tuple[int, bytes]], list[bytes]]:
+        """Forget all batches. Returns those whose last part has a number, each with that number,
+        and then those that follow everything with a number."""
         numbered, queued = list(self._numbered), [waiting.body for waiting in self._queue]
         self._queue.clear()
         self._numbered.clear()
         self._ahead.clear()
         self._targets.clear()
-        self._window.aside = 0
+        self._window.unnumbered = 0
         return numbered, queued
 
 
 class FragmentAssembly:
-    """The parts of one batch, as they come."""
+    """Joins the parts of one batch as they arrive."""
 
     __slots__ = ("_parts", "_size")
 
@@ -178,10 +177,10 @@ class FragmentAssembly:
         self._size = 0
 
     def add(self, part: bytes) -> None:
-        """One more.
+        """Add the next part.
 
         Raises:
-            RemoteProtocolError: together they are more than a batch may be; they are forgotten.
+            RemoteProtocolError: together the parts exceed a batch's bound. They are dropped.
         """
         self._parts.append(part)
         self._size += len(part) + PART_WEIGHT
@@ -190,6 +189,6 @@ class FragmentAssembly:
             raise RemoteProtocolError(f"parts of more than {BODY_BYTES_MAX} bytes")
 
     def take(self) -> bytes:
-        """The whole batch."""
+        """Return the whole batch and start the next."""
         body, self._parts, self._size = b"".join(self._parts), [], 0
         return body

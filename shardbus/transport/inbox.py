@@ -3,19 +3,20 @@
     batch ── room ────> receiver, at once
           └─ no room ─> held ── room again ──> receiver, a batch in each turn of the loop
 
-A receiver that has no room pauses the session, and what comes then is held, in its order. It counts
-as received by the connection and is not acknowledged: so the sender's window fills, and whoever
-awaits a `tell` there waits. That is how a slow entity slows its senders. The window bounds what is
-held; a sender that ignores it, or code of this very process that does not await, gets no more than
-`HELD_BYTES_MAX` held: the oldest is handed out then, `forced`, and the receiver drops what it has
-no room for.
+A receiver without room pauses the session, and the inbox holds what arrives, in order. Held batches
+count as arrived and are not acknowledged, so the sender's window fills, and a sender that awaits
+its `tell` waits. That is how a slow entity slows its senders. The window bounds what is held. For a
+sender that ignores the window, or code of this process that does not await, the inbox holds at most
+`HELD_BYTES_MAX`; beyond that it hands out the oldest batch, `forced`, and the receiver drops what
+it has no room for.
 
-Answers and the machines' messages are never held. They take no room, others may wait for them to
-make some, and no promise of order ties them to entities' messages: what does, a Flush, is held with
-them. On the loopback messages that were relayed pass as well, since what comes from elsewhere must
-not overtake them.
+Answers and control messages are never held. They take no room, others may wait for them to make
+some, and no promise of order ties them to messages for entities. A Flush is tied to them, so it is
+held with them. On the loopback relayed messages pass as well, because what comes from elsewhere
+must not overtake them.
 
-The deadline of an ask goes on while it is held; one that is over is handed out with no time left.
+The deadline of an ask runs on while the ask is held. An ask whose deadline has passed is handed out
+with no time left.
 
 Source: docs/architecture.md; B.108, B.156.
 """
@@ -25,7 +26,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.transport.asks import Asks, CoarseClock
@@ -44,29 +45,46 @@ from shardbus.wire.batch import (
     decode_batch,
 )
 
-if TYPE_CHECKING:
-    from shardbus.transport.receiver import Receiver
-    from shardbus.transport.session import Session
-
 HELD_BYTES_MAX = 2 * WINDOW_BYTES + BODY_BYTES_MAX
-"""What a sender may have on its way, and one message more."""
+"""What a sender may have under way, and one message more."""
 HELD_WEIGHT = 256
-"""What a batch that is held weighs besides its bytes."""
+"""Weight of a held batch besides its bytes."""
 URGENT = (ReplyRun, Fail, Control)
 
 
+class Peer(Protocol):
+    """The other process, as the inbox sees it."""
+
+    name: str
+
+
+P = TypeVar("P", bound=Peer)
+PeerT = TypeVar("PeerT", bound=Peer, contravariant=True)
+
+
+class Receiver(Protocol[PeerT]):
+    """Handles what a session hands out, run by run, in the order of sending. Each call names the
+    peer that sent the run, so that the receiver can answer it."""
+
+    def on_tells(self, session: PeerT, run: TellRun, /) -> None: ...
+    def on_asks(self, session: PeerT, run: AskRun, /) -> None: ...
+    def on_relayed(self, session: PeerT, message: Relayed, /) -> None: ...
+    def on_control(self, session: PeerT, control: Control, /) -> None: ...
+    def on_flush(self, session: PeerT, flush: Flush, /) -> None: ...
+
+
 class HeldBatch(NamedTuple):
-    """A batch that waits. `seq` 0: of this process itself."""
+    """A batch that waits. `seq` is 0 for messages of this process to itself."""
 
     seq: int
     batch: bytes | list[Run]
     size: int
     tick: int
-    """When it came."""
+    """When it arrived."""
 
 
-class Inbox:
-    """See the module. `on_free` is called when nothing is held any more."""
+class Inbox(Generic[P]):
+    """Received batches of one session. Calls `on_free` when it holds nothing any more."""
 
     __slots__ = (
         "_asks",
@@ -76,8 +94,8 @@ class Inbox:
         "_loop",
         "_on_free",
         "_pauses",
+        "_peer",
         "_receiver",
-        "_session",
         "_urgent",
         "_window",
         "forced",
@@ -85,8 +103,8 @@ class Inbox:
 
     def __init__(
         self,
-        session: Session,
-        receiver: Receiver,
+        peer: P,
+        receiver: Receiver[P],
         window: Window,
         asks: Asks,
         loop: asyncio.AbstractEventLoop,
@@ -96,32 +114,32 @@ class Inbox:
         relayed_pass: bool = False,
     ) -> None:
         self.forced = False
-        """What is handed out now is not held back again: the receiver drops it if need be."""
-        self._session, self._receiver, self._window = session, receiver, window
+        """What is handed out now is not held back again: the receiver takes or drops it."""
+        self._peer, self._receiver, self._window = peer, receiver, window
         self._asks, self._loop, self._clock, self._on_free = asks, loop, clock, on_free
-        self._urgent = (*URGENT, Relayed) if relayed_pass else URGENT
+        self._urgent: tuple[type[Any], ...] = (*URGENT, Relayed) if relayed_pass else URGENT
         self._pauses = 0
         self._held: deque[HeldBatch] = deque()
         self._held_bytes = 0
 
     @property
     def holding(self) -> bool:
-        """What comes now waits."""
+        """True if what arrives now is held."""
         return self._pauses > 0 or bool(self._held)
 
     # ---- the receiver's room
 
     def pause(self) -> None:
-        """The receiver has no room. As often as this is called, `resume` will be."""
+        """The receiver has no room. It calls `resume` once for each call of this."""
         self._pauses += 1
         self._window.holding = True
 
     def resume(self) -> None:
-        """It has room again."""
+        """The receiver has room again."""
         self._pauses -= 1
-        self._go_on()
+        self._release_soon()
 
-    def _go_on(self) -> None:
+    def _release_soon(self) -> None:
         if self._pauses:
             return
         if self._held:
@@ -131,19 +149,21 @@ class Inbox:
             self._on_free()
 
     def _release(self) -> None:
-        """Hand out one batch; others that wait for the same room have their turn in between."""
+        """Hand out one batch. Other sessions that wait for the same room get their turn between."""
         if self._pauses == 0 and self._held:
             self._hand_out_first()
-            self._go_on()
+            self._release_soon()
 
-    def let_go(self) -> None:
-        """The session ends: what is held goes out, before anything by a new session can come."""
+    def release_all(self) -> None:
+        """Hand out everything that is held, because the session ends: it goes before anything that
+        a new session of the same peer can bring."""
         self._pauses = 0
         while self._held:
             self._force()
 
     def discard(self) -> None:
-        """This process ends: nobody handles what is held, and its sender learns that."""
+        """Drop everything that is held, because this process ends. It was not acknowledged, so its
+        sender knows."""
         self._pauses = 0
         self._held.clear()
 
@@ -154,13 +174,13 @@ class Inbox:
         finally:
             self.forced = False
 
-    # ---- what comes
+    # ---- arrivals
 
-    def take(self, seq: int, body: bytes) -> None:
-        """A batch has come, the next in order.
+    def receive(self, seq: int, body: bytes) -> None:
+        """Take the next batch in order: hand it out, or hold it.
 
         Raises:
-            RemoteProtocolError: it cannot be read. It counts as handled.
+            RemoteProtocolError: the batch does not fit the schema. It counts as handled.
         """
         if not self.holding:
             self.hand_out(decode_batch(body))
@@ -168,29 +188,29 @@ class Inbox:
         try:
             runs = decode_batch(body)
         except RemoteProtocolError:
-            self._keep(HeldBatch(seq, b"", 0, 0))
+            self._hold(HeldBatch(seq, b"", 0, 0))
             raise
         waits = self._pass_urgent(runs)
-        self._keep(HeldBatch(seq, body if waits else b"", len(body), self._clock.tick))
+        self._hold(HeldBatch(seq, body if waits else b"", len(body), self._clock.tick))
 
-    def take_part(self, seq: int) -> None:
-        """A part of a batch has come; it counts as handled in its turn."""
+    def receive_part(self, seq: int) -> None:
+        """Take a part of a batch; it counts as handled in its turn."""
         if self.holding:
-            self._keep(HeldBatch(seq, b"", 0, 0))
+            self._hold(HeldBatch(seq, b"", 0, 0))
 
-    def take_runs(self, runs: list[Run], size: int) -> None:
-        """The same for messages of this process to itself."""
+    def receive_runs(self, runs: list[Run], size: int) -> None:
+        """Take messages of this process to itself."""
         if not self.holding:
             self.hand_out(runs)
         elif waiting := self._pass_urgent(runs):
-            self._keep(HeldBatch(0, waiting, size, self._clock.tick))
+            self._hold(HeldBatch(0, waiting, size, self._clock.tick))
 
     def _pass_urgent(self, runs: list[Run]) -> list[Run]:
-        """Hand out what never waits; the rest."""
+        """Hand out the runs that are never held; return the others."""
         self.hand_out([run for run in runs if isinstance(run, self._urgent)])
         return [run for run in runs if not isinstance(run, self._urgent)]
 
-    def _keep(self, held: HeldBatch) -> None:
+    def _hold(self, held: HeldBatch) -> None:
         self._held.append(held)
         self._held_bytes += held.size + HELD_WEIGHT
         while self._held_bytes > HELD_BYTES_MAX:
@@ -209,26 +229,27 @@ class Inbox:
         self.hand_out([run for run in runs if not isinstance(run, self._urgent)])
 
     def hand_out(self, runs: list[Run]) -> None:
-        """Give the receiver what is for it. One that fails on a run gets the others."""
-        receiver, session = self._receiver, self._session
+        """Pass runs to the receiver, answers to the asks. A run that fails does not stop the
+        others."""
+        receiver, peer = self._receiver, self._peer
         for run in runs:
             try:
                 match run:
                     case TellRun():
-                        receiver.on_tells(session, run)
+                        receiver.on_tells(peer, run)
                     case AskRun():
-                        receiver.on_asks(session, run)
+                        receiver.on_asks(peer, run)
                     case ReplyRun():
                         self._asks.on_replies(run)
                     case Fail():
                         self._asks.on_fail(run)
                     case Relayed():
-                        receiver.on_relayed(session, run)
+                        receiver.on_relayed(peer, run)
                     case Control():
-                        receiver.on_control(session, run)
+                        receiver.on_control(peer, run)
                     case Flush():
-                        receiver.on_flush(session, run)
+                        receiver.on_flush(peer, run)
             except RemoteProtocolError as e:
-                log.warning("dropped a run from %s: %s", session.name, e)
+                log.warning("dropped a run from %s: %s", peer.name, e)
             except Exception:
-                log.exception("failed on a %s from %s", type(run).__name__, session.name)
+                log.exception("failed on a %s from %s", type(run).__name__, peer.name)

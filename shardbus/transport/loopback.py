@@ -1,7 +1,8 @@
-"""A session of a process with itself: no frames and no window, the same rules.
+"""The session of a process with itself: no frames and no window, the same rules.
 
-What is flushed is received at once, but never inside of a sender's call: the entity that sends may
-be the one that receives. While the receiver has no room, senders that await wait here, too.
+A flushed batch is received at once, but never inside a sender's call, because the sending entity
+may be the receiving one. While the receiver has no room, senders that await their tells wait here,
+too.
 
 Source: docs/architecture.md.
 """
@@ -11,16 +12,14 @@ from __future__ import annotations
 import asyncio
 
 from shardbus.transport.asks import CoarseClock
-from shardbus.transport.inbox import Inbox
-from shardbus.transport.receiver import Receiver
-from shardbus.transport.room import wake
+from shardbus.transport.inbox import Inbox, Receiver
 from shardbus.transport.send_buffer import SendBufferLimit
-from shardbus.transport.session import Session
+from shardbus.transport.session import Session, wake
 from shardbus.transport.window import WINDOW_BYTES
 
 
 class Loopback(Session):
-    """See the module."""
+    """A session whose other side is this process."""
 
     __slots__ = ()
     local = True
@@ -30,14 +29,14 @@ class Loopback(Session):
         name: str,
         loop: asyncio.AbstractEventLoop,
         clock: CoarseClock,
-        receiver: Receiver,
+        receiver: Receiver[Session],
         send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
         super().__init__(
             name, loop, clock, receiver, lambda kind, seq, ack, body: True, send_buffer_limit
         )
 
-    def _make_intake(self, receiver: Receiver, clock: CoarseClock) -> Inbox:
+    def _make_inbox(self, receiver: Receiver[Session], clock: CoarseClock) -> Inbox[Session]:
         free, window = self._free, self._window
         return Inbox(self, receiver, window, self._asks, self._loop, clock, free, relayed_pass=True)
 
@@ -46,7 +45,7 @@ class Loopback(Session):
         if runs:
             self._reset_batch()
             self._free()
-            self._inbox.take_runs(runs, weight)
+            self._inbox.receive_runs(runs, weight)
 
     def pause(self) -> None:
         super().pause()
@@ -55,11 +54,11 @@ class Loopback(Session):
     def _free(self) -> None:
         if not self._inbox.holding:
             self.writable = True
-            wake(self._room)
+            wake(self._room_waiters)
 
-    def _spill(self) -> None:
-        """Never deliver inside a sender's call: the entity that sends may be the one that
-        receives."""
+    def _send_full(self) -> None:
+        """Leave the batch to the end of the loop iteration: a batch must not be received inside a
+        sender's call."""
         self.writable = self._weight < WINDOW_BYTES and not self._inbox.holding
         if not self.writable and self.is_full:
             self._tell_key = self._ask_key = None  # the next message has to open a run

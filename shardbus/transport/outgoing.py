@@ -1,11 +1,14 @@
-"""A connection that this process opened: one DEALER to one ROUTER, and the session over it.
+"""A connection that this process opened to one node, and the session over it.
 
-It says HELLO until it is welcomed, again after every reconnect, and watches the connection's
-events. With `probe`, a broken connection is followed by fresh ones to the same port: refused means
-that the process is gone, and the session is lost; anything else proves nothing, and only
-`SILENCE_S` without a word ends it. A session that was open is not given up for one refusal: a proxy
-or a gateway in between may refuse for a moment, and what was sent would be lost. It must last for
-`REFUSED_S`.
+    start ── HELLO ──> welcomed ── connection breaks ──> HELLO again, until welcomed
+                           └── BYE, REFUSED, process gone, silence ──> the session ends
+
+The connection sends HELLO until it is welcomed, and again after every reconnect. With `probe`, a
+broken connection is followed by fresh TCP connections to the same port. If one is refused, the
+process is gone and the session is lost. Any other outcome proves nothing; only `SILENCE_S` without
+a frame ends the session then. A session that was open is not given up for one refusal, because a
+proxy or gateway in between may refuse for a moment, and messages would be lost: refusals must last
+for `REFUSED_S`.
 
 Source: docs/architecture.md.
 """
@@ -14,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from shardbus.errors import NodeLost, RemoteProtocolError
+from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.log_limiter import log
-from shardbus.transport.network import Connection
-from shardbus.transport.session import SESSION_KINDS, Session
+from shardbus.transport.network import Connection, Network
+from shardbus.transport.session import SESSION_FRAMES, Session
+from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
     FrameType,
@@ -32,64 +36,84 @@ from shardbus.wire.batch import (
     read_header,
 )
 
-if TYPE_CHECKING:
-    from shardbus.transport.endpoint import Endpoint
-
-
 HELLO_EVERY_S = 0.5
 SILENCE_S = 15.0
-PROBE_S = 1.0
+PROBE_TIMEOUT_S = 1.0
+PROBE_EVERY_S = 0.05
 REFUSED_S = 0.5
-KNOCK_S = 0.05
+
+
+class OutgoingOwner(Protocol):
+    """The endpoint, as its outgoing connections use it and call it back."""
+
+    cluster: str
+    name: str
+    uid: int
+    node: NodeId | None
+    tag: int
+    loop: asyncio.AbstractEventLoop
+    network: Network
+
+    def new_session(self, name: str, transmit: Transmit) -> Session: ...
+    def end_connection(
+        self, connection: OutgoingConnection, error: RequestError, *, peer_ended: bool = True
+    ) -> None: ...
+    def on_welcomed(self, connection: OutgoingConnection) -> None: ...
+    def on_leaving(self, session: Session) -> None: ...
+    def on_refused(self, reason: str) -> None: ...
+    def on_membership(self, body: bytes) -> None: ...
+    def count_drop(self, reason: str) -> None: ...
 
 
 class OutgoingConnection:
-    """See the module."""
+    """One connection with its session. `wanted`: the incarnation that must answer, None for any."""
 
     def __init__(
-        self, endpoint: Endpoint, address: Address, node: NodeId | None, serial: int, *, probe: bool
+        self,
+        owner: OutgoingOwner,
+        address: Address,
+        wanted: NodeId | None,
+        serial: int,
+        *,
+        probe: bool,
     ) -> None:
         self.address = address
-        self.meant = self.node = node
-        """Who must answer, or who has answered; None before that."""
-        self.serial = serial
-        self.session = Session(
-            str(node or address),
-            endpoint.loop,
-            endpoint.clock,
-            endpoint.receiver,
-            self.transmit,
-            endpoint.send_buffer_limit,
-        )
-        self.session.tag = node
-        self._endpoint = endpoint
+        self.wanted = self.node = wanted
+        """`node`: the incarnation that must answer, or has answered; None before that."""
+        self.session = owner.new_session(str(wanted or address), self.transmit)
+        self.session.tag = wanted
+        self._serial = serial
+        self._owner = owner
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
         self._welcomed = False
+        """The peer has answered the HELLO of the present TCP connection."""
         self._opened = False
-        self._greeted_at = 0.0
-        self._heard_at = 0.0
+        """The peer has answered some HELLO."""
+        self._hello_at = 0.0
+        self._frame_at = 0.0
+        """When the last frame arrived."""
         self._closed = False
         self._connection: Connection
 
     def start(self) -> None:
-        """Connect and say HELLO."""
-        endpoint = self._endpoint
-        self._heard_at = endpoint.loop.time()
-        self._connection = endpoint.network.connect(
-            self.address, self._on_parts, self._greet, self._on_broken
+        """Connect and send HELLO."""
+        owner = self._owner
+        self._frame_at = owner.loop.time()
+        self._connection = owner.network.connect(
+            self.address, self._on_parts, self._send_hello, self._on_broken
         )
-        self._greet()
+        self._send_hello()
 
     def transmit(self, kind: int, seq: int, ack: int, body: bytes) -> bool:
-        """Hand one frame to the connection; False if it has no room now."""
-        endpoint = self._endpoint
+        """Hand one frame to the connection. Returns False if it has no room now."""
+        owner = self._owner
         uid = self.node.uid if self.node is not None else 0
-        header = pack_header(PROTOCOL_VERSION, kind, endpoint.tag, endpoint.uid, uid, seq, ack)
+        header = pack_header(PROTOCOL_VERSION, kind, owner.tag, owner.uid, uid, seq, ack)
         return self._connection.send(header, body)
 
     def close(self) -> None:
-        """Let go of the connection. What it still holds may go out."""
+        """Close the connection. Frames that it still holds may go out."""
         if not self._closed:
             self._closed = True
             self._connection.close()
@@ -100,21 +124,23 @@ class OutgoingConnection:
         """Probe from now on, at once if the connection is broken already."""
         self._probe = True
         if not self._welcomed:
-            self._look_soon()
+            self._start_probing()
 
     def tick(self, now: float) -> None:
-        """Greet again while nobody has answered; give up on who stays silent."""
-        if not self._welcomed and now - self._greeted_at >= HELLO_EVERY_S:
-            self._greet()
-        if self._probe and not self._welcomed and now - self._heard_at > SILENCE_S:
+        """Send HELLO again while it is unanswered; end the session after a long silence."""
+        if not self._welcomed and now - self._hello_at >= HELLO_EVERY_S:
+            self._send_hello()
+        if self._probe and not self._welcomed and now - self._frame_at > SILENCE_S:
             error = NodeLost(f"no word from {self.session.name} for {SILENCE_S:.0f} s")
-            self._endpoint.lose(self, error, gone=False)
+            self._owner.end_connection(self, error, peer_ended=False)
 
-    def _greet(self) -> None:
-        endpoint = self._endpoint
-        self._greeted_at = endpoint.loop.time()
-        hello = Hello(endpoint.cluster, endpoint.name, endpoint.node, self.serial, listens=True)
+    def _send_hello(self) -> None:
+        owner = self._owner
+        self._hello_at = owner.loop.time()
+        hello = Hello(owner.cluster, owner.name, owner.node, self._serial, listens=True)
         self.transmit(FrameType.HELLO, 0, self.session.received, encode_body(hello))
+
+    # ---- frames
 
     def _on_parts(self, parts: list[bytes]) -> None:
         try:
@@ -122,88 +148,94 @@ class OutgoingConnection:
                 raise RemoteProtocolError(f"a message of {len(parts)} parts")
             self._on_frame(*parts)
         except RemoteProtocolError as e:
-            self._endpoint.count_drop("malformed")
+            self._owner.count_drop("malformed")
             log.warning("dropped a frame from %s: %s", self.session.name, e)
 
     def _on_frame(self, head: bytes, body: bytes) -> None:
         header = read_header(head)
-        self._heard_at = self._endpoint.loop.time()
+        self._frame_at = self._owner.loop.time()
         match header.kind:
-            case kind if self._welcomed and kind in SESSION_KINDS:
+            case kind if self._welcomed and kind in SESSION_FRAMES:
                 self.session.on_frame(kind, header.seq, header.ack, body)
-                if self.session.torn:
+                if self.session.peer_lost_data:
                     error = NodeLost(f"{self.session.name} lacks what it acknowledged")
-                    self._endpoint.lose(self, error, gone=False)
+                    self._owner.end_connection(self, error, peer_ended=False)
             case FrameType.WELCOME:
                 self._on_welcome(header.ack, body)
             case FrameType.REFUSED:
-                refusal = decode_refused(body)
-                if not (refusal.stale and self._welcomed is False and self.node is None):
-                    if not refusal.stale:
-                        self._endpoint.refused(refusal.reason)
-                    self._endpoint.lose(self, NodeLost(f"{self.session.name}: {refusal.reason}"))
+                self._on_refused(body)
             case FrameType.UNKNOWN if self._welcomed:
                 self._break()
-                self._greet()
+                self._send_hello()
             case FrameType.BYE:
-                self._endpoint.lose(self, NodeLost(f"{self.session.name} has left"))
+                self._end(f"{self.session.name} has left")
             case FrameType.LEAVING:
-                self._endpoint.leaving(self.session)
+                self._owner.on_leaving(self.session)
             case FrameType.MEMBERSHIP:
-                self._endpoint.took_membership(body)
+                self._owner.on_membership(body)
             case _:
-                self._endpoint.count_drop("unexpected")
+                self._owner.count_drop("unexpected")
+
+    def _on_refused(self, body: bytes) -> None:
+        refusal = decode_refused(body)
+        if refusal.stale and not self._welcomed and self.node is None:
+            return  # it refuses a frame sent before the welcome, which named no incarnation
+        if not refusal.stale:
+            self._owner.on_refused(refusal.reason)
+        self._end(f"{self.session.name}: {refusal.reason}")
 
     def _on_welcome(self, ack: int, body: bytes) -> None:
         welcome = decode_welcome(body)
         node = welcome.node
         if self.node is not None and self.node != node:
-            self._endpoint.lose(
-                self, NodeLost(f"{self.session.name} is gone, {node} answers there")
-            )
+            self._end(f"{self.session.name} is gone, {node} answers there")
             return
         if self._welcomed:
             return
         if welcome.fresh and self._opened:
             error = NodeLost(f"{self.session.name} has forgotten this session")
-            self._endpoint.lose(self, error, gone=False)
+            self._owner.end_connection(self, error, peer_ended=False)
             return
         self._welcomed = self._opened = True
         self.node = self.session.tag = node
         self.session.opened(ack)
-        self._endpoint.opened(self)
+        self._owner.on_welcomed(self)
+
+    def _end(self, reason: str) -> None:
+        self._owner.end_connection(self, NodeLost(reason))
+
+    # ---- a broken connection
 
     def _on_broken(self) -> None:
         self._break()
         if self._probe:
-            self._look_soon()
+            self._start_probing()
 
     def _break(self) -> None:
         """Send nothing but HELLO until welcomed again."""
         self._welcomed = False
         self.session.suspend()
 
-    def _look_soon(self) -> None:
+    def _start_probing(self) -> None:
         if self._probing is None:
-            self._probing = self._endpoint.loop.create_task(self._look())
+            self._probing = self._owner.loop.create_task(self._probe_until_answered())
 
-    async def _look(self) -> None:
-        """Is anybody listening there?"""
-        endpoint = self._endpoint
-        since = endpoint.loop.time()
+    async def _probe_until_answered(self) -> None:
+        """End the session once probes are refused; return when one is not."""
+        loop = self._owner.loop
+        since = loop.time()
         while not await self._answers():
-            if not self._opened or endpoint.loop.time() - since >= REFUSED_S:
+            if not self._opened or loop.time() - since >= REFUSED_S:
                 self._probing = None
-                error = NodeLost(f"{self.session.name} is gone: connection refused")
-                endpoint.lose(self, error)
+                self._end(f"{self.session.name} is gone: connection refused")
                 return
-            await asyncio.sleep(KNOCK_S)
+            await asyncio.sleep(PROBE_EVERY_S)
         self._probing = None
 
     async def _answers(self) -> bool:
-        """False if a fresh connection was refused, and nothing else has come to stand."""
-        there = True
+        """Return False if a fresh connection was refused and this one is not welcomed meanwhile."""
+        listens = True
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(PROBE_S):
-                there = await self._endpoint.network.knock(self.address)
-        return there or self._welcomed
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                listens = await self._owner.network.probe(self.address)
+        return listens or self._welcomed

@@ -1,75 +1,144 @@
-"""A session: one conversation with one other process, in both directions, over one connection.
+"""A session: the link between two processes, in both directions, over one connection.
 
-ZeroMQ's `send` is not delivery: what its buffers hold when a connection breaks is gone, silently.
-So each direction numbers its batches, acknowledges and resends (`window`), and every ask has
-exactly one outcome (`asks`). `outbox` makes batches of messages; here they are sent, and `intake`
-hands out what arrives, once the receiver has room for it.
+    tell, ask, reply, control ──> open batch ──flush──> window ──> frames
+    frames ──> window ──> inbox ──> receiver
+                               └──> asks: one outcome each
 
-An open batch leaves at the end of the loop iteration that began it, or when it is full, so that a
-busy sender pays for one frame per hundreds of messages. Two do not wait for that end: an ask that
-finds nothing under way, and what a batch that came was answered. An acknowledgement rides in the
-header of whatever goes out next, or goes by itself after a few batches or 25 ms; it never delays
-data.
+ZeroMQ's `send` is not delivery: when a connection breaks, ZeroMQ silently drops what its buffers
+hold. So each direction numbers its batches, acknowledges and resends them (`window`), and every ask
+has exactly one outcome (`asks`). The inbox passes what arrives to the receiver as soon as the
+receiver has room for it (`inbox`).
 
-An ask is answered on the session it came by. When the other process dies, what was not acknowledged
-is lost, at most once, and counted; what was never sent is given back to be sent another way.
+**The open batch.** Neighbouring messages that share type and method form one run. Adding a message
+to the open run costs two list appends; this is the whole cost of a message whose home is known. The
+batch leaves at the end of the loop iteration that began it, or when it is full, so a busy sender
+pays for one frame per hundreds of messages. Two things leave without waiting for that end: an ask
+that finds nothing under way, because its sender may be the only one; and what a received batch was
+answered. After such an ask the next messages wait for the end of the iteration again, so of many
+asks one travels by itself. A message may be refused for lack of room only where it would open a run
+(`send_buffer`).
 
-Source: docs/architecture.md; S0.35, S0.36.
+**Acknowledgements** ride in the header of the next frame, or go by themselves after a few batches
+or 25 ms. They never delay data.
+
+An ask is answered on the session it came by. When the other process dies, unacknowledged messages
+are lost (at most once) and counted; messages that were never sent are returned, to be sent another
+way. When only the connection breaks, batches are sent again without the asks that have expired
+meanwhile, so that no handler works for a caller that gave up.
+
+Source: docs/architecture.md; S0.35, S0.36; B.108; N.15, N.16.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator
 from typing import Any
 
-from shardbus.errors import NodeLost, RequestError
-from shardbus.transport.asks import Asks, CoarseClock, Unsent, refuse
+from shardbus.errors import EntityFailed, MessageTooLarge, NodeLost, RequestError
+from shardbus.transport.asks import Asks, CoarseClock, Key, Unsent, Waiter, fail_of, refuse
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.fragments import LARGE_WEIGHT, FragmentAssembly, FragmentQueue
-from shardbus.transport.inbox import Inbox
-from shardbus.transport.outbox import SessionOutbox
-from shardbus.transport.receiver import Receiver
-from shardbus.transport.room import RoomWaiter, wake
+from shardbus.transport.inbox import Inbox, Receiver
 from shardbus.transport.send_buffer import SendBufferLimit
-from shardbus.transport.undelivered import still_wanted, take_back, tells
 from shardbus.transport.window import Transmit, Window
-from shardbus.wire.batch import FrameType, Run, decode_batch, encode_batch
+from shardbus.wire.batch import (
+    PAYLOAD_BYTES_MAX,
+    AskRun,
+    Chain,
+    Control,
+    Flush,
+    FrameType,
+    Relayed,
+    ReplyRun,
+    Run,
+    TellRun,
+    decode_batch,
+    encode_batch,
+)
+from shardbus.wire.schema import Decode
 
 NUMBERED = frozenset({FrameType.DATA, FrameType.PART, FrameType.LAST_PART})
 """Frames that must arrive, each once and in order."""
-SESSION_KINDS = NUMBERED | {FrameType.ACK, FrameType.NAK, FrameType.HELD}
+SESSION_FRAMES = NUMBERED | {FrameType.ACK, FrameType.NAK, FrameType.HELD}
 ACK_DELAY_S = 0.025
 BLOCKED_S = 0.01
+"""Pause before the next attempt to send on a connection that took no more frames."""
+BATCH_WEIGHT_MAX = 128 * 1024
+ENVELOPE_WEIGHT = 192
+"""Weight of an envelope besides its payload: a batch is full at 128 KiB or some 500 small messages.
+With half of that, ZeroMQ's threads take twice the time for each message."""
+ASK_WEIGHT = 1024
+"""Weight of an ask or an answer besides its payload. It is higher because a caller waits: in
+batches of some 120, many asks travel in several batches, and both sides work at the same time
+instead of taking turns."""
 
 
-class Session(SessionOutbox):
-    """See the module. `transmit(kind, seq, ack, body)` hands one frame to ZeroMQ and says whether
-    it took it."""
+class RoomWaiter:
+    """The result of a tell without room: awaitable until the session is writable, or lost.
+
+    A sender that does not await it costs nothing: the future is made on await."""
+
+    __slots__ = ("_session",)
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __await__(self) -> Generator[object, None, None]:
+        return self._session.room().__await__()
+
+
+class Session:
+    """One session. `transmit(kind, seq, ack, body)` hands one frame to the connection and returns
+    True if the connection took it."""
 
     __slots__ = (
         "__weakref__",
         "_ack_armed",
+        "_ask_corrs",
+        "_ask_deadline",
+        "_ask_ids",
+        "_ask_key",
+        "_ask_payloads",
+        "_ask_timeout_ms",
+        "_asks",
+        "_asks_expired",
         "_assembly",
-        "_drained",
+        "_chained_key",
+        "_drain_waiters",
+        "_expect",
+        "_fragments",
         "_inbox",
-        "_lane",
-        "_late",
-        "_looking",
-        "_opening",
-        "_room",
+        "_limit",
+        "_loop",
+        "_open_waiters",
+        "_replies",
+        "_reply_corrs",
+        "_reply_payloads",
+        "_retry_armed",
+        "_room_waiters",
+        "_runs",
+        "_scheduled",
+        "_send_buffer_limit",
+        "_tell_ids",
+        "_tell_key",
+        "_tell_payloads",
         "_transmit",
+        "_weight",
         "_window",
-        "gone",
-        "listens",
+        "closed_idle",
+        "held_reports",
         "lost",
         "mark",
-        "parted",
+        "name",
+        "peer_ended",
+        "peer_lost_data",
         "tag",
-        "told_to_wait",
-        "torn",
         "unconfirmed",
         "until_room",
+        "wants_drop_reports",
+        "writable",
     )
 
     def __init__(
@@ -77,44 +146,288 @@ class Session(SessionOutbox):
         name: str,
         loop: asyncio.AbstractEventLoop,
         clock: CoarseClock,
-        receiver: Receiver,
+        receiver: Receiver[Session],
         transmit: Transmit,
         send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
-        super().__init__(name, loop, Asks(clock), send_buffer_limit)
         guard(self)
+        self.name = name
+        """Name of the other process."""
+        self.writable = True
+        """The window has room. A sender that finds none awaits `room`."""
         self.until_room = RoomWaiter(self)
-        """What a tell without room returns."""
+        """Result of a tell without room."""
         self.tag: Any = None
-        """For the owner: who this is to it."""
-        self.listens, self.mark = False, 0
-        """For the owner: whether the other process wants to hear of tells that are dropped, and how
-        tells that come by this session are marked for that."""
+        """Set by the owner: which peer this is to the owner."""
+        self.wants_drop_reports, self.mark = False, 0
+        """Set by the owner: True if the other process wants reports of dropped tells; and the
+        number that stands for this session in tells that arrive by it (`drop_reports`)."""
         self.lost: RequestError | None = None
         self.unconfirmed: dict[str, int] = {}
-        """For a lost session: tells, by type, of which nobody knows whether they arrived."""
-        self.gone = True
-        """For a lost session: the other process has ended, or left. If not, it may still live."""
-        self.parted = False
-        """For a lost session: we have left, with nothing under way; the other process may live."""
-        self.told_to_wait = 0
-        """How often the other side has said that it lives, and has no room."""
-        self.torn = False
-        """The other side lacks what it had acknowledged: this cannot go on."""
+        """In a lost session: tells, by type, that may or may not have arrived."""
+        self.peer_ended = True
+        """In a lost session: the other process has ended, or left. If False, it may still live."""
+        self.closed_idle = False
+        """In a lost session: this process closed it with nothing under way; the other process may
+        live."""
+        self.held_reports = 0
+        """How many times the other side has reported that it lives, and has no room."""
+        self.peer_lost_data = False
+        """The other side lacks what it had acknowledged, so the session cannot go on."""
+        self._init_outbox(loop, Asks(clock), send_buffer_limit)
         self._transmit = transmit
         self._window = Window(transmit)
-        self._lane, self._assembly = FragmentQueue(self._window), FragmentAssembly()
-        self._inbox = self._make_intake(receiver, clock)
-        self._ack_armed = self._looking = False
-        self._late = False
-        """Some asks that may have to be sent again are over."""
-        self._opening: list[asyncio.Future[None]] = []
-        self._room: list[asyncio.Future[None]] = []
-        self._drained: list[tuple[int, asyncio.Future[None]]] = []
+        self._fragments, self._assembly = FragmentQueue(self._window), FragmentAssembly()
+        self._inbox = self._make_inbox(receiver, clock)
+        self._ack_armed = self._retry_armed = False
+        self._asks_expired = False
+        """Some asks have expired that stand in batches to be sent again."""
+        self._open_waiters: list[asyncio.Future[None]] = []
+        self._room_waiters: list[asyncio.Future[None]] = []
+        self._drain_waiters: list[tuple[int, asyncio.Future[None]]] = []
 
-    def _make_intake(self, receiver: Receiver, clock: CoarseClock) -> Inbox:
+    def _init_outbox(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        asks: Asks,
+        send_buffer_limit: SendBufferLimit | None,
+    ) -> None:
+        self._send_buffer_limit = send_buffer_limit or SendBufferLimit()
+        self._loop, self._asks = loop, asks
+        self._expect = asks.expect
+        self._scheduled = False
+        self._runs: list[Run] = []
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
+        self._tell_key: Key | None = None
+        self._ask_key: Key | Chain | None = None
+        """What the messages of the open run of asks share: their key, or the chain of callers."""
+        self._chained_key: Key | None = None
+        self._ask_timeout_ms = self._ask_deadline = 0
+        self._replies: ReplyRun | None = None
+        self._tell_ids: list[str]
+        self._tell_payloads: list[bytes]
+        self._ask_ids: list[str]
+        self._ask_payloads: list[bytes]
+        self._ask_corrs: list[int]
+        self._reply_corrs: list[int]
+        self._reply_payloads: list[bytes]
+
+    def _make_inbox(self, receiver: Receiver[Session], clock: CoarseClock) -> Inbox[Session]:
         free = self._acknowledge_late
         return Inbox(self, receiver, self._window, self._asks, self._loop, clock, free)
+
+    # ---- adding messages to the open batch
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Add a message to the open batch.
+
+        Raises:
+            BufferFull: the session holds as much as it may.
+        """
+        if key is not self._tell_key:
+            if not self.writable and self.is_full:
+                raise self._send_buffer_limit.refusal(key[0], self.name)
+            self._open_tells(key)
+        self._tell_ids.append(entity_id)
+        self._tell_payloads.append(payload)
+        self._weight = weight = self._weight + len(payload) + ENVELOPE_WEIGHT
+        if weight > BATCH_WEIGHT_MAX:
+            self._full()
+
+    def tell_accepted(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """`tell` a message that this process has accepted before: it is never refused."""
+        if key is not self._tell_key:
+            self._open_tells(key)
+        self.tell(key, entity_id, payload)
+
+    def ask(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+    ) -> None:
+        """Add a message and register its caller: a future with the function that decodes its
+        answer, or a Waiter. If the session holds as much as it may, the caller gets BufferFull."""
+        if key is not self._ask_key or timeout_ms != self._ask_timeout_ms:
+            if not self.writable and self.is_full:
+                refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
+                return
+            self._open_asks(key, timeout_ms)
+        asks = self._asks
+        corr = asks.corr = asks.corr + 1
+        asks.entries[corr] = (waiter, decode, self._ask_deadline)
+        self._ask_ids.append(entity_id)
+        self._ask_payloads.append(payload)
+        self._ask_corrs.append(corr)
+        self._weight = weight = self._weight + len(payload) + ASK_WEIGHT
+        if weight > self._limit:
+            self._full()
+
+    def ask_in_chain(
+        self,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        waiter: Any,
+        decode: Decode | None,
+        chain: Chain,
+    ) -> None:
+        """`ask` from inside an entity. `chain`, never empty, names the entities that wait. A
+        handler passes the same object with each of its asks, so that they share a run."""
+        if (
+            chain is not self._ask_key
+            or key is not self._chained_key
+            or timeout_ms != self._ask_timeout_ms
+        ):
+            if not self.writable and self.is_full:
+                refuse((waiter, decode, 0), self._send_buffer_limit.refusal(key[0], self.name))
+                return
+            self._open_asks(key, timeout_ms, chain)
+            self._ask_key, self._chained_key = chain, key
+        self._ask_ids.append(entity_id)
+        self._ask_payloads.append(payload)
+        self._ask_corrs.append(self._expect(waiter, decode, timeout_ms))
+        self._weight += len(payload) + ASK_WEIGHT
+        if self._weight > self._limit:
+            self._full()
+
+    def reply(self, corr: int, payload: bytes) -> None:
+        """Answer an ask that came by this session."""
+        if self._replies is None:
+            self._open_replies()
+        self._reply_corrs.append(corr)
+        self._reply_payloads.append(payload)
+        self._weight += len(payload) + ASK_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._full_of_replies()
+
+    def fail(self, corr: int, error: Exception) -> None:
+        """Answer an ask with an error."""
+        fail = fail_of(corr, error)
+        self._put(fail, len(fail.text) + len(fail.detail))
+
+    def relay(
+        self,
+        key: Key,
+        shard: str,
+        entity_id: str,
+        payload: bytes,
+        hops: int,
+        timeout_ms: int,
+        waiter: Waiter | None,
+        chain: Chain = (),
+        via: int = 0,
+    ) -> None:
+        """Pass on a message that came from elsewhere. `via`: the mark of the session it came by,
+        for a tell."""
+        corr = self._expect(waiter, None, timeout_ms) if waiter is not None else 0
+        self._put(
+            Relayed(key[0], shard, entity_id, key[1], payload, corr, timeout_ms, hops, chain, via),
+            len(payload),
+        )
+
+    def flush_shard(
+        self, entity_type: str, shard: str, hops: int, timeout_ms: int, waiter: Waiter
+    ) -> None:
+        """Request an echo once everything sent so far for the shard has arrived at its home."""
+        corr = self._expect(waiter, None, timeout_ms)
+        self._put(Flush(entity_type, shard, corr, timeout_ms, hops), 0)
+
+    def control(self, control: Control) -> None:
+        """Send a message of the state machines."""
+        self._put(control, len(control.body))
+
+    def _put(self, run: Run, size: int) -> None:
+        self._tell_key = self._ask_key = None
+        self._runs.append(run)
+        self._schedule()
+        self._weight += size + ENVELOPE_WEIGHT
+        if self._weight > BATCH_WEIGHT_MAX:
+            self._send_full()
+
+    def _open_tells(self, key: Key) -> None:
+        run = TellRun(key[0], key[1], [], [])
+        self._runs.append(run)
+        self._tell_ids, self._tell_payloads = run.ids, run.payloads
+        self._tell_key, self._ask_key = key, None
+        self._schedule()
+
+    def _open_asks(self, key: Key, timeout_ms: int, chain: Chain = ()) -> None:
+        if self._idle and not self._runs:
+            self._limit = 0  # full with its first message
+        else:
+            self._schedule()
+        run = AskRun(key[0], key[1], timeout_ms, [], [], [], chain)
+        self._runs.append(run)
+        self._weight += len(chain) * ENVELOPE_WEIGHT
+        self._ask_ids, self._ask_payloads = run.ids, run.payloads
+        self._ask_corrs = run.corrs
+        self._ask_key, self._ask_timeout_ms, self._tell_key = key, timeout_ms, None
+        self._ask_deadline = self._asks.deadline(timeout_ms)
+
+    def _open_replies(self) -> None:
+        self._replies = run = ReplyRun([], [])
+        self._runs.append(run)
+        self._reply_corrs, self._reply_payloads = run.corrs, run.payloads
+        self._schedule()
+
+    def _full(self) -> None:
+        """Send the open batch, which is over its weight.
+
+        Raises:
+            MessageTooLarge: the last message alone exceeds the limit of one message. It is taken
+                out of the batch.
+        """
+        run = self._runs[-1]
+        if isinstance(run, TellRun | AskRun) and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
+            size = len(run.payloads.pop())
+            run.ids.pop()
+            if isinstance(run, AskRun):
+                self._asks.take(run.corrs.pop())
+            self._weight -= size
+            self._schedule()
+            raise too_large(size)
+        self._send_full()
+
+    def _full_of_replies(self) -> None:
+        """Send the open batch. A last answer that is too large is replaced by an error, because its
+        caller waits."""
+        run = self._replies
+        if run is not None and len(run.payloads[-1]) > PAYLOAD_BYTES_MAX:
+            corr, size = run.corrs.pop(), len(run.payloads.pop())
+            self._weight -= size
+            text = f"the answer has {size} bytes, at most {PAYLOAD_BYTES_MAX}"
+            self.fail(corr, EntityFailed("MessageTooLarge", text))
+            return
+        self._send_full()
+
+    def _send_full(self) -> None:
+        self.flush()
+
+    def _schedule(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._scheduled = False
+        self.flush()
+
+    def _reset_batch(self) -> None:
+        self._runs = []
+        self._weight, self._limit = 0, BATCH_WEIGHT_MAX
+        self._tell_key = self._ask_key = self._replies = None
+
+    @property
+    def is_full(self) -> bool:
+        """True if the session holds more than the send buffer's limit."""
+        return self._weight + self.outstanding > self._send_buffer_limit.bytes
+
+    # ---- sending
 
     def flush(self) -> None:
         """Send the open batch now."""
@@ -126,59 +439,61 @@ class Session(SessionOutbox):
             self._asks.abandon(self.lost)
             return
         window = self._window
-        if weight > LARGE_WEIGHT or self._lane.busy:
-            self._lane.put(runs, weight)
+        if weight > LARGE_WEIGHT or self._fragments.busy:
+            self._fragments.put(runs, weight)
         else:
             window.put(encode_batch(runs))
         self.writable = window.writable
         if window.blocked:
-            self._look_for_room()
+            self._retry_later()
 
     @property
     def _idle(self) -> bool:
+        """True if a message can leave now and every earlier one is acknowledged."""
         return self.open and not self.outstanding
 
-    def _look_for_room(self) -> None:
-        """The connection took no more: try again soon, for as long as it takes nothing."""
-        if self._window.blocked and not self._looking and self.lost is None:
-            self._looking = True
+    def _retry_later(self) -> None:
+        """Schedule another attempt to send, until the connection takes frames again."""
+        if self._window.blocked and not self._retry_armed and self.lost is None:
+            self._retry_armed = True
             self._loop.call_later(BLOCKED_S, self._unblock)
 
     def _unblock(self) -> None:
-        self._looking = self._window.blocked = False
+        self._retry_armed = self._window.blocked = False
         if self.lost is None:
             self._window.pump()
-            self._look_for_room()
+            self._retry_later()
 
-    # ---- waiting
+    # ---- state, and waiting for it
 
     @property
     def open(self) -> bool:
-        """The handshake is done and the session is not lost."""
+        """True if the handshake is done and the session is not lost."""
         return self._window.open and self.lost is None
 
     @property
     def received(self) -> int:
-        """The last batch that was taken."""
+        """Number of the last batch that this side acknowledges."""
         return self._window.received
 
     @property
     def acked(self) -> int:
-        """The last of our batches that the other side has taken."""
+        """Number of the last own batch that the other side has acknowledged."""
         return self._window.acked
 
     @property
     def duplicates(self) -> int:
-        """Batches that came more than once."""
+        """Batches that arrived more than once."""
         return self._window.duplicates
 
     @property
     def outstanding(self) -> int:
-        return self._window.outstanding + self._window.aside
+        """Bytes that were sent or wait to be sent, without an acknowledgement."""
+        return self._window.outstanding + self._window.unnumbered
 
     @property
     def unflushed(self) -> bool:
-        """Something is in the open batch."""
+        """True if the open batch is not empty."""
         return bool(self._runs)
 
     @property
@@ -187,21 +502,22 @@ class Session(SessionOutbox):
         return len(self._asks.entries)
 
     def opening(self) -> asyncio.Future[None]:
-        """Done when the session is open, or lost."""
-        return self._future(self._window.open, self._opening)
+        """Return a future that is done when the session is open, or lost."""
+        return self._future(self._window.open, self._open_waiters)
 
     def room(self) -> asyncio.Future[None]:
-        """Done when the session is writable, or lost."""
-        return self._future(self.writable, self._room)
+        """Return a future that is done when the session is writable, or lost."""
+        return self._future(self.writable, self._room_waiters)
 
     def drained(self) -> asyncio.Future[None]:
-        """Done when everything sent so far is acknowledged, or the session is lost."""
+        """Return a future that is done when everything sent so far is acknowledged, or the session
+        is lost."""
         self.flush()
-        self._lane.rush()
+        self._fragments.number_all()
         waiting: list[asyncio.Future[None]] = []
         future = self._future(self._window.outstanding == 0, waiting)
         if waiting:
-            self._drained.append((self._window.last, future))
+            self._drain_waiters.append((self._window.last, future))
         return future
 
     def _future(self, done: bool, waiting: list[asyncio.Future[None]]) -> asyncio.Future[None]:
@@ -217,20 +533,20 @@ class Session(SessionOutbox):
     def opened(self, ack: int) -> None:
         """The handshake is done (again): the peer has everything up to `ack`; send the rest."""
         self._window.open, self._window.blocked = True, False
-        wake(self._opening)
+        wake(self._open_waiters)
         self._on_ack(ack)
-        if self._late:
-            self._late = False
-            self._window.rewrite(lambda body: still_wanted(body, self._asks))
+        if self._asks_expired:
+            self._asks_expired = False
+            self._window.rewrite(lambda body: without_expired(body, self._asks))
         self._window.resend()
-        self._look_for_room()
+        self._retry_later()
 
     def suspend(self) -> None:
-        """The connection broke: keep everything until it is `opened` again."""
+        """The connection broke: keep everything until the session is `opened` again."""
         self._window.open = False
 
     def on_frame(self, kind: int, seq: int, ack: int, body: bytes) -> None:
-        """A frame of one of the `SESSION_KINDS` arrived. Raises as `on_data`."""
+        """A frame of one of the `SESSION_FRAMES` arrived. Raises as `on_data`."""
         if kind == FrameType.DATA:
             self.on_data(seq, ack, body)
         elif kind in NUMBERED:
@@ -242,23 +558,23 @@ class Session(SessionOutbox):
         """A DATA frame arrived.
 
         Raises:
-            RemoteProtocolError: its body does not fit. It counts as received, so that it cannot
-                block the rest.
+            RemoteProtocolError: the body does not fit the schema. The frame counts as received, so
+                that it cannot block the rest.
         """
         self._on_ack(ack)
         window = self._window
-        if not window.take(seq):
+        if not window.accept(seq):
             return
         if window.owes_ack and not self._ack_armed:
             self._acknowledge_soon()
-        self._take(seq, body)
+        self._receive(seq, body)
 
-    def _take(self, seq: int, body: bytes) -> None:
-        """A batch is complete. What it makes the receiver answer leaves when all of it is handed
-        out, and does not wait for the end of the turn."""
+    def _receive(self, seq: int, body: bytes) -> None:
+        """Pass a complete batch to the inbox. Answers that the receiver gives meanwhile leave when
+        the whole batch is handled, without waiting for the end of the loop iteration."""
         due, self._scheduled = self._scheduled, True
         try:
-            self._inbox.take(seq, body)
+            self._inbox.receive(seq, body)
         finally:
             self._scheduled = due
             if self._runs:
@@ -267,55 +583,41 @@ class Session(SessionOutbox):
     def _on_part(self, seq: int, ack: int, part: bytes, *, last: bool) -> None:
         """A part of a large batch arrived."""
         self._on_ack(ack)
-        if self._window.take(seq):
+        if self._window.accept(seq):
             self._assembly.add(part)
             if last:
-                self._take(seq, self._assembly.take())
+                self._receive(seq, self._assembly.take())
             else:
-                self._inbox.take_part(seq)
-            self._acknowledge_late()  # the next part waits for it
+                self._inbox.receive_part(seq)
+            self._acknowledge_late()  # the sender holds the next part back until then
 
     def on_ack(self, kind: int, seq: int, ack: int) -> None:
-        """An ACK, NAK or HELD frame arrived; `seq` is the last one that the peer has sent."""
+        """An ACK, NAK or HELD frame arrived; `seq` is the last batch that the peer has sent."""
         if kind == FrameType.NAK and ack < self._window.acked:
-            self.torn = True
+            self.peer_lost_data = True
             return
         self._on_ack(ack)
         if kind == FrameType.HELD:
-            self.told_to_wait += 1
+            self.held_reports += 1
         if kind == FrameType.NAK:
             self._window.resend()
-            self._look_for_room()
+            self._retry_later()
         elif self._window.missing(seq):
             self._window.acknowledge(FrameType.NAK)
 
     def keep_alive(self) -> None:
-        """Tell the peer where we are, so that it hears from us and both find what is missing."""
+        """Send the numbers of the last batches, so that the peer knows that this process lives, and
+        both sides find what is missing."""
         if self.open:
             self._window.acknowledge(FrameType.HELD if self._inbox.holding else FrameType.ACK)
-
-    # ---- the receiver's room
-
-    @property
-    def forced(self) -> bool:
-        """What the receiver is given now cannot be held back: it drops what it has no room for."""
-        return self._inbox.forced
-
-    def pause(self) -> None:
-        """The receiver has no room: hold what comes for it, until `resume`."""
-        self._inbox.pause()
-
-    def resume(self) -> None:
-        """It has room again."""
-        if self.lost is None:
-            self._inbox.resume()
 
     def _acknowledge_soon(self) -> None:
         self._ack_armed = True
         self._loop.call_later(ACK_DELAY_S, self._acknowledge_late)
 
     def _acknowledge_late(self) -> None:
-        """What finds no room is said again later: nobody else would say it."""
+        """Acknowledge what is received; try again later if the connection has no room, because
+        nothing else would repeat it."""
         self._ack_armed = False
         if self._window.owes_ack and self.lost is None:
             self._window.acknowledge()
@@ -324,60 +626,76 @@ class Session(SessionOutbox):
 
     def _on_ack(self, ack: int) -> None:
         window = self._window
-        roomy = window.on_ack(ack)
-        if self._lane.active:
-            self._lane.on_ack(window.acked)
-        if roomy:
+        has_room = window.on_ack(ack)
+        if self._fragments.active:
+            self._fragments.on_ack(window.acked)
+        if has_room:
             self.writable = True
-            wake(self._room)
+            wake(self._room_waiters)
         if window.blocked:
-            self._look_for_room()
-        while self._drained and self._drained[0][0] <= window.acked:
-            wake([self._drained.pop(0)[1]])
+            self._retry_later()
+        while self._drain_waiters and self._drain_waiters[0][0] <= window.acked:
+            wake([self._drain_waiters.pop(0)[1]])
+
+    # ---- the receiver's room
+
+    @property
+    def forced(self) -> bool:
+        """True if the receiver must take, or drop, what it is given now: it cannot be held back."""
+        return self._inbox.forced
+
+    def pause(self) -> None:
+        """The receiver has no room: hold what arrives for it, until `resume`."""
+        self._inbox.pause()
+
+    def resume(self) -> None:
+        """The receiver has room again."""
+        if self.lost is None:
+            self._inbox.resume()
 
     # ---- deadlines and the end
 
     def expire(self) -> int:
-        """Fail the asks whose deadline has passed; says how many there were."""
-        late = self._asks.expire(self.name)
-        self._late = self._late or late > 0
-        return late
+        """Fail the asks whose deadline has passed; return their number."""
+        expired = self._asks.expire(self.name)
+        self._asks_expired = self._asks_expired or expired > 0
+        return expired
 
     def unacknowledged(self) -> Iterator[Run]:
-        """What was sent, or is to be, and nobody has said that he has it."""
-        for body in self._window.bodies + self._lane.bodies:
+        """Iterate over the runs that the other side has not acknowledged, sent or not."""
+        for body in self._window.bodies + self._fragments.bodies:
             yield from decode_batch(body)
         yield from self._runs
 
     def close(self, error: RequestError) -> list[Unsent]:
-        """The other process is gone, or we leave it: everybody who waits gets `error`, but for
-        messages that were never handed to ZeroMQ. Those are returned, in order, to be sent another
-        way."""
+        """End the session: the other process is gone, or this one leaves it. Every waiting caller
+        gets `error`, except for messages that were never handed to the connection. Those are
+        returned in order, to be sent another way."""
         if self.lost is not None:
             return []
-        self._inbox.let_go()
+        self._inbox.release_all()
         self.lost, sent = error, self._window.sent
-        numbered, queued = self._lane.give_up()
-        rows = sorted(self._window.give_up() + numbered)
+        numbered, queued = self._fragments.clear()
+        rows = sorted(self._window.clear() + numbered)
         lost = [body for seq, body in rows if seq <= sent]
         fresh = [body for seq, body in rows if seq > sent] + queued
-        self.unconfirmed = tells([run for body in lost for run in decode_batch(body)])
+        self.unconfirmed = _tells_by_type([run for body in lost for run in decode_batch(body)])
         runs = [run for body in fresh for run in decode_batch(body)] + self._runs
-        unsent = take_back(runs, self._asks)
+        unsent = _unsent_messages(runs, self._asks)
         self._reset_batch()
         self.writable = True
         self._asks.abandon(error)
-        wake(self._opening)
-        wake(self._room)
-        wake([future for _, future in self._drained])
-        self._drained.clear()
+        wake(self._open_waiters)
+        wake(self._room_waiters)
+        wake([future for _, future in self._drain_waiters])
+        self._drain_waiters.clear()
         return unsent
 
     def finish(self) -> None:
-        """Send what is open, and say goodbye. What is not acknowledged yet, in either direction, is
-        lost, and our tells count as `unconfirmed`: wait for `drained` first."""
+        """Send the open batch, then BYE. What is not acknowledged yet, in either direction, is
+        lost, and own tells count as `unconfirmed`: await `drained` first."""
         self.flush()
-        self._lane.rush()
+        self._fragments.number_all()
         self._inbox.discard()
         if self.open:
             self._transmit(FrameType.BYE, self._window.last, self._window.received, b"")
@@ -388,3 +706,79 @@ class Session(SessionOutbox):
                 self.unconfirmed[name] = self.unconfirmed.get(name, 0) + 1
             else:
                 refuse(message.waiting, error)
+
+
+def wake(futures: list[asyncio.Future[None]]) -> None:
+    """Complete the futures and empty the list."""
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
+    futures.clear()
+
+
+def too_large(size: int) -> MessageTooLarge:
+    """Return the error for a message over the limit."""
+    return MessageTooLarge(f"a message of {size} bytes, at most {PAYLOAD_BYTES_MAX}")
+
+
+def without_expired(body: bytes, asks: Asks) -> bytes:
+    """Return a batch without the asks that have had their outcome."""
+    wanted, kept = asks.entries, list[Run]()
+    for run in decode_batch(body):
+        if isinstance(run, AskRun):
+            at = [n for n, corr in enumerate(run.corrs) if corr in wanted]
+            run.ids, run.payloads = [run.ids[n] for n in at], [run.payloads[n] for n in at]
+            run.corrs = [run.corrs[n] for n in at]
+        elif isinstance(run, Relayed) and run.corr and run.corr not in wanted:
+            continue
+        kept.append(run)
+    return encode_batch(kept)
+
+
+def tells_by_mark(runs: Iterable[Run]) -> dict[tuple[str, int], int]:
+    """Count tells by type and by the mark of the session that they came by; 0 for own tells."""
+    counts: Counter[tuple[str, int]] = Counter()
+    for run in runs:
+        if isinstance(run, TellRun):
+            counts[run.type, 0] += len(run.ids)
+        elif isinstance(run, Relayed) and not run.corr:
+            counts[run.type, run.via] += 1
+    return counts
+
+
+def _tells_by_type(runs: Iterable[Run]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for (entity_type, _), count in tells_by_mark(runs).items():
+        counts[entity_type] += count
+    return dict(counts)
+
+
+def _unsent_messages(runs: list[Run], asks: Asks) -> list[Unsent]:
+    """Return the messages of runs that were never sent, in order, each with its waiting caller.
+    A message whose caller waits no more is left out."""
+    unsent: list[Unsent] = []
+    take = asks.take
+    for run in runs:
+        match run:
+            case TellRun():
+                key = (run.type, run.method)
+                rows = zip(run.ids, run.payloads, strict=True)
+                unsent += [Unsent(key, "", i, p, 0, None, ()) for i, p in rows]
+            case AskRun():
+                key = (run.type, run.method)
+                asked = zip(run.ids, run.payloads, run.corrs, strict=True)
+                found = [(i, p, take(corr)) for i, p, corr in asked]
+                unsent += [
+                    Unsent(key, "", i, p, 0, w, run.chain) for i, p, w in found if w is not None
+                ]
+            case Relayed():
+                key = (run.type, run.method)
+                waiting = take(run.corr)
+                if waiting is not None or not run.corr:
+                    shard, hops, via = run.shard, run.hops, run.via
+                    unsent.append(
+                        Unsent(key, shard, run.id, run.payload, hops, waiting, run.chain, via)
+                    )
+            case _:
+                pass  # replies and control messages are for this very process
+    return unsent

@@ -1,19 +1,20 @@
-"""The window: what one side of a session has sent and the other has not acknowledged, and what it
-got.
+"""The window of a session: batches sent and not acknowledged, and the number of the last one
+received.
 
-    put ──> waiting ──room in the window, link open──> unacked ──ack──> gone
-                ^──────── resend: the link was made anew, or the receiver named a gap
+    put ──> waiting ──room in the window, link open──> unacked ──ack──> acknowledged
+                ^──────── resend: the connection was made again, or the receiver reported a gap
 
-Batches are numbered from 1. The receiver takes them in order, drops what it has had and names gaps;
-the sender keeps what is not acknowledged and, while more than a window of bytes or batches is
-outstanding, is not `writable`. Twice a window is handed on at most: what does not ask whether there
-is room, as the machines' messages, still gets through behind a window that is full.
+Batches are numbered from 1. The receiver accepts them in order, drops duplicates and reports gaps.
+The sender keeps unacknowledged batches; while more than a window of bytes or batches is
+outstanding, it is not `writable`. At most two windows are in flight: messages that do not wait for
+room, such as control messages, still get through behind a full window.
 
-What has *arrived* is not *received* while the receiver is `holding`: it is acknowledged once it is
-`handled`.
+While the receiver is `holding`, a batch that has *arrived* is not yet *received*: it is
+acknowledged once it is `handled`.
 
-No clock and no socket in here: `transmit(kind, seq, ack, body)` hands a frame on and says whether
-it was taken. What is never handed on can be given back.
+The window has no clock and no socket: `transmit(kind, seq, ack, body)` hands one frame to the
+connection and returns True if the connection took it. Batches that were never handed over can be
+returned to the sender.
 
 Source: docs/architecture.md.
 """
@@ -34,7 +35,7 @@ Transmit = Callable[[int, int, int, bytes], bool]
 
 
 class Window:
-    """See the module. `on_room` is called when `writable` becomes true again."""
+    """Both directions of one session: numbers, acknowledgements and resends."""
 
     __slots__ = (
         "_seq",
@@ -44,7 +45,6 @@ class Window:
         "_waiting",
         "acked",
         "arrived",
-        "aside",
         "blocked",
         "duplicates",
         "holding",
@@ -53,6 +53,7 @@ class Window:
         "outstanding",
         "received",
         "sent",
+        "unnumbered",
         "writable",
     )
 
@@ -61,25 +62,25 @@ class Window:
         self.open = False
         """The handshake is done."""
         self.blocked = False
-        """The link had no room; the owner sets it back and pumps."""
+        """The connection had no room; the owner resets this and calls `pump`."""
         self.writable = True
         self.outstanding = 0
         """Bytes that wait or are not acknowledged."""
-        self.aside = 0
-        """Bytes that have no number yet, but count as sent."""
+        self.unnumbered = 0
+        """Bytes of large batches without a number yet. They count as sent (`fragments`)."""
         self.in_flight = 0
-        """Bytes of those outstanding that were handed on."""
+        """Bytes handed to the connection and not acknowledged."""
         self.arrived = 0
-        """The last batch that was taken."""
+        """Number of the last batch accepted."""
         self.holding = False
-        """What is taken has to be `handled` before it counts as received."""
+        """An accepted batch must be `handled` before it counts as received."""
         self.received = 0
-        """The last batch that may be acknowledged."""
+        """Number of the last batch that may be acknowledged."""
         self.acked = 0
-        """The last of ours that the other side has taken."""
+        """Number of the last own batch that the other side has acknowledged."""
         self.duplicates = 0
         self.sent = 0
-        """The last of ours that was handed on."""
+        """Number of the last own batch that was handed to the connection."""
         self._seq = 0
         self._to_ack = 0
         self._waiting: deque[tuple[int, bytes, FrameType]] = deque()
@@ -87,7 +88,7 @@ class Window:
 
     @property
     def last(self) -> int:
-        """The number of the last batch put in."""
+        """Number of the last batch put in."""
         return self._seq
 
     @property
@@ -98,21 +99,21 @@ class Window:
     # ---- sending
 
     def put(self, body: bytes, kind: FrameType = FrameType.DATA) -> int:
-        """Number a batch, or a part of one, and send it, as far as there is room; the number."""
+        """Number a batch, or a part of one, and send it if there is room. Returns the number."""
         self._seq += 1
         self._waiting.append((self._seq, body, kind))
         self.outstanding += len(body)
         self.pump()
-        self.look()
+        self.update_writable()
         return self._seq
 
-    def look(self) -> None:
-        """Is that enough for now?"""
-        if self.outstanding + self.aside > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
+    def update_writable(self) -> None:
+        """Clear `writable` if a window of bytes or batches is outstanding."""
+        if self.outstanding + self.unnumbered > WINDOW_BYTES or self.batches >= WINDOW_BATCHES:
             self.writable = False
 
     def pump(self) -> None:
-        """Hand on what the window has room for."""
+        """Hand waiting batches to the connection, up to two windows in flight."""
         waiting, unacked = self._waiting, self._unacked
         while waiting and self.open and not self.blocked:
             if len(unacked) >= AHEAD_BATCHES or self.in_flight >= AHEAD_BYTES:
@@ -128,14 +129,14 @@ class Window:
             unacked.append(waiting.popleft())
 
     def resend(self) -> None:
-        """Send everything that is not acknowledged once more."""
+        """Send every unacknowledged batch again."""
         self._waiting.extendleft(reversed(self._unacked))
         self._unacked.clear()
         self.in_flight = 0
         self.pump()
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
-        """Before they are sent again: change the batches that are not acknowledged."""
+        """Replace the body of every unacknowledged batch by `change(body)`, before a resend."""
         for queue in (self._unacked, self._waiting):
             for at, (seq, body, kind) in enumerate(queue):
                 if kind is FrameType.DATA:
@@ -143,10 +144,10 @@ class Window:
         self.outstanding = sum(len(body) for _, body, _ in (*self._unacked, *self._waiting))
 
     def on_ack(self, ack: int) -> bool:
-        """The other side has everything up to `ack`; whether there is room again."""
+        """The other side has everything up to `ack`. Returns True if there is room again."""
         unacked = self._unacked
         if not unacked or unacked[0][0] > ack or ack > self.sent:
-            return False  # nothing new, or not true
+            return False  # nothing new, or more than was sent
         while unacked and unacked[0][0] <= ack:
             seq, body, _ = unacked.popleft()
             self.acked = seq
@@ -156,14 +157,14 @@ class Window:
             self.pump()
         if self.writable:
             return False
-        outstanding = self.outstanding + self.aside
+        outstanding = self.outstanding + self.unnumbered
         self.writable = outstanding <= WINDOW_BYTES // 2 and self.batches <= WINDOW_BATCHES // 2
         return self.writable
 
     # ---- receiving
 
-    def take(self, seq: int) -> bool:
-        """Whether a batch is the next one. A duplicate is acknowledged again, a gap is named."""
+    def accept(self, seq: int) -> bool:
+        """Return True if the batch is the next one. Acknowledge a duplicate again; report a gap."""
         if seq == self.arrived + 1:
             self.arrived = seq
             if not self.holding:
@@ -177,7 +178,7 @@ class Window:
         return False
 
     def handled(self, seq: int) -> None:
-        """A batch that was taken counts as received."""
+        """Count an accepted batch as received."""
         self.received = seq
         self._to_ack += 1
         if self._to_ack >= ACK_EVERY:
@@ -185,11 +186,12 @@ class Window:
 
     @property
     def owes_ack(self) -> bool:
-        """Something was received and not acknowledged yet."""
+        """True if a received batch is not acknowledged yet."""
         return self._to_ack > 0
 
     def acknowledge(self, kind: FrameType = FrameType.ACK) -> None:
-        """Say what was taken, and what was sent last, so that the other side can find a gap."""
+        """Send the numbers of the last batch received and of the last one sent, so that the other
+        side can find a gap."""
         if self._transmit(kind, self.sent, self.received, b""):
             self._to_ack = 0
 
@@ -201,14 +203,14 @@ class Window:
 
     @property
     def bodies(self) -> list[bytes]:
-        """Batches that are not acknowledged, in order. Parts are not among them."""
+        """Bodies of unacknowledged batches, in order, without parts."""
         return [
             body for _, body, kind in (*self._unacked, *self._waiting) if kind is FrameType.DATA
         ]
 
-    def give_up(self) -> list[tuple[int, bytes]]:
-        """Batches that are not acknowledged, with their numbers, in order. Those up to `sent` were
-        handed on: nobody knows whether they arrived. Parts are not among them."""
+    def clear(self) -> list[tuple[int, bytes]]:
+        """Forget the unacknowledged batches and return them in order, each with its number, without
+        parts. Those up to `sent` may or may not have arrived."""
         rows = (*self._unacked, *self._waiting)
         left = [(seq, body) for seq, body, kind in rows if kind is FrameType.DATA]
         self._waiting.clear()

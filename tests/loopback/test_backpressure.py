@@ -12,7 +12,7 @@ from shardbus import Entity, MailboxFull, ShardBus, handler
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.node.node import Node
-from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
+from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
@@ -69,7 +69,7 @@ async def plea(node: Node, client: AsyncClient) -> None:
     """The node says what it says every few seconds: that it lives, and has no room."""
 
     def told() -> int:
-        return sum(session.told_to_wait for session in client._endpoint.sessions())
+        return sum(session.held_reports for session in client._endpoint.sessions())
 
     before = told()
     for session in node.endpoint.sessions():

@@ -25,6 +25,7 @@ from shardbus.shells import cluster_thread
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.shells.prober import Prober
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.pubsub import OPTIONS
 from shardbus.transport.zmq.reader import Reader
 from shardbus.wire.gossip import decode, encode
@@ -300,7 +301,14 @@ class Nobody:
 async def test_a_probe_tells_another_process_at_the_address(cluster: str) -> None:
     prober, port = Prober("test", 99), free_port()
     here = NodeId("127.0.0.1", port, 7)
-    endpoint = Endpoint(cluster, str(here), here.uid, Nobody(), node=here)  # type: ignore[arg-type]
+    endpoint = Endpoint(
+        cluster,
+        str(here),
+        here.uid,
+        Nobody(),  # type: ignore[arg-type]
+        network=ZmqNetwork(),
+        node=here,
+    )
     endpoint.start("127.0.0.1", port)
     outcomes = [await prober.probe(NodeId(here.host, port, uid)) for uid in (7, 8)]
     assert outcomes == [ProbeOutcome.ALIVE, ProbeOutcome.OTHER]

@@ -57,7 +57,7 @@ class Wall:
 
     def rise(self) -> None:
         self._at.endpoint.incoming._on_frame = self._on_frame  # type: ignore[method-assign]
-        [link] = [link for link in self._at.endpoint._links.values() if link.node == self._of.me]
+        [link] = [link for link in self._at.endpoint._outgoing.values() if link.node == self._of.me]
         link._on_frame = lambda head, body: None  # type: ignore[method-assign]
         link._look_soon = lambda: None  # type: ignore[method-assign]
 
@@ -188,7 +188,7 @@ async def test_nobody_is_believed_who_gives_up_a_member_that_is_there(nodes: Nod
     homes = {await client.ref(app.line, name).where() for name in map(str, range(40))}
     assert len(homes) == 2
     before = first.endpoint.sessions()
-    client._endpoint.departures.tell(second.me)
+    client._endpoint.departures.announce(second.me)
     await until(lambda: first.endpoint.dropped_frames == {"not_allowed": 1}, "the refusal")
     assert first.endpoint.sessions() == before
 
@@ -209,14 +209,14 @@ async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
     await until(lambda: len(world.told) == 3, "both")
     assert world.told == [0, 1, 2]
     assert world.refused() == {}
-    assert all(session.parted for session in there)
-    assert world.client._endpoint.departures._said == {}
+    assert all(session.closed_idle for session in there)
+    assert world.client._endpoint.departures._ended == {}
 
 
 async def test_a_link_that_is_opened_begins_with_it(nodes: Nodes) -> None:
     first, second = await nodes.cluster(Application().bus, 2)
     endpoint = (await nodes.client(first))._endpoint
-    endpoint.departures.tell(NodeId("127.0.0.1", free_port(), 7))
+    endpoint.departures.announce(NodeId("127.0.0.1", free_port(), 7))
     session = endpoint.session_to(second.me.address, second.me)
     [said] = session.unacknowledged()
     assert isinstance(said, Control)

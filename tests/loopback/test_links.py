@@ -12,8 +12,8 @@ import pytest
 from shardbus.errors import NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.network import ZmqNetwork
 from shardbus.transport.session import Session
+from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
@@ -49,7 +49,9 @@ class World:
     async def start(self) -> None:
         self.taker = Taker()
         self.me = NodeId("127.0.0.1", free_port(), 1)
-        self.node = Endpoint("shop", str(self.me), 1, self.taker, node=self.me)
+        self.node = Endpoint(
+            "shop", str(self.me), 1, self.taker, network=ZmqNetwork(), node=self.me
+        )
         self.node.start("127.0.0.1", self.me.port)
         self.proxy = Proxy(self.me.port)
         await self.proxy.start()
@@ -60,6 +62,7 @@ class World:
             "client#9",
             9,
             Taker(),
+            network=ZmqNetwork(),
             on_lost=lambda s, unsent: self.lost.append(s.name),
             on_leaving=self.asked_to_part.append,
         )
@@ -157,7 +160,7 @@ async def test_a_session_that_was_forgotten_is_not_resumed(world: World) -> None
     world.node.incoming.forget(inbound, NodeLost("silent"))
     world.proxy.cut()
     await until(lambda: world.lost, "the loss")
-    assert not world.session.gone
+    assert not world.session.peer_ended
 
 
 # Every fault of the proxy, with tells and asks under way

@@ -422,7 +422,7 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
 
 async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     pair = await nodes.cluster(application(), 2)
-    pair[0].endpoint.drop(pair[1].me, NodeLost("removed"))
+    pair[0].endpoint.remove(pair[1].me, NodeLost("removed"))
     drops = pair[0].endpoint.dropped_frames
     pair[1].endpoint.session_to(pair[0].me.address, pair[0].me)
     link = pair[1].endpoint._link(pair[0].me.address, pair[0].me)

@@ -13,7 +13,7 @@ from shardbus.client.asynchronous import SEND_BUFFER_MIN, AsyncClient
 from shardbus.errors import ConfigError
 from shardbus.node.node import Node
 from shardbus.transport import outgoing
-from shardbus.transport.outbox import BATCH_WEIGHT_MAX
+from shardbus.transport.session import BATCH_WEIGHT_MAX
 from shardbus.wire.batch import Hello
 from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
@@ -274,4 +274,4 @@ async def test_a_client_of_an_older_build_is_told_nothing_and_is_served(
     await client.flush()
     await until(lambda: app.told == [1], "what fits")
     assert node.kinds["line"].host.counts.dropped == {"schema": 1}
-    assert node.drops._links == {}
+    assert node.drops._tallies == {}

@@ -87,12 +87,12 @@ def a_shard_is_down_before_its_entities_are(patch: Patch) -> None:
 
 
 def duplicates_are_taken(patch: Patch) -> None:
-    take = Window.take
+    take = Window.accept
 
     def greedy(self: Window, seq: int) -> bool:
         return take(self, seq) or seq <= self.received
 
-    patch.setattr(Window, "take", greedy)
+    patch.setattr(Window, "accept", greedy)
 
 
 def nothing_is_sent_again(patch: Patch) -> None:
@@ -148,16 +148,16 @@ def an_unreachable_node_is_taken_for_dead(patch: Patch) -> None:
 
 
 def a_link_to_a_former_process_is_closed_and_nobody_told(patch: Patch) -> None:
-    find = Endpoint._link
+    find = Endpoint._find
 
     def replaces(self: Endpoint, address: Any, node: Any) -> Any:
-        for key, link in list(self._links.items()):
+        for key, link in list(self._outgoing.items()):
             if link.address == address and node and link.node and link.node != node:
                 link.close()
-                del self._links[key]
+                del self._outgoing[key]
         return find(self, address, node)
 
-    patch.setattr(Endpoint, "_link", replaces)
+    patch.setattr(Endpoint, "_find", replaces)
 
 
 def what_comes_back_goes_behind_what_waits(patch: Patch) -> None:

@@ -294,7 +294,7 @@ def test_frames_come_in_order_both_ways_and_what_waits_for_a_connection_too() ->
     assert [fragments[2] for fragments in line.came] == [b"0", b"1", b"2", b"3"]
     who = line.came[0][0]
     assert line.door.send(who, b"h", b"answer") is SendResult.TAKEN
-    assert line.door.send(b"nobody", b"h", b"x") is SendResult.NO_WAY
+    assert line.door.send(b"nobody", b"h", b"x") is SendResult.UNROUTABLE
     line.timeline.run(1.0)
     assert line.back == [[b"h", b"answer"]]
     assert (line.ups, line.downs) == (1, 0)

@@ -182,7 +182,7 @@ class SimNetwork:
         """Begin to connect."""
         return SimConnection(self, address, self._loop, on_frame, on_up, on_down)
 
-    async def knock(self, address: Address) -> bool:
+    async def probe(self, address: Address) -> bool:
         """As a fresh connection would find it."""
         exchange, network = self.exchange, self.exchange.network
         await asyncio.sleep(network.delay())
@@ -215,7 +215,7 @@ class SimListener:
     def send(self, to: bytes, head: bytes, body: bytes) -> SendResult:
         connection = self.here.get(to)
         if connection is None or not connection.up:
-            return SendResult.NO_WAY
+            return SendResult.UNROUTABLE
         if not self._exchange.has_room(len(connection.inward.frames)):
             return SendResult.NO_ROOM
         connection.put(connection.inward, [head, body])

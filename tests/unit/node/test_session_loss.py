@@ -32,7 +32,7 @@ class Around:
         self.kinds = {"counter": kind}
         self.loop = SimpleNamespace(call_later=self._call_later)
         self.endpoint = SimpleNamespace(
-            watch=lambda node: linked, drop=lambda node, error: self.dropped.append(node)
+            watch=lambda node: linked, remove=lambda node, error: self.dropped.append(node)
         )
 
     def _call_later(self, delay: float, call: Any, *args: Any) -> None:

@@ -18,7 +18,7 @@ class Line:
     tag: NodeId
     outstanding: int = 100
     acked: int = 0
-    told_to_wait: int = 0
+    held_reports: int = 0
 
 
 def looks(

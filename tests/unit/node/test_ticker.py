@@ -44,7 +44,7 @@ class World:
         self.loop = SimpleNamespace(call_later=self.call_later, time=lambda: 0.0)
         self.loopback = SimpleNamespace(expire=lambda: self.do("loopback"))
         self.drops = SimpleNamespace(report=lambda tick: self.do("drops"))
-        self.refused = SimpleNamespace(line=lambda now: self.do("refusals"))
+        self.refused = SimpleNamespace(log_line=lambda now: self.do("refusals"))
         self.watching = SimpleNamespace(app_alive=lambda: self.do("alive"))
         self.quarantine_stalled_peers = lambda: self.do("quarantine")
         self.kinds = {name: self.kind(name) for name in ("first", "second")}

@@ -12,7 +12,7 @@ from shardbus.transport import departures
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.departures import NEWS_S, DepartureNotices
 from shardbus.transport.fragments import LARGE_WEIGHT
-from shardbus.transport.undelivered import tells_by_link
+from shardbus.transport.session import tells_by_mark
 from shardbus.wire.batch import Control, Run, decode_batch
 from shardbus.wire.control import Goodbye, decode_control
 from shardbus.wire.schema import decode_value
@@ -34,8 +34,8 @@ class World:
         endpoint: Any = SimpleNamespace(
             node=ME,
             loop=loop,
-            opened_here=[side.session for side in self.sides],
-            give_up=lambda node, error: self.ended.append(node),
+            outgoing_sessions=[side.session for side in self.sides],
+            end_sessions=lambda node, error: self.ended.append(node),
         )
         self.departures = DepartureNotices(endpoint)
 
@@ -51,7 +51,7 @@ def named(runs: list[Run]) -> list[NodeId]:
 
 async def test_everybody_is_told_but_the_one_who_left() -> None:
     world = World(HOME, LEFT)
-    world.departures.tell(LEFT)
+    world.departures.announce(LEFT)
     assert [world.said(0), world.said(1)] == [[LEFT], []]
     assert world.ended == []
 
@@ -59,22 +59,22 @@ async def test_everybody_is_told_but_the_one_who_left() -> None:
 async def test_what_is_heard_ends_its_sessions_and_is_told_on_once() -> None:
     world = World(HOME)
     for _ in range(3):
-        world.departures.heard(LEFT)
+        world.departures.on_notice(LEFT)
     assert world.said() == [LEFT]
     assert world.ended == [LEFT] * 3
-    world.departures.heard(ME)
+    world.departures.on_notice(ME)
     assert world.said() == [LEFT]
     assert world.ended == [LEFT] * 3
 
 
 async def test_a_new_link_begins_with_what_was_said_lately() -> None:
     world, new, later = World(), Side("new"), Side("later")
-    world.departures.tell(LEFT)
+    world.departures.announce(LEFT)
     world.now = NEWS_S - 1
-    world.departures.tell(HOME)
-    world.departures.greet(new.session)
+    world.departures.announce(HOME)
+    world.departures.on_session(new.session)
     world.now = NEWS_S
-    world.departures.greet(later.session)
+    world.departures.on_session(later.session)
     assert named([run for batch in new.batches for run in batch]) == [LEFT, HOME]
     assert named([run for batch in later.batches for run in batch]) == [HOME]
 
@@ -83,10 +83,10 @@ async def test_no_message_that_is_sent_behind_it_comes_before_it() -> None:
     """Not even where one large batch holds another up, and what follows may pass both."""
     a, b = pair()
     world = World()
-    world.departures.tell(LEFT)
+    world.departures.announce(LEFT)
     a.session.tell(ADD, "large", bytes(2 * LARGE_WEIGHT))
     a.session.tell(ADD, "large", b"behind it")
-    world.departures.greet(a.session)
+    world.departures.on_session(a.session)
     a.session.tell(ADD, "other", b"")
     await quiet(a, b)
     tags = [row[1] for row in b.taker.got]
@@ -98,8 +98,8 @@ async def test_only_so_many_are_remembered(monkeypatch: Any) -> None:
     world, new = World(), Side("new")
     nodes = [NodeId("n", 1, uid) for uid in range(30)]
     for node in nodes:
-        world.departures.tell(node)
-    world.departures.greet(new.session)
+        world.departures.announce(node)
+    world.departures.on_session(new.session)
     assert named([run for batch in new.batches for run in batch]) == nodes[-10:]
 
 
@@ -120,7 +120,7 @@ async def test_what_is_not_acknowledged_is_counted_by_type_and_by_the_link_it_ca
     for via in (-3, -4):
         PendingMessage(ADD, "17", "x", b"", 1, via=via).send(a.session, clock)
     a.session.ask(ADD, "x", b"", 1000, answer, decode_value)
-    counts = tells_by_link(a.session.unacknowledged())
+    counts = tells_by_mark(a.session.unacknowledged())
     assert counts == {("counter", 0): 3, ("counter", -3): 2, ("counter", -4): 1}
     a.has_room = True
     a.session._unblock()

@@ -37,14 +37,14 @@ async def test_what_comes_while_there_is_no_room_waits_and_is_not_acknowledged()
     await quiet(a, b)
     assert ids(b) == ["1"]
     assert (a.session.acked, b.session.received) == (1, 1)
-    assert a.session.told_to_wait == 1
+    assert a.session.held_reports == 1
     b.session.resume()
     await quiet(a, b)
     b.session.keep_alive()
     await quiet(a, b)
     assert ids(b) == ["1", "2", "3"]
     assert a.session.outstanding == 0
-    assert a.session.told_to_wait == 1
+    assert a.session.held_reports == 1
 
 
 async def test_a_sender_feels_it_in_its_window_and_machines_still_get_through() -> None:
@@ -240,7 +240,7 @@ async def test_a_peer_that_lacks_what_it_acknowledged_ends_the_session() -> None
     await quiet(a, b)
     assert a.session.acked == 2
     a.session.on_ack(FrameType.NAK, 0, 1)
-    assert a.session.torn
+    assert a.session.peer_lost_data
 
 
 async def test_an_acknowledgement_of_what_was_never_sent_is_not_believed() -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from shardbus.errors import EntityFailed, MessageTooLarge, Unhandled
-from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
+from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from shardbus.wire.batch import (
     PAYLOAD_BYTES_MAX,
     AskRun,
@@ -51,7 +51,7 @@ async def test_an_ask_that_finds_nothing_under_way_leaves_at_once_and_the_next_w
     ]
     await quiet(a, b)
     assert a.session.outstanding == 0  # their answers have acknowledged them
-    a.session.ask_within(ADD, "4", b"\x01", 5000, future(), decode_value, (("t", "e", 1),))
+    a.session.ask_in_chain(ADD, "4", b"\x01", 5000, future(), decode_value, (("t", "e", 1),))
     assert len(a.batches) == 3
     assert not a.session.unflushed
 
@@ -105,17 +105,17 @@ async def test_asks_of_one_chain_are_one_run_and_no_other_asks_are_in_it() -> No
     s, mine, other = side.session, (("t", "a", 1),), (("t", "b", 2),)
     s.tell(SUB, "0", b"")  # an ask before all others would leave at once
     s.ask(ADD, "1", b"", 100, future(), decode_value)
-    s.ask_within(ADD, "2", b"", 100, future(), decode_value, mine)
-    s.ask_within(ADD, "3", b"", 100, future(), decode_value, mine)
-    s.ask_within(SUB, "4", b"", 100, future(), decode_value, mine)
-    s.ask_within(SUB, "5", b"", 200, future(), decode_value, mine)
-    s.ask_within(SUB, "6", b"", 200, future(), decode_value, other)
+    s.ask_in_chain(ADD, "2", b"", 100, future(), decode_value, mine)
+    s.ask_in_chain(ADD, "3", b"", 100, future(), decode_value, mine)
+    s.ask_in_chain(SUB, "4", b"", 100, future(), decode_value, mine)
+    s.ask_in_chain(SUB, "5", b"", 200, future(), decode_value, mine)
+    s.ask_in_chain(SUB, "6", b"", 200, future(), decode_value, other)
     s.ask(SUB, "7", b"", 200, future(), decode_value)
-    s.ask_within(SUB, "8", b"", 200, future(), decode_value, other)
+    s.ask_in_chain(SUB, "8", b"", 200, future(), decode_value, other)
     s.tell(SUB, "9", b"")
-    s.ask_within(SUB, "10", b"", 200, future(), decode_value, other)
+    s.ask_in_chain(SUB, "10", b"", 200, future(), decode_value, other)
     s.flush()
-    s.ask_within(SUB, "11", b"", 200, future(), decode_value, other)
+    s.ask_in_chain(SUB, "11", b"", 200, future(), decode_value, other)
     s.flush()
     [runs, [last]] = side.batches
     asked = [run for run in runs if isinstance(run, AskRun)]

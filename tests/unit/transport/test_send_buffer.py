@@ -13,9 +13,8 @@ from shardbus.errors import BufferFull
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.transport.asks import CoarseClock, Key
 from shardbus.transport.loopback import Loopback
-from shardbus.transport.outbox import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT
 from shardbus.transport.send_buffer import SendBufferLimit
-from shardbus.transport.session import Session
+from shardbus.transport.session import BATCH_WEIGHT_MAX, ENVELOPE_WEIGHT, Session
 from shardbus.transport.window import WINDOW_BYTES
 from shardbus.wire.batch import Control
 from shardbus.wire.schema import decode_value
@@ -137,10 +136,10 @@ async def test_tasks_that_each_await_one_tell_do_not_meet_the_bound() -> None:
 async def test_nothing_is_kept_for_who_does_not_await_room() -> None:
     side = Side("a", is_open=False, send_buffer_limit=SendBufferLimit(LIMIT))
     fill(side.session)
-    assert side.session._room == []
+    assert side.session._room_waiters == []
     waits = asyncio.ensure_future(side.session.until_room)
     await turns()
-    assert (waits.done(), len(side.session._room)) == (False, 1)
+    assert (waits.done(), len(side.session._room_waiters)) == (False, 1)
     waits.cancel()
     other = asyncio.ensure_future(side.session.until_room)
     await turns()
@@ -152,7 +151,7 @@ async def test_an_ask_fails_with_the_same_error_and_its_asker_knows_at_once() ->
     fill(side.session)
     plain, chained = future(), future()
     side.session.ask(ADD, "x", b"", 1000, plain, decode_value)
-    side.session.ask_within(ADD, "x", b"", 1000, chained, decode_value, CHAIN)
+    side.session.ask_in_chain(ADD, "x", b"", 1000, chained, decode_value, CHAIN)
     for answer in (plain, chained):
         assert isinstance(answer.exception(), BufferFull)
     assert side.session.waiting_asks == 0

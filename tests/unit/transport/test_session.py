@@ -339,7 +339,7 @@ async def test_messages_that_were_never_sent_come_back_in_order() -> None:
 async def test_what_was_never_sent_comes_back_with_its_chain() -> None:
     a, _ = pair(is_open=False)
     chain, waits = (("t", "a", 1),), future()
-    a.session.ask_within(ADD, "x", b"p", 1000, waits, decode_value, chain)
+    a.session.ask_in_chain(ADD, "x", b"p", 1000, waits, decode_value, chain)
     a.session.relay(ADD, "17", "y", b"p", 2, 500, None, chain)
     a.session.tell(ADD, "z", b"p")
     assert [u.chain for u in a.session.close(GONE)] == [chain, chain, ()]

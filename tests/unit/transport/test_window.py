@@ -58,7 +58,7 @@ def test_nothing_leaves_before_the_link_is_open(wire: Wire) -> None:
 
 def test_batches_are_numbered_and_carry_what_was_taken(wire: Wire, window: Window) -> None:
     window.put(b"a")
-    window.take(1)
+    window.accept(1)
     window.put(b"b")
     assert wire.frames == [(DATA, 1, 0, b"a"), (DATA, 2, 1, b"b")]
     assert not window.owes_ack
@@ -142,9 +142,9 @@ def test_a_link_without_room_is_tried_again_by_its_owner(wire: Wire, window: Win
 def test_only_the_next_batch_is_taken(
     wire: Wire, window: Window, seq: int, taken: bool, answer: tuple[int, int] | None
 ) -> None:
-    window.take(1)
-    window.take(2)
-    assert window.take(seq) is taken
+    window.accept(1)
+    window.accept(2)
+    assert window.accept(seq) is taken
     assert [(kind, ack) for kind, _, ack, _ in wire.frames] == ([answer] if answer else [])
     assert window.received == 2 + taken
     assert window.duplicates == (seq < 3)
@@ -152,13 +152,13 @@ def test_only_the_next_batch_is_taken(
 
 def test_every_few_batches_are_acknowledged_at_once(wire: Wire, window: Window) -> None:
     for seq in range(1, 2 * ACK_EVERY + 1):
-        assert window.take(seq)
+        assert window.accept(seq)
         assert window.owes_ack is bool(seq % ACK_EVERY)
     assert wire.frames == [(ACK, 0, ACK_EVERY, b""), (ACK, 0, 2 * ACK_EVERY, b"")]
 
 
 def test_an_acknowledgement_that_found_no_room_is_still_owed(wire: Wire, window: Window) -> None:
-    window.take(1)
+    window.accept(1)
     wire.has_room = False
     window.acknowledge()
     assert window.owes_ack
@@ -174,7 +174,7 @@ def test_an_acknowledgement_tells_what_was_sent_so_that_a_lost_tail_is_found(
     window.acknowledge()
     assert wire.frames[-1] == (ACK, 1, 0, b"")
     assert window.missing(1)
-    window.take(1)
+    window.accept(1)
     assert not window.missing(1)
 
 
@@ -191,10 +191,10 @@ def test_given_up_batches_come_back_if_they_were_never_handed_on(
     for body in (b"c", b"d"):
         window.put(body)
     window.resend()
-    assert window.give_up() == [(2, b"b"), (3, b"c"), (4, b"d")]
+    assert window.clear() == [(2, b"b"), (3, b"c"), (4, b"d")]
     assert window.sent == 2
     assert (window.outstanding, window.batches, window.writable) == (0, 0, True)
-    assert window.give_up() == []
+    assert window.clear() == []
 
 
 # Both sides
@@ -218,7 +218,7 @@ class Peer:
         kind, seq, ack, body = frame
         self.window.on_ack(ack)
         if kind == DATA:
-            if self.window.take(seq):
+            if self.window.accept(seq):
                 self.got.append(body)
         elif kind == NAK:
             self.window.resend()
@@ -297,7 +297,7 @@ def test_what_is_given_up_is_acknowledged_lost_or_returned(put: int, room: int, 
         peer.window.put(b"%d" % i)
     handed = [body for kind, _, _, body in peer.pipe if kind == DATA]
     peer.window.on_ack(min(ack, len(handed)))
-    sent, left = peer.window.sent, peer.window.give_up()
+    sent, left = peer.window.sent, peer.window.clear()
     fresh = [body for seq, body in left if seq > sent]
     lost = [body for seq, body in left if seq <= sent]
     assert handed + fresh == [b"%d" % i for i in range(put)]

@@ -14,14 +14,15 @@ import zmq
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import Address, NodeId
-from shardbus.transport import incoming, network
+from shardbus.transport import incoming
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.fragments import PART_WEIGHT, FragmentAssembly
 from shardbus.transport.inbox import HELD_BYTES_MAX, HELD_WEIGHT
 from shardbus.transport.log_limiter import LINES, LogRateLimiter
-from shardbus.transport.zmq import connection_guard, pubsub
+from shardbus.transport.zmq import connection_guard, network, pubsub
 from shardbus.transport.zmq.connection_guard import ConnectionGuard
 from shardbus.transport.zmq.multipart import PARTS_MAX, SKIPPED_MAX, Multipart
+from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.pubsub import PubSubSockets
 from shardbus.transport.zmq.sockets import bind_router, connect_dealer
 from shardbus.wire.batch import (
@@ -56,14 +57,16 @@ class Door:
     def __init__(self) -> None:
         self.me = NodeId("127.0.0.1", free_port(), 1)
         self.taker = Taker()
-        self.node = Endpoint("shop", str(self.me), 1, self.taker, node=self.me)
+        self.node = Endpoint(
+            "shop", str(self.me), 1, self.taker, network=ZmqNetwork(), node=self.me
+        )
         self.node.start("127.0.0.1", self.me.port)
         self.lost: list[str] = []
         self._clients: list[Endpoint] = []
 
     @property
     def keeper(self) -> ConnectionGuard:
-        return self.node.incoming.door.keeper  # type: ignore[union-attr,no-any-return]
+        return self.node.incoming.listener.guard  # type: ignore[union-attr,no-any-return]
 
     def client(self, uid: int = 9) -> Endpoint:
         end = Endpoint(
@@ -71,6 +74,7 @@ class Door:
             f"client#{uid}",
             uid,
             Taker(),
+            network=ZmqNetwork(),
             on_lost=lambda session, unsent: self.lost.append(session.name),
         )
         end.start()

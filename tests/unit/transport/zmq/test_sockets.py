@@ -12,7 +12,7 @@ import zmq
 from shardbus.errors import ConfigError, EntityFailed, NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
-from shardbus.transport.network import ZmqNetwork
+from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.sockets import (
     DEALER,
     ROUTER,
@@ -112,7 +112,15 @@ class Ends:
     def node(self, cluster: str = "shop", port: int = 0, uid: int = 1) -> Endpoint:
         me = NodeId("127.0.0.1", port or free_port(), uid)
         taker = Taker()
-        end = Endpoint(cluster, str(me), uid, taker, node=me, on_membership=lambda node, body: None)
+        end = Endpoint(
+            cluster,
+            str(me),
+            uid,
+            taker,
+            network=ZmqNetwork(),
+            node=me,
+            on_membership=lambda node, body: None,
+        )
         end.start("127.0.0.1", me.port)
         self.all.append(end)
         self.takers.append(taker)
@@ -124,8 +132,8 @@ class Ends:
         assert end._timer is not None
         assert isinstance(end.network, ZmqNetwork)
         end._timer.cancel()
-        if end.incoming.door is not None:
-            end.incoming.door.close()
+        if end.incoming.listener is not None:
+            end.incoming.listener.close()
         end.network.context.destroy(0)
 
     def client(self, cluster: str = "shop", uid: int = 99) -> Endpoint:
@@ -134,6 +142,7 @@ class Ends:
             f"client#{uid:x}",
             uid,
             Taker(),
+            network=ZmqNetwork(),
             on_refused=self.refusals.append,
             on_lost=lambda session, unsent: self.lost.append(session.name),
         )
@@ -225,7 +234,7 @@ async def test_a_node_that_is_dropped_ends_its_sessions(ends: Ends) -> None:
     await ask(b, a, b"\x01")
     assert b.node is not None
     mine = a.session_to(address(b))
-    a.drop(b.node, NodeLost("b is gone"))
+    a.remove(b.node, NodeLost("b is gone"))
     assert mine.lost is not None
     assert a.sessions() == []
     assert await ask(a, b, b"\x02") == 2  # the process lives, and a new session may be opened

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from shardbus.entities.context import NOBODY
 from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import NodeLost
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.transport.asks import CoarseClock
-from shardbus.transport.drop_reports import KEYS_MAX, LOG_EVERY_S, RefusedTells
-from shardbus.transport.drop_tallies import EVERY_TICKS, DropTallies
+from shardbus.transport.drop_reports import (
+    EVERY_TICKS,
+    KEYS_MAX,
+    LOG_EVERY_S,
+    UNREPORTED,
+    DropTallies,
+    RefusedTells,
+)
 from shardbus.transport.loopback import Loopback
 from shardbus.wire.batch import Control, Hello, Relayed, decode_hello, encode_body
 from shardbus.wire.control import Refusals, decode_control
@@ -26,7 +31,7 @@ class Host:
 
     def link(self, *, listens: bool = True) -> Side:
         here, there = pair()
-        here.session.listens = listens
+        here.session.wants_drop_reports = listens
         self.sides += [here, there]
         return here
 
@@ -45,7 +50,7 @@ async def test_each_link_hears_of_its_own_tells_by_type_and_reason() -> None:
     one, other, third = host.link(), host.link(), host.link()
     marks = [host.drops.mark(side.session) for side in (one, other, third)]
     assert len(set(marks)) == 3
-    assert max(marks) < NOBODY
+    assert max(marks) < UNREPORTED
     for _ in range(500):
         host.drops.drop(marks[0], "a", "mailbox_full", 1)
     host.drops.drop(marks[0], "b", "mailbox_full", 2)
@@ -80,25 +85,25 @@ async def test_who_does_not_listen_or_is_gone_is_told_nothing() -> None:
     host = Host()
     old, gone = host.link(listens=False), host.link()
     marks = [host.drops.mark(old.session), host.drops.mark(gone.session)]
-    assert marks[0] == NOBODY
+    assert marks[0] == UNREPORTED
     for mark in marks:
         host.drops.drop(mark, "a", "schema", 1)
     gone.session.close(NodeLost("x"))
     host.drops.report(0)
     host.drops.drop(marks[1], "a", "schema", 1)
     assert [await host.told(old), await host.told(gone)] == [[], []]
-    assert host.drops._links == {}
-    assert host.drops.mark(gone.session) == NOBODY
+    assert host.drops._tallies == {}
+    assert host.drops.mark(gone.session) == UNREPORTED
 
 
 def test_only_what_has_a_mark_is_told_and_all_is_counted() -> None:
     counts, told = EntityCounts(), list[tuple[int, str, int]]()
     counts.tell = lambda *row: told.append(row)
-    for via in (17, 0, -1, NOBODY, NOBODY - 1):
+    for via in (17, 0, -1, UNREPORTED, UNREPORTED - 1):
         counts.drop("schema", via=via)
     counts.drop("schema", 5)
     assert counts.dropped == {"schema": 10}
-    assert told == [(NOBODY - 1, "schema", 1)]
+    assert told == [(UNREPORTED - 1, "schema", 1)]
 
 
 async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
@@ -127,28 +132,28 @@ async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:
 
 def test_a_sender_counts_and_says_it_once_in_a_while() -> None:
     refused = RefusedTells()
-    assert refused.line(0.0) == ""
-    refused.hear("n1", Refusals((("line", "schema", 2), ("line", "mailbox_full", 1))))
-    line = refused.line(1.0)
+    assert refused.log_line(0.0) == ""
+    refused.record("n1", Refusals((("line", "schema", 2), ("line", "mailbox_full", 1))))
+    line = refused.log_line(1.0)
     assert "n1 dropped 2 of 'line': schema" in line
     assert "n1 dropped 1 of 'line': mailbox_full" in line
-    refused.hear("n1", Refusals((("line", "schema", 3),)))
-    refused.hear("n2", Refusals((("line", "schema", 4),)))
-    assert refused.line(0.9 + LOG_EVERY_S) == ""
-    line = refused.line(1.0 + LOG_EVERY_S)
+    refused.record("n1", Refusals((("line", "schema", 3),)))
+    refused.record("n2", Refusals((("line", "schema", 4),)))
+    assert refused.log_line(0.9 + LOG_EVERY_S) == ""
+    line = refused.log_line(1.0 + LOG_EVERY_S)
     assert "n1 dropped 3" in line
     assert "n2 dropped 4" in line
-    assert refused.line(1.0 + 2 * LOG_EVERY_S) == ""
+    assert refused.log_line(1.0 + 2 * LOG_EVERY_S) == ""
     assert refused.counts == {("line", "schema"): 9, ("line", "mailbox_full"): 1}
 
 
 def test_a_host_that_invents_reasons_fills_no_memory() -> None:
     refused = RefusedTells()
     for number in range(3 * KEYS_MAX):
-        refused.hear("n1", Refusals((("line", str(number), 1),)))
+        refused.record("n1", Refusals((("line", str(number), 1),)))
     assert len(refused.counts) == KEYS_MAX + 1
     assert sum(refused.counts.values()) == 3 * KEYS_MAX
-    assert refused.line(0.0).count("dropped") == KEYS_MAX
+    assert refused.log_line(0.0).count("dropped") == KEYS_MAX
 
 
 # The wire
