@@ -50,5 +50,5 @@ def test_what_it_points_to_exists() -> None:
 
 
 def test_the_words_are_fifteen() -> None:
-    words = README.partition("## Words")[2].splitlines()
+    words = README.partition("## Glossary")[2].splitlines()
     assert sum(line.startswith("| ") for line in words) - 1 == 15
