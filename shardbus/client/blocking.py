@@ -1,5 +1,6 @@
-"""`Client`: the asynchronous client for programs without an event loop. It runs one in a thread of
-its own; threads reach it by a `pipeline`.
+"""`Client`: send to entities from programs without an event loop.
+
+The client runs an `AsyncClient` in a thread of its own; other threads reach it by a `ThreadBridge`.
 
 Source: docs/how-to/send.md.
 """
@@ -13,7 +14,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, AsyncClient
-from shardbus.client.thread_bridge import ThreadBridge, Told
+from shardbus.client.thread_bridge import TellItem, ThreadBridge
 from shardbus.ids import check_id
 from shardbus.routing.refs import NO_ARGUMENTS, START, milliseconds, named, pack
 from shardbus.routing.region import Region
@@ -28,8 +29,8 @@ T = TypeVar("T")
 
 
 class Client:
-    """Use it as `with Client("tcp://host:port", cluster="shop") as client`. Safe to use from
-    several threads."""
+    """Send to entities from any thread; use it as `with Client("tcp://host:port",
+    cluster="shop") as client`. Threads may share it. The arguments are those of `AsyncClient`."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class Client:
         self._timeout, self._connect_timeout = timeout, connect_timeout
         self._timeout_ms = milliseconds(timeout)
         self._loop = asyncio.new_event_loop()
-        self._pipeline = ThreadBridge(self._loop, timeout)
+        self._bridge = ThreadBridge(self._loop, timeout)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardbus", daemon=True)
 
     def __enter__(self) -> Client:
@@ -67,10 +68,14 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Let go. `flush` first to wait until every tell is acknowledged."""
+        """Close the client; call `flush` before to wait until every tell is acknowledged.
+
+        Raises the error of an earlier tell that could not be sent; the client is closed then, too.
+        """
         if self._thread.is_alive():
-            self._run(self._client.close)
+            self._bridge.run(self._client.close, last=True)
             self._stop()
+            self._bridge.raise_error()
 
     async def _open(self) -> AsyncClient:
         client = AsyncClient(
@@ -83,7 +88,7 @@ class Client:
         return await client.__aenter__()
 
     def _stop(self) -> None:
-        self._pipeline.close()
+        self._bridge.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -91,15 +96,16 @@ class Client:
     # ---- sending
 
     def ref(self, kind: type[E], entity_id: str) -> E:
-        """A reference whose handlers block until they are answered. Raises as `AsyncClient.ref`."""
+        """Return a reference to one entity; its handlers block until they are answered. Raises as
+        `AsyncClient.ref`."""
         router = self._routers.get(kind)
         if router is None:
             router = self._run(lambda: self._client.router_of(kind))
         check_id("an entity id", entity_id)
-        return cast("E", BlockingRef(self._pipeline, router, entity_id, self._timeout_ms))
+        return cast("E", BlockingRef(self._bridge, router, entity_id, self._timeout_ms))
 
     def region(self, kind: type) -> BlockingRegion:
-        """The type as a region, which finds the entity by the message. Raises as
+        """Return the type's region, which finds the entity of a message. Raises as
         `AsyncClient.region`."""
 
         async def make() -> Region:
@@ -108,20 +114,19 @@ class Client:
         return BlockingRegion(self._run, self._run(make))
 
     def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send without waiting for an answer; blocks while the send buffer is full.
+        """Send without an answer; blocks while the send buffer is full.
 
-        It is sent from the client's own thread, and what stands in its way then (BufferFull, where
-        there has been no room for longer than `timeout`) is raised by a later call. Raises as
-        `AsyncClient.tell`."""
-        self._pipeline.tell(self._told(kind, entity_id, message, args))
+        The client's own thread sends it. An error at that moment (BufferFull, if there has been no
+        room for longer than `timeout`) is raised by a later call. Raises as `AsyncClient.tell`."""
+        self._bridge.tell(self._item(kind, entity_id, message, args))
 
     def tell_nowait(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
-        """Send, or raise BufferFull where `tell` would wait."""
-        self._pipeline.tell_nowait(self._told(kind, entity_id, message, args))
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        self._bridge.tell_nowait(self._item(kind, entity_id, message, args))
 
-    def _told(
+    def _item(
         self, kind: str | type, entity_id: str, message: object, args: tuple[Any, ...]
-    ) -> Told:
+    ) -> TellItem:
         router = self._router(kind)
         key, payload = pack(router, message, args)
         return router, key, check_id("an entity id", entity_id), payload
@@ -154,7 +159,7 @@ class Client:
         *args: Any,
         timeout: float | None = None,
     ) -> Any:
-        """Ask a handler by its name, also one without arguments."""
+        """Ask a handler by its name; it may have no arguments."""
         router = self._router(kind)
         key, payload, decode = named(router, handler, args)
         return self._answered(router, key, entity_id, payload, timeout, decode)
@@ -170,17 +175,17 @@ class Client:
     ) -> Any:
         timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         check_id("an entity id", entity_id)
-        return self._pipeline.ask(router, key, entity_id, payload, timeout_ms, decode)
+        return self._bridge.ask(router, key, entity_id, payload, timeout_ms, decode)
 
     def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
         """Start an entity without a message; returns when it runs."""
         self._run(lambda: self._client.start_entity(kind, entity_id, timeout))
 
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
-        """Tell a handler by its name, also one without arguments. Raises as `tell`."""
+        """Tell a handler by its name; it may have no arguments. Raises as `tell`."""
         router = self._router(kind)
         key, payload, _ = named(router, handler, args)
-        self._pipeline.tell((router, key, check_id("an entity id", entity_id), payload))
+        self._bridge.tell((router, key, check_id("an entity id", entity_id), payload))
 
     def ask_many(
         self,
@@ -188,18 +193,18 @@ class Client:
         messages: Iterable[tuple[str, object]],
         timeout: float | None = None,
     ) -> list[Any]:
-        """Ask a batch of (entity id, message); answers or errors, in their order."""
+        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
         batch = list(messages)
         return self._run(lambda: self._client.ask_many(kind, batch, timeout))
 
     @property
     def lost_messages(self) -> int:
-        """Tells that could not be sent, and those of which nobody knows whether they arrived."""
-        return self._pipeline.dropped + self._client.lost_messages
+        """Return the number of tells that could not be sent, or whose arrival is unknown."""
+        return self._bridge.dropped + self._client.lost_messages
 
     @property
     def refused_messages(self) -> dict[str, int]:
-        """Messages that were refused, by reason: as `AsyncClient.refused_messages`."""
+        """Return the number of dropped messages by reason, as `AsyncClient.refused_messages`."""
         return self._client.refused_messages
 
     def flush(self) -> None:
@@ -210,11 +215,11 @@ class Client:
         return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
-        return self._pipeline.run(work)
+        return self._bridge.run(work)
 
 
 class BlockingRegion:
-    """A type's region, for threads."""
+    """The region of a type, for threads."""
 
     def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], region: Region) -> None:
         self._run, self._region = run, region
@@ -224,53 +229,53 @@ class BlockingRegion:
         self._run(lambda: self._region.tell(message))
 
     def ask(self, message: object, timeout: float | None = None) -> Any:
-        """Ask it. Raises as `Region.ask`."""
+        """Ask the entity that the message names. Raises as `Region.ask`."""
         return self._run(lambda: self._region.ask(message, timeout))
 
 
 class BlockingCall:
-    """A handler that blocks its caller's thread."""
+    """One handler of one entity; a call blocks its thread until the answer comes."""
 
-    __slots__ = ("_id", "_method", "_pipeline", "_router", "_timeout_ms")
+    __slots__ = ("_bridge", "_id", "_method", "_router", "_timeout_ms")
 
     def __init__(
         self,
-        pipeline: ThreadBridge,
+        bridge: ThreadBridge,
         router: Router,
         entity_id: str,
         method: Method,
         timeout_ms: int,
     ) -> None:
-        self._pipeline, self._router, self._id = pipeline, router, entity_id
+        self._bridge, self._router, self._id = bridge, router, entity_id
         self._method, self._timeout_ms = method, timeout_ms
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Ask. Raises as `Call`, and a RequestError."""
+        """Ask. Raises as `Call`, or a RequestError."""
         method, router = self._method, self._router
         key, payload = router.key(method.name), method.encode(args, kwargs)
         read, timeout_ms = method.decode_result, self._timeout_ms
-        return self._pipeline.ask(router, key, self._id, payload, timeout_ms, read)
+        return self._bridge.ask(router, key, self._id, payload, timeout_ms, read)
 
     def tell(self, *args: Any, **kwargs: Any) -> None:
         """Send without an answer. Raises as `Client.tell`."""
-        self._pipeline.tell(self._item(args, kwargs))
+        self._bridge.tell(self._item(args, kwargs))
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
-        """Send, or raise BufferFull where `tell` would wait."""
-        self._pipeline.tell_nowait(self._item(args, kwargs))
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        self._bridge.tell_nowait(self._item(args, kwargs))
 
-    def _item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Told:
+    def _item(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TellItem:
         method, router = self._method, self._router
         return router, router.key(method.name), self._id, method.encode(args, kwargs)
 
 
 class BlockingRef:
-    """One entity, for threads. Its attributes are its handlers."""
+    """A reference to one entity, for threads. Its attributes are the entity's handlers."""
 
     def __init__(
-        self, pipeline: ThreadBridge, router: Router, entity_id: str, timeout_ms: int
+        self, bridge: ThreadBridge, router: Router, entity_id: str, timeout_ms: int
     ) -> None:
-        self._pipeline, self._router = pipeline, router
+        self._bridge, self._router = bridge, router
         self.entity_id, self._timeout_ms = entity_id, timeout_ms
 
     def __getattr__(self, name: str) -> BlockingCall:
@@ -278,36 +283,34 @@ class BlockingRef:
         method = interface.methods.get(name)
         if method is None:
             raise AttributeError(f"entity type {interface.name!r} has no handler {name!r}")
-        call = BlockingCall(self._pipeline, self._router, self.entity_id, method, self._timeout_ms)
+        call = BlockingCall(self._bridge, self._router, self.entity_id, method, self._timeout_ms)
         setattr(self, name, call)
         return call
 
     def within(self, timeout: float) -> BlockingRef:
-        """The same entity with another deadline for asks, in seconds."""
-        return BlockingRef(self._pipeline, self._router, self.entity_id, milliseconds(timeout))
+        """Return a reference to the same entity with another deadline for asks, in seconds."""
+        return BlockingRef(self._bridge, self._router, self.entity_id, milliseconds(timeout))
 
     @property
     def entity_type(self) -> str:
-        """The type's name."""
+        """Return the type's name."""
         return self._router.interface.name
 
     def start_entity(self) -> None:
-        """Start it without a message; returns when it runs."""
+        """Start the entity without a message; returns when it runs."""
         key, timeout_ms = self._router.key(START), self._timeout_ms
-        self._pipeline.ask(
-            self._router, key, self.entity_id, NO_ARGUMENTS, timeout_ms, decode_value
-        )
+        self._bridge.ask(self._router, key, self.entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
     def tell(self, message: object) -> None:
         """Send a message to `receive`. Raises as `Client.tell`."""
         key, payload = pack(self._router, message, ())
-        self._pipeline.tell((self._router, key, self.entity_id, payload))
+        self._bridge.tell((self._router, key, self.entity_id, payload))
 
     def ask(self, message: object) -> Any:
         """Ask `receive`. Raises a RequestError."""
         key, payload = pack(self._router, message, ())
         timeout_ms = self._timeout_ms
-        return self._pipeline.ask(
+        return self._bridge.ask(
             self._router, key, self.entity_id, payload, timeout_ms, decode_value
         )
 

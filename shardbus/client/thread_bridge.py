@@ -1,17 +1,16 @@
-"""From threads to the event loop: one line in which everything that threads send keeps its order.
+"""From threads to the event loop: one queue that keeps the order of everything that threads send.
 
-Handing each message to the loop by itself would cost a wake-up and a wait of two threads for each
-other. So a thread packs its message, puts it in line and goes on; the loop is woken once and takes
-everything that stands there.
+To hand each message to the loop by itself would cost one wake-up per message. A thread packs its
+message, appends it to the queue and goes on; the loop is woken once and takes the whole queue.
 
-    thread   put ──> line ──room below LINE_BYTES──┐
-    loop                    take all ──> send one after the other, until the send buffer is full
-                                             └──> wait for room; who puts meanwhile waits, too
+    thread   put ──> queue ──room below QUEUE_BYTES──┐
+    loop                     take all ──> send one by one, until the send buffer is full
+                                              └──> wait for room; threads that put meanwhile wait
 
-An ask, a flush, whatever else a thread wants from the client stands in the same line, so that it
-comes after what the thread has told before. A tell that the client refuses only once its turn has
-come (no home, and its buffer full, for longer than `timeout`) cannot raise where it was told: it is
-counted, and the next call of any thread raises its error.
+Asks, flushes and other calls pass through the same queue, so each comes after the tells before it.
+A tell may fail only when the loop sends it (its shard has had no home, and the buffer no room, for
+longer than `timeout`). It cannot raise in the call that put it: it is counted in `dropped`, and the
+next call of any thread raises its error.
 
 Source: docs/how-to/send.md; S0.35.
 """
@@ -34,16 +33,17 @@ from shardbus.wire.schema import Decode
 
 T = TypeVar("T")
 
-LINE_BYTES = 1024 * 1024
+QUEUE_BYTES = 1024 * 1024
 ITEM_BYTES = 256
-"""What a message weighs in the line besides its payload: some 3,000 small ones stand there."""
+"""What a message counts besides its payload; about 4,000 small messages fit into the queue."""
 TURN_MAX = 2048
 """Messages that are sent before the loop's other work gets a turn."""
-AGAIN_S = 0.01
+RETRY_S = 0.01
 
 
 class ThreadFuture:
-    """What a thread waits for: as much of a future as whoever answers an ask uses."""
+    """The outcome of an ask, for which a thread waits. It has those methods of a future that an
+    answer uses; set it once."""
 
     __slots__ = ("_error", "_lock", "_value")
 
@@ -54,88 +54,99 @@ class ThreadFuture:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Whether there is an outcome."""
+        """True if there is an outcome."""
         return not self._lock.locked()
 
     def set_result(self, value: Any) -> None:
-        """The outcome is a value."""
+        """Set a value as the outcome."""
         self._value = value
         self._lock.release()
 
     def set_exception(self, error: BaseException) -> None:
-        """The outcome is an error."""
+        """Set an error as the outcome."""
         self._error = error
         self._lock.release()
 
     def result(self) -> Any:
-        """Wait for it. Every ask has its outcome in time."""
+        """Wait for the outcome and return or raise it. Every ask gets one by its deadline."""
         with self._lock:
             if self._error is not None:
                 raise self._error
             return self._value
 
 
-Told = tuple[Router, Key, str, bytes]
-"""A message for an entity."""
-Asked = tuple[Router, Key, str, bytes, int, ThreadFuture, Decode]
-"""The same with its timeout in ms, who waits, and how to read the answer."""
-Errand = Callable[[], None]
-"""What else the loop shall do."""
+TellItem = tuple[Router, Key, str, bytes]
+"""A tell: router, key, entity id and payload."""
+AskItem = tuple[Router, Key, str, bytes, int, ThreadFuture, Decode]
+"""An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
+Job = Callable[[], None]
+"""A call that runs in the loop."""
 
 
 class ThreadBridge:
-    """See the module. `put` and what is built on it may be called by any thread but the loop's."""
+    """The queue of one client. Call `put`, and the methods that use it, from any thread but the
+    loop's. `timeout` is how long a tell may wait for room, in seconds."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         guard(self)
         self._loop, self._timeout = loop, timeout
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
-        self._line: list[Told | Asked | Errand] = []
+        self._queue: list[TellItem | AskItem | Job] = []
         self._weight = 0
-        self._woken = self._waits = False
-        self._taken: deque[Told | Asked | Errand] = deque()
+        self._is_woken = self._waits_for_room = False
+        self._taken: deque[TellItem | AskItem | Job] = deque()
         self._refused_since: float | None = None
         self._error: Exception | None = None
         self._closed = False
         self.dropped = 0
-        """Tells that could not be sent."""
+        """Tells that were queued and could not be sent."""
 
     # ---- threads
 
-    def tell(self, told: Told) -> None:
-        """Stand in line with a message. Raises as `put`."""
-        self.put(told, len(told[3]))
+    def tell(self, item: TellItem) -> None:
+        """Queue a tell. Raises as `put`."""
+        self.put(item, len(item[3]))
 
-    def tell_nowait(self, told: Told) -> None:
-        """`tell`, or raise BufferFull where it or the sending of what stands there would wait."""
-        if self._waits or self._weight > LINE_BYTES:
+    def tell_nowait(self, item: TellItem) -> None:
+        """Queue a tell, or raise BufferFull if the thread or the loop would wait for room."""
+        if self._waits_for_room or self._weight > QUEUE_BYTES:
             raise BufferFull("the send buffer is full")
-        self.tell(told)
+        self.tell(item)
 
-    def put(self, item: Told | Asked | Errand, size: int = 0) -> None:
-        """Stand in line; wait at its end while it is full.
+    def put(self, item: TellItem | AskItem | Job, size: int = 0, *, last: bool = False) -> None:
+        """Queue an item; wait while the queue is full. `last`: leave the error of an earlier tell
+        to `raise_error`.
 
         Raises:
-            MessageTooLarge: just that. LocalProtocolError: the client is closed. BufferFull and
-                others: an earlier tell could not be sent.
+            MessageTooLarge: the payload is over the limit. LocalProtocolError: the client is
+                closed. Others, such as BufferFull: an earlier tell could not be sent.
         """
         if size > PAYLOAD_BYTES_MAX:
             raise too_large(size)
         with self._lock:
-            while self._weight > LINE_BYTES and not self._closed and self._error is None:
+            while self._weight > QUEUE_BYTES and not self._closed and self._error is None:
                 self._room.wait()
             if self._closed:
                 raise LocalProtocolError("the client is closed")
-            if self._error is not None:
-                error, self._error = self._error, None
-                raise error
-            self._line.append(item)
+            if not last:
+                self._raise_error()
+            self._queue.append(item)
             self._weight += size + ITEM_BYTES
-            if self._woken:
+            if self._is_woken:
                 return
-            self._woken = True
-        self._loop.call_soon_threadsafe(self._go_on)
+            self._is_woken = True
+        self._loop.call_soon_threadsafe(self._drain)
+
+    def raise_error(self) -> None:
+        """Raise the error of an earlier tell that could not be sent, if no call has raised it."""
+        with self._lock:
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def ask(
         self,
@@ -146,14 +157,14 @@ class ThreadBridge:
         timeout_ms: int,
         read: Decode,
     ) -> Any:
-        """Ask, and wait for the answer. Raises as `put`, and a RequestError."""
+        """Ask, and wait for the answer. Raises as `put`, or a RequestError."""
         answer = ThreadFuture()
         self.put((router, key, entity_id, payload, timeout_ms, answer, read), len(payload))
         return answer.result()
 
-    def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Let the loop do something after all that stands in line, and wait for what comes of it.
-        Raises as `put`, and what the work raises."""
+    def run(self, work: Callable[[], Awaitable[T]], *, last: bool = False) -> T:
+        """Run `work` in the loop after everything queued before, and return its result. Raises as
+        `put`, and what the work raises."""
         answer = ThreadFuture()
 
         async def call() -> None:
@@ -162,48 +173,47 @@ class ThreadBridge:
             except BaseException as e:
                 answer.set_exception(e)
 
-        tasks: list[asyncio.Task[None]] = []  # keeps the task
-        errand = lambda: tasks.append(self._loop.create_task(call()))  # noqa: E731
-        self.put(errand)
+        tasks: list[asyncio.Task[None]] = []  # the loop keeps no strong reference to a task
+        self.put(lambda: tasks.append(self._loop.create_task(call())), last=last)
         result: T = answer.result()
         return result
 
     def close(self) -> None:
-        """Nobody may stand in line any more; who waits at its end is sent away."""
+        """Refuse new items, also those of threads that wait for room."""
         with self._lock:
             self._closed = True
             self._room.notify_all()
 
     # ---- the loop
 
-    def _go_on(self) -> None:
-        """Send what stands in line, as far as there is room."""
+    def _drain(self) -> None:
+        """Send what is queued while there is room, TURN_MAX items in one turn."""
         for _ in range(TURN_MAX):
             if not self._taken and not self._take():
                 return
             item = self._taken.popleft()
             waits = self._send(item)
-            self._waits = waits is not None
+            self._waits_for_room = waits is not None
             if waits is not None:
-                waits.add_done_callback(lambda _: self._go_on())
+                waits.add_done_callback(lambda _: self._drain())
                 return
-        self._loop.call_soon(self._go_on)
+        self._loop.call_soon(self._drain)
 
     def _take(self) -> bool:
-        """Take over the line; False if nobody stands there, then the next to come wakes us."""
+        """Take over the queue. Returns False if it is empty; the next item then wakes the loop."""
         with self._lock:
-            if not self._line:
-                self._woken = False
+            if not self._queue:
+                self._is_woken = False
                 return False
-            self._taken.extend(self._line)
-            self._line.clear()
-            if self._weight > LINE_BYTES:
+            self._taken.extend(self._queue)
+            self._queue.clear()
+            if self._weight > QUEUE_BYTES:
                 self._room.notify_all()
             self._weight = 0
         return True
 
-    def _send(self, item: Told | Asked | Errand) -> asyncio.Future[Any] | None:
-        """Send one; what to wait for before the next, if there is need to."""
+    def _send(self, item: TellItem | AskItem | Job) -> asyncio.Future[Any] | None:
+        """Send one item. Returns what to wait for before the next one, None if there is room."""
         if not isinstance(item, tuple):
             item()
             return None
@@ -221,14 +231,14 @@ class ThreadBridge:
                 if not item[5].done():
                     item[5].set_exception(e)
             elif isinstance(e, BufferFull):
-                return self._again(item, e)
+                return self._retry(item, e)
             else:
                 self._failed(e)
             return None
 
-    def _again(self, item: Told, error: BufferFull) -> asyncio.Future[Any] | None:
-        """The shard has no home, and its buffer is full: wait for that to end, but not again for
-        each message behind this one."""
+    def _retry(self, item: TellItem, error: BufferFull) -> asyncio.Future[Any] | None:
+        """Try a tell again later: its shard has no home, and the buffer is full. Once `timeout` has
+        passed the tell fails, and so do those behind it until one can be sent."""
         now = self._loop.time()
         if self._refused_since is None:
             self._refused_since = now
@@ -237,11 +247,11 @@ class ThreadBridge:
             return None
         self._taken.appendleft(item)
         later: asyncio.Future[Any] = self._loop.create_future()
-        self._loop.call_later(AGAIN_S, later.set_result, None)
+        self._loop.call_later(RETRY_S, later.set_result, None)
         return later
 
     def _failed(self, error: Exception) -> None:
-        """A tell is dropped: the next call says so, that of a thread which waits here, too."""
+        """Drop a tell; the next call of a thread raises the error, also one that waits for room."""
         with self._lock:
             self.dropped += 1
             self._error = self._error or error

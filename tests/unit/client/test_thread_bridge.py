@@ -1,4 +1,4 @@
-"""The line in which threads stand for the event loop."""
+"""The queue by which threads reach the event loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.client.thread_bridge import ITEM_BYTES, LINE_BYTES, ThreadBridge
+from shardbus.client.thread_bridge import ITEM_BYTES, QUEUE_BYTES, ThreadBridge
 from shardbus.errors import BufferFull, LocalProtocolError, UnknownEntityType
 from shardbus.wire.schema import decode_value
 
@@ -18,7 +18,7 @@ KEY = ("page", "add")
 
 
 class Sender:
-    """A router that writes down what it is to send; a test may make it wait, or refuse."""
+    """A router that records what it sends; a test may make it wait or refuse."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -44,22 +44,22 @@ class Sender:
         answer.set_result(entity_id)
 
 
-class Line:
-    """A pipeline, its loop in a thread, and a sender at its end."""
+class Queue:
+    """A bridge, its loop in a thread, and a sender at its end."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever)
-        self.pipeline = ThreadBridge(self.loop, timeout=0.05)
+        self.bridge = ThreadBridge(self.loop, timeout=0.05)
         self.sender = Sender(self.loop)
         self.thread.start()
 
     def tell(self, entity_id: str, size: int = 1) -> None:
-        self.pipeline.tell((self.sender, KEY, entity_id, bytes(size)))  # type: ignore[arg-type]
+        self.bridge.tell((self.sender, KEY, entity_id, bytes(size)))  # type: ignore[arg-type]
 
     def ask(self, entity_id: str) -> Any:
         sender: Any = self.sender
-        return self.pipeline.ask(sender, KEY, entity_id, b"", 1000, decode_value)
+        return self.bridge.ask(sender, KEY, entity_id, b"", 1000, decode_value)
 
     def hold(self) -> asyncio.Future[None]:
         """The send buffer is full until the future that is returned is done."""
@@ -77,123 +77,123 @@ class Line:
 
 
 @pytest.fixture
-def line() -> Iterator[Line]:
-    line = Line()
-    yield line
-    line.close()
+def queue() -> Iterator[Queue]:
+    queue = Queue()
+    yield queue
+    queue.close()
 
 
-def test_everything_comes_in_the_order_in_which_it_stood_there(line: Line) -> None:
+def test_items_keep_the_order_in_which_they_were_queued(queue: Queue) -> None:
     order = [f"{n}" for n in range(10_000)]
     for n in order:
         if n.endswith("7"):
-            assert line.ask(n) == n
+            assert queue.ask(n) == n
         else:
-            line.tell(n)
+            queue.tell(n)
 
     async def sent() -> list[str]:
-        return list(line.sender.sent)
+        return list(queue.sender.sent)
 
-    assert line.pipeline.run(sent) == order
+    assert queue.bridge.run(sent) == order
 
 
-def test_who_comes_to_a_full_line_waits_until_there_is_room(line: Line) -> None:
-    room = line.hold()
+def test_a_thread_waits_while_the_queue_is_full(queue: Queue) -> None:
+    room = queue.hold()
     size = 50_000
-    fit = LINE_BYTES // (size + ITEM_BYTES) + 1
-    line.sender.enough = (1, threading.Event())
-    line.tell("first", size)
-    assert line.sender.enough[1].wait(20)  # the loop waits for room now; the line is empty
+    fit = QUEUE_BYTES // (size + ITEM_BYTES) + 1
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first", size)
+    assert queue.sender.enough[1].wait(20)  # the loop waits for room now; the queue is empty
     for n in range(fit):
-        line.tell(f"{n}", size)
+        queue.tell(f"{n}", size)
     with pytest.raises(BufferFull):
-        line.pipeline.tell_nowait((line.sender, KEY, "no", b""))  # type: ignore[arg-type]
-    late = threading.Thread(target=line.tell, args=("late",))
+        queue.bridge.tell_nowait((queue.sender, KEY, "no", b""))  # type: ignore[arg-type]
+    late = threading.Thread(target=queue.tell, args=("late",))
     late.start()
-    assert line.sender.sent == ["first"]
-    line.free(room)
+    assert queue.sender.sent == ["first"]
+    queue.free(room)
     late.join(20)
-    assert line.ask("last") == "last"
-    assert line.sender.sent == ["first", *(f"{n}" for n in range(fit)), "late", "last"]
+    assert queue.ask("last") == "last"
+    assert queue.sender.sent == ["first", *(f"{n}" for n in range(fit)), "late", "last"]
 
 
-def test_tell_nowait_does_not_stand_behind_what_waits_for_room(line: Line) -> None:
-    room = line.hold()
-    line.sender.enough = (1, threading.Event())
-    line.tell("first")
-    assert line.sender.enough[1].wait(20)
+def test_tell_nowait_raises_while_the_loop_waits_for_room(queue: Queue) -> None:
+    room = queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(20)
 
     async def turn() -> None:
         pass
 
-    asyncio.run_coroutine_threadsafe(turn(), line.loop).result(20)
+    asyncio.run_coroutine_threadsafe(turn(), queue.loop).result(20)
     with pytest.raises(BufferFull):
-        line.pipeline.tell_nowait((line.sender, KEY, "no", b""))  # type: ignore[arg-type]
-    line.free(room)
-    assert line.ask("yes") == "yes"
-    line.pipeline.tell_nowait((line.sender, KEY, "now", b""))  # type: ignore[arg-type]
-    assert line.ask("end") == "end"
-    assert line.sender.sent == ["first", "yes", "now", "end"]
+        queue.bridge.tell_nowait((queue.sender, KEY, "no", b""))  # type: ignore[arg-type]
+    queue.free(room)
+    assert queue.ask("yes") == "yes"
+    queue.bridge.tell_nowait((queue.sender, KEY, "now", b""))  # type: ignore[arg-type]
+    assert queue.ask("end") == "end"
+    assert queue.sender.sent == ["first", "yes", "now", "end"]
 
 
-def test_what_finds_no_home_is_tried_again_and_what_follows_stays_behind_it(line: Line) -> None:
-    line.sender.refusals = [BufferFull("no home")]
-    line.pipeline._timeout = 1000.0
-    line.tell("a")
-    line.tell("b")
-    line.loop.call_soon_threadsafe(line.sender.refusals.clear)
-    assert line.ask("c") == "c"
-    assert line.sender.sent == ["a", "b", "c"]
+def test_a_tell_without_a_home_is_retried_and_keeps_its_place(queue: Queue) -> None:
+    queue.sender.refusals = [BufferFull("no home")]
+    queue.bridge._timeout = 1000.0
+    queue.tell("a")
+    queue.tell("b")
+    queue.loop.call_soon_threadsafe(queue.sender.refusals.clear)
+    assert queue.ask("c") == "c"
+    assert queue.sender.sent == ["a", "b", "c"]
 
 
-def test_what_is_given_up_is_counted_and_told_to_a_later_call(line: Line) -> None:
-    line.sender.refusals = [BufferFull("no home for it")]
+def test_a_dropped_tell_is_counted_and_raised_by_a_later_call(queue: Queue) -> None:
+    queue.sender.refusals = [BufferFull("no home for it")]
 
     def flood() -> None:
         while True:
-            line.tell("lost")
+            queue.tell("lost")
 
     with pytest.raises(BufferFull, match="no home for it"):
         flood()
-    assert line.pipeline.dropped > 0
-    line.loop.call_soon_threadsafe(line.sender.refusals.clear)
-    assert "found" in answers(line)
+    assert queue.bridge.dropped > 0
+    queue.loop.call_soon_threadsafe(queue.sender.refusals.clear)
+    assert "found" in answers(queue)
 
 
-def answers(line: Line) -> list[str]:
-    """Ask until what was dropped before is told."""
+def answers(queue: Queue) -> list[str]:
+    """Ask until no earlier tell raises its error."""
     found: list[str] = []
     while not found:
         with contextlib.suppress(BufferFull):
-            found.append(line.ask("found"))
+            found.append(queue.ask("found"))
     return found
 
 
-def test_an_ask_that_cannot_be_sent_is_its_askers_error(line: Line) -> None:
-    line.sender.refusals = [UnknownEntityType("no such type")]
+def test_an_ask_that_cannot_be_sent_raises_in_its_own_thread(queue: Queue) -> None:
+    queue.sender.refusals = [UnknownEntityType("no such type")]
     with pytest.raises(UnknownEntityType):
-        line.ask("x")
-    line.sender.refusals = []
-    assert line.ask("y") == "y"
+        queue.ask("x")
+    queue.sender.refusals = []
+    assert queue.ask("y") == "y"
 
 
-def test_who_waits_at_the_end_of_a_line_that_closes_is_sent_away(line: Line) -> None:
-    room = line.hold()
-    line.sender.enough = (1, threading.Event())
-    line.tell("first")
-    assert line.sender.enough[1].wait(20)
+def test_closing_refuses_threads_that_wait_for_room(queue: Queue) -> None:
+    room = queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(20)
     outcome: list[BaseException] = []
 
     def flood() -> None:
         try:
             while True:
-                line.tell("more", 100_000)
+                queue.tell("more", 100_000)
         except LocalProtocolError as e:
             outcome.append(e)
 
     thread = threading.Thread(target=flood)
     thread.start()
-    line.pipeline.close()
+    queue.bridge.close()
     thread.join(20)
     assert "closed" in str(outcome[0])
-    line.free(room)
+    queue.free(room)

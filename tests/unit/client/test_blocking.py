@@ -1,0 +1,123 @@
+"""The blocking client: what it counts and hands on, without a node."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from shardbus.client import blocking
+from shardbus.client.blocking import Client
+from shardbus.errors import NodeLost, UnknownEntityType
+from shardbus.wire.schema import Interface
+
+
+class FakeRouter:
+    """A router that refuses every tell."""
+
+    def __init__(self) -> None:
+        self.interface = Interface("page", 4, "crc32/4")
+
+    def key(self, method: str) -> tuple[str, str]:
+        return "page", method
+
+    def tell(self, key: object, entity_id: str, payload: bytes) -> Any:
+        raise UnknownEntityType("no such type")
+
+
+class FakeAsyncClient:
+    """An `AsyncClient` that has lost 3 messages; entering it fails if told so."""
+
+    error: Exception | None = None
+    entered = closed = 0
+
+    def __init__(self, *addresses: str, **options: Any) -> None:
+        self.options = options
+        self.routers = {"page": FakeRouter()}
+        self.lost_messages = 3
+        self.refused_messages = {"mailbox_full": 1}
+
+    async def __aenter__(self) -> FakeAsyncClient:
+        if self.error is not None:
+            raise self.error
+        return self
+
+    async def close(self) -> None:
+        type(self).closed += 1
+
+    async def flush(self) -> None:
+        await asyncio.sleep(0)
+
+
+def test_tells_that_could_not_be_sent_are_counted_as_lost() -> None:
+    def flush_twice() -> None:
+        """The first flush may be queued before the tell fails; the second is not."""
+        client.flush()
+        client.flush()
+
+    with (
+        patch.object(blocking, "AsyncClient", FakeAsyncClient),
+        Client("tcp://h:1", cluster="shop") as client,
+    ):
+        assert client.lost_messages == 3
+        client.tell("page", "x", 1)
+        with pytest.raises(UnknownEntityType):
+            flush_twice()
+        assert client.lost_messages == 4
+        assert client.refused_messages == {"mailbox_full": 1}
+
+
+def test_close_closes_the_client_and_then_raises_the_error_of_an_earlier_tell() -> None:
+    counting = type("Counting", (FakeAsyncClient,), {"closed": 0})
+    with patch.object(blocking, "AsyncClient", counting):
+        client = Client("tcp://h:1", cluster="shop").__enter__()
+        client.tell("page", "x", 1)
+        with pytest.raises(UnknownEntityType):
+            client.close()
+        assert counting.closed == 1  # type: ignore[attr-defined]
+        assert not client._thread.is_alive()
+
+
+def test_a_client_that_cannot_connect_leaves_no_thread() -> None:
+    failing = type("Failing", (FakeAsyncClient,), {"error": NodeLost("no node answers")})
+    with patch.object(blocking, "AsyncClient", failing):
+        client = Client("tcp://h:1", cluster="shop")
+        with pytest.raises(NodeLost):
+            client.__enter__()
+        assert not client._thread.is_alive()
+        assert client._loop.is_closed()
+
+
+def test_close_closes_once_and_joins_the_thread() -> None:
+    counting = type("Counting", (FakeAsyncClient,), {"closed": 0})
+    with patch.object(blocking, "AsyncClient", counting):
+        with Client("tcp://h:1", cluster="shop") as client:
+            pass
+        client.close()
+        assert counting.closed == 1  # type: ignore[attr-defined]
+        assert not client._thread.is_alive()
+
+
+def test_options_reach_the_asynchronous_client() -> None:
+    with patch.object(blocking, "AsyncClient", FakeAsyncClient):
+        options = {"timeout": 2.0, "connect_timeout": 3.0, "send_buffer_bytes": 2**25}
+        with Client("tcp://h:1", cluster="shop", **options) as client:  # type: ignore[arg-type]
+            made: Any = client._client
+            assert made.options == {"cluster": "shop", **options}
+
+
+def test_a_region_asks_and_tells_through_the_client_thread() -> None:
+    async def answer(message: object, timeout: float | None = None) -> object:
+        return message, timeout
+
+    region: Any = SimpleNamespace(tell=answer, ask=answer)
+    loop = asyncio.new_event_loop()
+    made = blocking.BlockingRegion(lambda work: loop.run_until_complete(work()), region)  # type: ignore[arg-type]
+    try:
+        made.tell("m")
+        assert made.ask("m", timeout=2.0) == ("m", 2.0)
+    finally:
+        loop.close()
