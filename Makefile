@@ -1,7 +1,11 @@
 # Every target sets up .venv by itself. Needed: make, and Python 3.11 or later.
 #
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
-#   make test | lint | types | bench          the quick benchmarks; the others: benchmarks/harness.py
+#   make test                       under five minutes on two cores; before every commit
+#   make test-long                  the tests marked long, and more examples for the generated ones
+#   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
+#   make lint | types
+#   make bench                      the quick benchmarks; the others: benchmarks/harness.py
 #   make report                     all of them, into the tables and the plot of docs/performance.md
 #   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
 #                                   membership, or whole nodes, under seeded faults
@@ -15,16 +19,21 @@ FIRST := 0
 SEEDS := 1000
 JOBS := 2
 WHAT :=
+ONLY :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
+PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
-.PHONY: demo test simulate lint types bench report clean
+.PHONY: demo test test-long mutants simulate lint types bench report clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
 
 test: .venv/all.stamp
-	$(BIN)/python -m pytest --numprocesses=2 --dist=worksteal $(PYTEST_FLAGS)
+	$(PYTEST) --hypothesis-profile=quick -m 'not long and not soak' $(PYTEST_FLAGS)
+
+test-long: .venv/all.stamp
+	$(PYTEST) -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
 
 simulate: .venv/all.stamp
 	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)

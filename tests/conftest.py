@@ -1,4 +1,4 @@
-"""Fixtures that several floors share. Nothing starts before a test asks for it."""
+"""Fixtures that several folders share. Nothing starts before a test asks for it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,28 @@ from tests.redis_server import RedisServer
 pytest.register_assert_rewrite("store_suite")
 
 settings.register_profile("default", deadline=None, derandomize=True)
+settings.register_profile("quick", deadline=None, derandomize=True, max_examples=20)
 settings.register_profile("wild", deadline=None, max_examples=2_000)
-"""The same examples in every run, and no clock; `--hypothesis-profile=wild` looks for others."""
+"""The same examples in every run, and no clock. `make test` runs with the profile `quick`,
+`make test-long` with `default`; `--hypothesis-profile=wild` searches for other examples."""
 settings.load_profile("default")
 
 DATABASES = 16
+LONG_TIMEOUT_S = 1800
+"""Ends a long test that hangs. The limit for all others is in pyproject.toml."""
 
 
 def pytest_configure() -> None:
-    """A job in a shell's background ignores SIGINT, and so would every process that tests start."""
+    """Restore SIGINT: a background job of a shell ignores it, and tests' processes inherit that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give long tests their own limit against hangs."""
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from tests.ports import free_port
-
-START_WITHIN_S = 20.0
+from tests.waiting import PATIENCE_S
 
 # Asks the kernel for the signal, then becomes the server. The parent may have died before it asked.
 _DIES_WITH_PARENT = """
@@ -84,7 +83,7 @@ class RedisServer:
     def client(self, db: int = 0) -> redis.Redis:
         """A blocking client, to look at the server from outside."""
         once = Retry(NoBackoff(), 0)
-        return redis.Redis(port=self.port, db=db, socket_timeout=5.0, retry=once)
+        return redis.Redis(port=self.port, db=db, socket_timeout=60.0, retry=once)
 
     def restart(self) -> None:
         """Start anew on the same port and with the same data. Ends the server first if it runs."""
@@ -123,7 +122,7 @@ class RedisServer:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
-        deadline = time.monotonic() + START_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while self._process.poll() is None and time.monotonic() < deadline:
             try:
                 with self.client() as client:

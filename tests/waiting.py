@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 STEP_S = 0.01
+PATIENCE_S = 300.0
+"""Ends a wait that hangs. No passing test comes near it, however busy the machine is, and no
+behaviour is measured by it."""
 
 
-async def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
-    """Wait until the condition, plain or async, gives something true, and return that."""
-    deadline = time.monotonic() + seconds
+async def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait until the condition, plain or async, returns something true, and return that."""
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         value = condition()
         if inspect.isawaitable(value):
@@ -21,11 +24,11 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = 20.0) 
         if value:
             return value
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:g} s in vain: {what}")
+            raise AssertionError(f"waited {PATIENCE_S:g} s in vain: {what}")
         await asyncio.sleep(STEP_S)
 
 
 async def turns(count: int = 5) -> None:
-    """Let the loop go round a few times."""
+    """Let the event loop run `count` turns."""
     for _ in range(count):
         await asyncio.sleep(0)

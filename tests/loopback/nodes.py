@@ -26,7 +26,7 @@ from shardbus.node import shutdown
 from shardbus.node.node import Node
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 QUICK = ClusterSettings(gossip_interval=0.1, leader_actions_interval=0.1, seed_node_timeout=1.0)
 
@@ -101,7 +101,7 @@ class Nodes:
         await shutdown.leave(node, lambda text: None)
         await node.close()
 
-    async def client(self, *nodes: Node, timeout: float = 10.0, **own: Any) -> AsyncClient:
+    async def client(self, *nodes: Node, timeout: float = PATIENCE_S, **own: Any) -> AsyncClient:
         """A client that knows these nodes, or the first."""
         given = nodes or self.all[:1]
         addresses = [f"tcp://{node.me.address}" for node in given]

@@ -96,7 +96,7 @@ async def test_a_slow_entity_slows_its_sender_and_loses_nothing(nodes: Nodes) ->
             await asyncio.sleep(0)
             longest = max(longest, mailbox(node, "a"))
     await client.flush()
-    await until(lambda: len(app.told["a"]) == 100 * MAILBOX, "every message", 60)
+    await until(lambda: len(app.told["a"]) == 100 * MAILBOX, "every message")
     assert app.told["a"] == list(range(100 * MAILBOX))
     assert dropped(node) == {}
     assert mailbox_limits(node).pauses > 10
@@ -116,7 +116,7 @@ async def test_two_senders_of_one_slow_entity_both_come_through(nodes: Nodes) ->
         await client.flush()
 
     await asyncio.gather(*(send(lane, client) for lane, client in enumerate(clients)))
-    await until(lambda: len(app.told["a"]) == 60 * MAILBOX, "every message", 60)
+    await until(lambda: len(app.told["a"]) == 60 * MAILBOX, "every message")
     for lane in range(3):
         mine = [n // 10 for n in app.told["a"] if n % 10 == lane]
         assert mine == list(range(20 * MAILBOX))
@@ -152,7 +152,7 @@ async def test_while_the_entity_stands_still_the_sender_waits_and_the_window_is_
     await until(lambda: sent > at_rest, "room again")
     sender.cancel()
     await client.flush()
-    await until(lambda: len(app.told["a"]) >= sent, "what was sent", 60)
+    await until(lambda: len(app.told["a"]) >= sent, "what was sent")
     assert app.told["a"] == list(range(len(app.told["a"])))
     assert dropped(node) == {}
 
@@ -225,7 +225,7 @@ async def test_all_mailboxes_together_have_a_bound_in_bytes(nodes: Nodes) -> Non
     app.gate.set()
     await sender
     await client.flush()
-    await until(lambda: sum(map(len, app.told.values())) == 5000, "every message", 60)
+    await until(lambda: sum(map(len, app.told.values())) == 5000, "every message")
     assert all(told == list(range(10)) for told in app.told.values())
     assert set(dropped(node)) == {"mailbox_full"}
     assert dropped(node)["mailbox_full"] == 1  # the ask

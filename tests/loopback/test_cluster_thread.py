@@ -30,8 +30,8 @@ from shardbus.transport.zmq.pubsub import OPTIONS
 from shardbus.transport.zmq.reader import Reader
 from shardbus.wire.gossip import decode, encode
 from tests.ports import free_port
+from tests.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 """Only a failing test waits so long."""
 
 

@@ -18,7 +18,7 @@ from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Lease
 from shardbus.store.sqlite import machine_clock
 from tests.loopback.nodes import Nodes, hosts, ready
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SHARDS, TTL = 6, 2.0
 STOPS: list[tuple[str, StopReason]] = []
@@ -114,6 +114,7 @@ async def test_TSU12_a_shard_starts_once_its_lease_is_to_be_had(nodes: Nodes) ->
     assert owners(nodes) == {"3": str(node.me), "4": str(node.me)}
 
 
+@pytest.mark.long
 async def test_B59_a_shard_that_moves_takes_its_lease_along(nodes: Nodes) -> None:
     bus = application()
     first = await nodes.start(bus, use_lease="shards")
@@ -129,6 +130,7 @@ async def test_B59_a_shard_that_moves_takes_its_lease_along(nodes: Nodes) -> Non
     assert set(owners(nodes).values()) == {None}, "given back when they stopped"
 
 
+@pytest.mark.long
 async def test_TSU12_a_shard_whose_lease_is_lost_stops_and_starts_again_when_it_is_back(
     nodes: Nodes,
 ) -> None:
@@ -149,6 +151,7 @@ async def test_TSU12_a_shard_whose_lease_is_lost_stops_and_starts_again_when_it_
     assert node.kinds["counter"].host.shards["3"].fence > before
 
 
+@pytest.mark.long
 async def test_B59_a_shard_that_lost_its_lease_runs_again_though_nobody_sends_to_it(
     nodes: Nodes,
 ) -> None:
@@ -166,6 +169,7 @@ def jump(node: Node, seconds: float) -> Callable[[], float]:
     return lambda: machine_clock() + seconds
 
 
+@pytest.mark.long
 async def test_B59_a_node_that_wakes_up_late_stops_its_shards_before_it_handles_anything(
     nodes: Nodes,
 ) -> None:
@@ -249,7 +253,7 @@ async def test_B100_a_cluster_that_stops_as_a_whole_gives_every_lease_back(nodes
     await touch(nodes)
     nodes.all.remove(node)
     node.cluster.post(PrepareForShutdown())
-    await asyncio.wait_for(node.cluster_stops, 20)
+    await asyncio.wait_for(node.cluster_stops, PATIENCE_S)
     assert await shutdown.leave(node, lambda text: None)
     assert set(owners(nodes).values()) == {None}
     await node.close()

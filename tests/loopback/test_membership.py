@@ -37,7 +37,7 @@ from shardbus.wire.batch import FrameType, MembershipFrame, encode_body, read_he
 from shardbus.wire.gossip import encode
 from tests.loopback.nodes import QUICK, Nodes, http
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 STOPS: list[StopReason] = []
 
@@ -80,10 +80,10 @@ async def nodes() -> AsyncIterator[Nodes]:
         yield nodes
 
 
-async def collect(events: Subscription, last: type, seconds: float = 20.0) -> list[object]:
+async def collect(events: Subscription, last: type) -> list[object]:
     """What comes until an event of that kind has come."""
     found: list[object] = []
-    async with asyncio.timeout(seconds):
+    async with asyncio.timeout(PATIENCE_S):
         async for event in events:
             found.append(event)
             if isinstance(event, last):
@@ -163,7 +163,7 @@ async def test_B21_a_callback_that_does_not_end_is_not_waited_for() -> None:
 
     subscriptions = Subscriptions(NodeId("n", 1, 1))
     subscriptions.when_removed(asyncio.Event().wait)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await subscriptions.end(0.01)
 
 
@@ -251,7 +251,7 @@ async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
         assert await client.ask("counter", f"e{i}", "add", i) == i
     moves = [node.notes.copy() for node in trio]
     trio[1].cluster.post(ev.PrepareForShutdown())
-    await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, 20) for n in trio))
+    await asyncio.gather(*(asyncio.wait_for(n.cluster_stops, PATIENCE_S) for n in trio))
     assert len(STOPS) == 0
     said: list[str] = []
     await asyncio.gather(*(shutdown.leave(n, said.append) for n in trio))
@@ -271,7 +271,7 @@ async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Node
         kind.shutdown = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
     leaving = asyncio.ensure_future(shutdown.leave(pair[0], lambda text: None))
     pair[1].cluster.post(ev.PrepareForShutdown())
-    await asyncio.wait_for(pair[1].cluster_stops, 20)
+    await asyncio.wait_for(pair[1].cluster_stops, PATIENCE_S)
     await asyncio.gather(leaving, shutdown.leave(pair[1], lambda text: None))
     assert [node.stopped.result() for node in pair] == ["left"] * 2
 
@@ -283,6 +283,7 @@ async def test_a_client_is_entered_once(nodes: Nodes) -> None:
         await client.__aenter__()
 
 
+@pytest.mark.long
 async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
     patient = replace(QUICK, confirmed_death=False, downing=DowningSettings(strategy="none"))
     detector = replace(QUICK.failure_detector, acceptable_heartbeat_pause=0.1)
@@ -336,7 +337,7 @@ async def test_B152_a_drained_node_hosts_nothing_until_it_is_open_again(nodes: N
     await nodes.leave(trio[1])
     await until(lambda: len(trio[0].kinds["counter"].host.shards) == 6, "all on the open one")
     trio[0].cluster.post(ev.SetService(trio[2].me, Service.OPEN))
-    await until(lambda: host.shards, "shards on a node that is open again", 30.0)
+    await until(lambda: host.shards, "shards on a node that is open again")
 
 
 async def test_C22_a_plan_comes_true_and_changes_nothing_before(nodes: Nodes) -> None:
@@ -413,7 +414,7 @@ async def test_S1_25_who_takes_nothing_from_its_links_is_quarantined_and_ends() 
         for node in trio[:2]:
             session = node.endpoint.session_to(deaf.me.address, deaf.me)
             session.ask(("$node", "stats"), "", b"\x90", 1500, asyncio.Future(), bytes)
-        assert await asyncio.wait_for(deaf.stopped, 20) == "downed"
+        assert await asyncio.wait_for(deaf.stopped, PATIENCE_S) == "downed"
         await collect(events, QuarantinedMember)
         await nodes.agree(2)
         assert not trio[0].stopped.done()

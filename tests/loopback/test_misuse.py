@@ -15,7 +15,7 @@ from shardbus.client.asynchronous import AsyncClient
 from shardbus.client.blocking import Client
 from shardbus.errors import ConfigError, LocalProtocolError, SchemaError
 from tests.loopback.nodes import Nodes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 bus = ShardBus("misuse")
 
@@ -88,7 +88,7 @@ async def test_an_ask_that_waits_for_a_home_ends_with_its_client(address: str) -
         asked = client.ref(Nowhere, "a").ping()
         await until(lambda: client.buffered == 1, "a message that waits")
     with pytest.raises(LocalProtocolError, match="the client is closed"):
-        await asyncio.wait_for(asyncio.shield(asked), 5)
+        await asyncio.wait_for(asyncio.shield(asked), PATIENCE_S)
 
 
 @pytest.mark.parametrize("timeout", [math.nan, math.inf, 1e12, "2", None])

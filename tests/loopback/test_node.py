@@ -36,7 +36,7 @@ from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import decode_value, encode_value
 from tests.loopback.nodes import Nodes, hosts, ready
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 IDS = [f"page-{i}" for i in range(60)]
 
@@ -411,7 +411,7 @@ async def test_TSU17_leaving_under_load_loses_and_reorders_nothing(nodes: Nodes)
     await until(lambda: outcomes, "the load")
     await nodes.leave(three[0])  # coordinator and contact
     new = await nodes.start(bus)
-    await until(lambda: new.kinds["counter"].host.shards, "shards on the new node", 40)
+    await until(lambda: new.kinds["counter"].host.shards, "shards on the new node")
     await nodes.leave(three[1])
     stop.set()
     await asyncio.gather(*work)
@@ -550,4 +550,4 @@ async def test_B54_a_question_that_was_never_sent_fails_when_its_node_is_gone(
     await until(lambda: node.endpoint.session_to(dead.address).outstanding, "the question")
     node.endpoint.remove(dead, NodeLost("it died"))
     with pytest.raises(NodeLost, match="it died"):
-        await asyncio.wait_for(asking, 10)
+        await asyncio.wait_for(asking, PATIENCE_S)

@@ -11,7 +11,7 @@ import pytest
 from shardbus import AskTimeout, Entity, EntityFailed, ReentrancyError, ShardBus, handler
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 A, B, C = "page-0", "page-1", "page-2"
 WAYS = ["await", "later", "gather", "group", "wait", "wait_for", "shield", "timeout", "in_turn"]
@@ -72,13 +72,13 @@ def application() -> tuple[ShardBus, Any]:
             return done.pop().result()
 
         async def _wait_for(self, path: list[str]) -> Any:
-            return await asyncio.wait_for(self._later(path), 60)
+            return await asyncio.wait_for(self._later(path), PATIENCE_S)
 
         async def _shield(self, path: list[str]) -> Any:
             return await asyncio.shield(self._later(path))
 
         async def _timeout(self, path: list[str]) -> Any:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 return await self._await(path)
 
         async def _in_turn(self, path: list[str]) -> Any:

@@ -13,6 +13,7 @@ from shardbus.admin.answers import Admin
 from shardbus.errors import NodeLost
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
+from tests.markers import long_only
 from tests.waiting import until
 
 IDS = [f"page-{i}" for i in range(200)]
@@ -80,6 +81,7 @@ async def test_B95_TS10_they_come_back_after_everything_was_stopped(nodes: Nodes
     await until(lambda: running(again) == sorted(IDS[1:]), "everybody but one")
 
 
+@pytest.mark.long
 async def test_B95_they_come_back_though_the_table_was_removed(nodes: Nodes) -> None:
     [node] = await begin(nodes, 1)
     nodes.all.remove(node)
@@ -89,7 +91,7 @@ async def test_B95_they_come_back_though_the_table_was_removed(nodes: Nodes) -> 
     await until(lambda: running(again) == sorted(IDS), "everybody")
 
 
-@pytest.mark.parametrize("shards", [5, 12, 40])
+@pytest.mark.parametrize("shards", [5, *long_only(12, 40)])
 async def test_B94_TS11_TSU10_they_find_their_shards_under_another_shard_function(
     nodes: Nodes, shards: int
 ) -> None:

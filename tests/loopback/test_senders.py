@@ -160,7 +160,7 @@ def test_the_bound_is_well_above_the_window() -> None:
 
 
 async def refusals(client: AsyncClient, expected: dict[str, int]) -> None:
-    await until(lambda: client.refused_messages == expected, f"{expected}", 10)
+    await until(lambda: client.refused_messages == expected, f"{expected}")
 
 
 async def test_a_client_hears_of_tells_that_do_not_fit(nodes: Nodes) -> None:
@@ -202,7 +202,7 @@ async def test_what_an_entity_that_stands_still_has_no_room_for_is_told(nodes: N
         await client.tell("line", "a", "put", number)
     await client.flush()
     dropped = node.kinds["line"].host.counts.dropped
-    await until(lambda: client.refused_messages == dropped, "every drop", 10)
+    await until(lambda: client.refused_messages == dropped, "every drop")
     app.gate.set()
     await until(lambda: len(app.told) + dropped["mailbox_full"] == messages, "the others")
     assert 0 < dropped["mailbox_full"] < messages
@@ -253,7 +253,7 @@ async def test_a_node_hears_of_what_it_has_passed_on_and_the_first_sender_does_n
     wrong = client._endpoint.session_to(first.me.address, first.me, probe=True)
     route.out = wrong
     await client.tell("line", there, "put", "no number")
-    await until(lambda: first.refused.counts == {("line", "schema"): 1}, "the refusal", 10)
+    await until(lambda: first.refused.counts == {("line", "schema"): 1}, "the refusal")
     async with http(first) as page:
         metrics = (await page.get("/metrics")).text
     assert 'shardbus_messages_refused_total{entity_type="line",reason="schema"} 1.0' in metrics

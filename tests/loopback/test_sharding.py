@@ -21,7 +21,7 @@ from shardbus.sharding.table import ShardTable
 from shardbus.store.memory import MemoryStore
 from tests.loopback.nodes import QUICK, Nodes, hosts, http, ready
 from tests.ports import free_port
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SHARDS = 12
 IDS = [f"page-{i}" for i in range(60)]
@@ -472,7 +472,7 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
     assert await ask_all(trio[0], "add", IDS[:30]) == [1] * 30
     known = homes(trio)
     trio[2].cluster.post(cluster.PrepareForShutdown())
-    await asyncio.gather(*(asyncio.wait_for(node.cluster_stops, 20) for node in trio))
+    await asyncio.gather(*(asyncio.wait_for(node.cluster_stops, PATIENCE_S) for node in trio))
     chosen.move = dict.fromkeys(known, trio[2].me)
     coordinator = trio[0].singletons["counter"].coordination.coordinator
     assert coordinator is not None

@@ -14,7 +14,7 @@ from shardbus.node import shutdown
 from shardbus.node.node import Node
 from shardbus.node.phases import HAND_OFF, PHASES
 from tests.loopback.nodes import Nodes, http, ready
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def application() -> tuple[ShardBus, Any]:
@@ -140,10 +140,10 @@ async def test_a_node_that_is_downed_as_it_leaves_stops_at_once(nodes: Nodes, ph
         leaver.phases.add(late, lambda late=late: seen.append(late))
     leaver.phases.seconds = lambda phase, longest: 3600.0  # type: ignore[method-assign]
     leaving = asyncio.ensure_future(shutdown.leave(leaver, said.append))
-    await asyncio.wait_for(entered.wait(), 20)
+    await asyncio.wait_for(entered.wait(), PATIENCE_S)
     pair[0].cluster.post(Down(leaver.me))
-    assert not await asyncio.wait_for(leaving, 20)
+    assert not await asyncio.wait_for(leaving, PATIENCE_S)
     assert leaver.stopped.result() != shutdown.LEFT
-    await asyncio.wait_for(cancelled.wait(), 20)
+    await asyncio.wait_for(cancelled.wait(), PATIENCE_S)
     assert seen == []
     assert "leaving the cluster" not in said

@@ -101,6 +101,7 @@ async def test_clients_of_a_shard_that_was_stopped_part_from_a_node_that_leaves(
     assert client.lost_messages == 0
 
 
+@pytest.mark.long
 async def test_a_flush_that_finds_no_home_is_no_message_that_is_lost(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

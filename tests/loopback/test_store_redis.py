@@ -23,6 +23,7 @@ from shardbus.store.redis import RedisStore
 from tests.redis_server import RedisServer, valkey_binary
 from tests.unit.store.store_suite import NASTY_IDS, StoreFactory, remembered, save, until
 from tests.unit.store.test_conformance import StoreConformance
+from tests.waiting import PATIENCE_S
 
 A = NodeId("10.0.0.1", 7355, 1)
 
@@ -106,8 +107,8 @@ async def test_a_stopped_server_is_unavailable_in_time(
 ) -> None:
     await store.load_state("counter", "a", 1)
     own_redis.pause()
-    calls = [store.load_state("counter", f"e-{n}", 1) for n in range(50)]
-    async with asyncio.timeout(10.0):
+    calls = [store.load_state("counter", f"e-{n}", 1) for n in range(1000)]
+    async with asyncio.timeout(PATIENCE_S):
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert all(isinstance(outcome, StoreUnavailable) for outcome in outcomes)
     own_redis.resume()
@@ -118,7 +119,7 @@ async def test_starting_at_a_stopped_server_ends_in_time(own_redis: RedisServer)
     own_redis.pause()
     store = open_store(own_redis.url(), cluster="shop", timeout=0.5)
     with pytest.raises(StoreUnavailable):
-        await asyncio.wait_for(store.start(), 10.0)
+        await asyncio.wait_for(store.start(), PATIENCE_S)
     own_redis.resume()
     store = open_store(own_redis.url(), cluster="shop", timeout=20.0)
     await store.start()
@@ -194,6 +195,7 @@ async def test_a_server_out_of_memory_is_unavailable_at_once(
     assert await store.save_states([save("a", 1, b"x", 1)]) == [None]
 
 
+@pytest.mark.long
 async def test_a_write_is_answered_once_the_log_is_synced(tmp_path: Path) -> None:
     options = ("--appendfsync", "everysec")
     with RedisServer(tmp_path / "valkey", *options, binary=valkey_binary()) as server:
@@ -262,6 +264,7 @@ async def test_a_user_of_the_access_list_needs_only_our_keys_and_scripts(
     assert "hush" not in caplog.text
 
 
+@pytest.mark.long
 async def test_a_cluster_takes_every_step(tmp_path: Path) -> None:
     with RedisServer(tmp_path / "redis", "--cluster-enabled", "yes") as server:
         with server.client() as client:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.markers import long_only
 from tests.process.namespaces import Network, missing
 from tests.process.nodes import Processes
 from tests.process.terminal import Terminal
@@ -22,7 +23,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  
     return report
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", *long_only("redis")])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The URL of a store that several processes can share."""
     if request.param == "sqlite":

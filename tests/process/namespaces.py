@@ -37,12 +37,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from tests.redis_server import START_WITHIN_S, server_binary
+from tests.redis_server import server_binary
+from tests.waiting import PATIENCE_S
 
 FOLDER = Path("/run/netns")
 NAME = re.compile(r"sb-(\d+)-\d+-\w+")
 CLONE_NEWNET = 0x40000000
-DIAL_WITHIN_S = 3.0
 REDIS_PORT = 6379
 
 _numbers = itertools.count(1)
@@ -100,7 +100,7 @@ class Machine:
         with inside(self.name):
             client = socket.socket()
         try:
-            client.settimeout(DIAL_WITHIN_S)
+            client.settimeout(PATIENCE_S)
             client.connect(("127.0.0.1", port))
         except OSError:
             client.close()
@@ -195,7 +195,7 @@ def redis_on(machine: Machine, folder: Path) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
-        deadline = time.monotonic() + START_WITHIN_S
+        deadline = time.monotonic() + PATIENCE_S
         while not _answers(machine):
             assert server.poll() is None, (folder / "log").read_text()
             assert time.monotonic() < deadline, "Redis does not answer"

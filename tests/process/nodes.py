@@ -17,7 +17,7 @@ from typing import Any
 from shardbus import AsyncClient
 from tests.ports import free_port
 from tests.process.namespaces import Machine, Network
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
@@ -69,13 +69,13 @@ class NodeProcess:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def get(self, path: str) -> Any:
-        """A page of its HTTP; None while it does not answer, or not with success."""
+    def get(self, path: str, within_s: float = 60.0) -> Any:
+        """Return a page of its HTTP; None if it does not answer in time, or not with success."""
         place = ("127.0.0.1", self.http_port)
-        connection = http.client.HTTPConnection(*place, timeout=3)
+        connection = http.client.HTTPConnection(*place, timeout=within_s)
         try:
             dial = self.machine.dial if self.machine else None
-            connection.sock = dial(place[1]) if dial else socket.create_connection(place, 3)
+            connection.sock = dial(place[1]) if dial else socket.create_connection(place, within_s)
             connection.request("GET", path)
             answer = connection.getresponse()
             return json.load(answer) if answer.status < 400 else None
@@ -98,14 +98,14 @@ class NodeProcess:
         self.process.kill()
         self.process.wait()
 
-    async def ended(self, seconds: float = 20.0) -> int:
+    async def ended(self) -> int:
         """Its exit code, once it has ended."""
-        await until(lambda: not self.running, f"the end of {self.name}", seconds)
+        await until(lambda: not self.running, f"the end of {self.name}")
         return int(self.process.returncode)
 
-    async def terminate(self, seconds: float = 30.0) -> int:
+    async def terminate(self) -> int:
         self.signal(signal.SIGTERM)
-        return await self.ended(seconds)
+        return await self.ended()
 
 
 class Processes:
@@ -158,7 +158,7 @@ class Processes:
     async def start(self, **options: Any) -> NodeProcess:
         """Start a node and wait until it says that it is ready."""
         node = self.begin(**options)
-        await until(node.ready, f"the ready line of {node.name}", 30)
+        await until(node.ready, f"the ready line of {node.name}")
         return node
 
     async def cluster(self, count: int, **options: Any) -> list[NodeProcess]:
@@ -175,7 +175,7 @@ class Processes:
         await self.agree(*nodes)
         return nodes
 
-    async def agree(self, *nodes: NodeProcess, seconds: float = 30.0) -> None:
+    async def agree(self, *nodes: NodeProcess) -> None:
         """Wait until these nodes (all that run) see each other Up, and nobody else."""
         chosen = list(nodes) or self.live
         wanted = {node.address: "up" for node in chosen}
@@ -187,9 +187,9 @@ class Processes:
                 for page in pages
             )
 
-        await until(seen, f"agreement of {sorted(wanted)}", seconds)
+        await until(seen, f"agreement of {sorted(wanted)}")
 
-    def client(self, *nodes: NodeProcess, timeout: float = 10.0) -> AsyncClient:
+    def client(self, *nodes: NodeProcess, timeout: float = PATIENCE_S) -> AsyncClient:
         """A client that knows these nodes, or all that run."""
         addresses = [f"tcp://{node.address}" for node in (nodes or self.live)]
         return AsyncClient(*addresses, cluster="lab", timeout=timeout)

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.ports import WORKER
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = (7355, 7365, 7375, 8558, 8568, 8578, 8598)
 HOME = "/home/you/.local/state"
-WITHIN_S = 60.0
 VARIABLE = re.compile(r"#[0-9a-f]{16}|\d+")
 SHAPED = re.compile(r"(SHARDBUS_NODE_TOKEN=local )?shardbus (nodes|shards|where|types|node leave)")
 """Commands whose output is compared by its shape."""
@@ -96,7 +96,7 @@ class Terminal:
             return self._start(self._with_ports(self.here(step.command)))
         done = subprocess.run(
             ["bash", "-c", self.here(step.command)],
-            cwd=ROOT, env=self.environment, text=True, check=False, timeout=WITHIN_S,
+            cwd=ROOT, env=self.environment, text=True, check=False, timeout=PATIENCE_S,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.code = done.returncode
@@ -121,21 +121,21 @@ class Terminal:
         assert node.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(node.stdout, selectors.EVENT_READ)
-            assert selector.select(WITHIN_S), f"{command} is not ready"
+            assert selector.select(PATIENCE_S), f"{command} is not ready"
         return [node.stdout.readline().rstrip("\n")]
 
     def _interrupt(self) -> list[str]:
         """Ctrl-C in the terminal of the youngest node that runs."""
         running = [node for node in self.nodes if node.poll() is None]
         running[-1].send_signal(signal.SIGINT)
-        _, log = running[-1].communicate(timeout=WITHIN_S)
+        _, log = running[-1].communicate(timeout=PATIENCE_S)
         self.code = running[-1].returncode
         assert self.code == 0, log
         return [line for line in log.splitlines() if not line.startswith("{")]
 
     def wait_for_departed(self) -> None:
         """Return when the node that was asked to leave has done so."""
-        assert self.nodes[-1].communicate(timeout=WITHIN_S) is not None
+        assert self.nodes[-1].communicate(timeout=PATIENCE_S) is not None
         assert self.nodes[-1].returncode == 0
 
     def expect(self, step: Step) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shardbus import RequestError
+from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.app import Account, Stubborn
 from tests.process.nodes import ROOT, NodeProcess, Processes
@@ -110,9 +111,10 @@ async def test_B141_tasks_of_the_phases_run_and_neither_late_nor_failing_ones_st
     assert lines[2].startswith("shardbus: handing off ")
 
 
+@pytest.mark.long
 async def test_C8_a_task_that_blocks_does_not_keep_the_process(lab: Processes) -> None:
     node = await lab.start(settings=BRIEF, APP_SHUTDOWN="block")
-    assert await node.terminate(60) == 7
+    assert await node.terminate() == 7
     said = node.err.read_text().splitlines()[-1]
     assert said.startswith("shardbus: error: service-stop does not end, at ")
     assert "in blocks" in said
@@ -260,7 +262,7 @@ class Bank:
         )
 
 
-@pytest.mark.parametrize("victim", ["coordinator", "another"])
+@pytest.mark.parametrize("victim", ["coordinator", *long_only("another")])
 async def test_a_killed_node_costs_no_money(
     tmp_path: Path, any_store: str, lab: Processes, victim: str
 ) -> None:
@@ -305,6 +307,7 @@ async def test_a_restart_on_the_same_port_is_a_new_node(lab: Processes) -> None:
     assert old not in homes
 
 
+@pytest.mark.long
 async def test_a_node_that_was_paused_cannot_write_over_its_successor(lab: Processes) -> None:
     nodes = await lab.cluster(3, settings=DETECT_QUICKLY)
     async with lab.client(*nodes[:2], timeout=8.0) as client:
@@ -323,7 +326,7 @@ async def test_a_node_that_was_paused_cannot_write_over_its_successor(lab: Proce
         outcome = (await asyncio.gather(late, return_exceptions=True))[0]
         assert isinstance(outcome, RequestError)
         assert not outcome.definite
-        code = await paused.ended(30)
+        code = await paused.ended()
         assert code in (1, 6)
         assert not (lab.folder / "gate.saved").exists()
         assert await client.ref(Account, account).add(1) == 3
@@ -350,6 +353,7 @@ async def test_roles_and_commands_see_the_same_cluster(lab: Processes) -> None:
         assert all(text in said for text in texts), said
 
 
+@pytest.mark.long
 async def test_S2_54_a_table_is_not_removed_beside_a_node_that_hosts_nothing(
     lab: Processes,
 ) -> None:
@@ -371,6 +375,7 @@ async def test_S2_54_a_table_is_not_removed_beside_a_node_that_hosts_nothing(
 WRITABLE = ("http.write=true", "http.token=sesame")
 
 
+@pytest.mark.long
 async def test_B12_one_command_stops_the_whole_cluster(lab: Processes) -> None:
     nodes = await lab.cluster(3, settings=WRITABLE)
     async with lab.client() as client:
@@ -391,6 +396,7 @@ async def test_B12_one_command_stops_the_whole_cluster(lab: Processes) -> None:
     assert totals == [7] * len(IDS)
 
 
+@pytest.mark.long
 async def test_S1_60_a_node_that_waits_is_told_whom_to_join(lab: Processes) -> None:
     first = await lab.start()
     waiting = lab.begin(settings=("node.join=manual", *WRITABLE))
@@ -406,6 +412,7 @@ async def test_S1_60_a_node_that_waits_is_told_whom_to_join(lab: Processes) -> N
     assert "joined already" in again.err.read_text()
 
 
+@pytest.mark.long
 async def test_S3_41_a_member_is_removed_by_force(lab: Processes) -> None:
     """Two of three are stopped and nobody decides: the operator removes one on the spot."""
     nodes = await lab.cluster(
@@ -436,6 +443,7 @@ async def test_S3_41_a_member_is_removed_by_force(lab: Processes) -> None:
     await lab.agree(*nodes[:2])
 
 
+@pytest.mark.long
 async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes) -> None:
     nodes = await lab.cluster(2, settings=WRITABLE)
     async with lab.client() as client:
@@ -455,20 +463,21 @@ async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes
             found = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
             return len(set(found)) == 2
 
-        await until(shared, "shards on both", 40)
+        await until(shared, "shards on both")
 
 
 async def doctor(lab: Processes, node: NodeProcess, *words: str) -> tuple[int, dict[str, Any]]:
     """What the doctor says: its exit code, and its findings by check."""
     url = f"http://127.0.0.1:{node.http_port}"
     asked = lab.run("doctor", "--node", url, "--json", *words)
-    code = await asked.ended(60)
+    code = await asked.ended()
     lab.all.remove(asked)
     text = asked.out.read_text()
     found = json.loads(text)["findings"] if text else []
     return code, {finding["check"]: finding for finding in found}
 
 
+@pytest.mark.long
 async def test_C12_the_doctor_finds_what_is_wrong_and_nothing_else(lab: Processes) -> None:
     patient = ("cluster.downing.stable_after=300s",)
     first = await lab.start(settings=patient)

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.markers import long_only
 from tests.redis_server import RedisServer
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-WITHIN_S = 110
 
 
 class Demo:
@@ -41,7 +42,7 @@ class Demo:
         raise AssertionError(f"the demo ended before it said {text!r}:\n{''.join(lines)}")
 
     def end(self) -> tuple[int, str]:
-        text, _ = self.process.communicate(timeout=WITHIN_S)
+        text, _ = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, text
 
 
@@ -89,12 +90,19 @@ def test_the_demo_with_the_embedded_store(start, tmp_path):
     assert list(tmp_path.iterdir()) == [], "the demo left files behind"
 
 
+@pytest.mark.long
 def test_the_demo_with_redis_twice(start, own_redis: RedisServer):
     for _ in range(2):
         assert_shown(*start("--rate", "5000", "--store", own_redis.url()).end())
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        *long_only(signal.SIGTERM, signal.SIGINT),
+    ],
+)
 def test_no_node_outlives_the_demo(start, tmp_path, number):
     demo = start()
     demo.lines_until("node 3 is up")
@@ -114,7 +122,7 @@ def wait_for_end(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        readable, _, _ = select.select([descriptor], [], [], WITHIN_S)
+        readable, _, _ = select.select([descriptor], [], [], PATIENCE_S)
         assert readable, f"node {pid} runs on"
     finally:
         os.close(descriptor)

@@ -44,6 +44,7 @@ def reasons(node: NodeProcess) -> list[tuple[str, str, str]]:
     return [(d["strategy"], d["outcome"], d["reason"]) for d in page["decisions"]]
 
 
+@pytest.mark.long
 async def test_static_quorum_keeps_the_side_with_enough(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="static-quorum", static_quorum_size=2)
     stop(third)
@@ -56,6 +57,7 @@ async def test_static_quorum_keeps_the_side_with_enough(lab: Processes) -> None:
     assert "no quorum: 1 votes here, 2 needed" in first.err.read_text()
 
 
+@pytest.mark.long
 async def test_keep_oldest_keeps_the_side_with_the_oldest(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="keep-oldest")
     stop(third)
@@ -63,6 +65,7 @@ async def test_keep_oldest_keeps_the_side_with_the_oldest(lab: Processes) -> Non
     await resume_and_end(third)
 
 
+@pytest.mark.long
 async def test_keep_oldest_gives_up_an_oldest_that_is_alone(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="keep-oldest")
     stop(first)
@@ -70,6 +73,7 @@ async def test_keep_oldest_gives_up_an_oldest_that_is_alone(lab: Processes) -> N
     await resume_and_end(first)
 
 
+@pytest.mark.long
 async def test_keep_oldest_may_keep_an_oldest_that_is_alone(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="keep-oldest", down_if_alone="false")
     stop(first)
@@ -79,12 +83,14 @@ async def test_keep_oldest_may_keep_an_oldest_that_is_alone(lab: Processes) -> N
     await lab.agree(first)
 
 
+@pytest.mark.long
 async def test_down_all_keeps_nobody(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="down-all")
     stop(third)
     assert [await first.ended(), await second.ended()] == [1, 1]
 
 
+@pytest.mark.long
 async def test_lease_majority_keeps_whoever_has_the_lease(lab: Processes) -> None:
     """The few may have it, if the many do not ask."""
     first, second, third = await three(lab, strategy="lease-majority")
@@ -98,6 +104,7 @@ async def test_lease_majority_keeps_whoever_has_the_lease(lab: Processes) -> Non
     await resume_and_end(second, third)
 
 
+@pytest.mark.long
 async def test_none_keeps_everybody(lab: Processes) -> None:
     first, second, third = await three(lab, strategy="none")
     stop(third)
@@ -120,6 +127,7 @@ def with_the_first(split: Split) -> tuple[Outcome, str]:
 """
 
 
+@pytest.mark.long
 async def test_a_function_of_the_users_decides(lab: Processes) -> None:
     """B.31."""
     (lab.folder / "shop_downing.py").write_text(RULE)
@@ -135,6 +143,7 @@ async def test_a_function_of_the_users_decides(lab: Processes) -> None:
     assert "cluster.downing.strategy: cannot load 'shop_downing:with_the_last'" in line
 
 
+@pytest.mark.long
 async def test_a_decision_can_be_read_on_the_command_line(lab: Processes) -> None:
     first, second, third = await three(lab, down_removal_margin="1s")
     stop(third)
@@ -181,6 +190,7 @@ async def test_what_cannot_be_safe_is_refused(
     assert text in line
 
 
+@pytest.mark.long
 async def test_auto_down_must_be_forced_and_says_so_loudly(lab: Processes) -> None:
     forced = {"unsafe_auto_down_after": "1s", "unsafe_auto_down_with_sharding": "true"}
     first, second, third = await three(lab, **forced)

@@ -6,6 +6,8 @@ import asyncio
 import signal
 from pathlib import Path
 
+import pytest
+
 from shardbus.ids import shard_of
 from shardbus.store.protocol import Lease
 from shardbus.store.sqlite import SqliteStore
@@ -24,6 +26,7 @@ def handled(folder: Path) -> dict[int, int]:
     return {seq: activation for _, _, seq, activation, _ in rows if seq > 0}
 
 
+@pytest.mark.long
 async def test_B59_a_process_that_stood_still_hands_nothing_to_a_shard_whose_lease_is_over(
     lab: Processes,
 ) -> None:

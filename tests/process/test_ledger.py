@@ -19,7 +19,7 @@ import pytest
 from shardbus import AsyncClient, RequestError
 from tests.process.app import RECORD, Page
 from tests.process.nodes import Processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 PAGES = 120
 TELL, ASK = 1, 2
@@ -114,12 +114,12 @@ class Load:
                     task.result()
             return all(p.rounds >= g for p, g in zip(self.producers, goals, strict=True))
 
-        await until(reached, f"{count} rounds", 30)
+        await until(reached, f"{count} rounds")
 
     async def end(self) -> None:
         for producer in self.producers:
             producer.closing = True
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await asyncio.gather(*self.work)
 
 
@@ -157,6 +157,7 @@ async def test_B85_a_limit_set_by_command_under_load_loses_and_reorders_nothing(
     assert set(asks.outcomes.values()) == {"ok"}
 
 
+@pytest.mark.long
 async def test_joining_and_leaving_lose_and_reorder_nothing(lab: Processes, redis_url: str) -> None:
     lab.store = redis_url
     await lab.cluster(3)
@@ -181,6 +182,7 @@ async def test_joining_and_leaving_lose_and_reorder_nothing(lab: Processes, redi
         assert ledger.handled[page, ASK] == list(range(1, asks.rounds + 1)), page
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("store_kind", ["redis", "sqlite"])
 async def test_kills_cost_what_the_dead_had_and_nothing_else(
     lab: Processes, store_kind: str, request: pytest.FixtureRequest

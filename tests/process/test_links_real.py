@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.app import Page
 from tests.process.nodes import NodeProcess, Processes
@@ -34,7 +35,7 @@ async def behind(lab: Processes, proxy: Proxy) -> NodeProcess:
     await lab.start()
     node = lab.begin("--advertise", f"127.0.0.1:{proxy.port}", port=proxy.target)
     node.port = proxy.port
-    await until(node.ready, "the ready line", 30)
+    await until(node.ready, "the ready line")
     await lab.agree()
     return node
 
@@ -51,7 +52,11 @@ def half_open(proxy: Proxy) -> None:
     proxy.half(far=False)
 
 
-@pytest.mark.parametrize("fault", [reset, truncated, half_open], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "fault",
+    [reset, *long_only(truncated, half_open)],
+    ids=lambda f: f.__name__,
+)
 async def test_broken_connections_between_live_processes_lose_repeat_and_reorder_nothing(
     lab: Processes, proxy: Proxy, fault: Callable[[Proxy], None]
 ) -> None:

@@ -53,6 +53,7 @@ def said(node: NodeProcess, what: str) -> int:
 # Killed
 
 
+@pytest.mark.long
 async def test_TC18_the_last_stays_when_all_others_are_killed(lab: Processes) -> None:
     """One after the other; the last two are an equal split, which the lease decides."""
     nodes = await lab.cluster(4)
@@ -79,6 +80,7 @@ async def test_TC3_a_killed_node_is_downed_by_command(lab: Processes) -> None:
 # Told to stop
 
 
+@pytest.mark.long
 async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: Processes) -> None:
     """The next leader may be the last to see it exiting, and then removes it in the same step."""
     nodes = await lab.cluster(3)
@@ -98,6 +100,7 @@ async def test_TC21_TC31_the_leader_leaves_step_by_step_and_another_leads(lab: P
 # Stopped and continued, starved, blocked
 
 
+@pytest.mark.long
 async def test_a_node_that_wakes_before_the_decision_stays(lab: Processes) -> None:
     settings = (*DETECT_QUICKLY, "cluster.downing.stable_after=30s")
     nodes = await lab.cluster(3, settings=settings)
@@ -131,6 +134,7 @@ def hogged(node: NodeProcess) -> Iterator[None]:
             hog.wait()
 
 
+@pytest.mark.long
 async def test_neither_a_blocked_handler_nor_a_hogged_core_costs_a_node(lab: Processes) -> None:
     """At the default limits: a node that says nothing is removed after ten seconds, and this one
     handles nothing for twenty."""
@@ -142,7 +146,7 @@ async def test_neither_a_blocked_handler_nor_a_hogged_core_costs_a_node(lab: Pro
         page = next(p for p, w in zip(pages, wheres, strict=True) if w == names[1])
         with hogged(nodes[2]):
             blocked = asyncio.ensure_future(page.block(BLOCKED_S))
-            await until(lambda: nodes[1].get("/livez") is None, "a loop that does not turn")
+            await until(lambda: nodes[1].get("/livez", 1.0) is None, "a loop that does not turn")
             assert await blocked == names[1]
     await lab.agree(*nodes)
     assert [await name_of(node) for node in nodes] == names
@@ -184,6 +188,7 @@ async def test_S2_81_the_coordinator_leaves_a_node_whose_loop_is_blocked(
 # Started again
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("times", "confirmed_death"),
     [
@@ -213,6 +218,7 @@ async def test_TC33_TC36_a_node_restarted_at_once_is_up_each_time(
     assert len(names) == times + 1
 
 
+@pytest.mark.long
 async def test_TC34_the_first_seed_joins_the_cluster_that_is_there(lab: Processes) -> None:
     ports = [free_port() for _ in range(3)]
     seeds = [f"127.0.0.1:{port}" for port in ports]
@@ -225,6 +231,7 @@ async def test_TC34_the_first_seed_joins_the_cluster_that_is_there(lab: Processe
     assert [await name_of(node) for node in nodes[1:]] == names
 
 
+@pytest.mark.long
 async def test_TC16_seeds_that_start_at_once_are_one_cluster(lab: Processes) -> None:
     """So do those that know one seed each, while there is no cluster yet."""
     ports = [free_port() for _ in range(3)]

@@ -86,7 +86,7 @@ def where(name: str) -> str:
 
 async def test_strange_ids_are_ids_everywhere(lab: Processes, command: Command) -> None:
     node = lab.begin("--log-format", "json")
-    await until(node.ready, "the ready line", 30)
+    await until(node.ready, "the ready line")
     url = f"http://127.0.0.1:{node.http_port}"
     async with lab.client() as client, httpx.AsyncClient(base_url=url) as http:
         added = [client.ref(Account, name).add(n) for n, name in enumerate(STRANGE)]

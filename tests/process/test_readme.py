@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.process.terminal import ROOT, Step, Terminal, blocks, sessions
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,6 +22,7 @@ def test_the_sessions_run_as_they_stand_there(terminal: Terminal, tmp_path: Path
     assert not terminal.nodes_run
 
 
+@pytest.mark.long
 def test_TR9_the_sessions_of_the_examples_run_as_they_stand_there(terminal: Terminal) -> None:
     for steps in sessions(EXAMPLES):
         for step in steps:

@@ -120,11 +120,11 @@ def random_bytes(port: int) -> None:
 
 HOSTILE: list[tuple[Callable[[int], None], str]] = [
     (endless_large, "too_much_unread"),
-    (endless_small, "too_much_unread"),
-    (many_parts, "too_many_parts"),
-    (a_host_of_parts, "too_many_parts"),
+    pytest.param(endless_small, "too_much_unread", marks=pytest.mark.long),
+    pytest.param(many_parts, "too_many_parts", marks=pytest.mark.long),
+    pytest.param(a_host_of_parts, "too_many_parts", marks=pytest.mark.long),
     (malformed, "malformed"),
-    (random_bytes, ""),
+    pytest.param(random_bytes, "", marks=pytest.mark.long),
 ]
 
 
@@ -148,6 +148,7 @@ async def has(node: NodeProcess, reason: str) -> bool:
     return (await dropped(node)).get(reason, 0) > 0
 
 
+@pytest.mark.long
 async def test_a_thousand_silent_connections_are_freed_and_the_node_goes_on(
     lab: Processes, descriptors: None
 ) -> None:
@@ -173,7 +174,7 @@ async def test_a_node_with_few_descriptors_says_so_and_keeps_some_for_itself(
 ) -> None:
     node = lab.begin()
     resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (200, 200))
-    await until(node.ready, "the ready line", 30)
+    await until(node.ready, "the ready line")
     assert "this process may open 200 file descriptors" in node.err.read_text()
     strangers = [Stranger(node.port) for _ in range(300)]
     async with lab.client() as client:

@@ -100,6 +100,7 @@ def decisions(*nodes: NodeProcess) -> list[str]:
 # Clean splits
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "few", "many", "stays"),
     [
@@ -126,11 +127,13 @@ async def test_TC38_one_side_of_a_split_stays(
     await healed(walled, went[0], settings, *stayed)
 
 
+@pytest.mark.long
 async def test_TC38_an_equal_split_is_decided_by_the_lease(walled: Processes) -> None:
     nodes = await walled.together(4, settings=rules())
     await check_equal_split(walled, nodes, Wall.DROP)
 
 
+@pytest.mark.long
 async def test_TC38_a_wall_that_rejects_proves_no_death(walled: Processes) -> None:
     """Both sides see refused connections; the sweep shows that it is a wall."""
     nodes = await walled.together(4, settings=rules())
@@ -149,6 +152,7 @@ async def check_equal_split(lab: Processes, nodes: list[NodeProcess], wall: Wall
     await healed(lab, went[0], rules(), *stayed)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "stays"),
     [
@@ -171,6 +175,7 @@ async def test_TC38_a_wall_that_rejects_leaves_the_side_that_one_that_swallows_l
     await healed(walled, went[0], settings, *stayed)
 
 
+@pytest.mark.long
 async def test_TC38_down_all_keeps_nobody(walled: Processes) -> None:
     nodes = await walled.together(3, settings=rules(strategy="down-all"))
     split(walled, nodes[:1], nodes[1:])
@@ -183,6 +188,7 @@ async def test_TC38_down_all_keeps_nobody(walled: Processes) -> None:
 # Walls that are not clean
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wall", Wall)
 async def test_a_node_that_is_heard_by_nobody_goes(walled: Processes, wall: Wall) -> None:
     """What it sends is lost; what is sent to it arrives."""
@@ -193,6 +199,7 @@ async def test_a_node_that_is_heard_by_nobody_goes(walled: Processes, wall: Wall
     await healed(walled, nodes[0], rules(), *nodes[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wall", Wall)
 async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
     walled: Processes, wall: Wall
@@ -211,6 +218,7 @@ async def test_TC47_of_two_that_cannot_see_each_other_one_goes(
     await healed(walled, went, rules(), stayed, third)
 
 
+@pytest.mark.long
 async def test_TC48_a_bad_link_and_a_split_leave_one_side_without_bad_links(
     walled: Processes,
 ) -> None:
@@ -226,6 +234,7 @@ async def test_TC48_a_bad_link_and_a_split_leave_one_side_without_bad_links(
     await healed(walled, went, rules(), *stayed)
 
 
+@pytest.mark.long
 async def test_TC45_down_all_keeps_nobody_behind_a_bad_link_and_a_split(walled: Processes) -> None:
     nodes = await walled.together(5, settings=rules(strategy="down-all"))
     split(walled, nodes[:3], nodes[3:])
@@ -233,6 +242,7 @@ async def test_TC45_down_all_keeps_nobody_behind_a_bad_link_and_a_split(walled: 
     await gone(*nodes)
 
 
+@pytest.mark.long
 async def test_TC46_a_network_that_keeps_changing_keeps_nobody(walled: Processes) -> None:
     """One link is bad all the time, another comes and goes."""
     first, second, third = nodes = await walled.together(3, settings=rules(stable_after="4s"))
@@ -255,6 +265,7 @@ async def test_TC46_a_network_that_keeps_changing_keeps_nobody(walled: Processes
 # What heals in time
 
 
+@pytest.mark.long
 async def test_TC41_what_heals_within_stable_after_costs_nobody(walled: Processes) -> None:
     """A bad link, a node alone, two islands, a newcomer during an outage."""
     settings = rules(stable_after="60s")
@@ -277,6 +288,7 @@ async def test_TC41_what_heals_within_stable_after_costs_nobody(walled: Processe
     assert decisions(*nodes, newcomer) == []
 
 
+@pytest.mark.long
 async def test_TC9_nobody_comes_up_while_a_member_is_unreachable(walled: Processes) -> None:
     settings = (*rules(strategy="none"), "cluster.allow_weakly_up_members=off")
     first, second, third = nodes = await walled.together(3, settings=settings)
@@ -298,6 +310,7 @@ async def test_TC9_nobody_comes_up_while_a_member_is_unreachable(walled: Process
     assert back.start() < up.start()
 
 
+@pytest.mark.long
 async def test_TC23_newcomers_on_both_sides_are_weakly_up_until_it_heals(walled: Processes) -> None:
     settings = (*rules(strategy="none"), "cluster.allow_weakly_up_members=1s")
     nodes = await walled.together(2, settings=settings)
@@ -321,6 +334,7 @@ async def test_TC23_newcomers_on_both_sides_are_weakly_up_until_it_heals(walled:
     await walled.agree(*nodes, *newcomers)
 
 
+@pytest.mark.long
 async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_member(
     walled: Processes,
 ) -> None:
@@ -345,6 +359,7 @@ async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_me
 # The lease decides
 
 
+@pytest.mark.long
 async def test_TC49_only_the_side_with_the_lease_stays_twice(
     walled: Processes, network: Network, tmp_path: Path
 ) -> None:

@@ -18,12 +18,10 @@ from tests.ports import free_block
 from tests.process.app import RECORD, Account, Page, Stubborn
 from tests.process.nodes import QUICK, NodeProcess, Processes
 from tests.process.test_cluster import BRIEF, IDS, Bank
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
-pytestmark = pytest.mark.timeout(300)
 WORKERS = 3
-PATIENCE_S = 90.0
-"""Several processes start, one after the other."""
+LONG = pytest.mark.long
 WRITABLE = ("http.write=true", "http.token=sesame")
 
 
@@ -48,7 +46,7 @@ def begin(
 
 async def start(lab: Processes, *options: str, **more: Any) -> NodeProcess:
     unit = begin(lab, *options, **more)
-    await until(unit.ready, "the ready line of the unit", PATIENCE_S)
+    await until(unit.ready, "the ready line of the unit")
     return unit
 
 
@@ -110,7 +108,7 @@ async def test_a_unit_is_ready_once_and_all_of_it_leaves_at_a_signal(lab: Proces
         assert ready["checks"][f"worker {worker}: membership"]["ok"]
     running = pids(unit)
     assert len(set(running)) == WORKERS
-    assert await unit.terminate(PATIENCE_S) == 0
+    assert await unit.terminate() == 0
     assert not any(map(lives, running))
     said = unit.err.read_text()
     for worker in range(WORKERS):
@@ -119,6 +117,7 @@ async def test_a_unit_is_ready_once_and_all_of_it_leaves_at_a_signal(lab: Proces
     assert len(unit.out.read_text().splitlines()) == 1
 
 
+@pytest.mark.long
 async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Processes) -> None:
     unit = await start(lab, settings=WRITABLE)
     url = f"http://127.0.0.1:{unit.http_port}"
@@ -129,7 +128,7 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
         (["node", "leave"], 6, "several nodes"),
     ]:
         done = lab.run(*command, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
-        assert await done.ended(PATIENCE_S) == code, done.err.read_text()
+        assert await done.ended() == code, done.err.read_text()
         assert text in done.out.read_text() + done.err.read_text()
     with await asyncio.to_thread(ask, unit, "/v1/events") as events:
         assert events.readline() == "HTTP/1.1 200 OK\n"
@@ -141,20 +140,22 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
     assert page.count("# TYPE shardbus_shards gauge") == 1
 
 
+@pytest.mark.long
 async def test_systemd_is_told_once_and_not_by_each_worker(lab: Processes, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
         notified.bind(str(tmp_path / "notify"))
         unit = await start(lab, NOTIFY_SOCKET=str(tmp_path / "notify"))
-        assert await unit.terminate(PATIENCE_S) == 0
+        assert await unit.terminate() == 0
         notified.setblocking(False)
         assert [notified.recv(100), notified.recv(100)] == [b"READY=1", b"STOPPING=1"]
         with pytest.raises(BlockingIOError):
             notified.recv(100)
 
 
+@pytest.mark.long
 async def test_json_logs_stay_json_lines_and_say_the_worker(lab: Processes) -> None:
     unit = await start(lab, "--log-format", "json")
-    assert await unit.terminate(PATIENCE_S) == 0
+    assert await unit.terminate() == 0
     lines = [line for line in unit.err.read_text().splitlines() if line.startswith("{")]
     assert {json.loads(line).get("worker") for line in lines} >= set(range(WORKERS))
 
@@ -170,23 +171,36 @@ def error_of(unit: NodeProcess) -> str:
 @pytest.mark.parametrize(
     ("app", "options", "code", "text"),
     [
-        ("tests.process.nowhere:bus", [], 3, "nowhere"),
+        pytest.param("tests.process.nowhere:bus", [], 3, "nowhere", marks=LONG),
         ("tests.process.app:bus", ["--set", "node.prot=1"], 2, "node.port"),
         ("tests.process.app:bus", ["--store", "memory://"], 2, "memory"),
-        ("tests.process.app:bus", ["--port", "65533"], 2, "65536"),
-        ("tests.process.app:bus", ["--http-port", "7355", "--port", "7355"], 2, "7355"),
-        ("tests.process.app:bus", ["--store", "redis://127.0.0.1:1/0"], 4, "127.0.0.1"),
+        pytest.param("tests.process.app:bus", ["--port", "65533"], 2, "65536", marks=LONG),
+        pytest.param(
+            "tests.process.app:bus",
+            ["--http-port", "7355", "--port", "7355"],
+            2,
+            "7355",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            "tests.process.app:bus",
+            ["--store", "redis://127.0.0.1:1/0"],
+            4,
+            "127.0.0.1",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 async def test_what_cannot_start_says_why_once_and_ends_at_once(
     lab: Processes, app: str, options: list[str], code: int, text: str
 ) -> None:
     unit = begin(lab, *options, app=app)
-    assert await unit.ended(PATIENCE_S) == code
+    assert await unit.ended() == code
     assert text in error_of(unit)
     assert unit.out.read_text() == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("behind", [0, 2, 3])
 async def test_a_port_that_is_taken_ends_the_unit(lab: Processes, behind: int) -> None:
     """That of worker 0, that of worker 1, and its gossip."""
@@ -195,7 +209,7 @@ async def test_a_port_that_is_taken_ends_the_unit(lab: Processes, behind: int) -
         taken.bind(("127.0.0.1", port + behind))
         taken.listen()
         unit = begin(lab, "--port", str(port))
-        assert await unit.ended(PATIENCE_S) == 1
+        assert await unit.ended() == 1
     assert str(port + behind) in unit.err.read_text()
     assert "ready" not in unit.out.read_text()
 
@@ -204,13 +218,14 @@ async def test_the_port_of_http_that_is_taken_is_one_line(lab: Processes) -> Non
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         unit = begin(lab, "--http-port", str(port))
-        assert await unit.ended(PATIENCE_S) == 1
+        assert await unit.ended() == 1
     assert str(port) in error_of(unit)
 
 
 # Run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", [0, 1])
 async def test_a_killed_worker_comes_back_and_its_entities_answer(
     tmp_path: Path, any_store: str, lab: Processes, victim: int
@@ -225,9 +240,9 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
         before = pids(unit)
         os.kill(before[victim], signal.SIGKILL)
         await bank.served()
-        await until(lambda: workers(unit)[victim]["starts"] == 2, "another start", PATIENCE_S)
-        await until(lambda: unit.get("/readyz"), "readiness", PATIENCE_S)
-        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up", PATIENCE_S)
+        await until(lambda: workers(unit)[victim]["starts"] == 2, "another start")
+        await until(lambda: unit.get("/readyz"), "readiness")
+        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up")
         after = pids(unit)
         assert [a == b for a, b in zip(before, after, strict=True)].count(True) == WORKERS - 1
         await bank.served()
@@ -239,9 +254,10 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
     assert f"worker {victim} was ended by SIGKILL; it is started again in 0.5 s" in (
         unit.err.read_text()
     )
-    assert await unit.terminate(PATIENCE_S) == 0
+    assert await unit.terminate() == 0
 
 
+@pytest.mark.long
 async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
     """It answers heartbeats and handles nothing. Its node is downed, and its process does not end
     by itself."""
@@ -250,8 +266,8 @@ async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
         home = await client.ref(Page, "page-1").where()
         worker = addresses(unit).index(home.partition("#")[0])
         blocked = asyncio.ensure_future(client.ref(Page, "page-1").block(3600.0))
-        await until(lambda: workers(unit)[worker]["starts"] == 2, "another start", PATIENCE_S)
-        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up", PATIENCE_S)
+        await until(lambda: workers(unit)[worker]["starts"] == 2, "another start")
+        await until(lambda: up(unit) == sorted(addresses(unit)), "all of them Up")
         again = await client.ref(Page, "page-1").where()
         assert again in up_nodes(unit)
         assert again != home
@@ -260,33 +276,36 @@ async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
     said = unit.err.read_text()
     assert f"[{worker}] shardbus: error: what keeps the loop does not end, at" in said
     assert "in block" in said
-    assert await unit.terminate(PATIENCE_S) == 0
+    assert await unit.terminate() == 0
 
 
+@pytest.mark.long
 async def test_a_worker_that_was_told_to_leave_stays_away(lab: Processes) -> None:
     unit = await start(lab, settings=WRITABLE)
     url = f"http://127.0.0.1:{unit.http_port}"
     gone = addresses(unit)[2]
     done = lab.run("node", "leave", gone, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
-    assert await done.ended(PATIENCE_S) == 0, done.err.read_text()
+    assert await done.ended() == 0, done.err.read_text()
     await until(lambda: workers(unit)[2]["stage"] == "gone", "its end")
     assert await unit.page("/readyz")
     assert up(unit) == sorted(addresses(unit)[:2])
-    assert await unit.terminate(PATIENCE_S) == 0
+    assert await unit.terminate() == 0
 
 
+@pytest.mark.long
 async def test_a_shutdown_of_the_cluster_ends_the_unit(lab: Processes) -> None:
     unit = await start(lab, settings=WRITABLE)
     url = f"http://127.0.0.1:{unit.http_port}"
     done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame")
-    assert await done.ended(PATIENCE_S) == 0, done.err.read_text()
-    assert await unit.ended(PATIENCE_S) == 0
+    assert await done.ended() == 0, done.err.read_text()
+    assert await unit.ended() == 0
     assert "started again" not in unit.err.read_text()
 
 
 # Leave
 
 
+@pytest.mark.long
 async def test_a_unit_that_leaves_loses_nothing_and_no_shard_hops_within_it(
     lab: Processes,
 ) -> None:
@@ -309,7 +328,7 @@ async def test_a_unit_that_leaves_loses_nothing_and_no_shard_hops_within_it(
             if not unit.running:
                 break
             await asyncio.gather(*(page.hit(1, n) for page in pages))
-        assert await unit.ended(PATIENCE_S) == 0
+        assert await unit.ended() == 0
         await bank.served()
         bank.closing = True
         await work
@@ -328,6 +347,7 @@ def started(folder: Path, pid: int) -> list[int]:
     return [at for _, producer, seq, _, at in rows if producer == 0 == seq]
 
 
+@pytest.mark.long
 async def test_a_second_signal_stops_all_workers_at_once(lab: Processes) -> None:
     unit = await start(lab)
     async with lab.client(unit) as client:
@@ -337,23 +357,25 @@ async def test_a_second_signal_stops_all_workers_at_once(lab: Processes) -> None
     unit.signal(signal.SIGTERM)
     await until(lambda: "handing off" in unit.err.read_text(), "the handoff")
     unit.signal(signal.SIGTERM)
-    assert await unit.ended(PATIENCE_S) == 1
+    assert await unit.ended() == 1
     assert not any(map(lives, running))
     assert "Traceback" not in unit.err.read_text()
 
 
+@pytest.mark.long
 async def test_signals_to_the_whole_control_group_are_one_request(lab: Processes) -> None:
     """As systemd sends them: to the supervisor and to each worker."""
     unit = await start(lab)
     for pid in pids(unit):
         os.kill(pid, signal.SIGTERM)
-    assert await unit.terminate(PATIENCE_S) == 0
+    assert await unit.terminate() == 0
     assert "stopped before" not in unit.err.read_text()
 
 
 # The supervisor dies
 
 
+@pytest.mark.long
 async def test_no_worker_outlives_a_killed_supervisor(lab: Processes) -> None:
     other = await lab.start()
     unit = await start(lab, seeds=(other.address,))
@@ -363,15 +385,16 @@ async def test_no_worker_outlives_a_killed_supervisor(lab: Processes) -> None:
         await bank.served()
         running = pids(unit)
         unit.kill()
-        await until(lambda: not any(map(lives, running)), "the end of the workers", PATIENCE_S)
+        await until(lambda: not any(map(lives, running)), "the end of the workers")
         await bank.served()
         bank.closing = True
         await work
         assert bank.errors == []
-    await until(lambda: up(other) == [other.address], "one member", PATIENCE_S)
+    await until(lambda: up(other) == [other.address], "one member")
     assert " is down" not in other.err.read_text()
 
 
+@pytest.mark.long
 async def test_a_worker_that_is_stuck_does_not_outlive_it_either(lab: Processes) -> None:
     unit = await start(lab, settings=BRIEF)
     running = pids(unit)
@@ -380,10 +403,11 @@ async def test_a_worker_that_is_stuck_does_not_outlive_it_either(lab: Processes)
         page = "/v1/where/page/page-1"
         await until(lambda: not (unit.get(page) or {"running": False})["running"], "the stuck one")
         unit.kill()
-        await until(lambda: not any(map(lives, running)), "the end of the workers", PATIENCE_S)
+        await until(lambda: not any(map(lives, running)), "the end of the workers")
         stuck.cancel()
 
 
+@pytest.mark.long
 async def test_a_worker_is_gone_even_if_the_supervisor_dies_while_it_loads(
     lab: Processes, tmp_path: Path
 ) -> None:
@@ -395,7 +419,7 @@ async def test_a_worker_is_gone_even_if_the_supervisor_dies_while_it_loads(
     )
     unit = begin(lab, app="slow:bus")
     note = tmp_path / "loading"
-    await until(lambda: note.exists() and note.read_text(), "the import", PATIENCE_S)
+    await until(lambda: note.exists() and note.read_text(), "the import")
     pid = int(note.read_text())
     unit.kill()
-    await until(lambda: not lives(pid), "the end of the worker", PATIENCE_S)
+    await until(lambda: not lives(pid), "the end of the worker")

@@ -24,6 +24,7 @@ from shardbus.simulation.membership.run import simulate
 from shardbus.simulation.membership.world import World
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.trace import Trace
+from tests.markers import long_only
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS, BLOCK = 100, 10
@@ -35,22 +36,23 @@ def check(options: Options) -> None:
     assert outcome.broken is None, outcome.report()
 
 
-@pytest.mark.parametrize("block", range(SEEDS // BLOCK))
+@pytest.mark.parametrize("block", [0, *long_only(*range(1, SEEDS // BLOCK))])
 def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         check(draw(seed))
 
 
-@pytest.mark.parametrize("seed", range(500, 520))
+@pytest.mark.parametrize("seed", [500, 501, 502, *long_only(*range(503, 520))])
 def test_nothing_breaks_in_two_halves(seed: int) -> None:
     """Equal splits, with stores of all kinds: the lease decides."""
     halves = draw(seed, nodes=4, strategy="keep-majority")
     check(replace(halves, partitions=2, wall_s=25.0, loss=0.0, restarts=True))
 
 
+@pytest.mark.parametrize("seeds", [range(600, 601), *long_only(range(601, 608))], ids=len)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_strategy_holds_behind_walls(strategy: str) -> None:
-    for seed in range(600, 608):
+def test_every_strategy_holds_behind_walls(strategy: str, seeds: range) -> None:
+    for seed in seeds:
         drawn = draw(seed, strategy=strategy)
         check(replace(drawn, partitions=2, swizzles=1, bounces=1, wall_s=25.0, loss=0.0))
 
@@ -94,6 +96,7 @@ def run_cli(hash_seed: str, *arguments: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([*CLI, *arguments], env=env, capture_output=True, text=True)
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_in_every_process_under_every_hash_seed() -> None:
     arguments = ("--seed", "17", "--seeds", "3", "--seconds", "15", "--json")
     first, second = run_cli("0", *arguments), run_cli("4242", *arguments)
@@ -115,6 +118,7 @@ def test_the_replay_command_gives_the_same_run() -> None:
     assert row["options"] == asdict(options)
 
 
+@pytest.mark.long
 def test_jobs_change_nothing_in_what_is_printed() -> None:
     arguments = ("--seeds", "9", "--seconds", "3", "--json")
     alone, together = run_cli("0", *arguments), run_cli("0", *arguments, "--jobs", "3")
@@ -123,6 +127,7 @@ def test_jobs_change_nothing_in_what_is_printed() -> None:
     assert together.stdout == alone.stdout
 
 
+@pytest.mark.long
 def test_a_strategy_can_be_asked_for_and_an_unknown_one_is_refused() -> None:
     run = run_cli("0", "--seeds", "2", "--seconds", "2", "--strategy", "down-all", "--json")
     rows = [json.loads(line) for line in run.stdout.splitlines()]

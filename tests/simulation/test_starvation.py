@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.starvation import Starved, found_after
 from shardbus.membership.view import NodeStarved
 
@@ -10,6 +12,7 @@ SEED = 1
 """Starved so that without self-health nodes are removed within that time."""
 
 
+@pytest.mark.long
 def test_N12_self_health_keeps_starved_nodes_and_without_it_they_are_removed() -> None:
     careful, plain = (Starved(SEED, self_health=on) for on in (True, False))
     careful.world.run(MINUTES)

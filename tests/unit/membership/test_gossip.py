@@ -8,7 +8,7 @@ from itertools import product
 from random import Random
 
 import pytest
-from hypothesis import find, given, settings
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from shardbus.errors import LocalProtocolError
@@ -18,6 +18,7 @@ from shardbus.membership.gossip import Gossip, Meta
 from shardbus.membership.member import TRANSITIONS, Member, Service, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
+from tests.markers import long_only
 
 NODES = tuple(NodeId(host, 1, 1) for host in "abcde")
 A, B, C, D, E = NODES
@@ -74,7 +75,6 @@ def arbitrary(draw: st.DrawFn) -> Gossip:
 
 
 @given(arbitrary(), arbitrary(), arbitrary())
-@settings(max_examples=100)
 def test_merge_laws(a: Gossip, b: Gossip, c: Gossip) -> None:
     assert a.merge(b) == b.merge(a)
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
@@ -119,7 +119,11 @@ RICH: dict[str, Callable[[Gossip], bool]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trait", RICH)
+EASY = ("joining", "epochs", "meta")
+"""Traits that are found at once."""
+
+
+@pytest.mark.parametrize("trait", [*EASY, *long_only(*sorted(RICH.keys() - EASY))])
 def test_the_laws_are_tried_on_rich_states(trait: str) -> None:
     """Both ways of making states reach every status, every flag, and what else can be merged."""
     dice = Random(1)
@@ -164,7 +168,6 @@ def histories(draw: st.DrawFn) -> list[Gossip]:
 
 
 @given(histories())
-@settings(max_examples=80)
 def test_equal_versions_have_equal_content(copies: list[Gossip]) -> None:
     living = [copy for node, copy in zip(NODES, copies, strict=True) if node in copy.members]
     for one in living:
@@ -174,7 +177,6 @@ def test_equal_versions_have_equal_content(copies: list[Gossip]) -> None:
 
 
 @given(histories(), st.randoms(use_true_random=False))
-@settings(max_examples=80)
 def test_any_order_of_merging_ends_alike(copies: list[Gossip], random: object) -> None:
     shuffled = list(copies)
     random.shuffle(shuffled)  # type: ignore[attr-defined]

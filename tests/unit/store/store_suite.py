@@ -21,6 +21,7 @@ from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Save, StateStore
 from shardbus.store.redis import RedisStore
 from shardbus.store.sqlite import SqliteStore
+from tests.waiting import PATIENCE_S
 
 A, B = NodeId("10.0.0.1", 7355, 2**64 - 1), NodeId("::1", 7355, 1)
 HUGE = 2**63 - 1
@@ -33,9 +34,9 @@ NASTY_IDS = [
 StoreFactory = Callable[[], StateStore]
 
 
-async def until(condition: Callable[[], Awaitable[object]], within: float = 20.0) -> None:
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
     """Wait until the condition holds."""
-    async with asyncio.timeout(within):
+    async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.01)
 

@@ -232,7 +232,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(ACTS)
 def test_everything_arrives_once_and_in_order(acts: list[tuple[str, int, int]]) -> None:
     peers = Peer(), Peer()

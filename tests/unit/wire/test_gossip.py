@@ -67,7 +67,7 @@ def test_a_large_cluster_is_small_on_the_wire() -> None:
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_noise_is_refused(data: bytes) -> None:
     for raw in (data, bytes((FORMAT, 0)) + data, bytes((FORMAT, 1)) + zlib.compress(data)):
         try:

@@ -28,6 +28,7 @@ from shardbus.membership.downing.strategies import (
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
+from tests.markers import long_only
 from tests.unit.membership.downing.test_split import split
 from tests.unit.membership.test_gossip import A, B, C, D, E, state
 
@@ -380,8 +381,8 @@ def surveyed(copy: Gossip, cut: list[NodeId], me: NodeId, role: str) -> Split:
     return survey(replace(copy, reachability=Reachability(rows), seen=side), me, role)
 
 
-@pytest.mark.parametrize("alone", range(3))
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("alone", [0, *long_only(1, 2)])
+@pytest.mark.parametrize("swapped", [False, *long_only(True)])
 def test_TU17_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -> None:
     nodes = (A, B, C)
     sides = [[nodes[alone]], [n for n in nodes if n != nodes[alone]]]
@@ -394,7 +395,7 @@ def test_TU17_of_three_members_never_two_sides_stay(alone: int, swapped: bool) -
 
 
 @given(st.data())
-@settings(max_examples=400)
+@settings(max_examples=4 * settings.default.max_examples)
 def test_TU17_of_many_members_never_two_sides_stay(data: st.DataObject) -> None:
     """Any members, any ages, any three sides, some with the role that votes, any size of a quorum;
     one side is a legal step ahead about every member. Whoever decides for a side decides alike."""
@@ -451,7 +452,7 @@ def promised(rule: str, sides: list[list[NodeId]], size: int) -> list[str]:
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=9), st.integers(1, 6))
-@settings(max_examples=300)
+@settings(max_examples=3 * settings.default.max_examples)
 def test_TU17_against_what_is_promised_of_a_cluster_at_rest(where: list[int], size: int) -> None:
     nodes = [NodeId(f"n{i}", 1, 1) for i in range(len(where))]
     copy = view(nodes, [U] * len(nodes), [U] * len(nodes), range(1, len(nodes) + 1))

@@ -334,6 +334,7 @@ async def test_a_hello_of_an_earlier_session_is_late(
     stranger.close(0)
 
 
+@pytest.mark.long
 async def test_a_process_that_comes_back_to_its_port_is_heard_every_time(ends: Ends) -> None:
     port, client = free_port(), ends.client()
     for uid in range(2, 22):
