@@ -240,10 +240,8 @@ class ClusterThread:
         """The watchdog's tick."""
         self._tick_due = self._loop.time() + TICK
         self._ticks += 1
-        if self._ticks % TICKS_PER_POLL == 0:
-            self._sockets.watchdog()
-            if self._machine is not None:
-                self.overview = self._machine.overview(self._loop.time())
+        if self._ticks % TICKS_PER_POLL == 0 and self._machine is not None:
+            self.overview = self._machine.overview(self._loop.time())
         self._stalled = 0.0 if self._app_seen else self._stalled + TICK
         self._app_seen = False
         self._tell_stalled(self._stalled)

@@ -110,7 +110,7 @@ class Prober:
                 PROTOCOL_VERSION, FrameType.ACK, self._tag, self._uid, node.uid, 0, 0
             )
             dealer.send_multipart((header, b""), zmq.NOBLOCK)
-            reader.sent()
+            reader.used()
             return await answer
         finally:
             reader.close()

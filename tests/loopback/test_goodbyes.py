@@ -59,7 +59,7 @@ class Wall:
         self._at.endpoint.incoming._on_frame = self._on_frame  # type: ignore[method-assign]
         [link] = [link for link in self._at.endpoint._outgoing.values() if link.node == self._of.me]
         link._on_frame = lambda head, body: None  # type: ignore[method-assign]
-        link._look_soon = lambda: None  # type: ignore[method-assign]
+        link._start_probing = lambda: None  # type: ignore[method-assign]
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
         found = self._at.endpoint.incoming._by_identity.get(identity)

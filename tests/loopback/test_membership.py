@@ -66,7 +66,7 @@ async def test_a_node_that_listens_and_does_not_join_yet_takes_no_question() -> 
     own = NodeSettings(port=free_port(), gossip_port=free_port())
     node = Node("shop", {}, Settings(node=own), MemoryStore(MemoryData()))
     await node.start()
-    node.endpoint.took_membership(
+    node.endpoint.on_membership(
         encode_body(MembershipFrame(node.me, encode(InitJoin(Greeting("shop", 1, {})))))
     )
     assert node.endpoint.dropped_frames == {"early": 1}
@@ -237,7 +237,7 @@ async def test_S1_58_a_late_join_does_not_down_the_living_successor(nodes: Nodes
     first, second = await nodes.cluster(application(), 2)
     late = Member(second.me._replace(uid=second.me.uid + 1), 1)
     join = encode(Join(Greeting("shop", PROTOCOL, {}), late))
-    first.endpoint.took_membership(encode_body(MembershipFrame(late.node, join)))
+    first.endpoint.on_membership(encode_body(MembershipFrame(late.node, join)))
     dropped = first.cluster.dropped
     await until(lambda: dropped["a member at its address may be alive"], "a verdict on the Join")
     await nodes.agree(2)
@@ -426,7 +426,7 @@ async def test_B16_a_removed_incarnation_gets_no_session(nodes: Nodes) -> None:
     pair[0].endpoint.remove(pair[1].me, NodeLost("removed"))
     drops = pair[0].endpoint.dropped_frames
     pair[1].endpoint.session_to(pair[0].me.address, pair[0].me)
-    link = pair[1].endpoint._link(pair[0].me.address, pair[0].me)
+    link = pair[1].endpoint._find(pair[0].me.address, pair[0].me)
     assert link is not None
     link._break()
     await until(lambda: drops.get("removed"), "HELLO without an answer")

@@ -101,7 +101,7 @@ class _Router:
         self._socket = bind_router(network.context, host, port, name.encode(), self._watch)
         self._send = sender(self._socket)
         multipart = Multipart(self._socket, self.guard)
-        self._reader = Reader(loop, self._socket, on_frame, network.on_missed, multipart)
+        self._reader = Reader(loop, self._socket, on_frame, network.on_missed, multipart.receive)
         self.guard.start(port_of(self._socket))
         self._reader.start()
 
@@ -120,7 +120,7 @@ class _Router:
             if e.errno != zmq.EHOSTUNREACH:
                 raise
             return SendResult.UNROUTABLE
-        self._reader.sent()
+        self._reader.used()
         return SendResult.TAKEN
 
     def close(self) -> None:
@@ -153,7 +153,7 @@ class _Dealer:
             self._send(body, NOBLOCK)
         except zmq.Again:
             return False
-        self._reader.sent()
+        self._reader.used()
         return True
 
     def close(self) -> None:

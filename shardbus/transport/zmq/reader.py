@@ -1,13 +1,12 @@
-"""Reading a ZeroMQ socket on an asyncio loop, by its descriptor.
+"""Edge-triggered reading of a ZeroMQ socket on an asyncio loop, by its descriptor.
 
-The descriptor is edge-triggered: it stirs once for any number of messages, and a send on the same
-socket can swallow the edge. So whoever is woken drains until nothing is left, whoever has sent
-looks again, and a watchdog that reads once a second bounds what a missed edge can cost. A drain
-takes at most `TURN_MAX` messages before it lets the loop's other work run, so that a busy peer
-delays nobody for long; and of several peers ZeroMQ hands over one message each, in turn.
+The descriptor becomes readable once for any number of messages, and an operation on the same socket
+can swallow that edge. So a wake-up drains the socket until it is empty; whoever has used the socket
+calls `used`, which checks it again; and a watchdog that reads once a second bounds what a missed
+edge can cost. One drain takes at most `TURN_MAX` messages before the loop's other work runs, so a
+busy peer delays nothing for long. Of several peers, ZeroMQ hands over one message each, in turn.
 
-Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower on the same
-work.
+Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower.
 """
 
 from __future__ import annotations
@@ -24,6 +23,10 @@ TURN_MAX = 32
 WATCHDOG_S = 1.0
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
+Receive = Callable[[], list[bytes] | None]
+"""Reads one message: its parts, or None if there is nothing to hand out. Raises zmq.Again if the
+socket is empty."""
+
 
 class Reader:
     """Calls `on_message(parts)` for every message of one socket, and `on_missed` when only the
@@ -35,11 +38,11 @@ class Reader:
         socket: zmq.Socket[bytes],
         on_message: Callable[[list[bytes]], None],
         on_missed: Callable[[], None] | None = None,
-        multipart: Multipart | None = None,
+        receive: Receive | None = None,
     ) -> None:
         self._loop = loop
         self._socket = socket
-        self._receive = (multipart or Multipart(socket)).receive
+        self._receive = receive or Multipart(socket).receive
         self._on_message = on_message
         self._on_missed = on_missed
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -51,24 +54,24 @@ class Reader:
         """Begin to read."""
         self._loop.add_reader(self._fd, self._drain)
         self._watch()
-        self.stir()
+        self.read_soon()
 
-    def stir(self) -> None:
-        """Look again soon: messages may be there."""
+    def read_soon(self) -> None:
+        """Drain the socket in the next iteration of the loop."""
         if not self._scheduled and not self._closed:
             self._scheduled = True
-            self._loop.call_soon(self._again)
+            self._loop.call_soon(self._read_scheduled)
 
-    def sent(self) -> None:
-        """Something was sent on the socket, which may have swallowed an edge: if a message is
-        there, look again. Without one, the next to come raises an edge of its own. Whoever sends
-        while we drain need not ask: we look before we end."""
+    def used(self) -> None:
+        """An operation on the socket may have swallowed an edge: if a message is there, read it
+        soon. Without one, the next to arrive raises an edge of its own. During a drain there is
+        nothing to do: it checks the socket before it ends."""
         if not self._draining and not self._closed and int(self._socket.get(EVENTS)) & POLLIN:
-            self.stir()
+            self.read_soon()
 
     @property
     def closed(self) -> bool:
-        """It reads no more; a message just handled may have closed it."""
+        """True after `close`; a message just handled may have called it."""
         return self._closed
 
     def close(self) -> None:
@@ -80,18 +83,19 @@ class Reader:
                 self._watchdog.cancel()
 
     def forked(self) -> None:
-        """This process is a child: the socket is not its own."""
+        """This process is a child: leave the parent's socket alone."""
         self._closed = True
 
-    def _again(self) -> None:
+    def _read_scheduled(self) -> None:
         self._scheduled = False
         self._drain()
 
     def _drain(self) -> int:
+        """Read until the socket is empty, or a turn's share is used. Returns the number read."""
         taken, self._draining = 0, True
         try:
-            # Who is woken finds a message, as a rule, and asks only whether there is another: that
-            # costs half of being told that there is none.
+            # A wake-up usually has a message, so it reads first and then checks for another: that
+            # costs half of a receive that fails.
             while not self._closed:
                 parts = self._receive()
                 taken += 1
@@ -100,7 +104,7 @@ class Reader:
                 if self.closed or not int(self._socket.get(EVENTS)) & POLLIN:
                     break
                 if taken >= TURN_MAX:
-                    self.stir()
+                    self.read_soon()
                     break
         except zmq.Again:
             pass

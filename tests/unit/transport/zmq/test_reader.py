@@ -86,7 +86,7 @@ async def test_who_has_sent_looks_for_what_came_meanwhile(ends: Ends) -> None:
     dealer.send(b"second")
     while not ends.arrived():
         pass
-    ends.reader.sent()
+    ends.reader.used()
     await until(lambda: len(ends.got) == 2, "the second")
     assert ends.missed == 0
 
@@ -108,7 +108,7 @@ async def test_who_sends_while_it_drains_need_not_look_for_it_looks_before_it_en
             dealer.send(b"third")
             while not ends.arrived():
                 pass
-            ends.reader.sent()
+            ends.reader.used()
             asyncio.get_running_loop().call_soon(lambda: turns.extend(ends.got))
 
     ends.reader._on_message = answer
@@ -182,8 +182,8 @@ async def test_a_reader_that_was_closed_reads_nothing(ends: Ends) -> None:
     dealer.send(b"second")
     while not ends.arrived():
         pass
-    ends.reader.stir()
-    ends.reader.sent()
+    ends.reader.read_soon()
+    ends.reader.used()
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert ends.got == [b"first"]
@@ -201,5 +201,5 @@ async def test_a_loop_that_goes_on_in_a_child_of_a_fork_reads_nothing_of_the_par
         signal.alarm(10)
         os._exit(ends.reader._drain())
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    ends.reader.stir()
+    ends.reader.read_soon()
     await until(lambda: ends.got == [b"first"], "what the child has left alone")
