@@ -15,6 +15,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+import typer
 
 import shardbus
 from shardbus.config.loading import load, options, variable_of
@@ -482,6 +483,28 @@ def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):
     node.stuck = True
     assert shell("drain", ME, "--timeout", "0.01") == ExitCode.DRAIN_DEADLINE
     assert [act[0] for act in node.acts] == ["cordoned", "open", "draining", "draining"]
+
+
+def test_drain_with_timeout_0_does_not_wait_and_succeeds(shell, url, node, monkeypatch):
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    node.stuck = True
+    assert shell("drain", ME, "--timeout", "0", "--json") == ExitCode.OK
+    assert json.loads(shell.out)["shards"] > 0
+    assert shell.err == ""
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, typer.Abort])
+def test_an_interrupted_command_ends_with_130(shell, url, monkeypatch, interrupt):
+    def interrupted(*args: object, **more: object) -> None:
+        raise interrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("shardbus_cli.node_http.NodeHttp._ask", interrupted)
+        assert shell("nodes") == 130
+    assert shell.out == ""
+    # Some versions of Typer turn the interrupt into an exit, others let it through.
+    monkeypatch.setattr("shardbus_cli.main.app", interrupted)
+    assert shell("nodes") == 130
 
 
 def test_the_cluster_is_joined_and_stopped(shell, url, node, monkeypatch):

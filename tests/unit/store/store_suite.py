@@ -316,6 +316,23 @@ class TablesAndLeases:
         assert second is not None
         assert second.counter > first.counter
 
+    async def test_a_late_release_does_not_free_the_owners_newer_lease(
+        self, store: StateStore, other: StateStore, pass_time: Callable[[float], None]
+    ) -> None:
+        first = await store.acquire_lease("sbr", "a", 0.1)
+        assert first is not None
+        pass_time(0.1)
+
+        async def again() -> bool:
+            lease = await store.acquire_lease("sbr", "a", 60.0)
+            return lease is not None and lease.counter > first.counter
+
+        await until(lambda: other.acquire_lease("sbr", "b", 0.001))
+        pass_time(0.001)
+        await until(again)
+        await store.release_lease(first)
+        assert await other.acquire_lease("sbr", "b", 60.0) is None
+
     async def test_of_many_that_race_for_a_lease_one_gets_it(
         self, store: StateStore, other: StateStore
     ) -> None:

@@ -1,0 +1,37 @@
+"""The Redis store where it differs from the others: its clock is the server's own."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import fakeredis
+import pytest
+
+from shardbus.store.redis import RedisStore
+
+LEASE_MS = 10_000
+
+
+@pytest.fixture
+def server() -> fakeredis.FakeServer:
+    return fakeredis.FakeServer()
+
+
+async def test_a_lease_from_before_the_clock_was_set_back_ends_within_its_length(
+    server: fakeredis.FakeServer,
+) -> None:
+    client: Any = fakeredis.FakeAsyncRedis(server=server)
+    store = RedisStore("redis://fake", connect=lambda: fakeredis.FakeAsyncRedis(server=server))
+    await store.start()
+    assert await store.acquire_lease("sbr", "a", LEASE_MS / 1000) is not None
+    [key] = await client.keys("*lease*")
+    an_hour_ahead = int(time.time() * 1000) + 3_600_000
+    await client.hset(key, "until", an_hour_ahead)
+    assert await store.acquire_lease("sbr", "b", LEASE_MS / 1000) is None
+    end = int(await client.hget(key, "until"))
+    assert end < an_hour_ahead - 3_000_000
+    assert await store.acquire_lease("sbr", "b", LEASE_MS / 1000) is None
+    assert await client.hget(key, "owner") == b"a"
+    await store.close()
+    await client.aclose()
