@@ -42,7 +42,7 @@ from shardbus.node.ticker import Ticker
 from shardbus.routing.refs import ASK_TIMEOUT_MS, Ref
 from shardbus.sharding import events
 from shardbus.sharding.allocation.least_load import LeastLoad
-from shardbus.sharding.allocation.named import strategy_for
+from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell

@@ -48,9 +48,9 @@ STOP_PART = 0.5
 
 def _pace(coordinator: Coordinator) -> dict[str, Any]:
     """How fast the coordinator moves shards, and what holds it."""
-    balance = coordinator.balance
+    balance = coordinator.rebalancing
     moving, most = balance.moves_in_flight
-    held = balance.held()
+    held = balance.why_not()
     return {"paused": balance.paused, "held": held, "moving": moving, "moves_at_a_time": most}
 
 
@@ -186,7 +186,7 @@ class NodeRpc:
         """The coordinator of a type, if it rules here."""
         self._kind(name)
         found = self._node.singletons[name].coordination.coordinator
-        rules = found is not None and found.reign in (
+        rules = found is not None and found.state in (
             CoordinatorState.RULING,
             CoordinatorState.RETIRING,
         )
@@ -198,7 +198,7 @@ class NodeRpc:
         if coordinator is None:
             return None
         homes = coordinator.table.homes
-        load_of = coordinator.balance.load_of
+        load_of = coordinator.rebalancing.load_of
         shards = [
             [shard, str(home.node), home.fence, coordinator.state_of(shard), load_of(shard)]
             for shard, home in homes.items()
@@ -286,7 +286,7 @@ class NodeRpc:
         if coordinator is None:
             return None
         try:
-            if not coordinator.balance.takes_places:
+            if not coordinator.rebalancing.takes_places:
                 raise Refused(
                     f"{name!r} has a strategy of its own, which would move the shard back",
                     hint=f"set sharding.types.{name}.allocation = external to place it by hand",

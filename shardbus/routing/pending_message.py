@@ -23,7 +23,7 @@ from shardbus.errors import (
     RequestError,
     Unhandled,
 )
-from shardbus.sharding.region.buffered import REJECT_BUFFER_FULL, REJECT_STOPPED
+from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_STOPPED
 from shardbus.transport.asks import CoarseClock, Key
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain

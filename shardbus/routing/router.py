@@ -26,8 +26,8 @@ from shardbus.errors import AskTimeout
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
 from shardbus.sharding import events
-from shardbus.sharding.region.buffered import REJECT_EXPIRED, BufferedMessage
 from shardbus.sharding.region.region import ShardRegion
+from shardbus.sharding.region.route import REJECT_EXPIRED, BufferedMessage
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.machine_timer import MachineTimer
@@ -359,14 +359,14 @@ class Router:
         match effect:
             case events.SetRoute(shard=shard, node=node):
                 self.route(shard).out = None if node is None else self._owner.out_for(node)
-            case events.Release(node=node, envelopes=envelopes):
+            case events.Release(node=node, messages=envelopes):
                 self._release(node, envelopes)
             case events.SendFlush(shard=shard, node=node, flush_id=flush_id):
                 waiter = _FlushWaiter(self, shard, flush_id)
                 self._owner.out_for(node).flush_shard(
                     self.interface.name, shard, 0, FLUSH_TIMEOUT_MS, waiter
                 )
-            case events.Reject(envelope=pending, reason=reason):
+            case events.Reject(message=pending, reason=reason):
                 assert isinstance(pending, PendingMessage)
                 self.buffered_asks.discard(pending)
                 self._dropped(pending, reason)

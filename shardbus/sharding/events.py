@@ -1,16 +1,15 @@
-"""What goes into the machines of this floor, and what comes out.
+"""The events that go into the machines of this package, and the effects that come out.
 
-Both machines have one shape. `handle(event, now)` takes in one event and returns what must be done
-at once. What may be batched waits for the end of the loop's turn: `deadline()` is then not after
-`now`, and `tick(now)` returns one message per receiver instead of one per shard. So a shell does
+Both machines, `Coordinator` and `ShardRegion`, have one shape. `handle(event, now)` handles one
+event and returns what must be done at once. What can be batched waits for the end of the loop's
+turn: `deadline()` is then not after `now`, and `tick(now)` returns one message per receiver instead
+of one per shard. So a shell does
 
     for event in this_turn: perform(machine.handle(event, now))
     while (due := machine.deadline()) is not None and due <= now: perform(machine.tick(now))
 
 Effects are performed in the order in which they are returned, before the next event is handled.
-
-The machines call themselves `Coordinator` and `Region`; the event that tells a region where its
-coordinator is, is `CoordinatorAt`.
+Times are seconds of one monotonic clock.
 
 Not here: the messages between regions and coordinators (`messages`).
 """
@@ -23,19 +22,19 @@ from dataclasses import dataclass, field
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
 from shardbus.sharding.overrides import Overrides
-from shardbus.sharding.region.buffered import BufferedMessage, Returned
+from shardbus.sharding.region.route import BufferedMessage, Returned
 from shardbus.store.protocol import StoredTable
 
 Message = msg.Message
 
 
-# Into both.
+# Events of both machines.
 
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message arrived. `sender` is the peer that the transport knows, not what the message
-    says."""
+    """A message arrived. `sender` is the peer that the transport knows, whatever the message
+    names."""
 
     sender: NodeId
     message: Message
@@ -43,17 +42,17 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class EpochSeen:
-    """Gossip knows of a coordinator with this epoch."""
+    """Gossip shows a coordinator with this epoch."""
 
     epoch: int
 
 
-# Out of both.
+# Effects of both machines.
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send this to that node."""
+    """Send this message to that node."""
 
     to: NodeId
     message: Message
@@ -61,93 +60,94 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something that logs, metrics and the flight recorder want to know. `kind` is one word of a
-    fixed vocabulary, `detail` is for people."""
+    """Log and count something. `kind` is one word of a fixed vocabulary, the label of the metric;
+    `detail` is text for operators."""
 
     kind: str
     detail: str = ""
     count: int = 1
 
 
-# Into the coordinator.
+# Events of the coordinator.
 
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Another one still rules, but this one is next: get ready, keep what is asked. Start follows.
-    `epoch_floor` as there."""
+    """Load the table and keep requests: this coordinator is next, another one still rules. Start
+    follows. `epoch_floor` is the highest epoch that gossip shows."""
 
     epoch_floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Rule. `epoch_floor` is the highest epoch that gossip knows of."""
+    """Claim an epoch and rule. `epoch_floor` is the highest epoch that gossip shows."""
 
     epoch_floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """Another one is next: finish the write under way, take nothing new. Answer: Stop."""
+    """Finish the write under way and start nothing new: another coordinator is next. Answer:
+    Stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableLoaded:
-    """Answer to LoadTable: what the store has, None for nothing."""
+    """Answer to LoadTable: the stored table, None if there is none."""
 
     table: StoredTable | None
 
 
 @dataclass(frozen=True, slots=True)
 class EpochClaimed:
-    """Answer to ClaimEpoch: the epoch is ours, and this is the table."""
+    """Answer to ClaimEpoch: the epoch is this coordinator's, and this is the table."""
 
     table: StoredTable
 
 
 @dataclass(frozen=True, slots=True)
 class EpochRefused:
-    """Answer to ClaimEpoch: the store is at `stored` already."""
+    """Answer to ClaimEpoch: the store is at epoch `stored` already."""
 
     stored: int
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """LoadTable or ClaimEpoch got no answer in time; it may or may not have been done."""
+    """LoadTable or ClaimEpoch had no answer in time. The store may or may not have done it."""
 
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """The nodes that may run a region or proxy of the type, all of them, each time.
+    """The nodes that may run a region or proxy of the type: all of them, each time.
 
-    A node that was there and is not any more is terminated. `unfit` are those among them that take
-    no new shards: leaving, cordoned. `emptying` are those among the unfit that shall host nothing.
-    `unsettled`: somebody is unreachable or joining, so this is no time to rebalance. `versions` are
-    those of the application on the nodes that may host.
+    A node that was among them and is no longer has terminated. `unfit` are those that take no new
+    shards: leaving, cordoned, draining. `draining` are the unfit that must give their shards away.
+    `unsettled`: a member is unreachable or joining, so nothing is rebalanced. `versions` are those
+    of the application on the nodes that may host.
     """
 
     live: tuple[NodeId, ...]
     unfit: tuple[NodeId, ...] = ()
     unsettled: bool = False
-    emptying: tuple[NodeId, ...] = ()
+    draining: tuple[NodeId, ...] = ()
     versions: Mapping[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """Answer to Persist: the store has it."""
+    """Answer to Persist: the write is durable."""
 
     op_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class PersistFailed:
-    """Answer to Persist. `definite_stale`: refused, for another coordinator rules. Otherwise it may
-    or may not have been applied, and the same operation is tried again."""
+    """Answer to Persist. `definite_stale`: the store refused it, for another coordinator rules.
+    Otherwise it may or may not have been applied, and the same operation is tried again."""
 
     op_id: int
     definite_stale: bool
@@ -155,13 +155,13 @@ class PersistFailed:
 
 @dataclass(frozen=True, slots=True)
 class Rebalance:
-    """An operator asks to look at the balance now."""
+    """Check the balance now: an operator asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopShards:
-    """An operator asks to stop these shards; they start again when somebody sends to them. Answer:
-    ShardsStopped, for some at a time."""
+    """Stop these shards: an operator asks for it. The next message for a shard starts it again.
+    Answer: ShardsStopped, for some shards at a time."""
 
     shards: tuple[str, ...]
 
@@ -172,7 +172,7 @@ CoordinatorEvent = (
     | MessageReceived | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards | Overrides
 )  # fmt: skip
 
-# Out of the coordinator.
+# Effects of the coordinator.
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,8 @@ class ClaimEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Write these homes in one atomic step. Answer: Persisted or PersistFailed. Never two at
-    once."""
+    """Write these homes in one atomic step. Answer: Persisted or PersistFailed. Only one is under
+    way at a time."""
 
     op_id: int
     epoch: int
@@ -200,35 +200,35 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """This coordinator is over: it does and says nothing any more."""
+    """Discard this coordinator: it does and sends nothing any more."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ShardsStopped:
-    """Of the shards that StopShards named, these run nowhere now."""
+    """Report these shards, which StopShards named, as stopped: they run nowhere now."""
 
     shards: tuple[str, ...]
 
 
 CoordinatorEffect = LoadTable | ClaimEpoch | Persist | Send | Stop | ShardsStopped | Note
 
-# Into a region.
+# Events of a region.
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """A message for a shard, or a Flush, that the shell could not send by its own route.
+    """A message for a shard, or a Flush, that the shell could not send by a route of its own.
 
-    Local senders come here while the shard's route is unset. What arrives from a link comes here
-    whenever `SetArrivals` does not let it in, even if the route is set: `via` is the node at the
-    other end of that link, `hops` how many nodes forwarded the message before. `older`: it was on
-    its way already and comes back, so it goes before all that waits.
+    Local senders come here while the shard's route is unset. What arrives on a session comes here
+    unless `SetArrivals` lets it in, even if the route is set: `via` is the node at the other end of
+    the session, `hops` is how often the message was forwarded before. `older`: the message was on
+    its way already and came back, so it goes before everything that waits.
     """
 
     shard: str
-    envelope: BufferedMessage
+    message: BufferedMessage
     via: NodeId | None = None
     hops: int = 0
     older: bool = False
@@ -236,23 +236,24 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Asks have expired among what waits for these shards, and whoever asked has been told. They
-    keep their places as long as nobody needs the room."""
+    """Asks have expired among what waits for these shards, and their senders have the error. They
+    keep their places until the room is needed."""
 
     shards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAt:
-    """The coordinator is there, or nowhere known. Say it again when a new one starts on the same
-    node. For a client: any node it is connected to."""
+    """The coordinator is on this node; None if no node is known to have it. The shell repeats the
+    event when a new coordinator starts on the same node. For a client: any node it has a session
+    with."""
 
     node: NodeId | None
 
 
 @dataclass(frozen=True, slots=True)
 class FlushDone:
-    """The Flush was echoed, or its deadline passed."""
+    """The Flush of that number was echoed."""
 
     shard: str
     flush_id: int
@@ -267,8 +268,8 @@ class ShardReady:
 
 @dataclass(frozen=True, slots=True)
 class ShardDown:
-    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. What its
-    entities have not handled is `left`, in order; it is older than anything that waits."""
+    """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. `left` is
+    what its entities have not handled, in order; it is older than anything that waits."""
 
     shard: str
     left: tuple[BufferedMessage, ...] = ()
@@ -276,8 +277,8 @@ class ShardDown:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """That process has ended, or will never be heard again. What was to go there and never left is
-    `returned`, in order; it is older than anything that waits."""
+    """That process has ended, or will never answer again. `returned` is what was meant for it and
+    never sent, in order; it is older than anything that waits."""
 
     node: NodeId
     returned: Returned = ()
@@ -292,14 +293,15 @@ class NodeBack:
 
 @dataclass(frozen=True, slots=True)
 class NodeLeft:
-    """That node has left in good order; it passes on what it was sent. NodeGone follows."""
+    """That node has left the cluster in order; it forwards what was sent to it. NodeGone
+    follows."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """Move everything away, then say Drained. Sending goes on."""
+    """Move every shard away. Answer: Drained. The region goes on sending."""
 
 
 RegionEvent = (
@@ -308,19 +310,19 @@ RegionEvent = (
     | NodeGone | NodeBack | NodeLeft | Shutdown
 )  # fmt: skip
 
-# Out of a region.
+# Effects of a region.
 
 
 @dataclass(frozen=True, slots=True)
 class SendCoordinator:
-    """Send this to the node that the last CoordinatorAt named."""
+    """Send this message to the node that the last CoordinatorAt named."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class SetRoute:
-    """Local senders send there directly (`node` may be this node), or, None, call Deliver."""
+    """Let local senders send to `node` directly (it may be this node); if None, by Deliver."""
 
     shard: str
     node: NodeId | None
@@ -328,8 +330,8 @@ class SetRoute:
 
 @dataclass(frozen=True, slots=True)
 class SetArrivals:
-    """What comes in from links for the shard is delivered here (`local`), or else calls Deliver.
-    With `via`, only what that node sends is let in."""
+    """Let in what arrives on sessions for the shard (`local`), or pass it to Deliver. With `via`,
+    only what that node sends is let in."""
 
     shard: str
     local: bool
@@ -338,18 +340,19 @@ class SetArrivals:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Send these there (or deliver them here), in this order, now. Comes before the SetRoute that
-    lets others follow."""
+    """Send these messages to `node`, or deliver them here, in this order, now. It comes before the
+    SetRoute that lets later messages follow."""
 
     shard: str
     node: NodeId
-    envelopes: tuple[BufferedMessage, ...]
+    messages: tuple[BufferedMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SendFlush:
     """Send a Flush for the shard to the node, behind everything sent there. It travels as messages
-    do; who hosts the shard echoes it. Answer: FlushDone, within a deadline of the shell's."""
+    do, and the node that hosts the shard echoes it. Answer: FlushDone. A Flush that is lost has no
+    answer, and the region sends it again."""
 
     shard: str
     node: NodeId
@@ -358,7 +361,7 @@ class SendFlush:
 
 @dataclass(frozen=True, slots=True)
 class StartShard:
-    """Start the shard; its entities see `fence`. Answer: ShardReady."""
+    """Start the shard; its entities have this fence. Answer: ShardReady."""
 
     shard: str
     fence: int
@@ -366,7 +369,7 @@ class StartShard:
 
 @dataclass(frozen=True, slots=True)
 class StopShard:
-    """Stop the shard, every entity after the messages in its mailbox. Answer: ShardDown, also when
+    """Stop the shard: every entity, after the messages in its mailbox. Answer: ShardDown, also if
     the shard was not ready yet."""
 
     shard: str
@@ -375,17 +378,17 @@ class StopShard:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The message goes nowhere; its sender must be told, unless it has expired. `reason` is one of
-    the `REJECT_` words of `envelopes`."""
+    """Fail the message, which is not delivered; its sender gets the error, unless it has expired.
+    `reason` is one of the `REJECT_` words of `region/route`."""
 
     shard: str
-    envelope: BufferedMessage
+    message: BufferedMessage
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """Nothing runs here and nothing will: the answer to Shutdown."""
+    """Report the shutdown as done: no shard runs here, and none will. The answer to Shutdown."""
 
 
 RegionEffect = (

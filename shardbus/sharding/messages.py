@@ -1,10 +1,10 @@
 """The messages of sharding, in the order in which a shard meets them.
 
-Akka's names. Each message names its sender and what must be answered. Everything a coordinator
-sends carries its epoch; a region refuses an epoch lower than the highest it has seen. Lists are
-batches: everything decided in one turn travels in one message. What is said about a shard names the
-home it means, fence and all, so that a late or repeated message about an earlier home cannot touch
-a later one.
+The names are Akka's. Each message names its sender and what must be answered. Every message of a
+coordinator carries its epoch; a region refuses an epoch lower than the highest it has seen. Lists
+are batches: everything decided in one turn travels in one message. A message about a shard names
+the home it means, with its fence, so that a late or repeated message about an earlier home cannot
+touch a later one.
 
     region       Register ──────────────> coordinator    repeated until RegisterAck
     coordinator  RegisterAck ───────────> region         with every home known
@@ -17,11 +17,11 @@ a later one.
     coordinator  HandOff ───────────────> the old home
     region       ShardStopped ──────────> coordinator    after the last entity stopped
     region       PassOn ────────────────> the old home   if that has messages left
-    region       ShardLoads ────────────> coordinator    now and then, where it goes by load
-    region       GracefulShutdownRequest> coordinator    move everything away from me
+    region       ShardLoads ────────────> coordinator    every few seconds, with strategy least-load
+    region       GracefulShutdownRequest> coordinator    move everything away from this region
     coordinator  RegionStopped ─────────> region         it hosts nothing, and gets nothing
 
-Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52; N.1 for epoch and fence; N.9.
+Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52, N.1, N.9.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from shardbus.ids import NodeId
 
 
 class Home(NamedTuple):
-    """Where a shard lives. The fence grows with every allocation, so of two homes the higher fence
-    is the newer."""
+    """Where a shard lives. Fences grow with every allocation, so of two homes the one with the
+    higher fence is the newer."""
 
     shard: str
     node: NodeId
@@ -44,9 +44,9 @@ class Home(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A region (`proxy`: one that hosts nothing) makes itself known and reports what it hosts, so
-    that a table whose store lost its memory can be rebuilt. Answer: RegisterAck. `layout` names the
-    shard function, as in `crc32/100`."""
+    """A region registers and reports what it hosts, so that a table that the store has lost can be
+    rebuilt. A `proxy` hosts nothing. `layout` names the shard function, as in `crc32/100`. Answer:
+    RegisterAck or RegisterRefused."""
 
     node: NodeId
     proxy: bool
@@ -56,7 +56,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class RegisterAck:
-    """The coordinator has the region in its table. `homes` is every shard that has a home."""
+    """The coordinator has the region in its table. `homes` has every shard with a settled home."""
 
     epoch: int
     coordinator: NodeId
@@ -65,8 +65,8 @@ class RegisterAck:
 
 @dataclass(frozen=True, slots=True)
 class RegisterRefused:
-    """The region disagrees with the table; `reason` names both values. The region must not host or
-    send."""
+    """The region has another layout than the table; `reason` names both. The region must not host
+    or send."""
 
     epoch: int
     reason: str
@@ -75,15 +75,14 @@ class RegisterRefused:
 @dataclass(frozen=True, slots=True)
 class GetShardHome:
     """A region has messages for these shards and knows no home. Answer: ShardHomes, at once or when
-    they have one; Wait in between, with the reason."""
+    they have one. Until then: Wait, with the reason."""
 
     shards: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The shards have no home yet, and why. Nothing needs to be asked again: ShardHomes will
-    follow."""
+    """The shards have no home yet, for this reason. ShardHomes follows, without another request."""
 
     epoch: int
     shards: tuple[str, ...]
@@ -100,8 +99,8 @@ class ShardHomes:
 
 @dataclass(frozen=True, slots=True)
 class HostShard:
-    """The receiver is the home of these shards. Answer: ShardStarted. `behind`: earlier homes that
-    still pass messages on; nothing else comes before those, and they wait for PassOn."""
+    """The receiver is the home of these shards. Answer: ShardStarted. `behind` has the old homes
+    that have messages left for it: they wait for PassOn, and nothing else is let in before."""
 
     epoch: int
     homes: tuple[Home, ...]
@@ -117,8 +116,8 @@ class ShardStarted:
 
 @dataclass(frozen=True, slots=True)
 class BeginHandOff:
-    """These shards are about to leave these homes: stop sending there, buffer, and answer
-    BeginHandOffAck once everything sent so far has arrived there."""
+    """These shards are about to leave these homes. The receiver stops sending there, buffers, and
+    answers BeginHandOffAck once everything sent before has arrived there."""
 
     epoch: int
     homes: tuple[Home, ...]
@@ -126,7 +125,7 @@ class BeginHandOff:
 
 @dataclass(frozen=True, slots=True)
 class BeginHandOffAck:
-    """Everything this region had sent for these shards has arrived at their old home."""
+    """Everything that this region sent for these shards has arrived at their old home."""
 
     node: NodeId
     homes: tuple[Home, ...]
@@ -143,8 +142,8 @@ class HandOff:
 
 @dataclass(frozen=True, slots=True)
 class ShardStopped:
-    """No entity of these shards runs on this node. May come unasked, and then frees them. Of those
-    in `left` it has messages that were not handled, for the next home."""
+    """No entity of these shards runs on this node. It may come unasked, and then frees them. The
+    node has unhandled messages of the shards in `left`, for the next home."""
 
     node: NodeId
     homes: tuple[Home, ...]
@@ -153,16 +152,16 @@ class ShardStopped:
 
 @dataclass(frozen=True, slots=True)
 class PassOn:
-    """The receiver may pass on what it has left of these shards: their homes, of which the sender
-    is one, let in nothing else before."""
+    """The receiver may pass on the messages that it has left of these shards. The homes are the
+    sender's, which lets in nothing else before."""
 
     homes: tuple[Home, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardLoads:
-    """Messages a second of each shard of this region, those without any left out. Nothing depends
-    on it but where shards are moved for balance, and nothing is answered."""
+    """The messages per second of each shard of this region, without those that have none. They
+    only decide where shards move for balance. No answer."""
 
     node: NodeId
     loads: Mapping[str, float]
@@ -170,15 +169,15 @@ class ShardLoads:
 
 @dataclass(frozen=True, slots=True)
 class GracefulShutdownRequest:
-    """Move every shard of this region away; it takes no new ones. Answer: RegionStopped, once it
-    hosts nothing."""
+    """A region shuts down: every shard must move away from it, and none may come. Answer:
+    RegionStopped, once it hosts nothing."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class RegionStopped:
-    """The region hosts nothing, will be given nothing, and is a proxy in the table from now on."""
+    """The region hosts nothing, gets no shard, and is a proxy in the table from now on."""
 
     node: NodeId
 

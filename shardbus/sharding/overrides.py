@@ -1,17 +1,17 @@
-"""What people have told the coordinator of one entity type, and it shall not forget.
+"""What operators set for one entity type, and the coordinator keeps.
 
-    places    shard -> the address of the node on which it shall live, for strategy `external`
+    places    shard -> the address of the node on which it must live, for strategy `external`
     paused    nothing is moved for balance
-    moves     so many at a time instead of `max_moves_in_flight`; 0 is the setting
+    moves     moves in flight instead of `max_moves_in_flight`; 0 means the setting
 
-It is one small value, kept in the store under the coordinator's epoch: whoever takes over reads it
-before it decides anything, and one that was replaced cannot write it any more. The machine is given
-all of it, each time.
+The overrides are one small value, stored under the coordinator's epoch. A new coordinator reads it
+before it decides anything, and a replaced one cannot write it any more. The machine gets the whole
+value each time.
 
-Places are addresses, not incarnations: a node that restarts at its address is meant again. Nobody
-need be there yet.
+Places are addresses, not incarnations: a node that restarts at its address is meant again. The node
+need not be there yet.
 
-Source: B.69, B.77; N.10; T.S18, T.SU5; Pekko's external allocation, the idea.
+Source: B.69, B.77, N.10; Pekko's external allocation.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from shardbus.errors import ConfigError
 from shardbus.ids import Address
 
 PLACES_MAX = 100_000
-"""Shards of one type that can have a place."""
+"""How many shards of one type can have a place."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """From now on it shall be so."""
+    """The overrides of one entity type."""
 
     places: Mapping[str, Address] = field(default_factory=dict)
     paused: bool = False
     moves: int = 0
 
     def slowed(self, paused: bool | None, moves: int | None) -> Overrides:
-        """With rebalancing paused or not, and so many moves at a time; None changes nothing."""
+        """Return these overrides with another `paused` or `moves`; None changes nothing."""
         return replace(
             self,
             paused=self.paused if paused is None else paused,
@@ -43,10 +43,10 @@ class Overrides:
         )
 
     def placed(self, changes: Mapping[str, Address | None]) -> Overrides:
-        """With these places; None takes a shard's away.
+        """Return these overrides with changed places; None removes the place of a shard.
 
         Raises:
-            ConfigError: there would be too many. Nothing changed.
+            ConfigError: more than `PLACES_MAX` shards would have a place. Nothing changed.
         """
         places = {**self.places, **{s: place for s, place in changes.items() if place is not None}}
         for shard, place in changes.items():

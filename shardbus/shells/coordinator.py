@@ -116,7 +116,7 @@ class CoordinatorShell:
         more."""
         if self._members is None:
             return
-        still = replace(self._members, unsettled=True, emptying=())
+        still = replace(self._members, unsettled=True, draining=())
         if still != self._members:
             self._members = still
             self.handle(still)
@@ -294,7 +294,7 @@ class CoordinatorShell:
 
     def _ruling(self) -> Coordinator:
         machine = self.coordinator
-        if machine is None or machine.reign is not CoordinatorState.RULING:
+        if machine is None or machine.state is not CoordinatorState.RULING:
             raise Refused(f"the coordinator of {self.entity_type!r} has moved", hint="try again")
         return machine
 

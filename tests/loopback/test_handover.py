@@ -41,7 +41,7 @@ def rulers(nodes: list[Node]) -> list[Node]:
     found = []
     for node in nodes:
         coordinator = node.singletons["counter"].coordination.coordinator
-        if coordinator is not None and coordinator.reign in REIGNS:
+        if coordinator is not None and coordinator.state in REIGNS:
             found.append(node)
     return found
 

@@ -189,7 +189,7 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
     second, third = [await nodes.start(bus) for _ in range(2)]
     await nodes.agree(3)
     for page in (await Admin(third).shards("counter"), await Admin(third).plan("counter", 0, ())):
-        assert (page["paused"], page["held"]) == (True, "somebody has paused it")
+        assert (page["paused"], page["held"]) == (True, "an operator has paused it")
     await Admin(third).rebalance("counter", None, None)
     assert len(first.kinds["counter"].host.shards) == SHARDS
     await nodes.leave(first)

@@ -25,7 +25,6 @@ from shardbus.sharding.coordinator.ledger import Ledger, PendingWrite
 from shardbus.sharding.region.registration import Registration
 from shardbus.sharding.region.route import Route, RouteState
 from shardbus.sharding.region.routing import Routing
-from shardbus.sharding.region.transitions import RouteTransitions
 from shardbus.store import memory
 from shardbus.transport import fragments, session
 from shardbus.transport.endpoint import Endpoint
@@ -37,10 +36,10 @@ Patch = pytest.MonkeyPatch
 
 
 def a_home_is_left_without_a_flush(patch: Patch) -> None:
-    def careless(self: RouteTransitions, route: Route, now: float) -> None:
-        self.close(route)
+    def careless(self: Routing, route: Route, now: float) -> None:
+        self._close(route)
 
-    patch.setattr(RouteTransitions, "flush_out", careless)
+    patch.setattr(Routing, "_flush", careless)
 
 
 def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
@@ -53,14 +52,14 @@ def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
 
 
 def what_waits_is_dropped_when_a_home_is_known(patch: Patch) -> None:
-    opens = RouteTransitions.open
+    opens = Routing._open
 
-    def forgetful(self: RouteTransitions, route: Route) -> None:
-        self._buffers.give(route.waiting)
+    def forgetful(self: Routing, route: Route) -> None:
+        self._buffers.remove(route.waiting)
         route.waiting = []
         opens(self, route)
 
-    patch.setattr(RouteTransitions, "open", forgetful)
+    patch.setattr(Routing, "_open", forgetful)
 
 
 def homes_are_told_before_they_are_stored(patch: Patch) -> None:
@@ -161,14 +160,14 @@ def a_link_to_a_former_process_is_closed_and_nobody_told(patch: Patch) -> None:
 
 
 def what_comes_back_goes_behind_what_waits(patch: Patch) -> None:
-    gone = Routing.gone
+    gone = Routing.on_node_gone
 
     def late(self: Routing, node: Any, returned: Any, now: float) -> None:
         gone(self, node, (), now)
         for shard, envelope in returned:
             self.deliver(events.Deliver(shard, envelope), now)
 
-    patch.setattr(Routing, "gone", late)
+    patch.setattr(Routing, "on_node_gone", late)
 
 
 def a_downed_node_goes_on_leaving(patch: Patch) -> None:
@@ -190,7 +189,7 @@ def a_full_socket_is_tried_once(patch: Patch) -> None:
 
 
 def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
-    patch.setattr(Routing, "back", lambda self, node: None)
+    patch.setattr(Routing, "on_node_back", lambda self, node: None)
     patch.setattr(ClientRegions, "doubt", lambda self, members: None)
 
 
@@ -199,7 +198,7 @@ def an_old_coordinator_is_obeyed(patch: Patch) -> None:
         self.epoch = max(self.epoch, epoch)
         return ""
 
-    patch.setattr(Registration, "obeys", obeys)
+    patch.setattr(Registration, "refusal", obeys)
     patch.setattr(memory.MemoryStore, "write_homes", _unguarded_write, raising=True)
 
 
@@ -234,12 +233,12 @@ def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
 
     def keeps(self: ShardRegion, shard: str, left: tuple[Any, ...], now: float) -> None:
         hosted = self._hosted.get(shard)
-        route = self._router._route(shard)
-        next_home = route.next
+        route = self._routing._route(shard)
+        next_home = route.next_home
         down(self, shard, left, now)
         stopping = hosted is not None and hosted.state is HostedState.STOPPING
-        if stopping and next_home is not None and route.way is RouteState.UNKNOWN:
-            route.next = next_home
+        if stopping and next_home is not None and route.state is RouteState.UNKNOWN:
+            route.next_home = next_home
 
     patch.setattr(ShardRegion, "_on_down", keeps)
 

@@ -21,7 +21,7 @@ strategy's to move. Ties go to the first in address order, which every node comp
 - **External** puts a shard where somebody outside said. While no candidate is there, or nobody said
   anything, it goes to the region with the fewest, and stays there until that changes.
 
-Not here: the strategy that goes by load (`least_load`), and how strategies are named (`named`).
+Not here: the strategy that goes by load (`least_load`), and how settings choose one (`selection`).
 
 Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64; B.64-B.67, B.69; C.9, C.11; T.SU1-T.SU5.
 """

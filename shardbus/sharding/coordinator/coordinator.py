@@ -1,30 +1,43 @@
 """The coordinator of one entity type: it alone decides where shards live.
 
-One turn of its life, made by `tick`:
+A region that has a message for a shard without a known home asks the coordinator. The coordinator
+allocates a home, writes it to the store, and announces it to every region and proxy. Later it moves
+shards: for balance, away from nodes that leave or drain, and from nodes that died.
 
-    1. questions and drained regions say what is wanted; planned moves begin as the bound allows
-    2. everything that is wanted gets a home in one plan, and the plan is one guarded write:
-       `Persist`
-    3. every question is answered: ShardHomes, or Wait with a reason, and then ShardHomes follows
-    4. everything said is gathered into few messages per receiver
+`tick` ends one turn of the loop:
+
+    1. requests, registrations and regions that shut down show which shards need a home or must
+       leave theirs; planned moves begin as far as their bounds allow
+    2. all shards that need a home get one in one plan, and the plan is one guarded write: `Persist`
+    3. every request is answered: ShardHomes, or Wait with a reason, and then ShardHomes follows
+    4. all messages of the turn are gathered into few per receiver
 
 When the write is durable, `Persisted` applies it to the table and announces it: HostShard to the
-new owners, ShardHomes to every region, proxy and asker. Nobody is told before. While a write is
-under way, what is asked gathers for the next one. A write without an answer is tried again as the
-same operation. One that is refused ends this coordinator, and so does Retire, once it is done. Who
-has nothing to write for long writes just that, to learn whether one that was removed in its sleep
-has taken the table: it will be gone soon, but what it wrote stands.
+new owners, ShardHomes to every region, proxy and waiting client. No node learns of a home before.
+While a write is under way, what must change gathers for the next one. A write without an answer is
+tried again as the same operation. A refused write ends this coordinator, and so does Retire, once
+the write under way is done. A coordinator with nothing to write for `CONFIRM_S` writes an empty
+change. So one that was paused and replaced meanwhile learns of it.
 
-A shard never leaves a live owner that has not said ShardStopped, however long that takes. The
-shards of a dead node are wanted at once, not when somebody asks.
+A shard never leaves a live owner that has not sent ShardStopped, however long that takes. The
+shards of a dead node get new homes at once; no request is needed.
 
-Not here: how an epoch is claimed (`tenure`), who is there (`registry`), how they register
-(`reception`), what is to be written (`ledger`), where shards should go (`allocation`), when they
-move for balance (`balance`, `moves`), the phases of a move (`handoff`), which were asked to stop
-(`stops`), what regions do (`region`).
+The parts, each in a module of its own:
 
-Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70;
-B.57, B.63-B.65; C.2-C.8, C.35; N.1, N.5.
+    epoch_claim   how a coordinator gets an epoch before it decides anything
+    registry      which nodes live, how regions register, which may host
+    ledger        the table, what must be written, the write under way
+    handoff       the phases of one move
+    moves         all moves under way, and those planned
+    rebalancing   when to plan, how fast to move
+    starts, stops shards that must start, shards that an operator stops
+    outbox        messages of one turn, and requests for homes
+    history       the last changes of each shard's home
+
+Not here: which node a shard should go to (`allocation`), what regions do (`region`).
+
+Source: S0.6-S0.8, S0.16-S0.25, S0.32-S0.34, S2.23-S2.28, S2.34, S2.50, S2.61, S2.66, S2.67, S2.70,
+B.57, B.63-B.65, N.1, N.5.
 """
 
 from __future__ import annotations
@@ -38,13 +51,17 @@ from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState, EpochClaim, backoff
 from shardbus.sharding.coordinator.handoff import Handoff, HandoffPurpose
 from shardbus.sharding.coordinator.history import ShardHistory
-from shardbus.sharding.coordinator.home_requests import HomeRequests
-from shardbus.sharding.coordinator.ledger import CONFIRM_S, Ledger, PendingWrite, WantedHome, nobody
+from shardbus.sharding.coordinator.ledger import (
+    CONFIRM_S,
+    Ledger,
+    PendingWrite,
+    WantedHome,
+    no_hosts,
+)
 from shardbus.sharding.coordinator.moves import Moves
-from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
-from shardbus.sharding.coordinator.rebalancing import COALESCE, Rebalancing
-from shardbus.sharding.coordinator.registrar import Registrar
-from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry
+from shardbus.sharding.coordinator.outbox import HomeMessage, HomeRequests, Outbox
+from shardbus.sharding.coordinator.rebalancing import COALESCE_S, Rebalancing
+from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Registry
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
 from shardbus.sharding.coordinator.stops import PendingStops
 from shardbus.sharding.messages import Home
@@ -56,7 +73,7 @@ GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
 
 
 class Coordinator:
-    """Decides homes. `handle`, `deadline`, `tick` as `events` describes."""
+    """Decides homes. `events` describes `handle`, `deadline` and `tick`."""
 
     def __init__(
         self,
@@ -74,10 +91,9 @@ class Coordinator:
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
         self._moves = Moves(self._outbox, settings)
-        self.balance = Rebalancing(
+        self.rebalancing = Rebalancing(
             settings, layout, strategy, self._registry, self._ledger, self._moves
         )
-        """Whether and how fast shards move, for people."""
         self._stops = PendingStops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()
         self._home_requests = HomeRequests(self._outbox)
@@ -95,13 +111,13 @@ class Coordinator:
         self._turn_at: float | None = None
 
     @property
-    def reign(self) -> CoordinatorState:
-        """Whether it rules."""
-        return self._epoch_claim.reign
+    def state(self) -> CoordinatorState:
+        """Whether it rules, or how far it is from that."""
+        return self._epoch_claim.state
 
     @property
     def epoch(self) -> int:
-        """The epoch it claims or holds."""
+        """The epoch that it claims or holds."""
         return self._epoch_claim.epoch
 
     @property
@@ -111,20 +127,22 @@ class Coordinator:
 
     @property
     def history(self) -> ShardHistory:
-        """What became of the shards since this coordinator rules."""
+        """The changes of homes since this coordinator rules."""
         return self._ledger.history
 
     @property
     def stopping(self) -> tuple[str, ...]:
-        """The shards that somebody asked to stop, and that have not."""
-        return self._stops.asked
+        """The shards that must stop for an operator, and have not stopped yet."""
+        return self._stops.shards
 
     def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
-        """What would move with so many nodes more and without these."""
-        return forecast(self.balance.strategy, self.table, self._registry.candidates(), add, remove)
+        """Return what would move with `add` nodes more and without those in `remove`."""
+        return forecast(
+            self.rebalancing.strategy, self.table, self._registry.candidates(), add, remove
+        )
 
     def state_of(self, shard: str) -> str:
-        """`starting`, `running`, `handing_off` or `unallocated`, for people."""
+        """Return `starting`, `running`, `handing_off` or `unallocated`."""
         if shard in self._moves.handoffs:
             return "handing_off"
         if self._ledger.home_of(shard) is None:
@@ -132,8 +150,8 @@ class Coordinator:
         return "starting" if shard in self._starts else "running"
 
     def handle(self, event: ev.CoordinatorEvent, now: float) -> list[ev.CoordinatorEffect]:
-        """Take in one event."""
-        if self.reign is CoordinatorState.STOPPED:
+        """Handle one event; return what must be done at once."""
+        if self.state is CoordinatorState.STOPPED:
             return []
         self._turn_at = now
         match event:
@@ -141,62 +159,62 @@ class Coordinator:
                 self._on_message(sender, message, now)
             case ev.MembersChanged():
                 self._registry.update(event)
-                self._look_soon(now + COALESCE)
-                self._bury(now)
+                self._check_balance_at(now + COALESCE_S)
+                self._end_dead_nodes(now)
             case ev.Persisted(op_id):
                 self._on_persisted(op_id, now)
             case ev.PersistFailed(op_id, definite_stale):
                 self._on_persist_failed(op_id, definite_stale, now)
             case ev.EpochClaimed():
                 self._effects += self._epoch_claim.handle(event, now)
-                if self.reign is CoordinatorState.RULING and self.table.epoch != self.epoch:
+                if self.state is CoordinatorState.RULING and self.table.epoch != self.epoch:
                     self._take_over(event, now)
             case ev.Rebalance():
-                self._look_soon(now)
+                self._check_balance_at(now)
             case Overrides():
-                self.balance.direct(event)
-                self._look_soon(now)
+                self.rebalancing.apply_overrides(event)
+                self._check_balance_at(now)
             case ev.StopShards(shards):
-                self._stops.ask(shards)
+                self._stops.add(shards)
             case _:
                 self._effects += self._epoch_claim.handle(event, now)
         return self._take_effects()
 
     def deadline(self) -> float | None:
-        """When `tick` is due."""
-        if self.reign is CoordinatorState.STOPPED:
+        """Return when `tick` is due."""
+        if self.state is CoordinatorState.STOPPED:
             return None
         dues = [self._turn_at, self._epoch_claim.deadline()]
-        if self.reign is CoordinatorState.RULING:
-            parts = (self._timers, self._moves, self._starts, self.balance)
+        if self.state is CoordinatorState.RULING:
+            parts = (self._timers, self._moves, self._starts, self.rebalancing)
             dues += [part.deadline() for part in parts]
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.CoordinatorEffect]:
-        """End the turn: see the module's text."""
+        """End the turn, as the module's docstring describes."""
         self._turn_at = None
         self._effects += self._epoch_claim.tick(now)
-        if self.reign is CoordinatorState.RETIRING:
-            self._wind_up()
-        if self.reign is not CoordinatorState.RULING:
+        if self.state is CoordinatorState.RETIRING:
+            self._retire()
+        if self.state is not CoordinatorState.RULING:
             return self._take_effects()
-        self._keep_time(now)
-        if self._registrar.take(self.epoch, now):
-            self._look_soon(now + COALESCE)
-        self._stops.pursue(
+        self._on_timers(now)
+        if self._registrar.register_early(self.epoch, now):
+            self._check_balance_at(now + COALESCE_S)
+        self._stops.advance(
             self._settled,
             lambda shard: self._begin(shard, HandoffPurpose.STOP, None, now),
-            sure=not self._registry.expects(now),
+            complete=not self._registry.is_incomplete(now),
         )
         for shard in self._home_requests.shards():
             if self._settled(shard) is None:
                 self._ledger.want(shard)
-        for node in (*self._registry.to_empty(), *self._registry.draining):
+        for node in (*self._registry.to_drain(), *self._registry.shutting_down):
             for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
                 self._begin(shard, HandoffPurpose.DRAIN, None, now)
-        for node in filter(self._ledger.is_clear_of, list(self._registry.draining)):
-            self._drained(node, now)
-        for move in self.balance.ready(now):
+        for node in filter(self._ledger.hosts_nothing, list(self._registry.shutting_down)):
+            self._on_drained(node, now)
+        for move in self.rebalancing.take_ready(now):
             self._begin(move.shard, HandoffPurpose.REBALANCE, move.target, now)
         self._plan(now)
         self._answer(now)
@@ -204,7 +222,7 @@ class Coordinator:
         return self._take_effects()
 
     def check(self) -> None:
-        """Audit everything against everything; for tests."""
+        """Check that the parts agree with each other; for tests."""
         self._ledger.check()
         self._moves.check()
         self._starts.check()
@@ -216,17 +234,17 @@ class Coordinator:
     def _on_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
         node = getattr(message, "node", sender)
         if node != sender:
-            self._note("forged", f"{sender} speaks for {node}")
+            self._note("forged", f"{sender} sent a message in the name of {node}")
             return
         match message:
             case msg.Register():
                 self._registry.keep_early(message)
             case msg.GetShardHome(shards):
-                self._home_requests.ask(sender, shards)
+                self._home_requests.add(sender, shards)
             case msg.ShardStarted(homes):
                 for home in homes:
                     if self.table.homes.get(home.shard) == home and home.node == sender:
-                        self._starts.started(home.shard)
+                        self._starts.forget(home.shard)
             case msg.BeginHandOffAck(_, homes):
                 for home in homes:
                     self._moves.on_ack(home, sender, now)
@@ -234,76 +252,77 @@ class Coordinator:
                 for home in homes:
                     self._on_stopped(home, sender, home.shard in left, now)
             case msg.ShardLoads(node, loads):
-                self.balance.hear(node, loads, now)
+                self.rebalancing.on_loads(node, loads, now)
             case msg.GracefulShutdownRequest(_):
                 if self._registry.registered.get(sender) is False:
-                    self._registry.draining[sender] = None
+                    self._registry.shutting_down[sender] = None
                 elif sender in self._registry.registered:
                     self._outbox.region_stopped(sender)
             case _:
                 self._note("unexpected", f"{type(message).__name__} from {sender}")
 
-    def _keep_time(self, now: float) -> None:
+    def _on_timers(self, now: float) -> None:
         for timer in self._timers.due(now):
             if timer == WRITE and self._ledger.writing is not None:
                 self._persist(self._ledger.writing)
-            elif timer == CONFIRM and (nothing := self._ledger.write_nothing()):
-                self._persist(nothing)
-        self.balance.tick(now)
-        for home, tries in self._starts.tick(now):
-            self._on_silence(home, tries, now)
+            elif timer == CONFIRM and (probe := self._ledger.probe()):
+                self._persist(probe)
+        self.rebalancing.tick(now)
+        for home, tries in self._starts.overdue(now):
+            self._on_start_overdue(home, tries, now)
         self._moves.tick(now)
 
     def _on_stopped(self, home: Home, sender: NodeId, left: bool, now: float) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
             return
-        self._outbox.passes(home, left)
+        self._outbox.set_leftovers(home, left)
         handoff = self._moves.on_stopped(home)
         if handoff is not None:
             self._on_freed(handoff)
         elif self._settled(home.shard) == home:
             if home.shard in self._starts or self._settings.remember:
                 self._ledger.want(home.shard)
-            self._starts.started(home.shard)
+            self._starts.forget(home.shard)
             self._ledger.free(home, "ended", now)
-            self._stops.freed(home.shard)
+            self._stops.on_freed(home.shard)
             self._note("shard_freed", home.shard)
 
-    def _bury(self, now: float) -> None:
-        """Membership has spoken: end what waits for nodes that are gone."""
-        if self.reign is not CoordinatorState.RULING or not self._registry.known:
+    def _end_dead_nodes(self, now: float) -> None:
+        """End what waits for nodes that membership no longer shows."""
+        if self.state is not CoordinatorState.RULING or not self._registry.known:
             return
         known = [*self.table.regions, *self.table.proxies]
         dead = {node: None for node in known if not self._registry.is_live(node)}
-        for handoff in self._moves.bury(dead, now):
+        for handoff in self._moves.on_nodes_gone(dead, now):
             self._on_freed(handoff)
-        for shard in self._ledger.bury(dead, now):
-            self._starts.started(shard)
+        for shard in self._ledger.remove_nodes(dead, now):
+            self._starts.forget(shard)
         for node in dead:
             self._outbox.forget(node)
             self._note("region_terminated", str(node))
 
     def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
-        self._ledger.open(self.epoch, claimed.table.homes)
+        self._ledger.load(self.epoch, claimed.table.homes)
         if claimed.table.homes:
             self._registry.assume_enough()
-        patience = LOSS_PATIENCE if self._epoch_claim.forgotten else 1.0
+        patience = LOSS_PATIENCE if self._epoch_claim.table_lost else 1.0
         self._registry.grace_until = now + self._settings.waiting_for_state_timeout * patience
         self._timers.set(GRACE, self._registry.grace_until)
         self._timers.set(CONFIRM, now + CONFIRM_S)
-        self.balance.first_look(now)
-        self._bury(now)
+        self.rebalancing.start(now)
+        self._end_dead_nodes(now)
 
-    def _wind_up(self) -> None:
-        """Another one is to rule: say what is decided, and end. A write is waited for once."""
+    def _retire(self) -> None:
+        """Send what is decided and stop, for another coordinator is next. A write under way has one
+        attempt to become durable."""
         writing = self._ledger.writing
         if writing is None or writing.attempts:
             self._effects += self._outbox.drain(self.epoch)
             self._effects += self._epoch_claim.stop("handed over")
 
     def _plan(self, now: float) -> None:
-        hosts = nobody if self._registry.why_not(now) else self._registry.hosts
-        writing = self._ledger.plan(self.balance.strategy, hosts)
+        hosts = no_hosts if self._registry.why_not(now) else self._registry.hosts
+        writing = self._ledger.plan(self.rebalancing.strategy, hosts)
         if writing is not None:
             self._persist(writing)
 
@@ -316,10 +335,10 @@ class Coordinator:
             return
         self._timers.cancel(WRITE)
         self._timers.set(CONFIRM, now + CONFIRM_S)
-        homes = self._ledger.written(now)
+        homes = self._ledger.apply_write(now)
         for home in homes:
             self._starts.host(home, now)
-        self._home_requests.tell(homes)
+        self._home_requests.on_homes(homes)
         for node in self._registry.registered:
             self._outbox.add(node, HomeMessage.SHARD_HOMES, homes)
 
@@ -340,34 +359,34 @@ class Coordinator:
     ) -> None:
         home = self._settled(shard)
         if home is not None:
-            self._starts.started(shard)
+            self._starts.forget(shard)
             self._moves.begin(home, purpose, target, self._registry.registered, now)
 
     def _on_freed(self, handoff: Handoff) -> None:
-        """The shard runs nowhere. It goes on, unless it was to stop, or nobody may take it; what is
-        remembered always goes on."""
+        """Get a new home for a shard that stopped, unless an operator stopped it or no region may
+        take it. A shard with remembered entities always gets one."""
         home = handoff.home
         self._ledger.free(home, handoff.purpose.value, handoff.begun)
-        if self._stops.freed(home.shard) and not self._settings.remember:
+        if self._stops.on_freed(home.shard) and not self._settings.remember:
             return
         drained = handoff.purpose is HandoffPurpose.DRAIN
-        goes_on = handoff.purpose is HandoffPurpose.REBALANCE or self._settings.remember
-        if goes_on or (drained and self._registry.candidates()):
+        moves_on = handoff.purpose is HandoffPurpose.REBALANCE or self._settings.remember
+        if moves_on or (drained and self._registry.candidates()):
             source = (home.node,) if drained else ()
             self._ledger.want(
-                home.shard, WantedHome(handoff.target, tuple(handoff.waiting) + source)
+                home.shard, WantedHome(handoff.target, tuple(handoff.unacked) + source)
             )
 
-    def _drained(self, node: NodeId, now: float) -> None:
-        """Nothing is left there: confirm that."""
+    def _on_drained(self, node: NodeId, now: float) -> None:
+        """Confirm to the region that it hosts nothing; it is a proxy in the table from now on."""
         self._registry.register(node, proxy=True)
-        self._ledger.add(node, now, proxy=True)
+        self._ledger.register(node, now, proxy=True)
         self._outbox.region_stopped(node)
         self._note("region_drained", str(node))
 
-    def _look_soon(self, at: float) -> None:
-        if self.reign is CoordinatorState.RULING:
-            self.balance.look(at)
+    def _check_balance_at(self, at: float) -> None:
+        if self.state is CoordinatorState.RULING:
+            self.rebalancing.check_at(at)
 
     def _settled(self, shard: str) -> Home | None:
         return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
@@ -384,8 +403,8 @@ class Coordinator:
             if asker == home.node and home.shard in self._starts:
                 self._outbox.add(asker, HomeMessage.HOST_SHARD, (home,))
 
-    def _on_silence(self, home: Home, tries: int, now: float) -> None:
-        """The region did not confirm: ask again, or take the shard from it."""
+    def _on_start_overdue(self, home: Home, tries: int, now: float) -> None:
+        """Send HostShard again to a region that has not confirmed, or hand the shard off."""
         others = [node for node in self._registry.candidates() if node != home.node]
         self._note("start_overdue", f"shard {home.shard} at {home.node}, {tries} times")
         if tries >= TRIES and others:
@@ -399,6 +418,6 @@ class Coordinator:
     def _take_effects(self) -> list[ev.CoordinatorEffect]:
         effects = [*self._registrar.notes, *self._moves.notes, *self._effects]
         self._registrar.notes, self._moves.notes, self._effects = [], [], []
-        if stopped := self._stops.take():
+        if stopped := self._stops.take_stopped():
             effects.append(ev.ShardsStopped(stopped))
         return effects

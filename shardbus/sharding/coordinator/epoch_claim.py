@@ -1,19 +1,20 @@
-"""How a coordinator comes to rule: one epoch, claimed in the store before anything is decided.
+"""How a coordinator starts to rule: it claims one epoch in the store before it decides anything.
 
     WAITING ──Prepare──> LOADING ──TableLoaded──> READY ──Start──> CLAIMING ──EpochClaimed──> RULING
        └──────Start─────────^ StoreFailed: after a backoff            │  ^
                                                                       │  │ StoreFailed: the same
-    and from anywhere to STOPPED, for good; from RULING               └──┘ epoch, for the lost claim
-    by way of RETIRING, if it is asked to Retire: what                     may have worked;
-    is being written is finished, nothing else is done.                    EpochRefused: one above
+    and from every state to STOPPED, for good; from RULING            └──┘ epoch, for the lost claim
+    by way of RETIRING, after Retire: the write under way                  may have worked;
+    is finished, and nothing else is done.                                 EpochRefused: one above
 
-Prepare is for a coordinator whose turn is about to come, while another one still rules: the table
-is loaded, and Start claims at once. Start alone does both.
+Prepare is for a coordinator that is next while another one still rules: it loads the table, so that
+Start claims at once. Start alone does both.
 
 The epoch is one more than the highest of the store and of gossip. Attempts are spaced by a backoff
-that starts at a tenth of the setting, doubles, and ends at five times the setting.
+that starts at a tenth of `coordinator_failure_backoff`, doubles, and ends at five times the
+setting.
 
-Source: S0.33, S2.61; B.97; docs/architecture.md.
+Source: S0.33, S2.61, B.97; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from shardbus.sharding.events import (
 )
 
 BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
-"""First and longest wait, as parts of the setting."""
+"""The first and the longest wait, as multiples of the setting."""
 
-TenureEvent = (
+ClaimEvent = (
     Prepare | Start | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | EpochSeen | Retire
 )
-TenureEffect = LoadTable | ClaimEpoch | Stop | Note
+ClaimEffect = LoadTable | ClaimEpoch | Stop | Note
 
 
 class CoordinatorState(Enum):
-    """Where a coordinator stands."""
+    """The state of a coordinator."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -57,23 +58,23 @@ class CoordinatorState(Enum):
 
 
 def backoff(setting: float, attempts: int) -> float:
-    """Seconds to wait after the `attempts`-th failure in a row, from 1."""
+    """Return the seconds to wait after the `attempts`-th failure in a row, counted from 1."""
     return min(setting * BACKOFF_LAST, setting * BACKOFF_FIRST * 2.0 ** min(attempts - 1, 30))
 
 
 class EpochClaim:
-    """The way to the throne. `epoch` is the one claimed or held, 0 before."""
+    """The claim of one coordinator. `epoch` is the one claimed or held, 0 before."""
 
     __slots__ = (
         "_attempts", "_backoff", "_floor", "_is_due", "_layout", "_retry_at", "_stored", "epoch",
-        "forgotten", "reign",
+        "state", "table_lost",
     )  # fmt: skip
 
     def __init__(self, layout: str, failure_backoff: float) -> None:
-        self.reign = CoordinatorState.WAITING
+        self.state = CoordinatorState.WAITING
         self.epoch = 0
-        self.forgotten = False
-        """Whether the store has lost a table: gossip knows of a higher epoch than it."""
+        self.table_lost = False
+        """Whether the store has lost a table: gossip shows a higher epoch than the store has."""
         self._layout = layout
         self._backoff = failure_backoff
         self._floor = 0
@@ -84,12 +85,12 @@ class EpochClaim:
         self._retry_at: float | None = None
 
     def deadline(self) -> float | None:
-        """When the store is asked again."""
+        """Return when the next attempt is due."""
         return self._retry_at
 
-    def handle(self, event: TenureEvent, now: float) -> list[TenureEffect]:
-        """Take in what the store or the node says; `reign` tells how it ended."""
-        match event, self.reign:
+    def handle(self, event: ClaimEvent, now: float) -> list[ClaimEffect]:
+        """Handle an event; `state` has the result."""
+        match event, self.state:
             case Prepare(epoch_floor), CoordinatorState.WAITING:
                 return self._load(epoch_floor)
             case Start(epoch_floor), CoordinatorState.WAITING:
@@ -98,18 +99,17 @@ class EpochClaim:
             case Start(epoch_floor), (CoordinatorState.LOADING | CoordinatorState.READY):
                 self._is_due = True
                 self._floor = max(self._floor, epoch_floor)
-                return self._claim_stored() if self.reign is CoordinatorState.READY else []
+                return self._claim_stored() if self.state is CoordinatorState.READY else []
             case TableLoaded(table), CoordinatorState.LOADING:
                 if table is not None and table.homes and table.layout != self._layout:
                     return self.stop(
-                        f"the stored table is of layout {table.layout}, this node's is"
-                        f" {self._layout}"
+                        f"the stored table has layout {table.layout}, this node has {self._layout}"
                     )
                 self._stored = table.epoch if table is not None else 0
-                self.reign = CoordinatorState.READY
+                self.state = CoordinatorState.READY
                 return self._claim_stored() if self._is_due else []
             case EpochClaimed(_), CoordinatorState.CLAIMING:
-                self.reign = CoordinatorState.RULING
+                self.state = CoordinatorState.RULING
                 self._attempts = 0
                 return [Note("epoch_claimed", str(self.epoch))]
             case EpochRefused(stored), CoordinatorState.CLAIMING:
@@ -121,9 +121,9 @@ class EpochClaim:
                 self._wait(now)
                 return [Note("store_failed", reason)]
             case EpochSeen(epoch), _:
-                return self._see(epoch)
+                return self._on_epoch_seen(epoch)
             case Retire(), CoordinatorState.RULING:
-                self.reign = CoordinatorState.RETIRING
+                self.state = CoordinatorState.RETIRING
                 return []
             case Retire(), (
                 CoordinatorState.WAITING
@@ -131,48 +131,48 @@ class EpochClaim:
                 | CoordinatorState.READY
                 | CoordinatorState.CLAIMING
             ):
-                return self.stop("it never ruled")
+                return self.stop("it has not ruled yet")
             case _:
                 return []
 
-    def tick(self, now: float) -> list[TenureEffect]:
-        """Ask the store again if it is time."""
+    def tick(self, now: float) -> list[ClaimEffect]:
+        """Repeat the failed attempt, if that is due."""
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None
-        if self.reign is CoordinatorState.LOADING:
+        if self.state is CoordinatorState.LOADING:
             return [LoadTable()]
-        if self.reign is CoordinatorState.CLAIMING:
+        if self.state is CoordinatorState.CLAIMING:
             return [ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0)
         return []
 
-    def stop(self, reason: str) -> list[TenureEffect]:
-        """Rule no more."""
-        self.reign = CoordinatorState.STOPPED
+    def stop(self, reason: str) -> list[ClaimEffect]:
+        """Stop ruling, for good."""
+        self.state = CoordinatorState.STOPPED
         self._retry_at = None
         return [Stop(reason)]
 
-    def _see(self, epoch: int) -> list[TenureEffect]:
-        """Gossip knows of `epoch`: whoever rules under a lower one is over."""
+    def _on_epoch_seen(self, epoch: int) -> list[ClaimEffect]:
+        """Stop if this coordinator rules under an epoch below the one that gossip shows."""
         if (
-            self.reign in (CoordinatorState.RULING, CoordinatorState.RETIRING)
+            self.state in (CoordinatorState.RULING, CoordinatorState.RETIRING)
             and epoch > self.epoch
         ):
             return self.stop(f"a coordinator with epoch {epoch} rules, this one has {self.epoch}")
         self._floor = max(self._floor, epoch)
         return []
 
-    def _load(self, epoch_floor: int) -> list[TenureEffect]:
+    def _load(self, epoch_floor: int) -> list[ClaimEffect]:
         self._floor = max(self._floor, epoch_floor)
-        self.reign = CoordinatorState.LOADING
+        self.state = CoordinatorState.LOADING
         return [LoadTable()]
 
-    def _claim_stored(self) -> list[TenureEffect]:
-        self.forgotten = self._stored < self._floor
+    def _claim_stored(self) -> list[ClaimEffect]:
+        self.table_lost = self._stored < self._floor
         return self._claim(self._stored)
 
-    def _claim(self, stored: int) -> list[TenureEffect]:
-        self.reign = CoordinatorState.CLAIMING
+    def _claim(self, stored: int) -> list[ClaimEffect]:
+        self.state = CoordinatorState.CLAIMING
         self._floor = max(self._floor, stored)
         self.epoch = self._floor + 1
         return [ClaimEpoch(self.epoch, self._layout)]

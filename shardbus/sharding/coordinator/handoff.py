@@ -1,4 +1,4 @@
-"""One shard leaves its home: the part of a rebalance that keeps order.
+"""The hand-off of one shard: how it leaves its home without a message lost or overtaken.
 
     ──────> BEGIN ─────────────────────> STOPPING ─────────────────────> FREED
               │   all acked, or deadline   │   ^    stopped, or owner gone  ^
@@ -7,19 +7,33 @@
               └─────────────────────────────────────────────────────────────┘
                               stopped, or owner gone
 
-- BEGIN: every region and proxy was sent BeginHandOff. Each buffers what is for the shard, flushes
-  its link to the old home and acknowledges. A region that terminates has acknowledged. One that is
-  late is not waited for: what it still sends is forwarded by the old home, and its own Flush behind
-  it keeps the order. But the shard does not move *to* a late region, which may still await its
-  echo.
-- STOPPING: the owner was sent HandOff. Its deadline is another one than that of BEGIN, so a slow
-  ack cannot use up the time to stop. When it passes, the owner is asked again and the delay is
-  noted; the shard is not given to anybody while its owner lives and has not said that it stopped.
-- FREED: no entity of the shard runs. The coordinator persists the new home, and only then tells.
+The messages of a move, from a home A to a home B:
 
-ShardStopped counts in every phase, asked for or not. `TRANSITIONS` is the drawing as data.
+    coordinator   BeginHandOff ─────────> every region and proxy
+    each of them  Flush ────────────────> A                    behind everything it sent there
+    A             echo of the Flush ────> each of them
+    each of them  BeginHandOffAck ──────> coordinator          messages for the shard wait there now
+    coordinator   HandOff ──────────────> A
+    A             ShardStopped ─────────> coordinator          after the last entity has stopped
+    coordinator   writes the new home to the store, and only then
+                  HostShard ────────────> B
+                  ShardHomes ───────────> every region and proxy, which send what waits to B
 
-Source: S0.21-S0.25, S2.28, S2.66; C.1-C.6.
+- BEGIN: the coordinator has sent BeginHandOff to every region and proxy. Each buffers messages for
+  the shard, flushes its session to the old home and acknowledges. A region that terminates counts
+  as acknowledged. The coordinator does not wait for a region that is late: what that region still
+  sends is forwarded by the old home, and its own Flush behind it keeps the order. But the shard
+  does not move *to* a late region, which may still wait for its echo.
+- STOPPING: the coordinator has sent HandOff to the owner. The deadline is another one than that of
+  BEGIN, so a slow acknowledgement cannot use up the time to stop. When it passes, the coordinator
+  asks the owner again and notes the delay. It gives the shard to no other region while the owner
+  lives and has not sent ShardStopped.
+- FREED: no entity of the shard runs. The coordinator writes the new home to the store, and only
+  then sends HostShard and ShardHomes.
+
+ShardStopped is accepted in every phase, asked for or not. `TRANSITIONS` is the diagram as data.
+
+Source: S0.21-S0.25, S2.28, S2.66.
 """
 
 from __future__ import annotations
@@ -34,7 +48,7 @@ from shardbus.sharding.messages import Home
 
 
 class HandoffPhase(Enum):
-    """How far a handoff is."""
+    """The phase of a hand-off."""
 
     BEGIN = "begin"
     STOPPING = "stopping"
@@ -42,7 +56,7 @@ class HandoffPhase(Enum):
 
 
 class HandoffTrigger(Enum):
-    """What moves a handoff on."""
+    """What advances a hand-off to the next phase."""
 
     ALL_ACKED = "all acked"
     DEADLINE = "deadline"
@@ -62,28 +76,28 @@ TRANSITIONS: dict[tuple[HandoffPhase, HandoffTrigger], HandoffPhase] = {
 
 
 class HandoffPurpose(Enum):
-    """Why a shard leaves, which says what happens to it afterwards."""
+    """Why a shard leaves, which decides where it goes."""
 
     REBALANCE = "rebalance"
-    """It goes to the planned target."""
+    """To the planned target."""
     DRAIN = "drain"
-    """It goes to whoever may take it, or nowhere if nobody may."""
+    """To any region that may take it, or nowhere if there is none."""
     STOP = "stop"
-    """It goes nowhere until somebody sends to it."""
+    """Nowhere, until a message for it comes."""
 
 
 @dataclass(slots=True)
 class Handoff:
-    """The handoff of one shard. `target` is where a rebalance wants it."""
+    """The hand-off of one shard. `target` is the node a rebalance moves it to."""
 
     home: Home
     purpose: HandoffPurpose
     target: NodeId | None
-    waiting: dict[NodeId, None]
-    """Who has not acknowledged; those left when BEGIN ends are the late ones."""
+    unacked: dict[NodeId, None]
+    """Nodes that have not acknowledged. Those left when BEGIN ends are the late ones."""
     phase: HandoffPhase = HandoffPhase.BEGIN
     overdue: int = field(default=0)
-    """How often the owner had to be asked again."""
+    """How often the owner was asked again."""
     begun: float = field(default=0.0)
 
     @classmethod
@@ -92,30 +106,31 @@ class Handoff:
         home: Home,
         purpose: HandoffPurpose,
         target: NodeId | None,
-        told: Iterable[NodeId],
+        nodes: Iterable[NodeId],
         now: float = 0.0,
     ) -> Handoff:
-        """A handoff of which everybody in `told` is being told."""
-        return cls(home, purpose, target, dict.fromkeys(told), begun=now)
+        """Create a hand-off that waits for an acknowledgement of each of `nodes`."""
+        return cls(home, purpose, target, dict.fromkeys(nodes), begun=now)
 
-    def cue(self, cue: HandoffTrigger) -> HandoffPhase:
-        """Move on and return the phase that this leads to.
+    def advance(self, trigger: HandoffTrigger) -> HandoffPhase:
+        """Go to the next phase and return it.
 
         Raises:
-            LocalProtocolError: the drawing has no such arrow. Nothing changed.
+            LocalProtocolError: the diagram has no such arrow. Nothing changed.
         """
-        after = TRANSITIONS.get((self.phase, cue))
+        after = TRANSITIONS.get((self.phase, trigger))
         if after is None:
             raise LocalProtocolError(
-                f"handoff of shard {self.home.shard!r}: {cue.value!r} in phase {self.phase.value!r}"
+                f"handoff of shard {self.home.shard!r}:"
+                f" {trigger.value!r} in phase {self.phase.value!r}"
             )
-        if (self.phase, cue) == (HandoffPhase.STOPPING, HandoffTrigger.DEADLINE):
+        if (self.phase, trigger) == (HandoffPhase.STOPPING, HandoffTrigger.DEADLINE):
             self.overdue += 1
         self.phase = after
         return after
 
     def on_ack(self, node: NodeId) -> bool:
-        """`node` has acknowledged or is gone. True if this was the last one BEGIN waited for."""
-        waited = node in self.waiting
-        self.waiting.pop(node, None)
-        return waited and not self.waiting and self.phase is HandoffPhase.BEGIN
+        """Record that `node` has acknowledged or is gone. True if BEGIN waits for no other."""
+        waited = node in self.unacked
+        self.unacked.pop(node, None)
+        return waited and not self.unacked and self.phase is HandoffPhase.BEGIN

@@ -1,24 +1,24 @@
-"""What became of each shard lately, and why: for people who ask how it came to be where it is.
+"""The last changes of each shard's home, and why: for operators who ask why a shard is where it is.
 
-A change is noted when the store has it, so the history says what was, not what was meant. Why a
-shard leaves is known before that, when its handoff ends or its node is gone; that is kept until the
-write, with the time since which nobody could reach it.
+A change is recorded when the store has it, so the history has what was, not what was planned. Why a
+shard leaves is known before, when its hand-off ends or its node is gone. The reason is kept until
+the write, with the time since which the shard was unreachable.
 
-    asked      somebody sent to it, or it has remembered entities
-    rebalance  for the balance, or because somebody said where it shall live
-    drain      its node leaves or shall be empty, or did not start it
+    asked      a message came for it, or it has remembered entities
+    rebalance  for the balance, or because an operator gave it a place
+    drain      its node leaves or drains, or did not start it
     stop       an operator stopped it
-    node_gone  its node was lost
+    node_gone  its node died
     proxy      its node hosts nothing any more
-    ended      it stopped by itself: a lease was lost, or its region came to know better
-    reported   a region had it, and the table did not say so
+    ended      it stopped by itself: a lease was lost, or its region learned of a newer home
+    reported   a region had it, and the table did not
 
-The last changes of a shard are kept, and no more than so many shards; it all ends with the
-coordinator.
+The last `CHANGES_MAX` changes of a shard are kept, of at most `SHARDS_MAX` shards. All of it ends
+with the coordinator.
 
 Not here: moves that are under way (`moves`).
 
-Source: N.13, B.150; C.10.
+Source: N.13, B.150.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
 
 CHANGES_MAX = 8
-"""Of one shard."""
+"""Changes kept of one shard."""
 
 SHARDS_MAX = 4096
-"""Shards with a history; beyond that, those that changed last."""
+"""Shards with a history; those that changed last are kept."""
 
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Seconds; moves are counted by the first that is not exceeded."""
+"""Seconds. A move is counted at the first bound that it does not exceed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HomeChange:
-    """A shard went from one node to another. No `source`: it ran nowhere before; no `target`: it
-    runs nowhere now, and `fence` is 0. `seconds`: for how long it ran nowhere, or was on the
-    move."""
+    """One change of a shard's home. Without a `source` it ran nowhere before; without a `target` it
+    runs nowhere now, and `fence` is 0. `seconds` is how long it moved or ran nowhere."""
 
     at: float
     source: NodeId | None
@@ -56,7 +55,7 @@ class HomeChange:
 
 @dataclass(frozen=True, slots=True)
 class LeavingShard:
-    """Why and since when a shard leaves a home."""
+    """Why a shard leaves a home, and since when."""
 
     home: Home
     why: str
@@ -64,8 +63,8 @@ class LeavingShard:
 
 
 class ShardHistory:
-    """See the module. `moved` counts moves by `BUCKETS`, the slower ones last; `moved_seconds` is
-    their sum."""
+    """The changes of all shards. `moved` counts moves by `BUCKETS`, those slower than all of them
+    last; `moved_seconds` is the sum of their durations."""
 
     __slots__ = ("_changes", "_leaving", "moved", "moved_seconds")
 
@@ -76,18 +75,18 @@ class ShardHistory:
         self._leaving: dict[str, LeavingShard] = {}
 
     def of(self, shard: str) -> tuple[HomeChange, ...]:
-        """What became of the shard, oldest first."""
+        """Return the changes of the shard, oldest first."""
         return tuple(self._changes.get(shard, ()))
 
     def leaves(self, home: Home, why: str, since: float) -> None:
-        """It leaves that home. What was said first counts, unless the node is gone."""
+        """Record why the shard leaves that home. The first reason counts, unless the node died."""
         known = self._leaving.get(home.shard)
         if known is None or known.home != home:
             self._leaving[home.shard] = LeavingShard(home, why, since)
         elif why == "node_gone":
             self._leaving[home.shard] = LeavingShard(home, why, known.since)
 
-    def written(
+    def record(
         self,
         shard: str,
         before: Home | None,
@@ -97,7 +96,7 @@ class ShardHistory:
         *,
         reported: bool,
     ) -> None:
-        """The store has its next home, or that it has none."""
+        """Record a change that is durable; `reported` if a region had the shard already."""
         left = self._leaving.pop(shard, None)
         if before is None and left is not None:
             before = left.home

@@ -1,18 +1,18 @@
-"""The coordinator's book: the shard table, what is to change in it, and the one write under way.
+"""The coordinator's ledger: the shard table, what must change in it, and the one write under way.
 
-    wanted ──plan──> writing ──written──> at home, in the table
-    adopted ───────────^                      │
-    freed ─────────────^ <──────stopped───────┘
+    wanted ──plan──> writing ──apply_write──> at home, in the table
+    adopted ───────────^                          │
+    freed ─────────────^ <────────stopped─────────┘
 
-`plan` takes everything that is to change and makes one write of it: homes for what is wanted, homes
-that regions reported and the table did not know, and the removal of what was freed and nobody
-wants. `written` applies it to the table. Between the two the table is as the store had it before,
-and the shards of the write have no settled home for anybody.
+`plan` takes everything that must change and makes one write of it: homes for wanted shards, homes
+that regions reported and the table did not have, and the removal of freed shards that are not
+wanted. `apply_write` applies the write to the table once it is durable. Between the two the table
+is as the store had it before, and the shards of the write have no settled home.
 
-A node that dies while its shards are being written is found at `written`: they are wanted again.
-The fences they had are not given a second time.
+A node may die while its shards are being written. `apply_write` finds that out: the shards are
+wanted again. Their fences are not used a second time.
 
-Source: S0.32; C.35; N.1; docs/architecture.md.
+Source: S0.32, N.1; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from shardbus.sharding.table import (
 
 @dataclass(slots=True)
 class PendingWrite:
-    """One write under way. `homes`: None where the shard's home is removed."""
+    """One write under way. In `homes`, None removes the home of the shard."""
 
     op_id: int
     homes: dict[str, Home | None]
     attempts: int = 0
 
     def stored(self) -> dict[str, tuple[NodeId, int] | None]:
-        """As the store takes it."""
+        """Return the homes in the form that the store takes."""
         return {
             shard: None if home is None else (home.node, home.fence)
             for shard, home in self.homes.items()
@@ -55,41 +55,42 @@ class PendingWrite:
 
 @dataclass(frozen=True, slots=True)
 class WantedHome:
-    """Where a wanted shard should go, and where it must not."""
+    """Where a wanted shard goes if it can, and nodes to avoid if there are others."""
 
     target: NodeId | None = None
     avoid: tuple[NodeId, ...] = ()
 
 
-NO_WISH = WantedHome()
+ANY_HOME = WantedHome()
 CONFIRM_S = 10.0
-"""After so long without a write the store is asked whether it still takes one."""
+"""Seconds without a write after which the coordinator writes nothing, to learn whether the store
+still accepts its epoch."""
 
 Hosts = Callable[[tuple[NodeId, ...]], tuple[NodeId, ...]]
-"""Who may be given shards, if these are to be avoided."""
+"""Returns the nodes that may get shards; its argument is the nodes to avoid."""
 
 
-def nobody(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
-    """There is no time yet to give shards away."""
+def no_hosts(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    """Return no node: nothing may be allocated yet."""
     return ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReportFindings:
-    """What a region's report means for the table."""
+    """What the report of a region means for the table."""
 
     confirmed: list[Home]
-    """Both agree."""
+    """Homes that both have."""
     adopted: list[Home]
-    """The region is right: the table did not know, or had an older home."""
+    """Homes that count although the table has none, or an older one."""
     losers: list[Home]
-    """These homes are over, whoever has them."""
+    """Homes that have ended because another home has a higher fence."""
     missing: list[Home]
-    """The table is right: the region does not have what lives there."""
+    """Homes that the table has at the region, and the region does not host."""
 
 
 class Ledger:
-    """The table and what is to change in it."""
+    """The table, and what must change in it."""
 
     __slots__ = ("_fence", "_ops", "adopted", "freed", "history", "table", "wanted", "writing")
 
@@ -103,8 +104,8 @@ class Ledger:
         self._ops = 0
         self._fence = 0
 
-    def open(self, epoch: int, homes: Mapping[str, tuple[NodeId, int]]) -> None:
-        """Begin with what the store held, under a new epoch."""
+    def load(self, epoch: int, homes: Mapping[str, tuple[NodeId, int]]) -> None:
+        """Set the table to what the store has, under a new epoch."""
         nodes = sorted({node for node, _ in homes.values()})
         events: list[TableEvent] = [RegionRegistered(node) for node in nodes]
         events += [
@@ -113,43 +114,45 @@ class Ledger:
         self.table = ShardTable(epoch, self.table.layout).updated_all(events)
 
     def home_of(self, shard: str) -> Home | None:
-        """The home of the shard, if it is settled: durable, and not about to change."""
+        """Return the home of the shard if it is settled: durable, and not about to change."""
         changing = shard in self.freed or shard in self.adopted
         if changing or (self.writing is not None and shard in self.writing.homes):
             return None
         return self.table.homes.get(shard)
 
     def is_nowhere(self, shard: str) -> bool:
-        """The shard has no home, and none is about to be written or wanted."""
+        """True if the shard has no home, and none is wanted or being written."""
         coming = self.writing is not None and self.writing.homes.get(shard) is not None
         known = shard in self.adopted or shard in self.wanted
         left = shard in self.freed or shard not in self.table.homes
         return left and not known and not coming
 
     def homes(self) -> list[Home]:
-        """Every settled home."""
+        """Return every settled home."""
         return [home for shard in self.table.homes if (home := self.home_of(shard)) is not None]
 
-    def want(self, shard: str, wish: WantedHome = NO_WISH) -> None:
-        """The shard shall have a home; an earlier wish stands unless this one says more."""
-        if wish != NO_WISH or shard not in self.wanted:
-            self.wanted[shard] = wish
+    def want(self, shard: str, wanted: WantedHome = ANY_HOME) -> None:
+        """Get a home for the shard. A target or nodes to avoid that were set before stand unless
+        `wanted` has others."""
+        if wanted != ANY_HOME or shard not in self.wanted:
+            self.wanted[shard] = wanted
 
     def free(self, home: Home, why: str, since: float) -> None:
-        """The shard stopped at its home; why, and since when it was about to."""
+        """Record that the shard stopped at its home, why, and when that began."""
         self.freed[home.shard] = home
         self.history.leaves(home, why, since)
 
     def arriving(self) -> list[Move]:
-        """The moves to a chosen target whose shard has left and has no durable home yet."""
+        """Return the moves with a target whose shard has stopped and has no durable home yet."""
         return [
             Move(shard, home.node, target)
             for shard, home in self.freed.items()
-            if (target := self.wanted.get(shard, NO_WISH).target) is not None
+            if (target := self.wanted.get(shard, ANY_HOME).target) is not None
         ]
 
     def reconcile(self, node: NodeId, hosted: Iterable[Home]) -> ReportFindings:
-        """Compare what a region hosts with the table: of two homes the higher fence counts."""
+        """Compare what a region hosts with the table. Of two homes the one with the higher fence
+        counts."""
         found = ReportFindings([], [], [], [])
         reported = {home.shard: home for home in hosted if home.node == node}
         for shard, home in reported.items():
@@ -166,16 +169,16 @@ class Ledger:
         found.missing.extend(home for home in at_node if reported.get(home.shard) != home)
         return found
 
-    def is_clear_of(self, node: NodeId) -> bool:
-        """Whether nothing lives at the node or is about to."""
+    def hosts_nothing(self, node: NodeId) -> bool:
+        """True if no shard has its home at the node, or is about to get it."""
         writing = self.writing.homes.values() if self.writing is not None else ()
         coming = [*writing, *self.adopted.values()]
         return not self.table.shards_at(node) and all(
             home is None or home.node != node for home in coming
         )
 
-    def add(self, node: NodeId, now: float, *, proxy: bool) -> None:
-        """The node is a region or a proxy; the shards of a region that became a proxy are
+    def register(self, node: NodeId, now: float, *, proxy: bool) -> None:
+        """Record the node as a region or a proxy. The shards of a region that becomes a proxy are
         wanted."""
         events: list[TableEvent] = []
         if proxy and node in self.table.regions:
@@ -189,8 +192,8 @@ class Ledger:
             events.append(RegionRegistered(node))
         self.table = self.table.updated_all(events)
 
-    def bury(self, nodes: Iterable[NodeId], now: float) -> list[str]:
-        """The nodes are dead; returns their shards, which are wanted now."""
+    def remove_nodes(self, nodes: Iterable[NodeId], now: float) -> list[str]:
+        """Remove dead nodes; return their shards, which are wanted now."""
         events: list[TableEvent] = []
         orphans: list[str] = []
         for node in nodes:
@@ -208,8 +211,8 @@ class Ledger:
         return orphans
 
     def plan(self, strategy: AllocationStrategy, hosts: Hosts) -> PendingWrite | None:
-        """One write of everything that is to change; `hosts` says who may be given shards, and
-        without any there are no new homes."""
+        """Start one write of everything that must change; None if one is under way or nothing must.
+        Without any host there are no new homes."""
         if self.writing is not None:
             return None
         homes: dict[str, Home | None] = dict.fromkeys(self.freed)
@@ -219,8 +222,8 @@ class Ledger:
         homes.update(self._allocations(strategy, hosts))
         return self._write(homes) if homes else None
 
-    def write_nothing(self) -> PendingWrite | None:
-        """A write that the store refuses if this epoch is over, and that changes nothing."""
+    def probe(self) -> PendingWrite | None:
+        """Start a write that changes nothing, and that the store refuses if this epoch is over."""
         return None if self.writing is not None else self._write({})
 
     def _write(self, homes: dict[str, Home | None]) -> PendingWrite:
@@ -228,8 +231,8 @@ class Ledger:
         self.writing = PendingWrite(self.table.epoch << EPOCH_SHIFT | self._ops, homes)
         return self.writing
 
-    def written(self, now: float) -> list[Home]:
-        """The write is durable: apply it, and return the new homes, to be announced."""
+    def apply_write(self, now: float) -> list[Home]:
+        """Apply the write, which is durable; return the new homes, to be announced."""
         assert self.writing is not None
         writing, self.writing = self.writing, None
         events: list[TableEvent] = []
@@ -242,7 +245,7 @@ class Ledger:
             reported = self.adopted.get(shard) == home is not None
             if home is None or home.node in self.table.regions:
                 epoch = self.table.epoch
-                self.history.written(shard, before, home, epoch, now, reported=reported)
+                self.history.record(shard, before, home, epoch, now, reported=reported)
             if home is None:
                 continue
             self.adopted.pop(shard, None)
@@ -256,7 +259,7 @@ class Ledger:
         return homes
 
     def check(self) -> None:
-        """Audit: a shard is in one place of the book."""
+        """Check that a freed shard is free of the home that the table has; for tests."""
         self.table.check()
         for shard, home in self.freed.items():
             assert self.table.homes.get(shard, home) == home, shard
@@ -269,13 +272,13 @@ class Ledger:
         able: dict[tuple[NodeId, ...], tuple[NodeId, ...]] = {}
         groups: dict[tuple[NodeId, ...], list[str]] = {}
         for shard in shards:
-            wish = self.wanted[shard]
-            if wish.avoid not in able:
-                able[wish.avoid] = hosts(wish.avoid)
-            if wish.target is not None and wish.target in able[wish.avoid]:
-                chosen[shard] = wish.target
+            wanted = self.wanted[shard]
+            if wanted.avoid not in able:
+                able[wanted.avoid] = hosts(wanted.avoid)
+            if wanted.target is not None and wanted.target in able[wanted.avoid]:
+                chosen[shard] = wanted.target
             else:
-                groups.setdefault(able[wish.avoid], []).append(shard)
+                groups.setdefault(able[wanted.avoid], []).append(shard)
         table = self._without(shards)
         for nodes, group in groups.items():
             homes = (Home(shard, node, table.next_fence) for shard, node in chosen.items())
@@ -290,7 +293,7 @@ class Ledger:
         return not at_home and shard not in self.adopted
 
     def _without(self, shards: Iterable[str]) -> ShardTable:
-        """The table as it is once these shards have left their old homes."""
+        """Return the table without the old homes of these shards."""
         leaving = [shard for shard in shards if shard in self.table.homes]
         return self.table.updated_all(ShardHomeDeallocated(shard) for shard in leaving)
 

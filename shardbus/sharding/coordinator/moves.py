@@ -1,18 +1,18 @@
-"""The moves of one coordinator: handoffs under way, and the rest of the plan.
+"""The moves of one coordinator: hand-offs under way, and the rest of the plan.
 
-A rebalance is one plan. It is worked off as fast as a bound on the moves in flight per source and
-per target allows: what a shard is sent waits while it is on the move, until the store has its new
-home, and should not wait for all the others. A new plan replaces what has not begun, and so does a
-time at which nothing may be rebalanced. A region that is drained keeps to the bound as well, but
-not for longer than `SLOW` seconds: entities that take their time must not add up to more than its
-patience.
+A rebalance is one plan. It is carried out as fast as `max_moves_in_flight` allows, per source and
+per target: messages for a shard wait while it moves, until the store has its new home, and must not
+wait for all other moves too. A new plan replaces the moves that have not begun, and the coordinator
+drops them when nothing may be rebalanced. The shards of a region that leaves or drains keep to the
+bound as well, but a move that takes longer than `SLOW_S` seconds holds none of them back: slow
+entities must not add up to more than the region's patience.
 
-A region that is late with its acknowledgement cannot take the shard, so the next plan would only
-try again. It rests: plans leave it alone for a while, longer each time, until it is in time again.
+A region that acknowledges late cannot take the shard, so the next plan would only try again. Plans
+leave it out for a while, longer each time, until it acknowledges in time again.
 
-`handoff` has the phases of one move; here they meet messages and time.
+`handoff` has the phases of one move. Here they meet messages and deadlines.
 
-Source: B.66; C.2-C.5, C.11; docs/architecture.md.
+Source: S2.28, S2.66, B.66; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from shardbus.sharding.messages import Home
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.timers import Timers
 
-SLOW = 1.0
+SLOW_S = 1.0
 """Seconds after which a move holds no other back."""
 
 REST_DOUBLINGS = 6
-"""So often the rest of a late region doubles, from `rebalance_interval`."""
+"""How often the pause of a late region doubles, from `rebalance_interval`."""
 
 
 class Moves:
-    """Handoffs by shard, and moves that wait for their turn.
+    """Hand-offs by shard, and planned moves that have not begun.
 
     Args:
-        outbox: where the coordinator's messages go.
-        settings: the bound on moves in flight, and how long the two phases may last.
+        outbox: takes the coordinator's messages.
+        settings: the bound on moves in flight, and the deadlines of the two phases.
     """
 
     __slots__ = (
-        "_begin_timeout", "_outbox", "_planned", "_rest", "_resting", "_stop_timeout", "_timers",
+        "_begin_timeout", "_late", "_outbox", "_planned", "_rest", "_stop_timeout", "_timers",
         "bound", "handoffs", "notes",
     )  # fmt: skip
 
@@ -65,15 +65,15 @@ class Moves:
         self._begin_timeout = settings.begin_handoff_timeout
         self._stop_timeout = settings.handoff_timeout
         self._rest = settings.rebalance_interval
-        self._resting: dict[NodeId, tuple[float, int]] = {}
-        """Late regions: until when they rest, and how often they were late in a row."""
+        self._late: dict[NodeId, tuple[float, int]] = {}
+        """Late regions: until when plans leave them out, and how often they were late in a row."""
 
     def deadline(self) -> float | None:
-        """When the next phase has lasted too long."""
+        """Return when `tick` is due."""
         return self._timers.deadline()
 
     def tick(self, now: float) -> None:
-        """End the phases that have lasted too long."""
+        """End the phases whose deadline has passed."""
         for shard in self._timers.due(now):
             self._advance(self.handoffs[shard], HandoffTrigger.DEADLINE, now)
 
@@ -86,18 +86,18 @@ class Moves:
         candidates: Sequence[NodeId],
         now: float,
     ) -> None:
-        """Plan anew; what has not begun is forgotten."""
-        fit = [node for node in candidates if self._resting.get(node, (0.0, 0))[0] <= now]
+        """Make a new plan in place of what has not begun."""
+        fit = [node for node in candidates if self._late.get(node, (0.0, 0))[0] <= now]
         self._planned = strategy.rebalance(table, fit, self.in_flight())
         if planned := len(self._planned):
             self.notes.append(Note("rebalance", f"{planned} moves", planned))
 
     def drop_plan(self) -> None:
-        """Forget what has not begun."""
+        """Drop the moves that have not begun."""
         self._planned = []
 
     def in_flight(self) -> dict[str, Move]:
-        """The handoffs that have a target, as the strategies see them."""
+        """Return the hand-offs that have a target, as the strategies take them."""
         return {
             shard: Move(shard, handoff.home.node, handoff.target)
             for shard, handoff in self.handoffs.items()
@@ -105,16 +105,18 @@ class Moves:
         }
 
     @property
-    def waiting(self) -> int:
-        """Moves of the plan that have not begun."""
+    def planned(self) -> int:
+        """The number of planned moves that have not begun."""
         return len(self._planned)
 
-    def ready(
+    def take_ready(
         self, candidates: Iterable[NodeId], arriving: Iterable[Move], most: int | None = None
     ) -> list[Move]:
-        """Take out the moves that may begin now: within the bound and not above `most`, to a target
-        that still counts. What is `arriving` has left its home and is on the move until the store
-        has the next."""
+        """Take out the planned moves that may begin now: within the bound, at most `most`, and to a
+        target that is still a candidate.
+
+        A move that is `arriving` has left its home, and counts until the store has the next one.
+        """
         if not self._planned:
             return []
         fit = dict.fromkeys(candidates)
@@ -141,10 +143,10 @@ class Moves:
     def may_leave(
         self, shards: Collection[str], settled: Callable[[str], Home | None], now: float
     ) -> list[str]:
-        """Those of a drained region's shards that may leave now."""
+        """Return those of the shards of a leaving or draining region whose move may begin now."""
         staying = [shard for shard in shards if settled(shard) is not None]
         begun = [self.handoffs[shard].begun for shard in shards if shard in self.handoffs]
-        if begun and now - min(begun) >= SLOW:
+        if begun and now - min(begun) >= SLOW_S:
             return staying
         return staying[: max(0, self.bound - (len(shards) - len(staying)))]
 
@@ -155,82 +157,87 @@ class Moves:
         home: Home,
         purpose: HandoffPurpose,
         target: NodeId | None,
-        told: Iterable[NodeId],
+        nodes: Iterable[NodeId],
         now: float,
     ) -> None:
-        """Everybody in `told` is told that the shard is about to leave its home."""
-        handoff = Handoff.begin(home, purpose, target, told, now)
+        """Begin a hand-off: send BeginHandOff to each of `nodes`."""
+        handoff = Handoff.begin(home, purpose, target, nodes, now)
         self.handoffs[home.shard] = handoff
-        for node in handoff.waiting:
+        for node in handoff.unacked:
             self._outbox.add(node, HomeMessage.BEGIN_HANDOFF, (home,))
         self._timers.set(home.shard, now + self._begin_timeout)
-        if not handoff.waiting:
+        if not handoff.unacked:
             self._advance(handoff, HandoffTrigger.ALL_ACKED, now)
 
     def on_ack(self, home: Home, node: NodeId, now: float) -> None:
-        """`node` has nothing on the way to this home any more."""
+        """Record that nothing from `node` is on its way to this home any more.
+
+        An acknowledgement of an earlier hand-off of the shard names a lower fence. It does not
+        count: messages to the present home may still be on their way.
+        """
         handoff = self.handoffs.get(home.shard)
         if handoff is None or handoff.home.fence != home.fence:
             return
         if handoff.phase is HandoffPhase.BEGIN:
-            self._resting.pop(node, None)
+            self._late.pop(node, None)
         if handoff.on_ack(node):
             self._advance(handoff, HandoffTrigger.ALL_ACKED, now)
 
     def on_stopped(self, home: Home) -> Handoff | None:
-        """The shard stopped there. Returns the handoff that this ends."""
+        """End the hand-off of a shard that stopped at this home; return it if there was one."""
         handoff = self.handoffs.get(home.shard)
         if handoff is None or handoff.home != home:
             return None
         return self._end(handoff, HandoffTrigger.STOPPED)
 
-    def bury(self, dead: Mapping[NodeId, None], now: float) -> list[Handoff]:
-        """These nodes are gone: what waits for them goes on. Returns the handoffs that this
-        ends."""
+    def on_nodes_gone(self, dead: Mapping[NodeId, None], now: float) -> list[Handoff]:
+        """Wait for these nodes no longer; return the hand-offs of the shards they owned, which
+        end."""
         owned = [handoff for handoff in self.handoffs.values() if handoff.home.node in dead]
         ended = [self._end(handoff, HandoffTrigger.OWNER_GONE) for handoff in owned]
         for node in dead:
-            self._resting.pop(node, None)
+            self._late.pop(node, None)
         for handoff in list(self.handoffs.values()):
             for node in dead:
                 self.on_ack(handoff.home, node, now)
         return ended
 
     def forget(self, shard: str) -> None:
-        """The move is over, however it went."""
+        """Remove the hand-off of the shard, however it ended."""
         self.handoffs.pop(shard, None)
         self._timers.cancel(shard)
 
     def check(self) -> None:
-        """Audit: no handoff waits without a deadline."""
+        """Check that every hand-off has a deadline; for tests."""
         for shard, handoff in self.handoffs.items():
             assert handoff.phase is not HandoffPhase.FREED
             assert shard in self._timers, f"the move of {shard} has no deadline"
 
-    def _advance(self, handoff: Handoff, cue: HandoffTrigger, now: float) -> None:
-        """Into STOPPING, or once more around it: the owner is told to stop."""
+    def _advance(self, handoff: Handoff, trigger: HandoffTrigger, now: float) -> None:
+        """Go to STOPPING, or once more around it: send HandOff to the owner."""
         home = handoff.home
-        if cue is HandoffTrigger.DEADLINE and handoff.phase is HandoffPhase.BEGIN:
-            self._let_rest(handoff.waiting, now)
-        handoff.cue(cue)
-        if cue is HandoffTrigger.DEADLINE:
-            late = ", ".join(map(str, handoff.waiting))
+        if trigger is HandoffTrigger.DEADLINE and handoff.phase is HandoffPhase.BEGIN:
+            self._leave_out(handoff.unacked, now)
+        handoff.advance(trigger)
+        if trigger is HandoffTrigger.DEADLINE:
+            late = ", ".join(map(str, handoff.unacked))
             what = f"asked {home.node} again" if handoff.overdue else f"not waiting for {late}"
             self.notes.append(Note("handoff_overdue", f"shard {home.shard}: {what}"))
         self._outbox.add(home.node, HomeMessage.HANDOFF, (home,))
         self._timers.set(home.shard, now + self._stop_timeout)
 
-    def _let_rest(self, late: Iterable[NodeId], now: float) -> None:
+    def _leave_out(self, late: Iterable[NodeId], now: float) -> None:
+        """Leave late regions out of plans, each time for twice as long."""
         for node in late:
-            until, times = self._resting.get(node, (0.0, 0))
+            until, times = self._late.get(node, (0.0, 0))
             if until <= now:
                 wait = self._rest * 2.0 ** min(times, REST_DOUBLINGS)
-                self._resting[node] = (now + wait, times + 1)
+                self._late[node] = (now + wait, times + 1)
 
-    def _end(self, handoff: Handoff, cue: HandoffTrigger) -> Handoff:
-        handoff.cue(cue)
+    def _end(self, handoff: Handoff, trigger: HandoffTrigger) -> Handoff:
+        handoff.advance(trigger)
         self.forget(handoff.home.shard)
-        self.notes.append(Note(f"handoff_{cue.name.lower()}", handoff.home.shard))
+        self.notes.append(Note(f"handoff_{trigger.name.lower()}", handoff.home.shard))
         return handoff
 
 

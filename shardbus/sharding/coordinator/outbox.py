@@ -1,10 +1,15 @@
-"""What a coordinator says in one turn, gathered into few messages per receiver.
+"""What a coordinator sends in one turn, gathered into few messages per receiver.
 
-Within one turn the order per receiver is fixed, so that a region can act on each message when it
-reads it: it is registered before it is told anything, it lets go before it takes on, and it hosts
-before it hears that others send. Lists longer than `CHUNK` are split, for frames are bounded.
+Within one turn the order per receiver is fixed, so that a region can act on each message as it
+comes: it is registered before it has commands, it stops shards before it starts others, and it
+hosts a shard before it learns that other regions send to it. Lists longer than `CHUNK` are split,
+for frames are bounded.
 
-Source: B.57; docs/architecture.md.
+`HomeRequests` keeps what was asked in the turn. Each request is answered at its end with ShardHomes
+or Wait. Regions and proxies get every new home anyway. A client is not registered, so it is
+remembered with the shard until the shard has a home.
+
+Source: S0.22, B.57, N.5; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -27,10 +32,11 @@ from shardbus.sharding.messages import (
 )
 
 CHUNK = 500
+"""Homes in one message."""
 
 
 class HomeMessage(IntEnum):
-    """The messages that gather homes, in the order in which they are sent."""
+    """The messages that carry homes, in the order in which they are sent."""
 
     REGISTER_ACK = 0
     BEGIN_HANDOFF = 1
@@ -40,65 +46,65 @@ class HomeMessage(IntEnum):
 
 
 class Outbox:
-    """Messages of one turn."""
+    """The messages of one turn."""
 
-    __slots__ = ("_homes", "_mail", "_me", "_stopped", "_waits")
+    __slots__ = ("_homes", "_leftovers", "_me", "_stopped", "_waits")
 
     def __init__(self, me: NodeId) -> None:
         self._me = me
         self._homes: dict[NodeId, dict[HomeMessage, dict[str, Home]]] = {}
         self._waits: dict[NodeId, dict[str, dict[str, None]]] = {}
         self._stopped: dict[NodeId, None] = {}
-        self._mail: dict[str, tuple[Home, int]] = {}
-        """Homes that shards have left, and that pass messages on to the next, which has that fence
-        once it is known. Those after that one are not behind them."""
+        self._leftovers: dict[str, tuple[Home, int]] = {}
+        """Old homes that have leftovers for the next home, and that home's fence once it is known,
+        0 before. Homes after the next one are not behind the leftovers."""
 
     def __bool__(self) -> bool:
         return bool(self._homes or self._waits or self._stopped)
 
     def add(self, to: NodeId, kind: HomeMessage, homes: Iterable[Home]) -> None:
-        """Say `kind` of these homes to `to`."""
+        """Send these homes to `to` in a message of that kind."""
         gathered = self._homes.setdefault(to, {}).setdefault(kind, {})
         for home in homes:
             gathered[home.shard] = home
 
     def wait(self, to: NodeId, shard: str, reason: str) -> None:
-        """Answer that the shard has no home yet."""
+        """Answer that the shard has no home yet, and why."""
         self._waits.setdefault(to, {}).setdefault(reason, {})[shard] = None
 
-    def passes(self, home: Home, left: bool) -> None:
-        """Whether the old home has messages for the next, which shall be told of it."""
+    def set_leftovers(self, home: Home, left: bool) -> None:
+        """Record whether the old home has messages for the next home, which must ask for them."""
         if left:
-            self._mail[home.shard] = (home, 0)
+            self._leftovers[home.shard] = (home, 0)
         else:
-            self._mail.pop(home.shard, None)
+            self._leftovers.pop(home.shard, None)
 
     def region_stopped(self, node: NodeId) -> None:
-        """Confirm to the region that it is out of the table."""
+        """Confirm to the region that it hosts nothing and is a proxy in the table."""
         self._stopped[node] = None
 
     def forget(self, node: NodeId) -> None:
-        """Nobody is there any more."""
+        """Drop what was meant for a dead node, and its leftovers."""
         for gathered in (self._homes, self._waits, self._stopped):
             gathered.pop(node, None)
-        self._mail = {s: mail for s, mail in self._mail.items() if mail[0].node != node}
+        self._leftovers = {s: old for s, old in self._leftovers.items() if old[0].node != node}
 
     def drain(self, epoch: int) -> list[Send]:
-        """Everything gathered, as messages; the outbox is empty afterwards."""
+        """Return everything gathered as messages; the outbox is empty afterwards."""
         receivers = dict.fromkeys(chain(self._homes, self._waits, self._stopped))
         sends = [Send(to, message) for to in receivers for message in self._messages(to, epoch)]
         self._homes, self._waits, self._stopped = {}, {}, {}
         return sends
 
     def _behind(self, homes: Iterable[Home]) -> Iterator[Home]:
-        """The old homes that these come right after, and that have messages for them."""
+        """Yield the old homes that come right before these and have leftovers for them."""
         for home in homes:
-            old, fence = self._mail.get(home.shard, (None, 0))
+            old, fence = self._leftovers.get(home.shard, (None, 0))
             if old is not None and fence in (0, home.fence):
-                self._mail[home.shard] = (old, home.fence)
+                self._leftovers[home.shard] = (old, home.fence)
                 yield old
             elif old is not None:
-                del self._mail[home.shard]
+                del self._leftovers[home.shard]
 
     def _messages(self, to: NodeId, epoch: int) -> Iterator[Message]:
         for kind, homes in sorted(self._homes.get(to, {}).items()):
@@ -116,6 +122,51 @@ class Outbox:
                 yield Wait(epoch, tuple(shards)[start : start + CHUNK], reason)
         if to in self._stopped:
             yield RegionStopped(to)
+
+
+class HomeRequests:
+    """The requests for homes of one turn, and the clients that wait for a home."""
+
+    __slots__ = ("_outbox", "_requests", "_waiting")
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._requests: dict[tuple[NodeId, str], None] = {}
+        self._waiting: dict[str, dict[NodeId, None]] = {}
+
+    def add(self, asker: NodeId, shards: Iterable[str]) -> None:
+        """Record requests, to be answered at the end of the turn."""
+        self._requests.update(dict.fromkeys((asker, shard) for shard in shards))
+
+    def shards(self) -> dict[str, None]:
+        """Return the shards that were asked for in this turn."""
+        return dict.fromkeys(shard for _, shard in self._requests)
+
+    def answer(
+        self,
+        home_of: Callable[[str], Home | None],
+        why_not: Callable[[str], str],
+        is_registered: Callable[[NodeId], bool],
+    ) -> list[tuple[NodeId, Home]]:
+        """Answer every request. Returns those answered with a home: the asker and the home."""
+        answered: list[tuple[NodeId, Home]] = []
+        for asker, shard in self._requests:
+            home = home_of(shard)
+            if home is not None:
+                self._outbox.add(asker, HomeMessage.SHARD_HOMES, (home,))
+                answered.append((asker, home))
+                continue
+            self._outbox.wait(asker, shard, why_not(shard))
+            if not is_registered(asker):
+                self._waiting.setdefault(shard, {})[asker] = None
+        self._requests = {}
+        return answered
+
+    def on_homes(self, homes: Iterable[Home]) -> None:
+        """Send these new homes to the clients that wait for them."""
+        for home in homes:
+            for asker in self._waiting.pop(home.shard, ()):
+                self._outbox.add(asker, HomeMessage.SHARD_HOMES, (home,))
 
 
 _MESSAGE: dict[HomeMessage, Callable[[int, tuple[Home, ...]], Message]] = {

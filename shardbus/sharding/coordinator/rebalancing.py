@@ -1,24 +1,43 @@
-"""When the balance of shards is looked at, and whether anything may be moved for it.
+"""When shards are rebalanced, how fast, and by which loads.
 
-It is looked at each `rebalance_interval`, soon after somebody came or went, and when somebody asks.
-A look makes a plan, unless something holds it: the picture is unsettled, a rollout is under way, a
-new coordinator does not know its regions yet, or somebody has paused it. What of an earlier plan
-has not begun is dropped then. While shards wait for homes, it is looked at again a moment later.
+The balance is checked each `rebalance_interval` seconds, soon after a node came or went, and when
+an operator asks. A check makes a plan, unless something holds it back: a member is unreachable or
+joining, a rollout is under way, a new coordinator does not know its regions yet, or an operator has
+paused rebalancing. Moves of an earlier plan that have not begun are dropped then. While shards wait
+for homes, the next check follows a moment later.
 
-What drains, and what needs a home, is none of this: it goes on.
+Moves away from nodes that leave or drain, and homes for shards that need one, are not rebalancing:
+they go on.
 
-Where a bound is set on the moves of a minute (`pace`), what is above it waits for its turn, or for
-the next plan.
+**Rate.** Where `max_moves_per_minute` is set, moves above it wait for their turn, or for the next
+plan. The bound on moves in flight keeps one move short; this bound keeps the whole rebalance from
+being felt where each move has a cost that outlasts it, such as a cold cache. The window slides: a
+move counts for the 60 seconds after it began. A new coordinator starts to count at 0.
 
-Where the strategy goes by load (`least_load`), it is told before what regions have reported.
+**Loads.** Where the strategy goes by load (`least_load`), regions report messages per second and
+shard:
 
-At each look it is also seen whether there are enough shards, and not too many (`advice`).
+    region ──ShardLoads, every few seconds──> coordinator ──smoothed──> strategy least-load
 
-Source: S2.18, S2.19; B.65, B.66, B.69, B.77; C.9, C.11, C.31; N.9, N.10; T.S20.
+A reported load replaces half of the known one after `HALF_LIFE_S`, so a short burst moves nothing.
+It belongs to the shard and goes with it to its next home. A shard that its region leaves out of the
+report had no messages. A new coordinator knows no loads; every region reports within seconds, and
+until then nothing is moved for balance. A shard that is too hot to be balanced by any move is
+noted once, when it has been so for `LASTING_S`.
+
+**Number of shards.** Each check also compares the number of shards with the number of nodes. With
+fewer shards than nodes some nodes host nothing; with very many shards per node, moves, first
+messages and takeovers cost more than they must. Neither is an error, and neither can be changed
+while the cluster runs, so each is noted once, when it has been so for `LASTING_S`: a cluster that
+is starting has few nodes at first. A shard function of the application may give any number of
+shards; then those that have a home count.
+
+Source: S2.18, S2.19, B.65, B.66, B.69, B.77, N.9, N.10; docs/how-to/define-entities.md.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -28,35 +47,38 @@ from shardbus.sharding.allocation.checked import CheckedStrategy
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, Move
 from shardbus.sharding.coordinator.ledger import Ledger
-from shardbus.sharding.coordinator.load_estimates import LoadEstimates
-from shardbus.sharding.coordinator.move_rate import MoveRateLimit
 from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.registry import Registry
-from shardbus.sharding.coordinator.shard_count import ShardCountCheck
+from shardbus.sharding.events import Note
 from shardbus.sharding.overrides import Overrides
+from shardbus.sharding.table import ShardTable
 
 PLAIN = "crc32/"
-"""How the layout of a type begins that brings no shard function of its own."""
+"""The start of the layout of a type without a shard function of its own."""
 
-COALESCE = 0.2
-"""Seconds in which changes of membership gather before the balance is looked at."""
+COALESCE_S = 0.2
+"""Seconds in which changes of membership gather before the balance is checked."""
+
+MINUTE_S = 60.0
+
+HALF_LIFE_S = 20.0
+"""Seconds after which a reported load has replaced half of the known one."""
+
+LASTING_S = 30.0
+"""Seconds that a condition must last before it is noted."""
+
+PER_NODE_MAX = 1000
+"""Shards per node above which there are very many."""
+
+TOO_FEW, TOO_MANY = "too_few_shards", "too_many_shards"
 
 
 class Rebalancing:
-    """The strategy of one coordinator, and when it is asked for a plan."""
+    """The strategy of one coordinator, and when it makes a plan."""
 
     __slots__ = (
-        "_due",
-        "_interval",
-        "_ledger",
-        "_load_estimates",
-        "_move_rate",
-        "_moves",
-        "_moves_max",
-        "_registry",
-        "_shard_count_check",
-        "paused",
-        "strategy",
+        "_due", "_interval", "_ledger", "_loads", "_moves", "_moves_max", "_rate_limit",
+        "_registry", "_shard_count", "paused", "strategy",
     )  # fmt: skip
 
     def __init__(
@@ -74,87 +96,187 @@ class Rebalancing:
         self._moves_max = settings.max_moves_in_flight
         self._registry, self._ledger, self._moves = registry, ledger, moves
         self._due: float | None = None
-        self._move_rate = MoveRateLimit(settings.max_moves_per_minute)
-        self._load_estimates = LoadEstimates()
-        self._shard_count_check = ShardCountCheck(
-            settings.shards if layout.startswith(PLAIN) else 0
-        )
+        self._rate_limit = MoveRateLimit(settings.max_moves_per_minute)
+        self._loads = LoadEstimates()
+        self._shard_count = ShardCountCheck(settings.shards if layout.startswith(PLAIN) else 0)
 
     @property
     def takes_places(self) -> bool:
-        """Whether somebody outside says where shards shall live."""
+        """True if operators decide where shards live."""
         return isinstance(self.strategy.strategy, External)
 
     @property
     def moves_in_flight(self) -> tuple[int, int]:
-        """How many shards are on the move, and how many may be, per source and target."""
+        """How many shards move, and how many may per source and target."""
         return len(self._moves.handoffs), self._moves.bound
 
     def deadline(self) -> float | None:
-        """When it is looked at next, or a move that waits for its turn may begin."""
-        turn = self._move_rate.deadline() if self._moves.waiting else None
+        """Return when the next check is due, or a move that waits for its turn may begin."""
+        turn = self._rate_limit.deadline() if self._moves.planned else None
         return min((due for due in (self._due, turn) if due is not None), default=None)
 
-    def direct(self, told: Overrides) -> None:
-        """From now on it shall be so."""
-        self.paused = told.paused
-        self._moves.bound = told.moves or self._moves_max
-        asked = self.strategy.strategy
-        if isinstance(asked, External):
-            self.strategy.strategy = replace(asked, places=told.places)
+    def apply_overrides(self, overrides: Overrides) -> None:
+        """Apply the operator's overrides."""
+        self.paused = overrides.paused
+        self._moves.bound = overrides.moves or self._moves_max
+        strategy = self.strategy.strategy
+        if isinstance(strategy, External):
+            self.strategy.strategy = replace(strategy, places=overrides.places)
 
-    def hear(self, node: NodeId, loads: Mapping[str, float], now: float) -> None:
-        """A region says what its shards get."""
+    def on_loads(self, node: NodeId, loads: Mapping[str, float], now: float) -> None:
+        """Record the loads of a region's shards, in messages per second."""
         if isinstance(self.strategy.strategy, LeastLoad):
-            self._load_estimates.hear(node, loads, self._ledger.table, now)
-            self._weigh(now)
+            self._loads.record(node, loads, self._ledger.table, now)
+            self._update_loads(now)
 
     def load_of(self, shard: str) -> float | None:
-        """Messages a second, if anybody measures."""
-        return self._load_estimates.loads.get(shard)
+        """Return the messages per second of the shard, if they are measured."""
+        return self._loads.loads.get(shard)
 
-    def look(self, at: float) -> None:
-        """Look then, whenever it would have been otherwise."""
+    def check_at(self, at: float) -> None:
+        """Check the balance at that time instead of the time set before."""
         self._due = at
 
-    def first_look(self, now: float) -> None:
-        """Begin."""
+    def start(self, now: float) -> None:
+        """Set the first check."""
         self._due = now + self._interval
 
     def tick(self, now: float) -> None:
-        """Look, if it is time."""
+        """Check the balance and make a plan, if that is due."""
         if self._due is None or now < self._due:
             return
         self._due = now + self._interval
         if self._registry.unsettled() or self._registry.why_not(now):
             return
         table = self._ledger.table
-        self._moves.notes += self._shard_count_check.look(len(table.regions), len(table.homes), now)
+        self._moves.notes += self._shard_count.notes(len(table.regions), len(table.homes), now)
         if self.paused:
             return
         if self._ledger.writing is not None or self._ledger.wanted:
-            self._due = now + COALESCE
+            self._due = now + COALESCE_S
             return
-        self._weigh(now)
+        self._update_loads(now)
         self._moves.plan(self.strategy, table, self._registry.candidates(), now)
 
-    def _weigh(self, now: float) -> None:
-        """Let the strategy know the loads of now."""
-        asked, table = self.strategy.strategy, self._ledger.table
-        if isinstance(asked, LeastLoad):
-            asked = replace(asked, loads=self._load_estimates.known(table))
-            self.strategy.strategy = asked
-            self._moves.notes += self._load_estimates.tell(asked.hot(len(table.regions)), now)
+    def _update_loads(self, now: float) -> None:
+        """Give the strategy the present loads, and note shards that are too hot."""
+        strategy, table = self.strategy.strategy, self._ledger.table
+        if isinstance(strategy, LeastLoad):
+            strategy = replace(strategy, loads=self._loads.known(table))
+            self.strategy.strategy = strategy
+            self._moves.notes += self._loads.hot_notes(strategy.hot(len(table.regions)), now)
 
-    def ready(self, now: float) -> list[Move]:
-        """The moves of the plan that may begin now."""
-        if self.held():
+    def take_ready(self, now: float) -> list[Move]:
+        """Return the moves of the plan that begin now."""
+        if self.why_not():
             self._moves.drop_plan()
-        candidates, room = self._registry.candidates(), self._move_rate.room(now)
-        ready = self._moves.ready(candidates, self._ledger.arriving(), room)
-        self._move_rate.took(len(ready), now)
+        candidates, room = self._registry.candidates(), self._rate_limit.room(now)
+        ready = self._moves.take_ready(candidates, self._ledger.arriving(), room)
+        self._rate_limit.add(len(ready), now)
         return ready
 
-    def held(self) -> str:
-        """Why nothing is moved for balance; empty if something may be."""
-        return "somebody has paused it" if self.paused else self._registry.unsettled()
+    def why_not(self) -> str:
+        """Return why nothing is moved for balance; empty if something may be."""
+        return "an operator has paused it" if self.paused else self._registry.unsettled()
+
+
+class MoveRateLimit:
+    """The moves for balance that began in the last minute. `most` 0 allows any number."""
+
+    __slots__ = ("_begun", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._begun: deque[float] = deque()
+
+    def room(self, now: float) -> int | None:
+        """Return how many moves may begin now; None for any number."""
+        while self._begun and self._begun[0] + MINUTE_S <= now:
+            self._begun.popleft()
+        return self._most - len(self._begun) if self._most else None
+
+    def add(self, moves: int, now: float) -> None:
+        """Record `moves` as begun."""
+        if self._most:
+            self._begun.extend([now] * moves)
+
+    def deadline(self) -> float | None:
+        """Return when there is room again; None if there is room."""
+        full = self._most and len(self._begun) >= self._most
+        return self._begun[0] + MINUTE_S if full else None
+
+
+class LoadEstimates:
+    """The smoothed loads of the shards of one type, in messages per second."""
+
+    __slots__ = ("_hot_since", "_noted", "_reported_at", "loads")
+
+    def __init__(self) -> None:
+        self.loads: dict[str, float] = {}
+        self._reported_at: dict[NodeId, float] = {}
+        """When each region last reported."""
+        self._hot_since: dict[str, float] = {}
+        self._noted: dict[str, None] = {}
+
+    def record(
+        self, node: NodeId, reported: Mapping[str, float], table: ShardTable, now: float
+    ) -> None:
+        """Record what a region reports of its own shards; what it reports of others is ignored."""
+        passed = now - self._reported_at.get(node, now)
+        self._reported_at[node] = now
+        part = 1.0 - 0.5 ** (passed / HALF_LIFE_S)
+        for shard in table.shards_at(node):
+            load = max(0.0, reported.get(shard, 0.0))
+            before = self.loads.get(shard)
+            self.loads[shard] = load if before is None else before + part * (load - before)
+
+    def known(self, table: ShardTable) -> dict[str, float] | None:
+        """Return the load of every shard that has a home; None while a region that has shards has
+        not reported."""
+        for gone in [node for node in self._reported_at if node not in table.regions]:
+            del self._reported_at[gone]
+        if any(shards and node not in self._reported_at for node, shards in table.regions.items()):
+            return None
+        return {shard: self.loads[shard] for shard in table.homes if shard in self.loads}
+
+    def hot_notes(self, hot: Mapping[str, float], now: float) -> list[Note]:
+        """Return a note for each shard that has been too hot for `LASTING_S`, once. `hot` has the
+        shards that are too hot now, with their part of all messages."""
+        self._hot_since = {shard: self._hot_since.get(shard, now) for shard in hot}
+        self._noted = {shard: None for shard in self._noted if shard in hot}
+        notes = []
+        for shard, since in self._hot_since.items():
+            if now - since >= LASTING_S and shard not in self._noted:
+                self._noted[shard] = None
+                notes.append(Note("hot_shard", f"shard {shard} gets {hot[shard]:.0%} of all"))
+        return notes
+
+
+class ShardCountCheck:
+    """Compares the numbers of shards and nodes. `declared` is the number of shards of the type, 0
+    if its shard function gives any number."""
+
+    __slots__ = ("_declared", "_found", "_noted", "_since")
+
+    def __init__(self, declared: int) -> None:
+        self._declared = declared
+        self._noted = self._found = ""
+        self._since = 0.0
+
+    def notes(self, nodes: int, homes: int, now: float) -> list[Note]:
+        """Return a note if there have been too few or too many shards for `LASTING_S`, once per
+        change. `nodes` host, and `homes` shards have a home."""
+        shards = max(self._declared, homes)
+        found = ""
+        if nodes and shards > PER_NODE_MAX * nodes:
+            found = TOO_MANY
+        elif 0 < self._declared < nodes:
+            found = TOO_FEW
+        if found != self._found:
+            self._found, self._since = found, now
+        if found == self._noted or now - self._since < LASTING_S:
+            return []
+        self._noted = found
+        if not found:
+            return []
+        return [Note(found, f"{shards} shards for {nodes} nodes: about ten per node are good")]

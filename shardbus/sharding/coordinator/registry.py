@@ -1,31 +1,44 @@
-"""Who is there for a coordinator: live members, registered regions and proxies, who may take
-shards.
+"""The nodes that a coordinator knows: live members, registered regions and proxies, candidates.
 
-Three sources are kept apart. Membership says who lives, whom nothing new should be given, which
-version of the application each runs, and whether the picture is unsettled. Registration says which
-of them run a region of this type. The region itself says that it wants to be drained. A *candidate*
-is live, a registered region, not unfit and not draining.
+Three sources are kept apart. Membership reports which nodes live, which of them take no new shards,
+which version of the application each runs, and whether a member is unreachable or joining.
+Registration shows which nodes run a region of this type. A region itself asks to be shut down. A
+*candidate* is live, a registered region, not unfit and not shutting down.
 
-While nodes of several versions host, a rollout is under way: the old ones will go soon. Shards that
-need a home get it among the candidates of the highest version, and nothing is rebalanced, so that
-no shard is moved to where it cannot stay. A node of which nobody knows yet whether it hosts counts
-as one that does.
+While hosting nodes run several versions, a rollout is under way: the old ones will go soon. Shards
+that need a home get it among the candidates of the highest version, and nothing is rebalanced, so
+that no shard moves to a node that is about to go. A live node that has not registered yet counts as
+one that hosts.
 
-A coordinator that takes over decides nothing before everybody alive has registered, or a grace is
-over: short if the store remembers, long if it lost the table, for then what regions report is all
-that is left, and a shard given away could be running elsewhere. Nor does the first
-coordinator before `min_members` regions are there, so that not all shards land on the first one.
+A new coordinator allocates nothing before every live node has registered, or a grace is over. The
+grace is `waiting_for_state_timeout`; it is `LOSS_PATIENCE` times longer if the store has lost the
+table, for then the reports of regions are all that is left, and a shard given away could be running
+elsewhere. Nor does the first coordinator allocate before `min_members` regions have registered, so
+that not all shards land on the first one.
 
-Source: S2.5, S2.34-S2.36; B.19, B.64, B.65; C.3, C.9; T.S20.
+A registration waits until membership shows its node, and while a write is under way, for it may
+change what is to be written. Then it is compared with the table. A shard that both have counts as
+started. A shard that only the region hosts is adopted. A shard that the region should host gets
+HostShard once more. Of two homes of one shard, the one with the lower fence gets HandOff. A region
+with another layout is refused, and the reason names both.
+
+Source: S0.6, S2.5, S2.23, S2.24, S2.34-S2.36, S2.67, S2.75, B.19, B.64, B.65, N.1;
+docs/architecture.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
+from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
-from shardbus.sharding.events import MembersChanged
-from shardbus.sharding.messages import Register
+from shardbus.sharding.coordinator.ledger import Ledger
+from shardbus.sharding.coordinator.moves import Moves
+from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
+from shardbus.sharding.coordinator.starts import PendingStarts
+from shardbus.sharding.events import CoordinatorEffect, MembersChanged, Note, Send
+from shardbus.sharding.messages import Home, Register, RegisterRefused
 from shardbus.sharding.versions import Order, order_of
 
 LOSS_PATIENCE = 15.0
@@ -35,25 +48,34 @@ EARLY_MAX = 1000
 """Registrations kept for nodes that membership does not show yet."""
 
 UNKNOWN = order_of("")
-"""The place of a node whose version nobody says."""
+"""The order of a node whose version is not known."""
+
+
+def with_role_minimum(
+    settings: ShardingSettings, role_min_members: Mapping[str, int]
+) -> ShardingSettings:
+    """Raise `min_members` to the minimum of the role that hosts the type, if it has one."""
+    least = role_min_members.get(settings.role, 0) if settings.role else 0
+    return replace(settings, min_members=max(settings.min_members, least))
 
 
 class Registry:
-    """The people of one coordinator."""
+    """The nodes of one coordinator."""
 
     __slots__ = (
         "_arriving", "_early", "_enough", "_live", "_min_members", "_mixed", "_orders", "_unfit",
-        "_versions", "draining", "emptying", "grace_until", "known", "registered",
+        "_versions", "draining", "grace_until", "known", "registered", "shutting_down",
     )  # fmt: skip
 
     def __init__(self, min_members: int) -> None:
         self.known = False
-        """Whether membership has spoken."""
+        """Whether membership has reported."""
         self.registered: dict[NodeId, bool] = {}
         """Node to whether it is a proxy."""
-        self.draining: dict[NodeId, None] = {}
-        self.emptying: tuple[NodeId, ...] = ()
-        """Who shall host nothing, and stays."""
+        self.shutting_down: dict[NodeId, None] = {}
+        """Regions that asked to be shut down."""
+        self.draining: tuple[NodeId, ...] = ()
+        """Nodes that must give their shards away and stay members."""
         self.grace_until = 0.0
         self._arriving = False
         self._live: dict[NodeId, None] = {}
@@ -66,59 +88,59 @@ class Registry:
         self._enough = False
 
     def is_live(self, node: NodeId) -> bool:
-        """Whether membership shows the node."""
+        """True if membership shows the node."""
         return node in self._live
 
     def update(self, members: MembersChanged) -> None:
-        """Take over what membership says; the caller buries the dead."""
+        """Replace what membership reported; the caller ends what depends on dead nodes."""
         self.known = True
         self._live = dict.fromkeys(members.live)
         self._unfit = dict.fromkeys(members.unfit)
         self._versions = {n: members.versions[n] for n in self._live if n in members.versions}
         self._orders = {node: order_of(version) for node, version in self._versions.items()}
         self._mixed = len(set(self._orders.values())) > 1
-        self.emptying = members.emptying
+        self.draining = members.draining
         self._arriving = members.unsettled
-        for gathered in (self.registered, self.draining):
+        for gathered in (self.registered, self.shutting_down):
             for node in [node for node in gathered if node not in self._live]:
                 del gathered[node]
 
     def register(self, node: NodeId, *, proxy: bool) -> bool:
-        """The node runs a region or proxy. True if that is news."""
-        news = self.registered.get(node) is not proxy
+        """Record that the node runs a region or a proxy. True if that is new."""
+        new = self.registered.get(node) is not proxy
         self.registered[node] = proxy
         if proxy:
-            self.draining.pop(node, None)
-            self._early.pop(node, None)  # what it said before it drained
-        return news
+            self.shutting_down.pop(node, None)
+            self._early.pop(node, None)  # it is from before the shutdown
+        return new
 
     def keep_early(self, register: Register) -> None:
-        """Remember a registration that cannot be taken yet; the newest of each node counts."""
+        """Keep a registration that cannot be handled yet; the newest of each node counts."""
         if register.node in self._early or len(self._early) < EARLY_MAX:
             self._early[register.node] = register
 
     def take_early(self) -> list[Register]:
-        """Those kept of nodes that are live now."""
+        """Return those kept of nodes that are live now, once."""
         ready = [register for node, register in self._early.items() if node in self._live]
         for register in ready:
             del self._early[register.node]
         return ready
 
     def assume_enough(self) -> None:
-        """The table has homes: enough regions were there once."""
+        """Record that enough regions have registered before: the table has homes."""
         self._enough = True
 
     def candidates(self) -> list[NodeId]:
-        """Who may have shards, in address order."""
+        """Return the nodes that may host shards, in address order."""
         return sorted(
             node
             for node, proxy in self.registered.items()
-            if not proxy and node not in self._unfit and node not in self.draining
+            if not proxy and node not in self._unfit and node not in self.shutting_down
         )
 
     def hosts(self, avoid: Collection[NodeId] = ()) -> tuple[NodeId, ...]:
-        """Who may be given a shard that needs a home: of the candidates, in address order, those of
-        the highest version. Who is to be avoided is given it only if nobody else can be."""
+        """Return the candidates for a shard that needs a home, in address order: those of the
+        highest version. Nodes to `avoid` are among them only if no other candidate is left."""
         able = self.candidates()
         able = [node for node in able if node not in avoid] or able
         if not self._mixed:
@@ -126,20 +148,20 @@ class Registry:
         highest = max((self._order(node) for node in able), default=UNKNOWN)
         return tuple(node for node in able if self._order(node) == highest)
 
-    def to_empty(self) -> tuple[NodeId, ...]:
-        """Whose shards shall move away; nobody's while there is nowhere to go."""
-        return self.emptying if self.emptying and self.candidates() else ()
+    def to_drain(self) -> tuple[NodeId, ...]:
+        """Return the nodes whose shards must move away; none while there is no candidate."""
+        return self.draining if self.draining and self.candidates() else ()
 
-    def expects(self, now: float) -> bool:
-        """Whether somebody alive has still to say what it hosts, and is waited for."""
+    def is_incomplete(self, now: float) -> bool:
+        """True if a live node has not reported what it hosts and the coordinator waits for it."""
         missing = any(node not in self.registered for node in self._live)
         return not self.known or (now < self.grace_until and missing)
 
     def why_not(self, now: float) -> str:
-        """Why no shard can get a home now; empty if one can."""
+        """Return why no shard can get a home now; empty if one can."""
         if not self.known:
             return "membership is not known yet"
-        if self.expects(now):
+        if self.is_incomplete(now):
             return "regions are registering with a new coordinator"
         regions = sum(not proxy for proxy in self.registered.values())
         self._enough = self._enough or regions >= self._min_members
@@ -148,7 +170,7 @@ class Registry:
         return "" if self.candidates() else "no region may take shards"
 
     def unsettled(self) -> str:
-        """Why this is no time to rebalance, though shards get homes; empty if it is one."""
+        """Return why nothing may be rebalanced now, though shards get homes; empty if it may."""
         if self._arriving:
             return "a member is unreachable or joining"
         if not self._mixed:
@@ -163,3 +185,77 @@ class Registry:
 
     def _order(self, node: NodeId) -> Order:
         return self._orders.get(node, UNKNOWN)
+
+
+class Registrar:
+    """Handles the registrations that a registry keeps. `settled` returns the home of a shard that
+    neither moves nor is being written."""
+
+    __slots__ = (
+        "_layout", "_ledger", "_moves", "_outbox", "_registry", "_settled", "_starts", "notes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        layout: str,
+        registry: Registry,
+        ledger: Ledger,
+        moves: Moves,
+        starts: PendingStarts,
+        outbox: Outbox,
+        settled: Callable[[str], Home | None],
+    ) -> None:
+        self.notes: list[CoordinatorEffect] = []
+        """Effects that the outbox does not carry."""
+        self._layout, self._registry, self._ledger = layout, registry, ledger
+        self._moves, self._starts, self._outbox = moves, starts, outbox
+        self._settled = settled
+
+    def register_early(self, epoch: int, now: float) -> bool:
+        """Handle every registration that can be handled now. True if one of them is new, or from a
+        region that was a proxy or the other way round."""
+        if self._ledger.writing is not None or not self._registry.known:
+            return False
+        new = False
+        for register in self._registry.take_early():
+            new = self._register(register, epoch, now) or new
+        return new
+
+    def _forget(self, shard: str) -> None:
+        """Wait no longer for the shard to start or to move."""
+        self._starts.forget(shard)
+        self._moves.forget(shard)
+
+    def _register(self, register: Register, epoch: int, now: float) -> bool:
+        node = register.node
+        if register.layout != self._layout:
+            reason = f"the table has layout {self._layout}, {node} has {register.layout}"
+            self.notes += [
+                Send(node, RegisterRefused(epoch, reason)),
+                Note("register_refused", reason),
+            ]
+            return False
+        new = self._registry.register(node, proxy=register.proxy)
+        if register.proxy:
+            for shard in self._ledger.table.shards_at(node):
+                self._forget(shard)
+        self._ledger.register(node, now, proxy=register.proxy)
+        if not register.proxy:
+            self._reconcile(node, register.hosted, now)
+        known = [home for home in self._ledger.homes() if home.shard not in self._moves.handoffs]
+        self._outbox.add(node, HomeMessage.REGISTER_ACK, known)
+        return new
+
+    def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
+        """Compare what the region hosts with the table, and settle each difference."""
+        found = self._ledger.reconcile(node, hosted)
+        for home in found.adopted:
+            self.notes.append(Note("adopted", f"shard {home.shard} at {node}"))
+            self._forget(home.shard)
+        for home in found.confirmed:
+            self._starts.forget(home.shard)
+        for home in found.losers:
+            self._outbox.add(home.node, HomeMessage.HANDOFF, (home,))
+        for home in found.missing:
+            if self._settled(home.shard) == home:
+                self._starts.host(home, now)

@@ -1,7 +1,8 @@
-"""Shards that have a home and have not been confirmed: HostShard is repeated until ShardStarted.
+"""Shards that have a home and are not confirmed: HostShard is repeated until ShardStarted.
 
-A region that lives and does not confirm is asked `TRIES` times. Then the coordinator takes the
-shard from it, the way it takes any shard: the region may have it after all.
+A region that lives and does not confirm gets HostShard `TRIES` times, `shard_start_timeout` seconds
+apart. Then the coordinator hands the shard off as it does any other, for the region may have
+started it after all.
 
 Source: S0.7, S0.8, S2.67.
 """
@@ -16,7 +17,7 @@ TRIES = 3
 
 
 class PendingStarts:
-    """Shards on their way into life."""
+    """The shards that wait for ShardStarted. `timeout`: seconds for each try."""
 
     __slots__ = ("_homes", "_outbox", "_timeout", "_timers")
 
@@ -30,24 +31,24 @@ class PendingStarts:
         return shard in self._homes
 
     def deadline(self) -> float | None:
-        """When a region has been silent for too long."""
+        """Return when the next region is overdue."""
         return self._timers.deadline()
 
     def host(self, home: Home, now: float, tries: int = 1) -> None:
-        """Tell the region that it is the home."""
+        """Send HostShard to the region, for the `tries`-th time."""
         self._outbox.add(home.node, HomeMessage.HOST_SHARD, (home,))
         self._homes[home.shard] = home, tries
         self._timers.set(home.shard, now + self._timeout)
 
-    def started(self, shard: str) -> None:
-        """Nobody waits for it any more."""
+    def forget(self, shard: str) -> None:
+        """Stop waiting for the shard: it has started, or its home ends."""
         self._homes.pop(shard, None)
         self._timers.cancel(shard)
 
-    def tick(self, now: float) -> list[tuple[Home, int]]:
-        """The homes that were silent for too long, and how often they were asked."""
+    def overdue(self, now: float) -> list[tuple[Home, int]]:
+        """Return the homes that have not confirmed in time, and how often HostShard was sent."""
         return [self._homes[shard] for shard in self._timers.due(now)]
 
     def check(self) -> None:
-        """Audit: nothing waits without a deadline."""
+        """Check that every pending start has a deadline; for tests."""
         assert all(shard in self._timers for shard in self._homes)

@@ -1,10 +1,10 @@
-"""Shards that somebody asked to stop, until they have.
+"""Shards that an operator wants stopped, until they have stopped.
 
-A shard at home is handed off to nowhere, one on the move goes nowhere in the end, one that is being
-started is stopped once it has started. One that runs nowhere has stopped. What is sent to a stopped
-shard starts it again; that it had stopped is said all the same.
+A shard at home is handed off to nowhere. One that moves goes nowhere in the end. One that starts is
+stopped once it has started. One that runs nowhere has stopped already. A message for a stopped
+shard starts it again; it is reported as stopped all the same.
 
-Source: B.63; T.SU16.
+Source: B.63.
 """
 
 from __future__ import annotations
@@ -18,47 +18,53 @@ from shardbus.sharding.messages import Home
 
 
 class PendingStops:
-    """Which are still to stop, and which have since the last `take`."""
+    """The shards that must still stop, and those that have stopped and are not reported yet."""
 
-    __slots__ = ("_asked", "_done", "_ledger", "_moves")
+    __slots__ = ("_ledger", "_moves", "_pending", "_stopped")
 
     def __init__(self, ledger: Ledger, moves: Moves) -> None:
         self._ledger, self._moves = ledger, moves
-        self._asked: dict[str, None] = {}
-        self._done: list[str] = []
+        self._pending: dict[str, None] = {}
+        self._stopped: list[str] = []
 
     @property
-    def asked(self) -> tuple[str, ...]:
-        """Which are still to stop."""
-        return tuple(self._asked)
+    def shards(self) -> tuple[str, ...]:
+        """The shards that must still stop."""
+        return tuple(self._pending)
 
-    def ask(self, shards: Iterable[str]) -> None:
-        """These shall stop."""
-        self._asked.update(dict.fromkeys(shards))
+    def add(self, shards: Iterable[str]) -> None:
+        """Stop these shards."""
+        self._pending.update(dict.fromkeys(shards))
 
-    def freed(self, shard: str) -> bool:
-        """The shard runs nowhere now. True if it was to stop."""
-        if shard not in self._asked:
+    def on_freed(self, shard: str) -> bool:
+        """Record that the shard runs nowhere. True if it had to stop."""
+        if shard not in self._pending:
             return False
-        del self._asked[shard]
-        self._done.append(shard)
+        del self._pending[shard]
+        self._stopped.append(shard)
         return True
 
-    def pursue(
-        self, settled: Callable[[str], Home | None], stop: Callable[[str], None], *, sure: bool
+    def advance(
+        self, settled: Callable[[str], Home | None], stop: Callable[[str], None], *, complete: bool
     ) -> None:
-        """Let everything stop that can: `stop` begins it for one that is at home. `sure`: nobody
-        can host what the table does not know."""
-        for shard in list(self._asked):
+        """Stop every pending shard that can be stopped now.
+
+        Args:
+            settled: returns the home of a shard that neither moves nor is being written.
+            stop: begins the hand-off of a shard that is at home.
+            complete: every live region has registered, so what the table does not have runs
+                nowhere.
+        """
+        for shard in list(self._pending):
             handoff = self._moves.handoffs.get(shard)
             if handoff is not None:
                 handoff.purpose, handoff.target = HandoffPurpose.STOP, None
             elif settled(shard) is not None:
                 stop(shard)
-            elif sure and self._ledger.is_nowhere(shard):
-                self.freed(shard)
+            elif complete and self._ledger.is_nowhere(shard):
+                self.on_freed(shard)
 
-    def take(self) -> tuple[str, ...]:
-        """Those that have stopped since."""
-        done, self._done = tuple(self._done), []
-        return done
+    def take_stopped(self) -> tuple[str, ...]:
+        """Return those that have stopped since the last call."""
+        stopped, self._stopped = tuple(self._stopped), []
+        return stopped

@@ -1,89 +1,92 @@
-"""How a region finds its coordinator and whom it obeys.
+"""How a region registers with its coordinator, and whose commands it obeys.
 
-The shell says where the coordinator is; the region registers there, first at short intervals, then
-every `retry_interval`, until RegisterAck. An epoch above the one it registered under means that a
-new coordinator rules, perhaps on the same node: it registers again.
+The shell reports where the coordinator is. The region registers there, first at short intervals,
+then every `retry_interval` seconds, until RegisterAck. An epoch above the one it registered under
+means that there is a new coordinator, perhaps on the same node: the region registers again.
 
-Commands count from the sender of the highest epoch seen: the first one under that epoch, or the
-node that the shell says the coordinator is on, should a forgetful store have given one epoch twice.
-A client, which no coordinator knows, believes any node; fences sort what it hears.
+A region obeys the sender of the highest epoch seen. That is the first sender under the epoch, or
+the node that the shell reports as the coordinator's, in case a store that lost its data gave one
+epoch twice. A client, which registers nowhere, obeys any node; fences sort what it receives.
 
-Source: S2.62; B.56; C.36; docs/architecture.md.
+Source: S2.62, B.56; docs/architecture.md.
 """
 
 from __future__ import annotations
 
 from shardbus.ids import NodeId
 
-FIRST_RETRY = 0.1
+FIRST_RETRY_S = 0.1
+"""Seconds before the second attempt; the interval doubles up to the setting."""
+
 REFUSED_PATIENCE = 5.0
-"""A refused region tries again, this many retry intervals apart: the next coordinator may take
+"""A refused region registers again after this many retry intervals: the next coordinator may accept
 it."""
 
 
 class Registration:
-    """The standing of one region with its coordinator."""
+    """The registration of one region. `registers` is False for a client."""
 
     __slots__ = (
-        "_clerk", "_enrolled", "_registered_epoch", "_retry", "_tries", "coordinator", "due",
+        "_obeyed", "_registered_epoch", "_registers", "_retry", "_tries", "coordinator", "due",
         "epoch", "is_registered",
     )  # fmt: skip
 
-    def __init__(self, enrolled: bool, retry_interval: float) -> None:
+    def __init__(self, registers: bool, retry_interval: float) -> None:
         self.coordinator: NodeId | None = None
         self.epoch = 0
         """The highest epoch seen."""
         self.due: float | None = None
-        """When Register is to be sent."""
+        """When Register must be sent."""
         self.is_registered = False
-        self._clerk: NodeId | None = None
-        self._enrolled = enrolled
+        self._obeyed: NodeId | None = None
+        """The sender of the highest epoch."""
+        self._registers = registers
         self._registered_epoch = 0
         self._retry = retry_interval
         self._tries = 0
 
-    def coordinator_at(self, node: NodeId | None, now: float) -> None:
-        """The coordinator is there, or nowhere."""
+    def set_coordinator(self, node: NodeId | None, now: float) -> None:
+        """Register with the coordinator on that node; None if no node has it."""
         self.coordinator = node
         self._start_over(now)
 
-    def see(self, epoch: int, now: float) -> None:
-        """Gossip knows of this epoch."""
+    def on_epoch(self, epoch: int, now: float) -> None:
+        """Register again if this epoch is above the one registered under."""
         if self.is_registered and epoch > self._registered_epoch:
             self._start_over(now)
 
-    def obeys(self, sender: NodeId, epoch: int) -> str:
-        """Why the sender may not command under this epoch; empty if it may."""
-        if not self._enrolled:
+    def refusal(self, sender: NodeId, epoch: int) -> str:
+        """Return why the sender must not be obeyed under this epoch; empty if it must be."""
+        if not self._registers:
             self.epoch = max(self.epoch, epoch)
             return ""
         if epoch < self.epoch:
             return f"epoch {epoch} of {sender} is over: this is epoch {self.epoch}"
-        if epoch == self.epoch and sender not in (self._clerk, self.coordinator):
-            return f"epoch {epoch} is {self._clerk}'s, not {sender}'s"
-        self.epoch, self._clerk = epoch, sender
+        if epoch == self.epoch and sender not in (self._obeyed, self.coordinator):
+            return f"epoch {epoch} is {self._obeyed}'s, not {sender}'s"
+        self.epoch, self._obeyed = epoch, sender
         return ""
 
-    def registered(self) -> None:
-        """RegisterAck came."""
+    def on_registered(self) -> None:
+        """Stop registering: RegisterAck came."""
         self.is_registered = True
         self._registered_epoch = self.epoch
         self.due = None
 
-    def refused(self, now: float) -> None:
-        """RegisterRefused came."""
+    def on_refused(self, now: float) -> None:
+        """Register again later: RegisterRefused came."""
         self.is_registered = False
         self.due = now + REFUSED_PATIENCE * self._retry
 
     def take_due(self, now: float) -> bool:
-        """Whether Register is to be sent now; the next time is set."""
+        """True if Register must be sent now; sets when it is due next."""
         if self.due is None or now < self.due:
             return False
-        self.due = now + min(self._retry, FIRST_RETRY * 2.0 ** min(self._tries, 30))
+        self.due = now + min(self._retry, FIRST_RETRY_S * 2.0 ** min(self._tries, 30))
         self._tries += 1
         return True
 
     def _start_over(self, now: float) -> None:
         self.is_registered = False
         self._tries = 0
-        self.due = now if self._enrolled and self.coordinator is not None else None
+        self.due = now if self._registers and self.coordinator is not None else None

@@ -1,6 +1,6 @@
-"""What a region knows of one shard's way: where messages for it go, and those that must wait.
+"""What a region knows of one shard: where messages for it go, and those that wait.
 
-               home told              other home told, or BeginHandOff
+               home learned             other home learned, or BeginHandOff
     UNKNOWN ──────────────> KNOWN(home) ──────────────────────────────> FLUSHING(old home)
      ^   ^                   │     ^                                     │            │
      │   └───────────────────┘     └─────────────────────────────────────┘            │
@@ -8,41 +8,63 @@
      └────────────────────────────────────────────────────────────────────────────────┘
                                      Flush echoed, or old home died: next home unknown
 
-- UNKNOWN: messages wait; the coordinator is asked while any do.
+- UNKNOWN: messages wait. While any do, the region asks the coordinator for the home.
 - KNOWN: messages go straight to the home. The machine sees none of them.
-- FLUSHING: a Flush runs after everything that was sent to the old home. Until its echo, messages
-  wait, even if the next home is known: those on the way to the old home must arrive first.
+- FLUSHING: a Flush travels behind everything that was sent to the old home. Until its echo,
+  messages wait, even if the next home is known: those on the way to the old home must arrive first.
 
-`floor` is the lowest fence that a home may have to be believed. It rises with every home, with
-BeginHandOff above the home that is left, and with the death of a home. A coordinator that takes
-over may put a shard back to the home it was about to leave: then the fence just below the floor
-counts again, if the new epoch is above the one of BeginHandOff.
+`floor` is the lowest fence that a home may have to be accepted. It rises with every home, with
+BeginHandOff above the home that is left, and with the death of a home. A new coordinator may put a
+shard back to the home it was about to leave: then the fence just below the floor is accepted again,
+if the new epoch is above the epoch of the BeginHandOff.
 
-Messages that come back from the old home while this region flushes towards it have been sent before
-the Flush. They are `returned`, and are let through to the next home ahead of those `waiting`. So is
-what comes from a process that had sent nothing to the old home this way (`ForwardedFrom`): nothing
-older
-of it can come back. If that waited too, two homes in a row that each flush towards the one before
-could wait for each other: the Flush of one lies behind what the other keeps. Only behind mail that
-the old home passes on (`ways`) does everybody wait.
+Messages that come back from the old home while this region flushes towards it were sent before the
+Flush. They are `returned`, and go to the next home ahead of those `waiting`. The same holds for
+messages from a process that sent nothing to the old home by this region (`ForwardedFrom`): nothing
+older of it can come back. If those waited too, two homes in a row that each flush towards the one
+before could wait for each other, since the Flush of one lies behind what the other keeps. Only
+behind leftovers that the old home passes on (`routing`) does every sender wait.
 
-`RouteBuffers` counts all that waits in the region, in messages and in bytes. Asks that expire
-are still counted, until their room is wanted or the home comes.
+`RouteBuffers` counts everything that waits in the region, in messages and in bytes. Asks that
+expire stay counted until their room is needed or the home is known.
 
-Source: S0.12, S0.13, S0.21, S2.65; docs/architecture.md.
+Source: S0.12, S0.13, S0.21, S2.65, B.55, B.108; docs/architecture.md.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
-from shardbus.sharding.region.buffered import BufferedMessage
 
-PASSED_MAX = 100
-"""So many processes are told apart, of those whose messages went to a home."""
+FORWARDED_MAX = 100
+"""Processes that one `ForwardedFrom` tells apart."""
+
+REJECT_BUFFER_FULL = "buffer_full"
+REJECT_EXPIRED = "expired"
+REJECT_HOP_LIMIT = "hop_limit"
+REJECT_REFUSED = "refused"
+REJECT_STOPPED = "stopped"
+
+
+class BufferedMessage(Protocol):
+    """A message that waits in a region, which keeps it in order and never opens it.
+
+    `size` is the number of bytes it counts for in a buffer. `expired`: it is an ask whose deadline
+    has passed, and its sender has the error.
+    """
+
+    @property
+    def size(self) -> int: ...
+    @property
+    def expired(self) -> bool: ...
+
+
+Returned = tuple[tuple[str, BufferedMessage], ...]
+"""Messages with their shards, in order."""
 
 
 class RouteState(Enum):
@@ -54,120 +76,125 @@ class RouteState(Enum):
 
 
 class ForwardedFrom:
-    """Whose messages went on to a home. One that has been forwarded before it came may be
-    anybody's, and so may any of very many."""
+    """The processes whose messages were forwarded to one home.
 
-    __slots__ = ("_anybody", "_nodes")
+    A message that was forwarded before it came here may be any process's. So may any message once
+    more than `FORWARDED_MAX` processes have sent.
+    """
+
+    __slots__ = ("_any", "_nodes")
 
     def __init__(self) -> None:
         self._nodes: dict[NodeId, None] = {}
-        self._anybody = False
+        self._any = False
 
-    def note(self, via: NodeId | None, hops: int) -> None:
-        """A message goes on that came from there, forwarded so often before."""
-        if hops or len(self._nodes) >= PASSED_MAX:
-            self._anybody = True
+    def add(self, via: NodeId | None, hops: int) -> None:
+        """Record a message that came from `via` after `hops` earlier forwards."""
+        if hops or len(self._nodes) >= FORWARDED_MAX:
+            self._any = True
         elif via is not None:
             self._nodes[via] = None
 
-    def join(self, other: ForwardedFrom) -> None:
-        """Those too."""
+    def merge(self, other: ForwardedFrom) -> None:
+        """Add the processes of `other`."""
         self._nodes |= other._nodes
-        self._anybody = self._anybody or other._anybody or len(self._nodes) > PASSED_MAX
+        self._any = self._any or other._any or len(self._nodes) > FORWARDED_MAX
 
     def may_include(self, via: NodeId) -> bool:
-        """Whether something that this process sent may be among them."""
-        return self._anybody or via in self._nodes
+        """True if a message that this process sent may be among those forwarded."""
+        return self._any or via in self._nodes
 
 
 @dataclass(slots=True)
 class Route:
-    """The way to one shard."""
+    """The route to one shard."""
 
     shard: str
-    way: RouteState = RouteState.UNKNOWN
+    state: RouteState = RouteState.UNKNOWN
     home: Home | None = None
-    """KNOWN: the home; FLUSHING: the old home."""
-    next: Home | None = None
-    """Where messages will go, known but not open yet."""
+    """KNOWN: the home. FLUSHING: the old home."""
+    next_home: Home | None = None
+    """Where messages will go: known, but not open yet."""
     floor: int = 0
-    left: tuple[int, int] | None = None
+    handed_off: tuple[int, int] | None = None
     """Fence and epoch of the BeginHandOff that raised the floor above that fence."""
     flush_id: int = 0
     flushing_since: float = 0.0
-    owed: Home | None = None
-    """The BeginHandOff to acknowledge when the Flush is done."""
-    dead: Home | None = None
+    unacked: Home | None = None
+    """The BeginHandOff to acknowledge when the Flush ends."""
+    dead_home: Home | None = None
     """The home whose death raised the floor above its fence."""
-    asked: bool = False
-    """Somebody else wants to know the home, so it is asked for without messages too."""
-    mail: list[BufferedMessage] = field(default_factory=list)
-    """What the entities that ran here have not handled; it goes before everything else."""
-    kept_by: int = 0
-    """The epoch of the coordinator under which that was."""
-    behind: bool = False
-    """FLUSHING: the old home passes on such mail."""
-    heir: Home | None = None
-    """The home that has asked for the mail: it lets in nothing else before."""
-    held: tuple[Home, float] | None = None
-    """A home that has not asked yet, and until when that is waited for."""
+    watched: bool = False
+    """A client wants the home, so the region asks for it without messages too."""
+    leftovers: list[BufferedMessage] = field(default_factory=list)
+    """What the entities that ran here have not handled. It goes before everything else."""
+    leftovers_epoch: int = 0
+    """The epoch under which the shard stopped here with leftovers."""
+    awaits_leftovers: bool = False
+    """FLUSHING: the old home passes on leftovers."""
+    requester: Home | None = None
+    """The home that asked for the leftovers: it lets in nothing else before them."""
+    awaited: tuple[Home, float] | None = None
+    """A home that has not asked for the leftovers yet, and the deadline for that."""
     waiting: list[BufferedMessage] = field(default_factory=list)
     returned: list[BufferedMessage] = field(default_factory=list)
-    passed: ForwardedFrom = field(default_factory=ForwardedFrom)
-    """What went to the home."""
-    ahead: ForwardedFrom = field(default_factory=ForwardedFrom)
-    """What went, or will go, to the next home."""
+    forwarded: ForwardedFrom = field(default_factory=ForwardedFrom)
+    """Whose messages went to the home by this region."""
+    forwarded_next: ForwardedFrom = field(default_factory=ForwardedFrom)
+    """Whose messages went, or will go, to the next home."""
 
-    def believes(self, home: Home, epoch: int) -> bool:
-        """Whether this home is news, or at least not old."""
-        known = self.next or self.home
+    def accepts(self, home: Home, epoch: int) -> bool:
+        """True if this home is at least as new as what is known."""
+        known = self.next_home or self.home
         if known is not None and known.fence == home.fence and known.node != home.node:
             return False
         if home.fence >= self.floor:
             return True
-        return self.left is not None and home.fence == self.left[0] and epoch > self.left[1]
+        handed_off = self.handed_off
+        return handed_off is not None and home.fence == handed_off[0] and epoch > handed_off[1]
 
-    def leave(self, home: Home, epoch: int) -> None:
-        """The shard is about to leave this home."""
+    def on_begin_handoff(self, home: Home, epoch: int) -> None:
+        """Raise the floor: the shard is about to leave this home."""
         if home.fence >= self.floor:
             self.floor = home.fence + 1
-            self.left = (home.fence, epoch)
-        elif self.left is not None and self.left[0] == home.fence:
-            self.left = (home.fence, max(epoch, self.left[1]))
+            self.handed_off = (home.fence, epoch)
+        elif self.handed_off is not None and self.handed_off[0] == home.fence:
+            self.handed_off = (home.fence, max(epoch, self.handed_off[1]))
 
-    def bury(self, home: Home) -> None:
-        """The home is dead: whoever names it is behind."""
-        self.floor, self.left, self.dead = home.fence + 1, None, home
+    def on_home_dead(self, home: Home) -> None:
+        """Raise the floor above a dead home: a sender that still names it is behind."""
+        self.floor, self.handed_off, self.dead_home = home.fence + 1, None, home
 
-    def revive(self, node: NodeId) -> None:
-        """The node of the dead home lives after all."""
-        dead, self.dead = self.dead, None
+    def on_node_back(self, node: NodeId) -> None:
+        """Lower the floor again if the dead home was on this node, which is alive after all."""
+        dead, self.dead_home = self.dead_home, None
         if dead is not None and dead.node == node and self.floor == dead.fence + 1:
             self.floor = dead.fence
 
-    def point(self, home: Home) -> None:
-        """Messages will go to this home."""
-        self.next = home
+    def set_next(self, home: Home) -> None:
+        """Make this the next home."""
+        self.next_home = home
         self.floor = home.fence
-        self.left = None
+        self.handed_off = None
 
-    def is_free(self, via: NodeId | None) -> bool:
-        """Whether what comes from there need not wait for the echo."""
-        if self.way is not RouteState.FLUSHING or self.home is None or via is None:
+    def bypasses_flush(self, via: NodeId | None) -> bool:
+        """True if what comes from `via` need not wait for the echo of the Flush."""
+        if self.state is not RouteState.FLUSHING or self.home is None or via is None:
             return False
-        known = via == self.home.node
-        return known or not (self.behind or self.passed.may_include(via))
+        if via == self.home.node:
+            return True
+        return not (self.awaits_leftovers or self.forwarded.may_include(via))
 
     @property
     def needs_home(self) -> bool:
-        """Whether the coordinator should be asked."""
-        if self.way is RouteState.KNOWN or self.next is not None:
+        """True if the region must ask the coordinator for the home."""
+        if self.state is RouteState.KNOWN or self.next_home is not None:
             return False
-        return bool(self.mail or self.waiting or self.returned or self.asked)
+        return bool(self.leftovers or self.waiting or self.returned or self.watched)
 
 
 class RouteBuffers:
-    """The room that all routes of a region share."""
+    """The bound on messages and bytes that all routes of a region share."""
 
     __slots__ = ("_bytes_max", "_messages_max", "_tenth", "bytes", "messages")
 
@@ -178,22 +205,22 @@ class RouteBuffers:
         self._bytes_max = bytes_max
         self._tenth = 0
 
-    def take(self, envelope: BufferedMessage) -> bool:
-        """Count one in, if there is room."""
-        size = envelope.size
+    def add(self, message: BufferedMessage) -> bool:
+        """Count the message. Returns False, and counts nothing, if there is no room."""
+        size = message.size
         if self.messages >= self._messages_max or self.bytes + size > self._bytes_max:
             return False
         self.messages += 1
         self.bytes += size
         return True
 
-    def give(self, envelopes: list[BufferedMessage]) -> None:
-        """Count these out."""
-        self.messages -= len(envelopes)
-        self.bytes -= sum(envelope.size for envelope in envelopes)
+    def remove(self, messages: list[BufferedMessage]) -> None:
+        """Count these messages out."""
+        self.messages -= len(messages)
+        self.bytes -= sum(message.size for message in messages)
 
     def crossed(self) -> int | None:
-        """The percentage of use, in tens, if it rose to another ten since the last call."""
+        """Return the use in percent, in steps of ten, if it rose a step since the last call."""
         use = max(self.messages / self._messages_max, self.bytes / self._bytes_max)
         before, self._tenth = self._tenth, int(use * 10)
         return self._tenth * 10 if self._tenth > before else None

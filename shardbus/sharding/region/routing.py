@@ -1,61 +1,93 @@
-"""The sending half of a region: routes, what waits for them, and who must be asked.
+"""The sending half of a region: routes, buffered messages, and requests for homes.
 
-Order per sender and entity is kept because a router
+Order per sender and entity is kept because a region
 
 1. never sends for a shard to two places at once: it leaves an old home with a Flush behind
-   everything it sent there, and sends to the new one only after the echo (`routes` has the
-   drawing);
-2. forwards what arrives for a shard that is not here in the order of arrival, Flushes of others
-   among it, so that their echo comes from behind what they had sent;
-3. lets in, while the shard runs here already but the Flush towards its old home is still out, only
-   what that home sends on, or who had sent nothing there by us: everything else, local senders
-   included, waits until the echo shows that nothing older is coming.
+   everything it sent there, and sends to the new home only after the echo (`route` has the
+   diagram);
+2. forwards messages for a shard that is not here in the order of arrival, the Flushes of other
+   senders among them, so that their echo comes from behind what those senders had sent;
+3. lets in, while the shard runs here already but the Flush towards its old home has no echo, only
+   what that home forwards and what comes from processes that sent nothing there by this region.
+   Everything else, local senders included, waits for the echo: nothing older can come after it.
 
-A message that comes from the very node that it would be sent to shows that one of the two is
+A message that comes from the very node that it would be sent to shows that one of the two nodes is
 behind: it waits while the coordinator is asked. `hop_limit` ends longer circles.
 
-How a way changes, and what becomes of messages that a shard's entities have not handled, is in
-`ways`.
+A home that echoes no Flush for `FLUSH_PATIENCE_S` is left all the same. From then on order towards
+that shard is not guaranteed, and the region notes `flush_given_up` with the name of the shard.
 
-Source: S0.11-S0.13, S0.21, S0.34-S0.36, S2.22, S2.65; B.55; C.1, C.5; N.3.
+**Leftovers** are what a shard's entities have not handled when the shard stops here: an entity was
+cut off, or could not start, or had stashed messages. They are older than anything that waits, so
+the next home gets them first. But other regions have buffered later messages since the hand-off
+began, and send those to the next home as soon as they know it. So that home must let in nothing
+else before the leftovers:
+
+    old home      ShardStopped(left) ─────> coordinator
+    coordinator   HostShard(behind) ──────> new home          which then awaits the leftovers:
+    new home      Flush, PassOn ──────────> old home
+    old home      leftovers, waiting, Flush > new home        which lets in what comes that way
+    new home      echo ──> itself: open for every sender
+
+The old home sends nothing before it has PassOn from the very home that it knows as the next. A home
+that does not ask had no `behind`, because the coordinator changed in between. Then other senders
+may reach it already, so the leftovers are rejected after `LEFTOVERS_PATIENCE_S`, or as soon as yet
+another home is known. So are the leftovers of a shard that another coordinator brings back here,
+for it may have run elsewhere. A home that stops while it awaits leftovers keeps what comes for the
+next home, which awaits them in turn.
+
+Every Release stands before the SetRoute or SetArrivals that lets others follow.
+
+Source: S0.11-S0.13, S0.21-S0.25, S0.34-S0.36, S2.22, S2.28, S2.65, S3.59, S4.17, B.55,
+N.3.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding.messages import Home
-from shardbus.sharding.region.buffered import (
+from shardbus.sharding.region.route import (
     REJECT_BUFFER_FULL,
+    REJECT_EXPIRED,
     REJECT_HOP_LIMIT,
     REJECT_REFUSED,
+    REJECT_STOPPED,
     BufferedMessage,
+    ForwardedFrom,
     Returned,
+    Route,
+    RouteBuffers,
+    RouteState,
 )
-from shardbus.sharding.region.route import Route, RouteBuffers, RouteState
-from shardbus.sharding.region.transitions import RouteTransitions
 from shardbus.sharding.timers import Timers
 
-GONE_MAX = 1000
+DEAD_NODES_MAX = 1000
 """Dead nodes remembered, so that a coordinator that is behind cannot point at one."""
 
 SUSPECT_HOPS = 4
-"""A message forwarded so often has met a circle: the route it meets is checked."""
+"""Forwards after which a message has met a circle: the route that it meets is checked."""
 
-FLUSH_PATIENCE = 60.0
-"""After so many seconds a home that echoes no Flush is left all the same."""
+FLUSH_PATIENCE_S = 60.0
+"""Seconds after which a home that echoes no Flush is left all the same."""
 
-PATIENCE = 3.0
-"""After a Wait the question is repeated so many times more slowly: the answer will come unasked."""
+WAIT_PATIENCE = 3.0
+"""How many times longer a region waits after Wait before it asks again: the answer comes unasked,
+and asking is for the case that it was lost."""
+
+LEFTOVERS_PATIENCE_S = 5.0
+"""Seconds that an old home waits for the next home to ask for the leftovers."""
 
 
 class Routing:
-    """Routes of one entity type. `out` takes the effects."""
+    """The routes of one entity type. Effects are appended to `out`."""
 
     __slots__ = (
-        "_buffers", "_hop_limit", "_me", "_out", "_refused", "_retry", "_routes", "_timers",
-        "_ways", "news",
+        "_acks", "_buffers", "_dead", "_flushes", "_hop_limit", "_me", "_out", "_refused", "_retry",
+        "_routes", "_running", "_timers", "_with_expired", "new_homes",
     )  # fmt: skip
 
     def __init__(
@@ -68,286 +100,366 @@ class Routing:
         self._routes: dict[str, Route] = {}
         self._buffers = RouteBuffers(settings.buffer_size, settings.buffer_bytes)
         self._timers: Timers[str] = Timers()
-        self._ways = RouteTransitions(me, settings.retry_interval, self._buffers, self._timers, out)
+        self._flushes = 0
         self._refused = False
-        self.news: dict[str, Home] = {}
+        self._dead: dict[NodeId, None] = {}
+        self._running: dict[str, int] = {}
+        """The fences of the shards that run here."""
+        self._acks: dict[str, Home] = {}
+        """BeginHandOffs to acknowledge at the end of the turn."""
+        self._with_expired: dict[str, Route] = {}
+        """Routes in which expired asks wait."""
+        self.new_homes: dict[str, Home] = {}
         """Homes that were not known before this turn."""
 
     def take_acks(self) -> dict[str, Home]:
-        """BeginHandOffs that are to be acknowledged now."""
-        acks, self._ways.acks = self._ways.acks, {}
+        """Return the BeginHandOffs to acknowledge now, once."""
+        acks, self._acks = self._acks, {}
         return acks
 
     @property
     def buffered(self) -> tuple[int, int]:
-        """Messages and bytes that wait."""
+        """The messages and bytes that wait."""
         return self._buffers.messages, self._buffers.bytes
 
     def deadline(self) -> float | None:
-        """When the next question is due."""
+        """Return when `due_requests` is due."""
         return self._timers.deadline()
 
     def home_of(self, shard: str) -> Home | None:
-        """The best home known."""
+        """Return the best home known."""
         route = self._routes.get(shard)
         if route is None:
             return None
-        return route.next or (route.home if route.way is RouteState.KNOWN else None)
+        return route.next_home or (route.home if route.state is RouteState.KNOWN else None)
 
     # Messages.
 
     def deliver(self, event: ev.Deliver, now: float) -> None:
-        """A message without a route: send it on, or keep it."""
+        """Send a message without a route on, or keep it."""
         route = self._route(event.shard)
         if self._refused or event.hops >= self._hop_limit:
             reason = REJECT_REFUSED if self._refused else REJECT_HOP_LIMIT
-            self._out.append(ev.Reject(event.shard, event.envelope, reason))
+            self._out.append(ev.Reject(event.shard, event.message, reason))
             return
-        if route.way is RouteState.KNOWN and route.home is not None:
+        if route.state is RouteState.KNOWN and route.home is not None:
             if not self._circles(event, route.home):
-                route.passed.note(event.via, event.hops)
-                self._out.append(ev.Release(event.shard, route.home.node, (event.envelope,)))
+                route.forwarded.add(event.via, event.hops)
+                self._out.append(ev.Release(event.shard, route.home.node, (event.message,)))
                 return
-            self._doubt(route, now)
-        free = route.is_free(event.via)
-        if free and route.next is not None and self._ways.goes(route, route.next):
-            route.ahead.note(event.via, event.hops)
-            self._out.append(ev.Release(event.shard, route.next.node, (event.envelope,)))
+            self._check_home(route, now)
+        free = route.bypasses_flush(event.via)
+        if free and route.next_home is not None and self._may_send_to(route, route.next_home):
+            route.forwarded_next.add(event.via, event.hops)
+            self._out.append(ev.Release(event.shard, route.next_home.node, (event.message,)))
             return
-        if not self._ways.take(event.envelope):
-            self._out.append(ev.Reject(event.shard, event.envelope, REJECT_BUFFER_FULL))
+        if not self._buffer(event.message):
+            self._out.append(ev.Reject(event.shard, event.message, REJECT_BUFFER_FULL))
             return
-        route.ahead.note(event.via, event.hops)
+        route.forwarded_next.add(event.via, event.hops)
         queue = route.returned if free else route.waiting
-        queue.insert(0 if event.older else len(queue), event.envelope)
-        self._ways.ask(route, now)
+        queue.insert(0 if event.older else len(queue), event.message)
+        self._request(route, now)
         if (percent := self._buffers.crossed()) is not None:
             self._out.append(ev.Note("buffer_use", f"{percent} %"))
 
-    def expired(self, shards: tuple[str, ...]) -> None:
-        """Nobody waits any more for some of what waits for these."""
+    def mark_expired(self, shards: tuple[str, ...]) -> None:
+        """Record that asks have expired among what waits for these shards."""
         routes = self._routes
-        self._ways.stale.update((s, routes[s]) for s in shards if s in routes)
+        self._with_expired.update((s, routes[s]) for s in shards if s in routes)
 
     def refuse(self) -> None:
-        """The coordinator does not take this region: nothing waits any more, nothing is sent."""
+        """Reject what waits and what comes: the coordinator refuses this region."""
         self._refused = True
         for route in self._routes.values():
-            self._ways.reject(route, route.mail + route.returned + route.waiting, REJECT_REFUSED)
-            route.mail, route.returned, route.waiting = [], [], []
-            if route.way is RouteState.KNOWN:
-                self._ways.close(route)
+            self._reject(route, route.leftovers + route.returned + route.waiting, REJECT_REFUSED)
+            route.leftovers, route.returned, route.waiting = [], [], []
+            if route.state is RouteState.KNOWN:
+                self._close(route)
 
     def admit(self) -> None:
-        """The coordinator takes this region after all."""
+        """Keep messages again: the coordinator accepts this region."""
         self._refused = False
 
     # Homes.
 
-    def told(self, home: Home, epoch: int, now: float) -> None:
-        """A home, from somebody who may say so. What is older than what is known is ignored."""
+    def on_home(self, home: Home, epoch: int, now: float) -> None:
+        """Use a home that the coordinator sent. One older than what is known is ignored."""
         route = self._route(home.shard)
-        if home.node in self._ways.gone or not route.believes(home, epoch):
+        if home.node in self._dead or not route.accepts(home, epoch):
             return
-        route.asked = False
-        self._ways.hears(route, home, epoch)
+        route.watched = False
+        self._check_leftovers(route, home, epoch)
         if self.home_of(home.shard) != home:
-            self.news[home.shard] = home
-        if route.way is RouteState.UNKNOWN:
-            route.point(home)
-            self._ways.open(route)
+            self.new_homes[home.shard] = home
+        if route.state is RouteState.UNKNOWN:
+            route.set_next(home)
+            self._open(route)
         elif route.home is not None and route.home.node == home.node:
-            self._ways.stay(route, home)
-        elif route.way is RouteState.KNOWN:
-            route.point(home)
-            self._ways.leave_home(route, now)
+            self._keep_node(route, home)
+        elif route.state is RouteState.KNOWN:
+            route.set_next(home)
+            self._leave_home(route, now)
             if route.home is None:
-                self._ways.open(route)
+                self._open(route)
         else:
-            route.point(home)
-            self._ways.let_through(route)
-        self._ways.hold(route, now)
+            route.set_next(home)
+            self._let_through(route)
+        self._await_requester(route, now)
 
-    def believes(self, home: Home, epoch: int) -> bool:
-        """Whether `told` would take it."""
-        return home.node not in self._ways.gone and self._route(home.shard).believes(home, epoch)
+    def accepts(self, home: Home, epoch: int) -> bool:
+        """True if `on_home` would use this home."""
+        return home.node not in self._dead and self._route(home.shard).accepts(home, epoch)
 
     def begin_handoff(self, home: Home, epoch: int, now: float) -> None:
-        """The shard leaves this home: keep what is for it, and acknowledge when the way is
-        empty."""
+        """Buffer what is for the shard, which leaves this home; acknowledge after the Flush."""
         route = self._route(home.shard)
-        if home.fence < route.floor and (route.left is None or route.left[0] != home.fence):
-            self._ways.acks[home.shard] = home
+        handed_off = route.handed_off
+        if home.fence < route.floor and (handed_off is None or handed_off[0] != home.fence):
+            self._acks[home.shard] = home
             return
-        route.leave(home, epoch)
-        if route.next is not None and route.next.fence <= home.fence and not route.behind:
-            route.next = None
-        if route.way is RouteState.KNOWN:
-            self._ways.leave_home(route, now)
-        if route.way is RouteState.FLUSHING:
-            route.owed = home
+        route.on_begin_handoff(home, epoch)
+        next_home = route.next_home
+        if next_home and next_home.fence <= home.fence and not route.awaits_leftovers:
+            route.next_home = None
+        if route.state is RouteState.KNOWN:
+            self._leave_home(route, now)
+        if route.state is RouteState.FLUSHING:
+            route.unacked = home
         else:
-            self._ways.acks[home.shard] = home
-        self._ways.ask(route, now + self._retry)
+            self._acks[home.shard] = home
+        self._request(route, now + self._retry)
 
-    def flushed(self, shard: str, flush_id: int, now: float) -> None:
-        """The echo came, or its deadline."""
+    def on_flushed(self, shard: str, flush_id: int, now: float) -> None:
+        """End the Flush of that number: its echo came."""
         route = self._routes.get(shard)
-        if route is not None and route.way is RouteState.FLUSHING and route.flush_id == flush_id:
-            self._ways.end_flush(route, now)
+        if route is None or route.state is not RouteState.FLUSHING:
+            return
+        if route.flush_id == flush_id:
+            self._end_flush(route, now)
 
-    def left(self, node: NodeId, now: float) -> None:
-        """Nothing more must be sent there; what was sent arrives."""
-        self._ways.gone[node] = None
+    def on_node_left(self, node: NodeId, now: float) -> None:
+        """Send nothing more to a node that left; what was sent there arrives."""
+        self._dead[node] = None
         for route in self._routes.values():
-            if route.next is not None and route.next.node == node:
-                route.next = None
-            if route.way is RouteState.KNOWN and route.home is not None and route.home.node == node:
-                route.floor, route.left = route.home.fence + 1, None
-                self._ways.flush_out(route, now)
-            self._ways.ask(route, now)
+            if route.next_home is not None and route.next_home.node == node:
+                route.next_home = None
+            home = route.home
+            if route.state is RouteState.KNOWN and home is not None and home.node == node:
+                route.floor, route.handed_off = home.fence + 1, None
+                self._flush(route, now)
+            self._request(route, now)
 
-    def gone(self, node: NodeId, returned: Returned, now: float) -> None:
-        """Nothing that was sent there will be answered, nothing must be sent there. What never left
+    def on_node_gone(self, node: NodeId, returned: Returned, now: float) -> None:
+        """Send nothing more to a dead node, and wait for no answer of it. What was never sent there
         goes before what waits."""
-        self._ways.gone[node] = None
-        for shard, envelope in returned:
+        self._dead[node] = None
+        for shard, message in returned:
             route = self._route(shard)
-            if self._refused or not self._ways.take(envelope):
+            if self._refused or not self._buffer(message):
                 reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
-                self._out.append(ev.Reject(shard, envelope, reason))
+                self._out.append(ev.Reject(shard, message, reason))
             elif route.home is not None and route.home.node == node:
-                route.returned.append(envelope)
+                route.returned.append(message)
             else:
-                self._buffers.give([envelope])
-                self.deliver(ev.Deliver(shard, envelope), now)
-        if len(self._ways.gone) > GONE_MAX:
-            del self._ways.gone[next(iter(self._ways.gone))]
+                self._buffers.remove([message])
+                self.deliver(ev.Deliver(shard, message), now)
+        if len(self._dead) > DEAD_NODES_MAX:
+            del self._dead[next(iter(self._dead))]
         for route in self._routes.values():
-            if route.next is not None and route.next.node == node:
-                route.bury(route.next)
-                route.next = None
+            if route.next_home is not None and route.next_home.node == node:
+                route.on_home_dead(route.next_home)
+                route.next_home = None
             if route.home is not None and route.home.node == node:
-                if route.way is RouteState.KNOWN:
-                    route.bury(route.home)
-                    self._ways.close(route)
+                if route.state is RouteState.KNOWN:
+                    route.on_home_dead(route.home)
+                    self._close(route)
                 else:
-                    self._ways.end_flush(route, now)
-            self._ways.ask(route, now)
+                    self._end_flush(route, now)
+            self._request(route, now)
 
-    def back(self, node: NodeId) -> None:
-        """It was taken for dead, and answers."""
-        self._ways.gone.pop(node, None)
+    def on_node_back(self, node: NodeId) -> None:
+        """Accept homes on a node again that was taken for dead, and answers."""
+        self._dead.pop(node, None)
         for route in self._routes.values():
-            if route.dead is not None and route.dead.node == node:
-                route.revive(node)
+            if route.dead_home is not None and route.dead_home.node == node:
+                route.on_node_back(node)
 
-    # The shard itself.
+    # The shard on this node.
 
-    def runs(self, shard: str, fence: int) -> None:
-        """The shard runs here now."""
-        self._ways.running[shard] = fence
-        route = self._route(shard)
-        if route.way is RouteState.FLUSHING:
-            self._ways.let_through(route)
-        else:
-            self._ways.open(route)
+    def on_shard_running(self, shard: str, fence: int) -> None:
+        """Let messages in: the shard runs here now."""
+        self._running[shard] = fence
+        self._send_on(self._route(shard))
 
-    def stops(self, shard: str, fence: int, now: float) -> None:
-        """The shard does not run here any more; what comes for it waits for the next home."""
-        if self._ways.running.pop(shard, None) is not None:
+    def on_shard_stopping(self, shard: str, fence: int, now: float) -> None:
+        """Let nothing more in: what comes for the shard waits for its next home."""
+        if self._running.pop(shard, None) is not None:
             self._out.append(ev.SetArrivals(shard, False))
         route = self._route(shard)
-        if route.next is not None and route.next.node == self._me:
-            route.next = None
+        if route.next_home is not None and route.next_home.node == self._me:
+            route.next_home = None
         if route.floor <= fence:
-            route.floor, route.left = fence + 1, None
-        if route.way is RouteState.KNOWN and route.home is not None and route.home.node == self._me:
-            self._ways.close(route)
-        self._ways.ask(route, now + self._retry)
+            route.floor, route.handed_off = fence + 1, None
+        home = route.home
+        if route.state is RouteState.KNOWN and home is not None and home.node == self._me:
+            self._close(route)
+        self._request(route, now + self._retry)
 
-    def keep(self, shard: str, mail: tuple[BufferedMessage, ...], epoch: int, now: float) -> None:
-        """What the shard's entities have left, for its next home."""
-        route = self._route(shard)
-        if self._refused:
-            self._out.extend(ev.Reject(shard, one, REJECT_REFUSED) for one in mail)
-        else:
-            self._ways.keep(route, mail, epoch)
-        self._ways.ask(route, now + self._retry)
-
-    def has_mail(self, shard: str) -> bool:
-        """Whether the next home must ask for what was not handled here."""
-        route = self._routes.get(shard)
-        return route is not None and (bool(route.mail) or route.behind)
-
-    def follow(self, old: Home, now: float) -> bool:
-        """The shard will run here, behind an old home that has mail for it."""
-        return self._ways.follow(self._route(old.shard), old, now)
-
-    def pass_on(self, heir: Home) -> None:
-        """That home is ready for the mail."""
-        self._ways.pass_on(self._route(heir.shard), heir)
-
-    # Questions.
+    # Requests for homes.
 
     def watch(self, shard: str, now: float) -> None:
-        """Somebody else wants to know the home."""
+        """Ask for the home of a shard for which a client asks."""
         route = self._route(shard)
-        route.asked = True
-        self._ways.ask(route, now)
+        route.watched = True
+        self._request(route, now)
 
-    def questions(self, now: float) -> tuple[str, ...]:
-        """The shards whose home is to be asked for now. A Flush that is out for so long is sent
-        again: a node that forwarded the first may have died with it."""
+    def due_requests(self, now: float) -> tuple[str, ...]:
+        """Return the shards whose home must be asked for now.
+
+        A Flush without an echo is sent again: a node that forwarded the first may have died with
+        it. After `FLUSH_PATIENCE_S` the region gives it up.
+        """
         shards: list[str] = []
         for shard in self._timers.due(now):
             route = self._routes[shard]
-            if route.held is not None and now >= route.held[1]:
-                self._ways.give_up(route)
-            if route.needs_home or route.asked:
+            if route.awaited is not None and now >= route.awaited[1]:
+                self._drop_leftovers(route)
+                self._send_on(route)
+            if route.needs_home or route.watched:
                 shards.append(shard)
-            elif route.way is not RouteState.FLUSHING:
-                if route.held is not None and route.way is RouteState.UNKNOWN:
-                    self._timers.set(shard, route.held[1])
+            elif route.state is not RouteState.FLUSHING:
+                if route.awaited is not None and route.state is RouteState.UNKNOWN:
+                    self._timers.set(shard, route.awaited[1])
                 continue
             self._timers.set(shard, now + self._retry)
-            if route.way is RouteState.FLUSHING and now - route.flushing_since >= FLUSH_PATIENCE:
-                self._ways.end_flush(route, now)
-            elif route.way is RouteState.FLUSHING and route.home is not None:
-                self._out.append(ev.SendFlush(shard, route.home.node, route.flush_id))
+            if route.state is RouteState.FLUSHING and route.home is not None:
+                if now - route.flushing_since >= FLUSH_PATIENCE_S:
+                    self._give_up_flush(route, route.home, now)
+                else:
+                    self._out.append(ev.SendFlush(shard, route.home.node, route.flush_id))
         return tuple(shards)
 
-    def ask_again(self, now: float, *, everything: bool) -> None:
-        """There is somebody new to ask; who is not told of moves asks for every shard it knows."""
+    def request_again(self, now: float, *, everything: bool) -> None:
+        """Ask a new coordinator for the homes that are wanted, or for `everything` known, which is
+        for a client: it does not learn of moves otherwise."""
         for shard, route in self._routes.items():
-            route.asked = route.asked or everything
-            if route.needs_home or route.asked:
+            route.watched = route.watched or everything
+            if route.needs_home or route.watched:
                 self._timers.set(shard, now)
 
-    def wait(self, shards: tuple[str, ...], now: float) -> None:
-        """The coordinator knows that we want these."""
+    def on_wait(self, shards: tuple[str, ...], now: float) -> None:
+        """Ask for these later: the coordinator knows that this region wants them."""
         for shard in shards:
-            if shard in self._timers and self._routes[shard].way is RouteState.UNKNOWN:
-                self._timers.set(shard, now + PATIENCE * self._retry)
+            if shard in self._timers and self._routes[shard].state is RouteState.UNKNOWN:
+                self._timers.set(shard, now + WAIT_PATIENCE * self._retry)
 
     def check(self) -> None:
-        """Audit: counts are exact, and what waits has a reason."""
-        routes = self._routes.values()
-        waiting = [one for route in routes for one in route.mail + route.waiting + route.returned]
+        """Check that counts are exact and that whatever waits has a timer; for tests."""
+        waiting = [
+            message
+            for route in self._routes.values()
+            for message in route.leftovers + route.waiting + route.returned
+        ]
         assert len(waiting) == self._buffers.messages
-        assert sum(one.size for one in waiting) == self._buffers.bytes
+        assert sum(message.size for message in waiting) == self._buffers.bytes
         for shard, route in self._routes.items():
-            assert (route.way is RouteState.UNKNOWN) == (route.home is None)
-            if route.way is RouteState.KNOWN:
+            assert (route.state is RouteState.UNKNOWN) == (route.home is None)
+            if route.state is RouteState.KNOWN:
                 assert not route.waiting
                 assert not route.returned
-                assert not route.mail
-                assert route.next is None
-            assert route.way is RouteState.FLUSHING or not route.behind
-            if route.mail and route.next is not None and route.next.node != self._me:
-                assert shard in self._timers, f"the mail of {shard} waits for nothing"
+                assert not route.leftovers
+                assert route.next_home is None
+            assert route.state is RouteState.FLUSHING or not route.awaits_leftovers
+            next_home = route.next_home
+            if route.leftovers and next_home is not None and next_home.node != self._me:
+                assert shard in self._timers, f"the leftovers of {shard} have no deadline"
             if route.needs_home:
-                assert shard in self._timers, f"{shard} waits for nothing"
+                assert shard in self._timers, f"the messages for {shard} have no timer"
+
+    # Leftovers.
+
+    def keep_leftovers(
+        self, shard: str, leftovers: tuple[BufferedMessage, ...], epoch: int, now: float
+    ) -> None:
+        """Keep what the shard's entities have not handled, for its next home.
+
+        `epoch` is that of the coordinator under which the shard stopped here. If the next home is
+        known already, other senders may reach it already, and the leftovers come too late.
+        """
+        route = self._route(shard)
+        if self._refused:
+            self._out.extend(ev.Reject(shard, message, REJECT_REFUSED) for message in leftovers)
+        else:
+            self._keep(route, leftovers, epoch)
+        self._request(route, now + self._retry)
+
+    def _keep(self, route: Route, leftovers: Iterable[BufferedMessage], epoch: int) -> None:
+        route.leftovers_epoch = epoch
+        home = route.next_home or (route.home if route.state is RouteState.KNOWN else None)
+        late = home is not None and home.node != self._me
+        for message in leftovers:
+            if late:
+                self._out.append(ev.Reject(route.shard, message, REJECT_STOPPED))
+            elif not self._buffer(message):
+                self._out.append(ev.Reject(route.shard, message, REJECT_BUFFER_FULL))
+            else:
+                route.leftovers.append(message)
+                route.forwarded_next.add(None, 1)
+
+    def has_leftovers(self, shard: str) -> bool:
+        """True if the next home must ask for what was not handled here."""
+        route = self._routes.get(shard)
+        return route is not None and (bool(route.leftovers) or route.awaits_leftovers)
+
+    def await_leftovers(self, old: Home, now: float) -> bool:
+        """Flush towards an old home that has leftovers of a shard that will run here; until the
+        echo nothing else is let in. Returns False if no live node can pass them on."""
+        route = self._route(old.shard)
+        other = route.home is not None and route.home.node != old.node
+        if old.node == self._me or old.node in self._dead or other:
+            return False
+        self._drop_leftovers(route)  # they are from before that home
+        route.home = old
+        self._flush(route, now)
+        route.awaits_leftovers = True
+        return True
+
+    def on_pass_on(self, home: Home) -> None:
+        """Send the leftovers to that home, once it is known as the next home."""
+        route = self._route(home.shard)
+        if not (route.leftovers or route.awaits_leftovers):
+            return
+        route.requester = home
+        if route.next_home == home:
+            route.awaited = None
+        self._send_on(route)
+
+    def _await_requester(self, route: Route, now: float) -> None:
+        """Set a deadline for the next home to ask for the leftovers: it may never do."""
+        home = route.next_home
+        if home is None or self._may_send_to(route, home) or not self._is_open(home):
+            return
+        if route.awaited is None or route.awaited[0] != home:
+            route.awaited = (home, now + LEFTOVERS_PATIENCE_S)
+            self._timers.set(route.shard, route.awaited[1])
+
+    def _check_leftovers(self, route: Route, home: Home, epoch: int) -> None:
+        """Reject the leftovers if the shard may have run elsewhere since: another home than the
+        awaited one is known, or another coordinator brings the shard back here."""
+        other = route.awaited is not None and route.awaited[0] != home
+        back = home.node == self._me and epoch != route.leftovers_epoch
+        if other or (back and route.leftovers):
+            self._drop_leftovers(route)
+
+    def _drop_leftovers(self, route: Route) -> None:
+        """Reject the leftovers: later messages may have reached their destination."""
+        leftovers = route.leftovers + (route.returned if route.awaits_leftovers else [])
+        route.leftovers, route.returned = [], [] if route.awaits_leftovers else route.returned
+        self._reject(route, leftovers, REJECT_STOPPED)
+        route.awaits_leftovers, route.awaited = False, None
+
+    # Transitions of a route.
 
     def _route(self, shard: str) -> Route:
         route = self._routes.get(shard)
@@ -360,8 +472,148 @@ class Routing:
             return False
         return event.via == home.node or event.hops >= SUSPECT_HOPS
 
-    def _doubt(self, route: Route, now: float) -> None:
-        """The home sent us what is for itself: ask, and send nothing until the answer."""
+    def _check_home(self, route: Route, now: float) -> None:
+        """Ask for the home, which sent back what is for itself; send nothing until the answer."""
         self._out.append(ev.Note("circle", route.shard))
-        self._ways.leave_home(route, now)
+        self._leave_home(route, now)
         self._timers.set(route.shard, now)
+
+    def _request(self, route: Route, at: float) -> None:
+        """Ask for the home at that time, if it is needed and no request is due."""
+        if route.needs_home and route.shard not in self._timers:
+            self._timers.set(route.shard, at)
+
+    def _is_open(self, home: Home) -> bool:
+        """True if the home takes messages; one on this node does once the shard runs."""
+        return home.node != self._me or self._running.get(home.shard) == home.fence
+
+    def _may_send_to(self, route: Route, home: Home) -> bool:
+        """True if messages may go to that home now: what is behind leftovers waits with them."""
+        behind = (route.leftovers or route.awaits_leftovers) and home.node != self._me
+        return self._is_open(home) and not (behind and route.requester != home)
+
+    def _send_on(self, route: Route) -> None:
+        """Send what may go to the next home."""
+        if route.state is RouteState.FLUSHING:
+            self._let_through(route)
+        else:
+            self._open(route)
+
+    def _open(self, route: Route) -> None:
+        """Go from UNKNOWN to KNOWN, if the next home is known and takes messages."""
+        home = route.next_home
+        if home is None or not self._may_send_to(route, home):
+            return
+        released = route.leftovers + route.returned + route.waiting
+        route.leftovers, route.returned, route.waiting = [], [], []
+        route.awaited = route.requester = None
+        self._buffers.remove(released)
+        route.state, route.home, route.next_home = RouteState.KNOWN, home, None
+        route.forwarded, route.forwarded_next = route.forwarded_next, ForwardedFrom()
+        self._timers.cancel(route.shard)
+        if released:
+            self._out.append(ev.Release(route.shard, home.node, tuple(released)))
+        if home.node == self._me:
+            self._out.append(ev.SetArrivals(route.shard, True))
+        self._out.append(ev.SetRoute(route.shard, home.node))
+
+    def _let_through(self, route: Route) -> None:
+        """Send what came back on to the next home while the Flush is still under way."""
+        home = route.next_home
+        if home is None or route.home is None or not self._may_send_to(route, home):
+            return
+        if route.leftovers or route.returned:
+            returned = route.leftovers + route.returned
+            route.leftovers, route.returned = [], []
+            self._buffers.remove(returned)
+            self._out.append(ev.Release(route.shard, home.node, tuple(returned)))
+        if home.node == self._me:
+            self._out.append(ev.SetArrivals(route.shard, True, via=route.home.node))
+
+    def _keep_node(self, route: Route, home: Home) -> None:
+        """Use a home on the node where messages go or went already: the session keeps the order, so
+        no Flush is needed."""
+        if route.state is RouteState.KNOWN:
+            route.home, route.floor, route.handed_off = home, home.fence, None
+            return
+        self._forget_old_home(route)
+        route.forwarded_next.merge(route.forwarded)
+        route.set_next(home)
+        self._open(route)
+
+    def _leave_home(self, route: Route, now: float) -> None:
+        """Go from KNOWN to FLUSHING; to UNKNOWN from a home on this node, where mailboxes have
+        everything already."""
+        home = route.home
+        if home is None or home.node == self._me or home.node in self._dead:
+            self._close(route)
+        else:
+            self._flush(route, now)
+
+    def _flush(self, route: Route, now: float) -> None:
+        """Send a Flush to the old home; until its echo, messages wait."""
+        home = route.home
+        assert home is not None
+        self._close(route)
+        route.state, route.home = RouteState.FLUSHING, home
+        self._flushes += 1
+        route.flush_id, route.flushing_since = self._flushes, now
+        self._timers.set(route.shard, now + self._retry)
+        self._out.append(ev.SendFlush(route.shard, home.node, route.flush_id))
+
+    def _close(self, route: Route) -> None:
+        """Go to UNKNOWN: local senders do not send there directly any more."""
+        route.state, route.home, route.awaits_leftovers = RouteState.UNKNOWN, None, False
+        self._out.append(ev.SetRoute(route.shard, None))
+
+    def _end_flush(self, route: Route, now: float) -> None:
+        """Go on to the next home: everything sent to the old one has arrived, or never will."""
+        self._forget_old_home(route)
+        self._open(route)
+        self._request(route, now)
+
+    def _give_up_flush(self, route: Route, home: Home, now: float) -> None:
+        """Go on without the echo. Messages that are still on their way to the old home may arrive
+        after later ones."""
+        detail = f"shard {route.shard}: {home.node} did not echo a Flush in {FLUSH_PATIENCE_S:g} s"
+        self._out.append(ev.Note("flush_given_up", f"{detail}, order is not guaranteed"))
+        self._end_flush(route, now)
+
+    def _forget_old_home(self, route: Route) -> None:
+        if route.unacked is not None:
+            self._acks[route.shard] = route.unacked
+        route.state, route.home = RouteState.UNKNOWN, None
+        route.unacked, route.awaits_leftovers = None, False
+
+    # Room in the buffers.
+
+    def _buffer(self, message: BufferedMessage) -> bool:
+        """Count the message in. Returns False if there is no room.
+
+        Expired asks make room. A full buffer is searched for them once after each `mark_expired`,
+        so that it costs nothing for each further message.
+        """
+        if self._buffers.add(message):
+            return True
+        if not self._with_expired:
+            return False
+        routes, self._with_expired = self._with_expired, {}
+        for route in routes.values():
+            self._drop_expired(route)
+        return self._buffers.add(message)
+
+    def _drop_expired(self, route: Route) -> None:
+        """Reject expired asks. Leftovers for which a next home may ask stay: it knows of them."""
+        queues = [route.waiting, route.returned]
+        if route.next_home is None:
+            queues.append(route.leftovers)
+        for queue in queues:
+            late = [message for message in queue if message.expired]
+            if late:
+                queue[:] = [message for message in queue if not message.expired]
+                self._reject(route, late, REJECT_EXPIRED)
+
+    def _reject(self, route: Route, messages: list[BufferedMessage], reason: str) -> None:
+        """Count these out and return them to their senders with an error."""
+        self._buffers.remove(messages)
+        self._out.extend(ev.Reject(route.shard, message, reason) for message in messages)

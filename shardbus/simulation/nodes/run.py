@@ -220,7 +220,7 @@ class NodeRun:
 def rules(node: Node, name: str) -> bool:
     """A coordinator of the type rules there."""
     found = node.singletons[name].coordination.coordinator
-    return found is not None and found.reign is CoordinatorState.RULING
+    return found is not None and found.state is CoordinatorState.RULING
 
 
 class LoggedExceptions(logging.Handler):

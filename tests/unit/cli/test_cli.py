@@ -150,7 +150,7 @@ class FakeNode:
         ]
         moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
         found = {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
-        return found | {"held": "somebody has paused it" if add else ""}
+        return found | {"held": "an operator has paused it" if add else ""}
 
     async def places(self, type: str) -> Json:
         return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}
@@ -397,7 +397,7 @@ def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch)
     rows = [line.split() for line in shell.out.splitlines()]
     assert rows == [["NODE", "BEFORE", "AFTER"], [ME, "4", "2"], ["new-1", "0", "2"]]
     assert "2 shards would move, in one plan" in shell.err
-    assert "nothing moves for balance: somebody has paused it" in shell.err
+    assert "nothing moves for balance: an operator has paused it" in shell.err
     assert shell("plan", "counter", "--add", "9") == ExitCode.OK
     assert "does not come to rest" in shell.err
     assert shell("rebalance", "counter", "--dry-run", "--json") == ExitCode.OK

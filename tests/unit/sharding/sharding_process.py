@@ -256,4 +256,4 @@ class Process:
             self.into_region(ev.ShardDown(name, left))
 
     def rules(self) -> bool:
-        return self.coordinator is not None and self.coordinator.reign is CoordinatorState.RULING
+        return self.coordinator is not None and self.coordinator.state is CoordinatorState.RULING

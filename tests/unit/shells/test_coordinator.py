@@ -135,7 +135,7 @@ class World:
     @property
     def rules(self) -> bool:
         return (
-            self.it.coordinator is not None and self.it.coordinator.reign is CoordinatorState.RULING
+            self.it.coordinator is not None and self.it.coordinator.state is CoordinatorState.RULING
         )
 
     def asked(self, step: str) -> list[int]:
@@ -262,7 +262,10 @@ async def test_B77_a_pause_is_stored_like_a_place(world: World) -> None:
     other = await successor(world)
     assert other.it.overrides == Overrides({"s1": THERE}, True, 3)
     assert other.it.coordinator is not None
-    assert (other.it.coordinator.balance.paused, other.it.coordinator.balance.moves_in_flight) == (
+    assert (
+        other.it.coordinator.rebalancing.paused,
+        other.it.coordinator.rebalancing.moves_in_flight,
+    ) == (
         True,
         (0, 3),
     )

@@ -13,9 +13,9 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.least_load import MOVES_MAX, LeastLoad
-from shardbus.sharding.allocation.named import strategy_of
+from shardbus.sharding.allocation.selection import strategy_of
 from shardbus.sharding.allocation.strategies import Move
-from shardbus.sharding.coordinator.load_estimates import HALF_LIFE_S, LASTING_S, LoadEstimates
+from shardbus.sharding.coordinator.rebalancing import HALF_LIFE_S, LASTING_S, LoadEstimates
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import RegionRegistered, ShardHomeAllocated, ShardTable
 from tests.unit.sharding.allocation.test_strategies import moved, nodes
@@ -150,16 +150,16 @@ def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:
     load_estimates = LoadEstimates()
     seen, _ = table([[0, 0], [0]])
     first, second = sorted(seen.regions)
-    load_estimates.hear(first, {"0": 100.0, "2": 7.0}, seen, 0.0)
+    load_estimates.record(first, {"0": 100.0, "2": 7.0}, seen, 0.0)
     assert load_estimates.known(seen) is None, "the second has not reported"
-    load_estimates.hear(second, {}, seen, 0.0)
+    load_estimates.record(second, {}, seen, 0.0)
     assert load_estimates.known(seen) == {"0": 100.0, "1": 0.0, "2": 0.0}, (
         "of others it cannot say anything"
     )
-    load_estimates.hear(first, {}, seen, HALF_LIFE_S)
+    load_estimates.record(first, {}, seen, HALF_LIFE_S)
     assert load_estimates.loads["0"] == pytest.approx(50.0)
     there = moved(seen, [Move("0", first, second)])
-    load_estimates.hear(first, {"0": 1e9}, there, 2 * HALF_LIFE_S)
+    load_estimates.record(first, {"0": 1e9}, there, 2 * HALF_LIFE_S)
     assert load_estimates.loads["0"] == pytest.approx(50.0)
 
 
@@ -167,7 +167,7 @@ def test_a_region_that_comes_back_as_another_has_to_report_first() -> None:
     load_estimates = LoadEstimates()
     seen, _ = table([[0], [0]])
     for node in seen.regions:
-        load_estimates.hear(node, {"0": 1.0}, seen, 0.0)
+        load_estimates.record(node, {"0": 1.0}, seen, 0.0)
     alone, _ = table([[0]])
     assert load_estimates.known(alone) is not None
     assert load_estimates.known(seen) is None
@@ -175,13 +175,13 @@ def test_a_region_that_comes_back_as_another_has_to_report_first() -> None:
 
 def test_N9_a_shard_too_hot_to_be_balanced_is_told_once() -> None:
     load_estimates, hot = LoadEstimates(), {"7": 0.8}
-    assert load_estimates.tell(hot, 0.0) == []
-    [note] = load_estimates.tell(hot, LASTING_S)
+    assert load_estimates.hot_notes(hot, 0.0) == []
+    [note] = load_estimates.hot_notes(hot, LASTING_S)
     assert (note.kind, note.detail) == ("hot_shard", "shard 7 gets 80% of all")
-    assert load_estimates.tell(hot, 2 * LASTING_S) == []
-    assert load_estimates.tell({}, 3 * LASTING_S) == []
-    load_estimates.tell(hot, 4 * LASTING_S)
-    assert len(load_estimates.tell(hot, 5 * LASTING_S)) == 1
+    assert load_estimates.hot_notes(hot, 2 * LASTING_S) == []
+    assert load_estimates.hot_notes({}, 3 * LASTING_S) == []
+    load_estimates.hot_notes(hot, 4 * LASTING_S)
+    assert len(load_estimates.hot_notes(hot, 5 * LASTING_S)) == 1
 
 
 def test_what_is_too_hot() -> None:
@@ -214,7 +214,7 @@ def test_N9_a_coordinator_moves_what_is_hot_once_everybody_has_reported() -> Non
     [begun] = {message for _, message in said if isinstance(message, msg.BeginHandOff)}
     [home] = begun.homes
     assert home.shard in at_a
-    assert desk.coordinator.balance.load_of(home.shard) == 50.0
+    assert desk.coordinator.rebalancing.load_of(home.shard) == 50.0
     for node in (A, B):
         ack(desk, node, home)
     desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
@@ -227,12 +227,12 @@ def test_nobody_reports_for_another_and_other_strategies_do_not_listen() -> None
     desk.register(A, B)
     desk.home("1")
     desk.tell(ev.MessageReceived(C, msg.ShardLoads(A, {"1": 5.0})))
-    assert desk.coordinator.balance.load_of("1") is None
+    assert desk.coordinator.rebalancing.load_of("1") is None
     other = Desk()
     other.register(A, B)
     other.home("1")
     loaded(other, A, s1=5.0)
-    assert other.coordinator.balance.load_of("1") is None
+    assert other.coordinator.rebalancing.load_of("1") is None
 
 
 def test_a_plan_for_very_many_shards_has_an_end() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.allocation.checked import CheckedStrategy
-from shardbus.sharding.allocation.named import strategy_of
+from shardbus.sharding.allocation.selection import strategy_of
 from shardbus.sharding.allocation.strategies import (
     AllocationStrategy,
     ConsistentHashing,

@@ -13,13 +13,13 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, LeastShard
-from shardbus.sharding.coordinator.coordinator import COALESCE, Coordinator
+from shardbus.sharding.coordinator.coordinator import COALESCE_S, Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.coordinator.ledger import CONFIRM_S
-from shardbus.sharding.coordinator.moves import SLOW
+from shardbus.sharding.coordinator.moves import SLOW_S
 from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
+from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
 from shardbus.sharding.coordinator.registry import Registry
-from shardbus.sharding.coordinator.shard_count import ShardCountCheck
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
 from shardbus.store.protocol import StoredTable
@@ -318,7 +318,7 @@ def move(desk: Desk) -> Home:
     homes = [desk.home("1"), desk.home("2")]
     desk.tell(ev.MembersChanged((A, B)))
     desk.register(B)
-    said = desk.wait(COALESCE)
+    said = desk.wait(COALESCE_S)
     begun = [(to, m) for to, m in said if isinstance(m, msg.BeginHandOff)]
     assert begun == [(A, msg.BeginHandOff(1, (homes[1],))), (B, msg.BeginHandOff(1, (homes[1],)))]
     return homes[1]
@@ -470,9 +470,9 @@ def test_entities_that_take_their_time_do_not_hold_back_the_shards_behind_them()
     assert (A, msg.BeginHandOff(1, (slow,))) in desk.tell(bye)
     ack(desk, A, slow)
     ack(desk, B, slow)
-    desk.wait(SLOW / 2)
+    desk.wait(SLOW_S / 2)
     assert desk.tell(bye) == []
-    desk.wait(SLOW / 2)
+    desk.wait(SLOW_S / 2)
     assert (A, msg.BeginHandOff(1, tuple(others))) in desk.tell(bye)
 
 
@@ -498,7 +498,7 @@ def test_there_is_no_rebalance_while_the_picture_is_unsettled() -> None:
     desk.register(B)
     assert desk.wait(60) == []
     desk.tell(ev.MembersChanged((A, B)))
-    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+    assert {name for _, name in kinds(desk.wait(COALESCE_S))} == {"BeginHandOff"}
 
 
 def test_an_unfit_node_gets_nothing_new() -> None:
@@ -587,7 +587,7 @@ def test_B65_nothing_is_rebalanced_while_versions_differ() -> None:
     desk.register(B)
     assert desk.wait(60) == []
     desk.tell(ev.MembersChanged((A, B), versions={A: "1.1.0", B: "1.1.0"}))
-    assert {name for _, name in kinds(desk.wait(COALESCE))} == {"BeginHandOff"}
+    assert {name for _, name in kinds(desk.wait(COALESCE_S))} == {"BeginHandOff"}
 
 
 def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
@@ -599,7 +599,7 @@ def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
     desk.register(B)
     assert desk.wait(60) == [], "C may be about to host"
     desk.register(C, proxy=True)
-    assert "BeginHandOff" in {name for _, name in kinds(desk.wait(COALESCE))}
+    assert "BeginHandOff" in {name for _, name in kinds(desk.wait(COALESCE_S))}
 
 
 def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -> None:
@@ -609,7 +609,7 @@ def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -
         desk.home(shard)
     desk.tell(ev.MembersChanged((A, B)))
     desk.register(B)
-    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    [begun] = [m for to, m in desk.wait(COALESCE_S) if to == A and isinstance(m, msg.BeginHandOff)]
     desk.tell(ev.MembersChanged((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
     for node in (A, B):
         desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, begun.homes)))
@@ -632,7 +632,7 @@ def test_B69_a_shard_is_placed_and_moved_by_word() -> None:
     assert desk.wait(60) == [], "without a word nothing moves, however uneven it is"
     begun = desk.tell(directed({"2": B}))
     assert [m for to, m in begun if to == A] == [msg.BeginHandOff(1, (home,))]
-    assert desk.coordinator.balance.takes_places
+    assert desk.coordinator.rebalancing.takes_places
 
 
 def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
@@ -643,7 +643,7 @@ def test_B69_a_shard_whose_place_comes_later_moves_there_then() -> None:
     assert home.node in (A, B)
     desk.tell(ev.MembersChanged((A, B, C)))
     desk.register(C)
-    begun = [m for to, m in desk.wait(COALESCE) if to == C]
+    begun = [m for to, m in desk.wait(COALESCE_S) if to == C]
     assert begun == [msg.BeginHandOff(1, (home,))]
 
 
@@ -653,7 +653,7 @@ def test_B69_other_strategies_take_no_places() -> None:
     other = B if before.node == A else A
     assert desk.tell(directed({"1": other})) == []
     assert desk.wait(60) == []
-    assert not desk.coordinator.balance.takes_places
+    assert not desk.coordinator.rebalancing.takes_places
 
 
 def test_a_plan_is_worked_off_within_the_bound() -> None:
@@ -665,7 +665,7 @@ def test_a_plan_is_worked_off_within_the_bound() -> None:
     desk.tell(ev.MembersChanged((A, B)))
     desk.register(B)
     moved: list[str] = []
-    said = desk.wait(COALESCE)
+    said = desk.wait(COALESCE_S)
     while begun := [m for to, m in said if to == A and isinstance(m, msg.BeginHandOff)]:
         [begin] = begun
         assert len(begin.homes) == 2 or len(moved) == 4
@@ -766,13 +766,15 @@ def six_at_a(settings: ShardingSettings | None = None) -> Desk:
 def test_B77_nothing_moves_for_balance_while_somebody_has_paused_it() -> None:
     desk = six_at_a()
     desk.tell(Overrides(paused=True))
-    assert desk.coordinator.balance.held() == "somebody has paused it"
+    assert desk.coordinator.rebalancing.why_not() == "an operator has paused it"
     assert desk.wait(60) == []
     assert desk.tell(ev.Rebalance()) == []
     desk.tell(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
     assert len(desk.coordinator.plan(0, (A,)).moved) == 6
     begun = [m for _, m in desk.wait(1.0) if isinstance(m, msg.BeginHandOff)]
-    assert desk.coordinator.balance.moves_in_flight[0] == 6, "what drains is no matter of balance"
+    assert desk.coordinator.rebalancing.moves_in_flight[0] == 6, (
+        "what drains is no matter of balance"
+    )
     assert begun == []
 
 
@@ -782,12 +784,12 @@ def test_B77_what_was_paused_goes_on() -> None:
     desk.wait(60)
     begun = [m for to, m in desk.tell(Overrides()) if to == A]
     assert [type(message) for message in begun] == [msg.BeginHandOff]
-    assert desk.coordinator.balance.moves_in_flight == (3, 100)
+    assert desk.coordinator.rebalancing.moves_in_flight == (3, 100)
 
 
 def test_B77_a_pause_drops_what_has_not_begun() -> None:
     desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
-    [begun] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    [begun] = [m for to, m in desk.wait(COALESCE_S) if to == A and isinstance(m, msg.BeginHandOff)]
     desk.tell(Overrides(paused=True))
     for node in (A, B):
         desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, begun.homes)))
@@ -802,20 +804,20 @@ def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> No
     desk = six_at_a(ShardingSettings(max_moves_in_flight=1))
     desk.tell(Overrides(moves=7, paused=True))
     desk.tell(Overrides(moves=told))
-    desk.wait(COALESCE)
-    assert desk.coordinator.balance.moves_in_flight == (begun, told or 1)
+    desk.wait(COALESCE_S)
+    assert desk.coordinator.rebalancing.moves_in_flight == (begun, told or 1)
 
 
 def test_N10_a_bound_on_the_moves_of_a_minute() -> None:
     desk = six_at_a(ShardingSettings(max_moves_per_minute=2, rebalance_interval=1e6))
-    [first] = [m for to, m in desk.wait(COALESCE) if to == A and isinstance(m, msg.BeginHandOff)]
+    [first] = [m for to, m in desk.wait(COALESCE_S) if to == A and isinstance(m, msg.BeginHandOff)]
     assert len(first.homes) == 2
     for node in (A, B):
         desk.tell(ev.MessageReceived(node, msg.BeginHandOffAck(node, first.homes)))
     desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, first.homes)))
     said = desk.written() + started(desk, B) + desk.wait(59)
     assert "BeginHandOff" not in {name for _, name in kinds(said)}, "its turn has not come"
-    assert desk.coordinator.balance.deadline() == desk.now + 1
+    assert desk.coordinator.rebalancing.deadline() == desk.now + 1
     [second] = [m for to, m in desk.wait(1) if to == A and isinstance(m, msg.BeginHandOff)]
     assert len(second.homes) == 1
     assert not set(second.homes) & set(first.homes)
@@ -823,9 +825,9 @@ def test_N10_a_bound_on_the_moves_of_a_minute() -> None:
 
 def test_N10_a_region_that_leaves_does_not_wait_for_its_turn() -> None:
     desk = six_at_a(ShardingSettings(max_moves_per_minute=1))
-    desk.wait(COALESCE)
+    desk.wait(COALESCE_S)
     desk.tell(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
-    assert desk.coordinator.balance.moves_in_flight[0] == 6
+    assert desk.coordinator.rebalancing.moves_in_flight[0] == 6
 
 
 def crowd(count: int) -> tuple[NodeId, ...]:
@@ -868,8 +870,8 @@ def test_S218_S219_it_is_told_again_after_it_was_otherwise() -> None:
 
 def test_S218_S219_a_shard_function_of_the_users_own_gives_as_many_as_it_likes() -> None:
     some = ShardCountCheck(0)
-    assert [note for now in range(100) for note in some.look(200, 20, float(now))] == []
-    found = [note for now in range(100) for note in some.look(2, 2001, float(now))]
+    assert [note for now in range(100) for note in some.notes(200, 20, float(now))] == []
+    found = [note for now in range(100) for note in some.notes(2, 2001, float(now))]
     assert [note.kind for note in found] == ["too_many_shards"]
     assert "2001 shards for 2 nodes" in found[0].detail
 
@@ -924,7 +926,7 @@ def test_TG9_one_that_is_prepared_claims_at_once_and_answers_what_it_was_asked_b
     coordinator.handle(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, ())), 0.0)
     coordinator.handle(ev.MessageReceived(B, msg.GetShardHome(("1",))), 0.0)
     assert coordinator.tick(0.0) == []
-    assert coordinator.reign is CoordinatorState.READY
+    assert coordinator.state is CoordinatorState.READY
     assert coordinator.deadline() is None
     assert coordinator.handle(ev.Start(4), 1.0) == [ev.ClaimEpoch(5, LAYOUT)]
     coordinator.handle(ev.EpochClaimed(StoredTable(5, LAYOUT, {"1": (A, 1)})), 1.0)
@@ -949,12 +951,12 @@ def test_a_prepared_one_knows_that_the_store_forgot() -> None:
     coordinator.handle(ev.Prepare(2), 0.0)
     coordinator.handle(ev.TableLoaded(StoredTable(2, LAYOUT, {})), 0.0)
     coordinator.handle(ev.Start(2), 0.0)
-    assert not coordinator._epoch_claim.forgotten
+    assert not coordinator._epoch_claim.table_lost
     lost = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
     lost.handle(ev.Prepare(2), 0.0)
     lost.handle(ev.TableLoaded(None), 0.0)
     lost.handle(ev.Start(2), 0.0)
-    assert lost._epoch_claim.forgotten
+    assert lost._epoch_claim.table_lost
 
 
 def test_B97_one_that_retires_finishes_its_write_and_takes_nothing_new() -> None:
@@ -1015,7 +1017,7 @@ def test_a_stored_table_of_another_layout_is_not_touched() -> None:
     assert isinstance(stop, ev.Stop)
     assert "crc32/9" in stop.reason
     assert LAYOUT in stop.reason
-    assert coordinator.reign is CoordinatorState.STOPPED
+    assert coordinator.state is CoordinatorState.STOPPED
 
 
 def test_a_lost_table_is_waited_for_longer() -> None:

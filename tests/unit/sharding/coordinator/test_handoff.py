@@ -31,22 +31,22 @@ def handoff(phase: HandoffPhase = HandoffPhase.BEGIN) -> Handoff:
     return one
 
 
-@pytest.mark.parametrize(("phase", "cue"), list(product(HandoffPhase, HandoffTrigger)))
-def test_every_cue_in_every_phase(phase: HandoffPhase, cue: HandoffTrigger) -> None:
+@pytest.mark.parametrize(("phase", "trigger"), list(product(HandoffPhase, HandoffTrigger)))
+def test_every_trigger_in_every_phase(phase: HandoffPhase, trigger: HandoffTrigger) -> None:
     one = handoff(phase)
-    after = TRANSITIONS.get((phase, cue))
+    after = TRANSITIONS.get((phase, trigger))
     if after is not None:
-        assert one.cue(cue) is after is one.phase
+        assert one.advance(trigger) is after is one.phase
         return
-    with pytest.raises(LocalProtocolError, match=re.escape(repr(cue.value))):
-        one.cue(cue)
+    with pytest.raises(LocalProtocolError, match=re.escape(repr(trigger.value))):
+        one.advance(trigger)
     assert one.phase is phase
 
 
-def test_the_drawing_names_every_phase_and_cue() -> None:
+def test_the_diagram_names_every_phase_and_trigger() -> None:
     text = module.__doc__ or ""
     assert all(phase.name in text for phase in HandoffPhase)
-    assert all(cue.value in text for cue in HandoffTrigger)
+    assert all(trigger.value in text for trigger in HandoffTrigger)
 
 
 def test_freed_is_the_end_and_can_be_reached_from_everywhere() -> None:
@@ -63,17 +63,17 @@ def test_the_last_acknowledgement_counts_once() -> None:
 
 def test_an_acknowledgement_after_the_deadline_moves_nothing() -> None:
     one = handoff()
-    one.cue(HandoffTrigger.DEADLINE)
-    assert list(one.waiting) == [A, B, C], "these are the late ones"
+    one.advance(HandoffTrigger.DEADLINE)
+    assert list(one.unacked) == [A, B, C], "these are the late ones"
     assert not any([one.on_ack(A), one.on_ack(B), one.on_ack(C)])
 
 
 def test_only_the_deadline_of_stopping_is_counted_as_overdue() -> None:
     one = handoff()
-    one.cue(HandoffTrigger.DEADLINE)
+    one.advance(HandoffTrigger.DEADLINE)
     assert one.overdue == 0
-    one.cue(HandoffTrigger.DEADLINE)
-    one.cue(HandoffTrigger.DEADLINE)
+    one.advance(HandoffTrigger.DEADLINE)
+    one.advance(HandoffTrigger.DEADLINE)
     assert one.overdue == 2
 
 

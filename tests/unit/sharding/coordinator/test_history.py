@@ -125,7 +125,7 @@ def changes(history: ShardHistory, shard: str, count: int) -> None:
     for number in range(count):
         home = Home(shard, A, number + 1)
         history.leaves(home, "rebalance", float(number))
-        history.written(shard, home, Home(shard, B, number + 2), 1, number + 0.1, reported=False)
+        history.record(shard, home, Home(shard, B, number + 2), 1, number + 0.1, reported=False)
 
 
 def test_only_the_last_changes_of_a_shard_are_kept() -> None:
@@ -152,7 +152,7 @@ def test_only_the_shards_that_changed_last_are_kept() -> None:
 def test_B150_moves_are_counted_by_how_long_they_took(seconds: float, place: int) -> None:
     history = ShardHistory()
     history.leaves(Home("1", A, 1), "drain", 0.0)
-    history.written("1", None, Home("1", C, 2), 1, seconds, reported=False)
+    history.record("1", None, Home("1", C, 2), 1, seconds, reported=False)
     wanted = [0] * (len(BUCKETS) + 1)
     wanted[place] = 1
     assert history.moved == wanted
@@ -165,5 +165,5 @@ def test_a_word_about_an_earlier_home_does_not_count_for_a_later_one() -> None:
     history.leaves(early, "rebalance", 1.0)
     history.leaves(late, "drain", 2.0)
     history.leaves(late, "rebalance", 3.0)
-    history.written("1", late, None, 1, 4.0, reported=False)
+    history.record("1", late, None, 1, 4.0, reported=False)
     assert [(c.source, c.why, c.seconds) for c in history.of("1")] == [(B, "drain", 2.0)]

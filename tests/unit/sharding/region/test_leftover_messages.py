@@ -8,8 +8,8 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.region.buffered import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_STOPPED
-from shardbus.sharding.region.transitions import MAIL_PATIENCE
+from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_EXPIRED, REJECT_STOPPED
+from shardbus.sharding.region.routing import LEFTOVERS_PATIENCE_S
 from tests.unit.sharding.coordinator.test_coordinator import Desk
 from tests.unit.sharding.coordinator.test_coordinator import ack as acked
 from tests.unit.sharding.coordinator.test_coordinator import move as moving
@@ -42,9 +42,9 @@ def stopped(post: Post, *mail: str) -> list[ev.RegionEffect]:
 
 def rejected(effects: list[ev.RegionEffect]) -> list[tuple[str, str]]:
     return [
-        (effect.envelope.text, effect.reason)
+        (effect.message.text, effect.reason)
         for effect in effects
-        if isinstance(effect, ev.Reject) and isinstance(effect.envelope, Letter)
+        if isinstance(effect, ev.Reject) and isinstance(effect.message, Letter)
     ]
 
 
@@ -61,7 +61,7 @@ def test_mail_waits_for_the_next_home_to_ask_and_goes_before_everything() -> Non
     effects = post.hear(msg.PassOn((home(B, 6),)), sender=B)
     assert released(effects) == [(B, ["a", "b", "later", "flush of B"])]
     assert released(post.tell("after that", via=C)) == [(B, ["after that"])]
-    assert rejected(post.wait(2 * MAIL_PATIENCE)) == []
+    assert rejected(post.wait(2 * LEFTOVERS_PATIENCE_S)) == []
 
 
 def test_a_home_that_asks_before_it_is_known_here_is_remembered() -> None:
@@ -84,7 +84,7 @@ def test_mail_for_which_nobody_asks_is_refused_and_the_rest_goes_on() -> None:
     stopped(post, "a")
     post.tell("later", via=C)
     post.hear(homes(B, 6))
-    effects = post.wait(MAIL_PATIENCE)
+    effects = post.wait(LEFTOVERS_PATIENCE_S)
     assert rejected(effects) == [("a", REJECT_STOPPED)]
     assert released(effects) == [(B, ["later"])]
 

@@ -14,14 +14,15 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import Home
-from shardbus.sharding.region.buffered import (
+from shardbus.sharding.region.region import HostedState, ShardRegion
+from shardbus.sharding.region.route import (
+    FORWARDED_MAX,
     REJECT_BUFFER_FULL,
     REJECT_EXPIRED,
     REJECT_HOP_LIMIT,
     REJECT_REFUSED,
+    RouteBuffers,
 )
-from shardbus.sharding.region.region import HostedState, ShardRegion
-from shardbus.sharding.region.route import PASSED_MAX, RouteBuffers
 
 ME, B, C, RULER, CLIENT = (NodeId(name, 1, 1) for name in ("me", "b", "c", "ruler", "client"))
 LAYOUT = "crc32/8"
@@ -96,7 +97,7 @@ def released(effects: list[ev.RegionEffect]) -> list[tuple[NodeId, list[str]]]:
     found: list[tuple[NodeId, list[str]]] = []
     for effect in effects:
         if isinstance(effect, ev.Release):
-            letters = [one.text for one in effect.envelopes if isinstance(one, Letter)]
+            letters = [one.text for one in effect.messages if isinstance(one, Letter)]
             found.append((effect.node, letters))
     return found
 
@@ -219,11 +220,11 @@ def test_bytes_count_too() -> None:
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_a_buffer_counts_what_it_takes(sizes: list[int]) -> None:
     buffers = RouteBuffers(20, 200)
-    taken = [letter for size in sizes if buffers.take(letter := Letter("m", size))]
+    taken = [letter for size in sizes if buffers.add(letter := Letter("m", size))]
     assert (buffers.messages, buffers.bytes) == (len(taken), sum(one.size for one in taken))
     assert buffers.messages <= 20
     assert buffers.bytes <= 200
-    buffers.give(list(taken))
+    buffers.remove(list(taken))
     assert (buffers.messages, buffers.bytes) == (0, 0)
 
 
@@ -441,10 +442,10 @@ def test_what_was_forwarded_before_it_went_to_the_old_home_may_be_anybodys() -> 
 def test_of_very_many_that_sent_to_the_old_home_by_us_none_is_told_apart() -> None:
     post = Post()
     post.hear(homes(B, 5))
-    for uid in range(PASSED_MAX + 1):
+    for uid in range(FORWARDED_MAX + 1):
         post.tell("m", via=NodeId("client", 0, uid))
     post.hear(homes(C, 6))
-    assert released(post.tell("m1", via=NodeId("client", 0, PASSED_MAX))) == []
+    assert released(post.tell("m1", via=NodeId("client", 0, FORWARDED_MAX))) == []
     assert released(post.tell("m2", via=RULER)) == []
 
 
