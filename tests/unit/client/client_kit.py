@@ -72,7 +72,7 @@ class FakeSession:
         self.sent.append(("tell", entity_id))
         self.outstanding += self.deaf
 
-    tell_kept = tell
+    tell_accepted = tell
 
     def ask(
         self, key: Any, entity_id: str, payload: bytes, timeout_ms: int, future: Any, decode: Any
