@@ -35,6 +35,9 @@ test: .venv/all.stamp
 test-long: .venv/all.stamp
 	$(PYTEST) -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
 
+mutants: .venv/all.stamp
+	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)
+
 simulate: .venv/all.stamp
 	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)
 

@@ -65,6 +65,14 @@ def test_a_node_is_read_as_it_is_written(uid: int) -> None:
     assert NodeId.parse(str(node)) == node
 
 
+@pytest.mark.parametrize(
+    "text", ["h:1", "h:1#", "h:1#x", "h:1#-1", "#1", f"h:1#1{'0' * 16}", "h:0#1"]
+)
+def test_text_that_names_no_incarnation_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        NodeId.parse(text)
+
+
 @pytest.mark.parametrize("text", ["127.0.0.1:7355", "127.0.0.1:7355#", "h:1#-1", "h:1#zz", "#1"])
 def test_what_is_no_node_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):

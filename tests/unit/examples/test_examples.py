@@ -66,7 +66,7 @@ async def test_S2_9_a_counter_is_made_of_its_stored_events_again() -> None:
     events = [CounterChanged(+1), CounterChanged(+1), CounterChanged(-1)]
     assert log_of(b) == encode_value(EventLog(0, events))
     await b.ask_message("7", Stop())
-    assert b.cell("7") is None
+    assert b.activation("7") is None
     assert await count(b) == 1
     assert b.keeper.loads == 2
 
