@@ -224,8 +224,8 @@ class ClientRegions:
             region.router.handle(events.NodeLeft(node))
 
     def on_session_lost(self, session: Session, unsent: list[Unsent]) -> None:
-        """Route the unsent messages of a lost session again. If the session is `gone`, its node has
-        ended; otherwise a new session to the same node replaces it."""
+        """Route the unsent messages of a lost session again. If `peer_ended`, its node has ended;
+        otherwise a new session to the same node replaces it."""
         by_type = _by_type(unsent)
         for name, region in self._by_name.items():
             own = by_type.get(name, [])

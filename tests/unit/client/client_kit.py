@@ -53,7 +53,7 @@ class FakeSession:
     def __init__(self, endpoint: FakeEndpoint, address: Address, node: NodeId | None) -> None:
         self._endpoint, self.address = endpoint, address
         self.tag: Any = node or address
-        self.open = self.gone = self.parted = self.deaf = self.unflushed = False
+        self.open = self.peer_ended = self.closed_idle = self.deaf = self.unflushed = False
         self.writable = True
         self.outstanding = self.waiting_asks = 0
         self.unconfirmed: dict[str, int] = {}
@@ -127,9 +127,9 @@ class FakeSession:
         """The node sends a control message."""
         self._endpoint.receiver.on_control(self, encode_control(entity_type, message))
 
-    def lose(self, *, gone: bool, unsent: list[Unsent] | None = None) -> None:
-        """The session ends; `gone`: a refused connection proves that the process ended."""
-        self.open, self.gone = False, gone
+    def lose(self, *, peer_ended: bool, unsent: list[Unsent] | None = None) -> None:
+        """The session ends; `peer_ended`: a refused connection proves that the process ended."""
+        self.open, self.peer_ended = False, peer_ended
         self.unconfirmed = {"page": self.outstanding} if self.outstanding else {}
         self._endpoint.open_sessions.remove(self)
         self._endpoint.on_lost(self, unsent or [])
@@ -200,15 +200,15 @@ class FakeEndpoint:
     def sessions(self) -> list[FakeSession]:
         return list(self.open_sessions)
 
-    def tell(self, node: NodeId) -> None:
+    def announce(self, node: NodeId) -> None:
         self.given_up.append(node)
 
-    def drop(self, node: NodeId, error: Exception) -> None:
+    def remove(self, node: NodeId, error: Exception) -> None:
         for session in self.sessions():
             if session.tag == node:
-                session.lose(gone=True)
+                session.lose(peer_ended=True)
 
-    def part(self, node: NodeId, in_use: Callable[[Any], bool]) -> bool:
+    def close_idle(self, node: NodeId, in_use: Callable[[Any], bool]) -> bool:
         self.parting.append((node, [in_use(s) for s in self.open_sessions if s.tag == node]))
         return False
 

@@ -92,7 +92,7 @@ async def test_tells_that_a_lost_node_had_not_acknowledged_are_counted() -> None
             await known(client, world)
             world.session(A).deaf = True
             await client.tell("page", "x", 1)
-            world.session(A).lose(gone=True)
+            world.session(A).lose(peer_ended=True)
             assert client.lost_messages == 1
 
 
@@ -307,8 +307,8 @@ async def test_a_silent_member_is_not_taken_for_dead() -> None:
         async with world.client() as client:
             await known(client, world)
             lost = world.session(A)
-            lost.lose(gone=False, unsent=[unsent("x")])
-            assert not lost.gone
+            lost.lose(peer_ended=False, unsent=[unsent("x")])
+            assert not lost.peer_ended
             assert world.endpoint.given_up == []
             await asyncio.sleep(0.1)
             fresh = world.session(A)
@@ -327,8 +327,8 @@ async def test_a_silent_node_that_is_no_member_any_more_is_dead() -> None:
             await asyncio.sleep(0.1)
             other.receive(Members((B,)))  # type: ignore[attr-defined]
             world.members, world.home, world.up = (B,), B, {B.address}
-            lost.lose(gone=False, unsent=[unsent("x")])
-            assert lost.gone
+            lost.lose(peer_ended=False, unsent=[unsent("x")])
+            assert lost.peer_ended
             assert world.endpoint.given_up == [A]
             await asyncio.sleep(5)
             assert ("tell", "x") in world.session(B).sent
@@ -341,8 +341,8 @@ async def test_a_node_that_parted_is_not_announced_as_given_up() -> None:
         async with world.client() as client:
             await known(client, world)
             session = world.session(A)
-            session.parted = True
-            session.lose(gone=True)
+            session.closed_idle = True
+            session.lose(peer_ended=True)
             assert world.endpoint.given_up == []
 
 
@@ -354,7 +354,7 @@ async def test_a_lost_contact_is_replaced_and_asked_for_homes() -> None:
             await known(client, world)
             contact, other = contact_and_other(client, world)
             world.up, world.members, world.home = {other.address}, (other,), other
-            world.session(contact).lose(gone=True)
+            world.session(contact).lose(peer_ended=True)
             assert client.contact is None
             await asyncio.sleep(5)
             assert client.contact == other

@@ -149,7 +149,7 @@ async def test_a_new_contact_is_asked_what_every_type_is() -> None:
             assert contact is not None
             other = B if contact == A else A
             world.up, world.home = {other.address}, other
-            world.session(contact).lose(gone=True)
+            world.session(contact).lose(peer_ended=True)
             await asyncio.sleep(5)
             assert Describe() in world.session(other).controls
 
@@ -166,7 +166,7 @@ async def test_a_member_that_refused_is_tried_again_after_two_seconds() -> None:
             await client.tell("page", "x", 1)
             await asyncio.sleep(0.1)
             world.up = {A.address}
-            world.session(B).lose(gone=True)
+            world.session(B).lose(peer_ended=True)
             client._contact.members = (A, B)
             await client.tell("page", "x", 2)
             await asyncio.sleep(REFUSED_RETRY_S - 0.2)
@@ -186,7 +186,7 @@ async def test_a_node_that_is_no_member_is_not_tried_again() -> None:
             await client.tell("page", "x", 1)
             await asyncio.sleep(0.1)
             world.session(A).receive(Members((A,)))
-            world.session(B).lose(gone=True)
+            world.session(B).lose(peer_ended=True)
             await client.tell("page", "x", 2)
             world.tried.clear()
             await asyncio.sleep(3 * REFUSED_RETRY_S)
@@ -202,7 +202,7 @@ async def test_a_node_that_its_cluster_reports_alive_is_used_at_once() -> None:
             world.home = B
             await client.tell("page", "x", 1)
             await asyncio.sleep(0.1)
-            world.session(B).lose(gone=True)
+            world.session(B).lose(peer_ended=True)
             await client.tell("page", "x", 2)
             assert client.buffered == 1
             world.session(A).receive(Members((A, B)))
