@@ -59,7 +59,7 @@ class _Collector:
             received.add_metric([name], kind.host.counts.accepted)
             forwarded.add_metric([name], kind.relayed_messages)
             buffered.add_metric([name], kind.router.region.buffered[0])
-            pauses.add_metric([name], kind.host.execution.mailbox_limits.pauses)
+            pauses.add_metric([name], kind.host.runner.mailbox_limits.pauses)
             for reason, count in sorted(kind.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
         for name, count in sorted(endpoint.send_buffer_limit.refused.items()):

@@ -1,9 +1,8 @@
-"""What a node knows of one entity type: the class, its handlers, and what the class declares about
-itself.
+"""An entity type as a node knows it: the class, its handlers, and its declarations.
 
-`app.py` builds it from the decorators once; everything here is read-only afterwards.
+`app` builds it from the decorators once; everything here is read-only afterwards.
 
-Source: S2.7, S2.27, S2.37, S2.57; STYLE (options declared once).
+Source: S2.7, S2.27, S2.37, S2.57.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from shardbus.wire.instances import ReadAll
 from shardbus.wire.schema import Decode, Interface, encode_value, method_of
 
 BEHAVIOUR = "current behaviour"
-"""Key, in an entity's own attributes, of the method that it became; absent: `receive`."""
+"""Key, in an entity's own attributes, of its current behaviour; absent: `receive`."""
 
 EVERY_TYPE = "*"
 """Stands for all types in `node.proxies`."""
@@ -41,7 +40,7 @@ class StopReason(Enum):
 
 
 class Directive(Enum):
-    """What becomes of an entity whose handler raised."""
+    """What happens to an entity whose handler raised."""
 
     RESUME = "resume"
     RESTART = "restart"
@@ -50,8 +49,8 @@ class Directive(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Invoker:
-    """One method, ready to run. A handler's arguments are an array, read by the decoder of its
-    length; `receive` gets one message, read by `one`."""
+    """One method, ready to be called. A handler's arguments are an array, decoded by the decoder of
+    its length; `receive` gets one message, decoded by `one`."""
 
     name: str
     function: Callable[..., Any]
@@ -59,14 +58,14 @@ class Invoker:
     decoders: Mapping[int, Decode]
     one: Decode | None = None
     single: Decode | None = None
-    """The only decoder, of a handler that always has one argument."""
+    """The only decoder of a handler that always has one argument."""
     read_all: ReadAll | None = None
-    """Reads what many messages bring, where that is quicker than one by one."""
+    """Decodes the payloads of a run, where that is faster than one by one."""
 
 
 @dataclass(frozen=True, slots=True)
 class EntityType:
-    """See the module."""
+    """What a node knows of one entity type."""
 
     cls: type
     interface: Interface
@@ -81,34 +80,33 @@ class EntityType:
     read_state: Decode | None = None
     supervision: Callable[[Exception], Directive] = lambda error: Directive.RESTART
     strategy: AllocationStrategy | None = None
-    """None: the one that the settings name."""
+    """None: the strategy that the settings name."""
     behaviours: frozenset[Callable[..., Any]] = frozenset()
-    """Methods that may stand in for `receive`, itself among them; none if the class has no other
-    than that."""
+    """Methods that `become` takes, `receive` among them; empty if the class has no other."""
     proxy: bool = False
-    """This process hosts nothing of it."""
+    """This process hosts no entity of the type."""
     stop_message: tuple[Invoker, bytes] | None = None
-    """What an entity gets when the runtime wants it to stop, ready to be handled; None: it is just
-    stopped."""
+    """The message by which the node asks an entity to stop, ready to be handled; None: it stops
+    without one."""
 
     @property
     def name(self) -> str:
         return self.interface.name
 
     def hosted_by(self, role: str, node: NodeSettings) -> bool:
-        """Whether a node of these settings hosts the type, which asks for that role."""
-        told = self.proxy or self.name in node.proxies or EVERY_TYPE in node.proxies
-        return not told and (not role or role in node.roles)
+        """True if a node with these settings hosts the type, which requires that role."""
+        excluded = self.proxy or self.name in node.proxies or EVERY_TYPE in node.proxies
+        return not excluded and (not role or role in node.roles)
 
     @property
     def plain(self) -> bool:
-        """Starting such an entity needs no waiting: no state to load, no `on_start`."""
+        """True if a start does not wait: there is no state to load, and no `on_start`."""
         return not self.starts and self.state_class is None
 
 
 def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:
-    """A message of an entity's own, ready to be handled: a text that names a handler without
-    parameters is for that handler, everything else for `receive`.
+    """Return the invoker and the payload of a message that an entity sends itself. A text that
+    names a handler without parameters is for that handler, everything else for `receive`.
 
     Raises:
         ConfigError: no handler takes it.
@@ -129,12 +127,12 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:
-    """Whether calling it gives a coroutine."""
+    """True if a call returns a coroutine."""
     return inspect.iscoroutinefunction(function)
 
 
 def in_thread(function: Callable[..., Any], pool: ThreadPoolExecutor | None) -> Callable[..., Any]:
-    """A blocking handler as a coroutine function that runs it in a worker thread: of that pool, or
+    """Return a coroutine function that runs a blocking handler in a worker thread: of that pool, or
     of the loop's own."""
 
     async def call(entity: Any, *args: Any) -> Any:

@@ -1,12 +1,12 @@
-"""The shards and entities of one type on one node: who is here, who may come in, who goes.
+"""The host of one entity type on one node: its shards, its activations, and what they admit.
 
-`active` holds the entities of every shard that lets all arrivals in; it is the hot path's one
-look-up. The entities of a shard that is on the move are kept in the shard itself, where only the
-slow path looks, and the slow path asks the region machine first.
+`active` holds the activations of every open shard, one that admits all messages; it is the hot
+path's one look-up. The activations of a shard that moves are kept in the shard itself, where only
+the slow path finds them, after the region machine has decided about the message.
 
-What the entities of a shard that moves have not handled is left to its next home.
+Messages that the entities of a moving shard have not handled are left for its next home.
 
-Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25; C.14, C.17, C.18; B.50.
+Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 """
 
 from __future__ import annotations
@@ -18,26 +18,31 @@ from functools import partial
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.answers import told
-from shardbus.entities.context import AFTER_CURRENT, OWN, Context, Message
-from shardbus.entities.deferred import DeferredWork
+from shardbus.entities.activation import (
+    AFTER_CURRENT,
+    MOVES,
+    Activation,
+    LifeState,
+    LifeStep,
+    Message,
+    Shard,
+)
+from shardbus.entities.context import Context
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.passivator import Passivator
-from shardbus.entities.recovery import EntityRecovery
-from shardbus.entities.relocation import EntityRelocation
-from shardbus.entities.remembering import RememberedEntities
-from shardbus.entities.runner import EntityRunner
-from shardbus.entities.shard import Shard
+from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
+from shardbus.entities.runner import EntityRunner, failure_for_asker
 from shardbus.entities.stopping import Stopper
-from shardbus.entities.supervision import MOVES, StateLoader
+from shardbus.entities.supervision import StateLoader
 from shardbus.errors import StaleFence, Unhandled
 from shardbus.store.protocol import StateStore
+from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
 
 
 class Host:
-    """See the module. `on_down(shard)` is called when the last entity of a stopping shard
-    stopped."""
+    """The shards and activations of one type. `on_down(shard)` is called when the last entity of a
+    stopping shard has stopped."""
 
     def __init__(
         self,
@@ -55,48 +60,48 @@ class Host:
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.name, self.ref = kind.name, ref
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
-        """Seconds for an entity to stop, before it is cut off."""
+        """Seconds that an entity has to stop before it is cut off."""
         self.stopper = Stopper(kind, self.patience, self._gone)
-        self.execution = EntityRunner(kind, settings, loop, keeper, self.stopper.finish)
-        self.stopper.attach(self.execution)
-        self.counts = self.execution.counts
-        self.deferred = DeferredWork(kind, self.execution, settings.mailbox)
-        self.active: dict[str, Context] = {}
-        abandoned = self.execution.abandoned
+        self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish)
+        self.stopper.attach(self.runner)
+        self.counts = self.runner.counts
+        self.deferred = self.runner.deferred
+        self.active: dict[str, Activation] = {}
         self.passivator = Passivator(
-            settings, loop, self.active, self.counts, self._passivate, abandoned
+            settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
         self.shards: dict[str, Shard] = {}
         self.passes_on = False
-        """What is not handled when a shard moves is for its next home; else it is refused."""
+        """Messages that a moving shard has not handled go to its next home; else they are
+        refused."""
         self._left: dict[str, list[tuple[str, Message]]] = {}
         self._keeper, self._on_down = keeper, on_down
         self._shard_of = shard_of
         self.recovery = EntityRecovery(settings, loop, self._revive)
-        self.memory: RememberedEntities | None = None
+        self.remembered: RememberedEntities | None = None
         if settings.remember:
-            memory = self.memory = RememberedEntities(
+            remembered = self.remembered = RememberedEntities(
                 kind.name,
                 store,
                 loop,
                 pause_max=settings.shard_failure_backoff,
-                start=self._remembered,
+                start=self._listed,
                 recover=self.recovery.put,
                 settled=self._maybe_down,
             )
-            forget, again = memory.forget, self._revive
+            forget, again = remembered.forget, self._revive
             self._relocation = EntityRelocation(kind.name, loop, start_elsewhere, forget, again)
 
     # ---- shards
 
     def start_shard(self, shard: str, fence: int) -> None:
-        """The shard lives here now; nothing comes in until `set_arrivals` opens it."""
+        """Host a shard. It admits no message until `set_arrivals` opens it."""
         hosted = self.shards[shard] = Shard(shard, fence)
-        if self.memory is not None:
-            self.memory.open(hosted)
+        if self.remembered is not None:
+            self.remembered.open(hosted)
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
-        """Let in what comes over links: all of it, from one node only, or nothing."""
+        """Set what a shard admits from links: all messages, those from one node, or none."""
         hosted = self.shards.get(shard)
         if hosted is None:
             return
@@ -109,17 +114,17 @@ class Host:
             self._take_out([hosted])
 
     def _take_out(self, shards: list[Shard]) -> None:
-        """Move the shards' entities from the hot path to the shards."""
+        """Move the activations of these shards from the hot path into the shards."""
         chosen = set(map(id, shards))
-        for activation in [c for c in self.active.values() if id(c.shard) in chosen]:
+        for activation in [a for a in self.active.values() if id(a.shard) in chosen]:
             activation.shard.activations[activation.entity_id] = activation
             del self.active[activation.entity_id]
 
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None
     ) -> None:
-        """Stop every entity of these shards, by default after the messages that are in its mailbox;
-        after a failure, at once. Who has not stopped within `patience` seconds is cut off."""
+        """Stop every entity of these shards: by default after the messages in its mailbox; after a
+        failure, at once. Entities that have not stopped within `patience` seconds are cut off."""
         known = [self.shards[shard] for shard in shards if shard in self.shards]
         unknown = [shard for shard in shards if shard not in self.shards]
         hosted = [h for h in known if not h.stopping]
@@ -128,9 +133,9 @@ class Host:
             h.arrivals, h.stopping = False, reason
             for activation in list(h.activations.values()):
                 self._end(activation, reason)
-            for activation in self.memory.abandon(h) if self.memory is not None else ():
+            for activation in self.remembered.abandon(h) if self.remembered is not None else ():
                 activation.stopping = activation.stopping or reason
-                self.execution.settle(activation)
+                self.runner.settle(activation)
             self._maybe_down(h)
         left = [h for h in known if self.shards.get(h.shard) is h]
         patience = self.patience if patience is None else patience
@@ -142,28 +147,29 @@ class Host:
             self._on_down(shard)
 
     def _cut_off(self, shards: list[Shard]) -> None:
+        """End what is left of these shards: their time to stop is over."""
         for hosted in shards:
             if self.shards.get(hosted.shard) is hosted:
                 for activation in list(hosted.activations.values()):
-                    activation.gone = True  # no new incarnation
+                    activation.step(LifeStep.REFUSES)  # no new activation
                     self.stopper.cut_off(activation)
-                if self.memory is not None:
-                    self.memory.close(hosted)
+                if self.remembered is not None:
+                    self.remembered.close(hosted)
                 self._maybe_down(hosted)
 
     def _maybe_down(self, hosted: Shard) -> None:
         if hosted.stopping and not hosted.activations and self.shards.get(hosted.shard) is hosted:
-            if self.memory is not None:
-                if self.memory.busy(hosted):
+            if self.remembered is not None:
+                if self.remembered.busy(hosted):
                     return
-                self.memory.close(hosted)
+                self.remembered.close(hosted)
             del self.shards[hosted.shard]
             self._on_down(hosted.shard)
 
     # ---- entities
 
-    def find(self, entity_id: str, shard: str) -> Context | None:
-        """The entity if it is in memory."""
+    def find(self, entity_id: str, shard: str) -> Activation | None:
+        """Return the activation of an entity, if it is in memory."""
         activation = self.active.get(entity_id)
         if activation is None and shard in self.shards:
             activation = self.shards[shard].activations.get(entity_id)
@@ -176,46 +182,47 @@ class Host:
         cause: str = "message",
         mailbox: deque[Message] | None = None,
         chain: Chain = (),
-    ) -> Context:
-        """Start an entity that is not in memory; it begins with what is in its mailbox. `chain`:
-        the entities that wait for that."""
+    ) -> Activation:
+        """Start an entity that is not in memory; it begins with the messages of `mailbox`. `chain`:
+        the entities that wait for it."""
         activation = Context(self, hosted, entity_id)
-        activation.mailbox = mailbox
         if mailbox is not None:
-            self.execution.mailbox_limits.has_mailbox(activation)
+            activation.mailbox = mailbox
+            self.runner.mailbox_limits.has_mailbox(activation)
         (self.active if hosted.open else hosted.activations)[entity_id] = activation
         hosted.live += 1
-        activation.used = self.execution.tick
+        activation.used = self.runner.tick
         if self.passivator.limited:
             self.passivator.started(activation)
         started = self.counts.started
         started[cause] = started.get(cause, 0) + 1
-        if self.memory is None or self.memory.knows(hosted, entity_id):
+        if self.remembered is None or self.remembered.knows(hosted, entity_id):
             self._begin(activation, chain)
         else:
-            activation.busy = True
-            self.memory.add(hosted, activation)
+            activation.step(LifeStep.LISTS)
+            self.remembered.add(hosted, activation)
         return activation
 
-    def _begin(self, activation: Context, chain: Chain = ()) -> None:
-        self.execution.start(activation, chain)
+    def _begin(self, activation: Activation, chain: Chain = ()) -> None:
+        self.runner.start(activation, chain)
         if activation.mailbox and not activation.busy:
-            self.execution.settle_soon(activation)
+            self.runner.settle_soon(activation)
 
-    def _remembered(self, activation: Context) -> None:
-        """The store knows the entity now. If its shard shall stop already, it still handles what
-        has come for it."""
-        if activation.gone:
+    def _listed(self, activation: Activation) -> None:
+        """Start an entity that the store has listed. If its shard stops by now, the entity still
+        handles the messages that wait for it."""
+        if activation.state is not LifeState.LISTING:
             return
-        reason, activation.stopping, activation.busy = activation.stopping, None, False
+        activation.step(LifeStep.LISTED)
+        reason, activation.stopping = activation.stopping, None
         self._begin(activation)
         if reason is not None:
             self.stopper.stop(activation, reason)
 
-    def _revive(self, hosted: Shard, entity_id: str) -> Context | None:
+    def _revive(self, hosted: Shard, entity_id: str) -> Activation | None:
         """Start a remembered entity, if it does not run and its shard is still here."""
         here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
-        if self.memory is None or not here or not self.memory.knows(hosted, entity_id):
+        if self.remembered is None or not here or not self.remembered.knows(hosted, entity_id):
             return None
         if self.find(entity_id, hosted.shard) is not None:
             return None
@@ -224,55 +231,52 @@ class Host:
             return None
         return self.activate(hosted, entity_id, "remembered")
 
-    def _end(self, activation: Context, reason: StopReason) -> None:
+    def _end(self, activation: Activation, reason: StopReason) -> None:
         self.passivator.forget(activation)
         self.stopper.end(activation, reason)
 
-    def _passivate(self, activation: Context) -> None:
-        if self.execution.abandoned(activation):  # there is nobody who could be told
+    def _passivate(self, activation: Activation) -> None:
+        if self.runner.abandoned(activation):  # no object that could handle a stop message
             self.passivator.forget(activation)
-            self.execution.give_up(activation)
+            self.runner.give_up(activation)
         else:
             self._end(activation, StopReason.PASSIVATION)
 
-    def _gone(self, activation: Context) -> None:
-        """It has stopped. What still waits for it starts a new incarnation."""
-        hosted = activation.shard
-        if self.active.get(activation.entity_id) is activation:
-            del self.active[activation.entity_id]
-        elif hosted.activations.get(activation.entity_id) is activation:
-            del hosted.activations[activation.entity_id]
+    def _gone(self, activation: Activation) -> None:
+        """Remove an activation that has stopped. Messages that wait for it start a new one."""
+        hosted, entity_id = activation.shard, activation.entity_id
+        if self.active.get(entity_id) is activation:
+            del self.active[entity_id]
+        elif hosted.activations.get(entity_id) is activation:
+            del hosted.activations[entity_id]
         else:
             return
         hosted.live -= 1
-        reason = (
-            activation.stopping.value
-            if activation.stopping is not None
-            else StopReason.FAILURE.value
-        )
+        reason = (activation.stopping or StopReason.FAILURE).value
         self.counts.stopped[reason] = self.counts.stopped.get(reason, 0) + 1
-        activation.end_incarnation()
+        self.deferred.end(activation)
         self.passivator.forget(activation)
         self.stopper.ended(activation)
+        refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
+        refuses = refuses or not self._may_return(activation)
+        activation.step(LifeStep.ENDS)
         waiting = list(activation.mailbox or ())
-        activation.busy, activation.mailbox, activation.entity = True, None, None
+        activation.mailbox, activation.entity = None, None
         if activation.extras is not None:
             waiting = activation.extras.stash + waiting
         waiting = [m for m in waiting if not m.own]
-        returns = activation.refusal is None and self._may_return(activation)
-        refuses, activation.gone = activation.gone or not returns, True
         if waiting and not refuses:
-            again = self.activate(hosted, activation.entity_id, "restart", deque(waiting))
+            again = self.activate(hosted, entity_id, "restart", deque(waiting))
             if hosted.stopping is not None:
                 self._end(again, hosted.stopping)
-        elif self.memory is not None and not hosted.stopping:
-            self._stopped_alone(self.memory, hosted, activation)
+        elif self.remembered is not None and not hosted.stopping:
+            self._stopped_alone(self.remembered, hosted, activation)
         if waiting and refuses:
             self._leave(hosted, activation, waiting)
         self._maybe_down(hosted)
 
-    def _leave(self, hosted: Shard, activation: Context, messages: list[Message]) -> None:
-        """Nobody handles these here any more."""
+    def _leave(self, hosted: Shard, activation: Activation, messages: list[Message]) -> None:
+        """Leave messages that no entity handles here to the next home, or refuse them."""
         entity_id, failure = activation.entity_id, activation.refusal
         if self.passes_on and hosted.stopping in MOVES:
             left = self._left.setdefault(hosted.shard, [])
@@ -281,35 +285,35 @@ class Host:
         for message in messages:
             self.counts.drop("stopped" if failure is None else "start_failed", via=message.corr)
             if message.session is not None:
-                stopped = Unhandled(f"{self.name} {entity_id!r} stopped")
-                error = stopped if failure is None else told(activation, failure)
+                error: Exception = Unhandled(f"{self.name} {entity_id!r} stopped")
+                if failure is not None:
+                    error = failure_for_asker(self.name, entity_id, failure)
                 message.session.fail(message.corr, error)
 
     def take_left(self, shard: str) -> list[tuple[str, Message]]:
-        """What was not handled of a shard that has stopped, by entity id, each entity's in
-        order."""
+        """Return, once, the unhandled messages of a shard that has stopped, by entity id; those of
+        one entity are in order."""
         return self._left.pop(shard, [])
 
-    def _may_return(self, activation: Context) -> bool:
-        """Whether what waits for an entity that has stopped starts a new incarnation. In a shard
-        that stops only if it went of its own accord or by a failure, not because of the shard."""
+    def _may_return(self, activation: Activation) -> bool:
+        """True if messages that wait for a stopped entity start a new activation. In a shard that
+        stops, only if the entity stopped by itself or by a failure, not because of the shard."""
         hosted = activation.shard
         if hosted.stopping is None:
             return True
-        listed = self.memory is None or self.memory.knows(hosted, activation.entity_id)
+        listed = self.remembered is None or self.remembered.knows(hosted, activation.entity_id)
         alone = activation.stopping in AFTER_CURRENT and activation.stopping is not hosted.stopping
-        return listed and (
-            alone or (activation.stop_request is not None and activation.stop_request.holds)
-        )
+        stop_request = activation.stop_request
+        return listed and (alone or (stop_request is not None and stop_request.holds))
 
     def _stopped_alone(
-        self, memory: RememberedEntities, hosted: Shard, activation: Context
+        self, remembered: RememberedEntities, hosted: Shard, activation: Activation
     ) -> None:
-        """A remembered entity stopped and its shard did not: it is forgotten if it wanted to be,
-        else it comes back."""
+        """Forget a remembered entity that passivated while its shard goes on; start one again that
+        stopped for any other reason."""
         if activation.stopping is StopReason.PASSIVATION:
-            memory.forget(hosted, activation.entity_id)
-        elif activation.entity_id not in hosted.returning:  # each stop would begin a row of its own
+            remembered.forget(hosted, activation.entity_id)
+        elif activation.entity_id not in hosted.returning:  # one timer, however often it stops
             hosted.returning.add(activation.entity_id)
             backoff = self.settings.entity_restart_backoff
             self.loop.call_later(backoff, self._return, hosted, activation.entity_id)
@@ -319,28 +323,29 @@ class Host:
         self._revive(hosted, entity_id)
 
     def close(self) -> None:
-        """The process ends."""
-        if self.memory is not None:
-            self.memory.stop()
+        """Cancel everything that waits: the process ends."""
+        if self.remembered is not None:
+            self.remembered.stop()
             self._relocation.stop()
         self.recovery.stop()
         self.deferred.close()
-        self.execution.close()
+        self.runner.close()
         self.passivator.stop()
 
-    # ---- what contexts ask for
+    # ---- what contexts call
 
-    def tell_self(self, activation: Context, method: str, payload: bytes) -> None:
-        """A timer's message to its own entity."""
+    def tell_self(self, activation: Activation, method: str, payload: bytes) -> None:
+        """Hand the message of a timer to its own entity."""
         if self.find(activation.entity_id, activation.shard.shard) is not activation:
             return
         invoker = self.kind.invokers.get(method) or self.kind.invokers.get("")
         if invoker is None:
             self.counts.drop("unhandled")
         else:
-            self.stopper.tell(activation, Message(invoker, payload, None, OWN, 0))
+            message = Message(invoker, payload, None, Origin.OWN, 0)
+            self.stopper.receive_own(activation, message)
 
-    async def save(self, activation: Context, data: bytes | None) -> None:
+    async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence."""
         try:
             await self._keeper.save(self.name, activation.entity_id, activation.shard.fence, data)
@@ -348,19 +353,19 @@ class Host:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
 
-    # ---- time, and what is shown
+    # ---- periodic work, and figures
 
     def sweeps(self, tick: int) -> dict[str, Callable[[], None]]:
-        """What is to be done about once a second: look what is in mailboxes, cut off who does not
-        stop, passivate who shall not stay."""
+        """Return the work to do about once a second, by name: measure mailboxes, cut off entities
+        that do not stop, passivate."""
         return {
-            "mailboxes": self.execution.mailbox_limits.sweep,
-            "ends": partial(self.stopper.sweep, tick),
-            "residents": partial(self.passivator.sweep, tick),
+            "mailboxes": self.runner.mailbox_limits.sweep,
+            "stopping": partial(self.stopper.sweep, tick),
+            "passivation": partial(self.passivator.sweep, tick),
         }
 
     def set_active_entity_limit(self, limit: int) -> None:
-        """Another limit on the entities in memory here, from now on; 0 for none.
+        """Set another limit on the entities in memory on this node; 0 for none.
 
         Raises:
             Refused: entities of this type are remembered.
@@ -371,12 +376,12 @@ class Host:
 
     @property
     def entities(self) -> int:
-        """How many are in memory."""
+        """Entities in memory."""
         return sum(hosted.live for hosted in self.shards.values())
 
     def ids(self, shard: str) -> list[str]:
-        """The entities of a shard that are in memory."""
+        """Return the ids of a shard's entities in memory."""
         hosted = self.shards.get(shard)
         if hosted is None:
             return []
-        return list(hosted.activations) + [i for i, c in self.active.items() if c.shard is hosted]
+        return list(hosted.activations) + [i for i, a in self.active.items() if a.shard is hosted]

@@ -1,29 +1,29 @@
-"""Mailboxes without room, and the senders that wait for some.
+"""Limits of mailboxes, and back pressure on the senders of tells.
 
-A mailbox is full at `mailbox` messages; and all mailboxes of a type on a node together hold about
-`mailbox_bytes`. Whoever asks is refused then, with MailboxFull. A tell has nobody to tell, so
-instead of dropping it
+A mailbox is full at `mailbox` messages, and all mailboxes of a type on a node together at about
+`mailbox_bytes`. An ask that finds no room is refused with MailboxFull. A tell has no answer, so
+instead of dropping it the node slows its sender down:
 
-    a run of tells meets a full mailbox ──> what the run brings is still let in
-                                            its session is paused: what comes behind is held and
-                                            not acknowledged, and the sender's `await tell` waits
-    a quarter of the room is free again ──> the session goes on
+    a run of tells finds a mailbox full ──> the rest of the run is still queued;
+                                            its session is paused: later messages are held and not
+                                            acknowledged, and the sender's `await tell` waits
+    a quarter of the room is free again ──> the session resumes
 
-So a mailbox exceeds its bound by one batch for each session at most (that of the node with itself
+So a mailbox exceeds its bound by at most one batch for each session (the node's session with itself
 has up to 4 MiB), and a slow entity slows its senders down to its own pace.
 
-**A bound on waiting.** Senders wait for who goes on, not for who stands still: if a full mailbox
-gives out nothing for `mailbox_patience`, its entity is *stuck*, and messages for it are dropped and
-counted as ever, until it has room again. Two entities that wait for room at each other, directly or
-through others, end so as well: one of their messages is the price, not the cluster. Nothing else
-waits behind a paused session but entities' messages (`transport.intake`).
+**A bound on waiting.** Senders wait for an entity that goes on, not for one that stands still: if
+no message leaves a full mailbox for `mailbox_patience`, its entity is *stuck*, and messages for it
+are dropped and counted until it has room again. Two entities that wait for room in each other's
+mailbox, directly or through others, end so as well: the price is one of their messages, not the
+cluster. Only messages of entities wait behind a paused session (`transport.inbox`).
 
-Nobody is told when a message leaves a mailbox, for that would cost something at each. Somebody
-looks instead, every few milliseconds while somebody waits. Bytes are counted as messages are
-queued, and when the count comes to the bound, what is really there, by the first and the last
-message of each mailbox.
+A message that leaves a mailbox notifies nothing, since that would cost something for each. Instead
+a timer checks the mailboxes every 1 to 50 ms while a session waits. Bytes are estimated as messages
+are queued. When the estimate reaches the bound, the mailboxes are measured, by the first and the
+last message of each.
 
-Source: docs/guarantees.md; B.107, B.156; S2.47.
+Source: docs/guarantees.md; B.107, B.156, S2.47.
 """
 
 from __future__ import annotations
@@ -33,82 +33,84 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.context import Context, Message
+from shardbus.entities.activation import Activation, Message
 from shardbus.transport.session import Session
 
 MESSAGE_BYTES = 192
-"""What a message in a mailbox takes besides its payload."""
-LOOK_MIN_S, LOOK_MAX_S = 0.001, 0.05
+"""Bytes that a message in a mailbox takes besides its payload."""
+CHECK_MIN_S, CHECK_MAX_S = 0.001, 0.05
+"""Bounds of the time between two checks."""
 STEP_MAX_S = 0.25
-"""No more than this counts between two looks: a loop that stood still accuses nobody."""
+"""The most that counts between two checks: after a pause of the loop no entity is stuck."""
 
 
 @dataclass(slots=True)
 class BlockedSender:
-    """A session that waits for these mailboxes, and perhaps for all of them together."""
+    """What a paused session waits for: room in these mailboxes, or (`all`) in all together."""
 
-    activations: dict[Context, None] = field(default_factory=dict)
+    activations: dict[Activation, None] = field(default_factory=dict)
     all: bool = False
 
 
 @dataclass(slots=True)
 class MailboxProgress:
-    """What stood first in a mailbox at the last look, and for how long it has."""
+    """The first message of a mailbox at the last check, and for how long it has been first."""
 
     first: Message | None = None
     seconds: float = 0.0
 
 
 class MailboxLimits:
-    """See the module; one per type and node. Without patience nobody waits."""
+    """The limits of one type on one node. Without patience, no sender waits."""
 
     def __init__(self, settings: ShardingSettings, loop: asyncio.AbstractEventLoop) -> None:
         self.soft = False
-        """The messages that come now may exceed the bounds: who sends them will be paused."""
+        """The current run may exceed the bounds: its session is paused afterwards."""
         self.met = False
-        """Some of them did."""
+        """A message of the current run has exceeded a bound."""
         self.room = settings.mailbox_bytes
-        """Bytes that may surely be queued yet, over all mailboxes."""
+        """Bytes that may be queued before the mailboxes are measured again."""
         self.pauses = 0
-        """How often a session had to wait."""
+        """How often a session was paused."""
         self._bytes, self._messages = settings.mailbox_bytes, settings.mailbox
         self._patience = settings.mailbox_patience
         self._loop = loop
-        self._activations: dict[Context, None] = {}
-        """Who may have a mailbox."""
-        self._full: dict[Context, None] = {}
+        self._activations: dict[Activation, None] = {}
+        """Entities that may have a mailbox."""
+        self._full: dict[Activation, None] = {}
         self._waits: dict[Session, BlockedSender] = {}
-        self._progress: dict[Context, MailboxProgress] = {}
-        """Of mailboxes that somebody waits for."""
-        self._stuck: dict[Context, None] = {}
+        self._progress: dict[Activation, MailboxProgress] = {}
+        """Of mailboxes that a session waits for."""
+        self._stuck: dict[Activation, None] = {}
         self._over = False
         """All mailboxes together are full."""
         self._over_stuck = False
+        """They are full and stand still: tells are dropped."""
         self._most_room = 0
         self._still_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._pause_s = LOOK_MIN_S
-        self._looked_at = 0.0
+        self._interval_s = CHECK_MIN_S
+        self._checked_at = 0.0
 
-    # ---- while messages come
+    # ---- while messages arrive
 
     def arrives(self, soft: bool) -> None:
-        """A run of tells follows; `soft`: from one who can be paused."""
+        """Note that a run of tells follows; `soft`: its session can be paused."""
         self.soft = soft and self._patience > 0
 
-    def has_mailbox(self, activation: Context) -> None:
-        """It has one from now on."""
+    def has_mailbox(self, activation: Activation) -> None:
+        """Note that an entity has a mailbox now."""
         self._activations[activation] = None
 
-    def mailbox_of(self, activation: Context) -> deque[Message]:
-        """Its mailbox, made if it has none."""
+    def mailbox_of(self, activation: Activation) -> deque[Message]:
+        """Return the mailbox of an entity, made if there is none."""
         if activation.mailbox is None:
             activation.mailbox = deque()
             self.has_mailbox(activation)
         return activation.mailbox
 
-    def admits(self, activation: Context, message: Message) -> bool:
-        """Whether a message that finds no room is queued all the same."""
+    def admits(self, activation: Activation, message: Message) -> bool:
+        """Decide about a message that finds no room. Returns True if it is queued all the same."""
         mailbox = activation.mailbox
         if mailbox is not None and len(mailbox) >= self._messages:
             if not self.soft or message.session is not None or activation in self._stuck:
@@ -121,14 +123,14 @@ class MailboxLimits:
             if self.room > 0:
                 return True
             self._over, self._most_room, self._still_s = True, self.room, 0.0
-            self._look_later()
+            self._check_later()
         if message.session is not None or (self.soft and self._over_stuck):
             return False
         self.met = self.met or self.soft
         return True
 
     def pause(self, session: Session) -> None:
-        """The run that exceeded a bound came by this session."""
+        """Pause the session by which a run came that exceeded a bound."""
         self.met = False
         wait = self._waits.get(session)
         if wait is None:
@@ -140,48 +142,44 @@ class MailboxLimits:
         for activation in self._full:
             self._progress.setdefault(activation, MailboxProgress())
         self._full = {}
-        self._pause_s = LOOK_MIN_S
-        self._look_later()
+        self._interval_s = CHECK_MIN_S
+        self._check_later()
 
-    # ---- looking
+    # ---- checks
 
-    def _look_later(self) -> None:
+    def _check_later(self) -> None:
         if self._timer is None:
-            self._looked_at = self._loop.time()
-            self._timer = self._loop.call_later(self._pause_s, self._look)
+            self._checked_at = self._loop.time()
+            self._timer = self._loop.call_later(self._interval_s, self._check)
 
-    def _look(self) -> None:
-        """Who has room again, and who stands still?"""
+    def _check(self) -> None:
+        """Resume sessions whose mailboxes have room again; mark those that stand still as stuck."""
         self._timer = None
         now = self._loop.time()
-        passed = min(now - self._looked_at, STEP_MAX_S)
+        passed = min(now - self._checked_at, STEP_MAX_S)
         if self._over:
-            self._look_at_all(passed)
-        for activation in [
-            activation for activation in self._progress if self._is_done(activation, passed)
-        ]:
+            self._check_all(passed)
+        for activation in [a for a in self._progress if self._is_done(a, passed)]:
             del self._progress[activation]
-        for activation in [activation for activation in self._stuck if self._has_room(activation)]:
+        for activation in [a for a in self._stuck if self._has_room(a)]:
             del self._stuck[activation]
-        self._pause_s = min(2 * self._pause_s, LOOK_MAX_S)
+        self._interval_s = min(2 * self._interval_s, CHECK_MAX_S)
         for session, wait in list(self._waits.items()):
-            wait.activations = {
-                activation: None for activation in wait.activations if activation in self._progress
-            }
+            wait.activations = {a: None for a in wait.activations if a in self._progress}
             wait.all = wait.all and self._over and not self._over_stuck
             if session.lost is not None or not (wait.activations or wait.all):
                 del self._waits[session]
-                self._pause_s = LOOK_MIN_S
+                self._interval_s = CHECK_MIN_S
                 session.resume()
         if self._waits or self._stuck or self._over:
-            self._look_later()
+            self._check_later()
 
-    def _has_room(self, activation: Context) -> bool:
+    def _has_room(self, activation: Activation) -> bool:
         mailbox = activation.mailbox
         return not mailbox or len(mailbox) <= self._messages * 3 // 4
 
-    def _is_done(self, activation: Context, passed: float) -> bool:
-        """Nobody needs to wait for it any more: it has room, or it is stuck."""
+    def _is_done(self, activation: Activation, passed: float) -> bool:
+        """True if no session needs to wait for a mailbox: it has room, or its entity is stuck."""
         mailbox, progress = activation.mailbox, self._progress[activation]
         if not mailbox or self._has_room(activation):
             return True
@@ -194,7 +192,7 @@ class MailboxLimits:
         self._stuck[activation] = None
         return True
 
-    def _look_at_all(self, passed: float) -> None:
+    def _check_all(self, passed: float) -> None:
         self._count()
         if self.room >= self._bytes // 4:
             self._over = self._over_stuck = False
@@ -205,25 +203,23 @@ class MailboxLimits:
             self._over_stuck = self._over_stuck or self._still_s >= self._patience
 
     def _count(self) -> None:
-        """Find out what is in all mailboxes."""
-        taken, activations = 0, dict[Context, None]()
+        """Measure what is in all mailboxes, and set `room`."""
+        taken, activations = 0, dict[Activation, None]()
         for activation in self._activations:
             mailbox = activation.mailbox
             if mailbox is not None:
-                activations[activation] = (
-                    None  # an empty one too: it is there for as long as its entity is busy
-                )
+                activations[activation] = None  # even if empty: it stays while its entity is busy
             if mailbox:
                 size = (len(mailbox[0].payload) + len(mailbox[-1].payload)) // 2
                 taken += len(mailbox) * (size + MESSAGE_BYTES)
         self._activations, self.room = activations, self._bytes - taken
 
     def sweep(self) -> None:
-        """Called about once a second: forget who has no mailbox any more."""
+        """Forget entities without a mailbox. Called about once a second."""
         if self._activations:
             self._count()
 
     def stop(self) -> None:
-        """The node ends."""
+        """Cancel the timer: the node ends."""
         if self._timer is not None:
             self._timer.cancel()

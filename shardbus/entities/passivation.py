@@ -1,19 +1,19 @@
-"""When entities leave memory: what a type may say about it, in one value.
+"""Passivation: when entities leave memory, as a type declares it in one value.
 
-    @bus.entity(passivation=Passivation.idle(600))          ten minutes without a message
-    @bus.entity(passivation=Passivation.lru(100_000))       at most so many on one node
+    @bus.entity(passivation=Passivation.idle(600))          after ten minutes without a message
+    @bus.entity(passivation=Passivation.lru(100_000))       at most that many on one node
     @bus.entity(passivation=Passivation.never())
 
 Each stands for settings of the type and for nothing else, so a file may replace every part of it
-under `sharding.types.<name>`. Whoever goes is stopped with reason PASSIVATION after its current
-message, and the next message starts it again: that is the whole price of going, and why a policy is
-only about how often it is paid. Idle time and a limit work beside each other: what was idle for too
-long goes though there is room.
+under `sharding.types.<name>`. An entity that leaves is stopped with reason PASSIVATION after its
+current message, and its next message starts it again. That is the whole price of leaving, so a
+policy only decides how often it is paid. An idle time and a limit work beside each other: an entity
+that was idle for too long leaves even if there is room.
 
-Not here: who is watched and told to go (`residents`), in which order (`replacement`, `admission`),
-and how an entity ends (`stopping`).
+Not here: which entities are passivated (`passivator`), in which order (`eviction`), and how an
+entity stops (`stopping`).
 
-Source: S2.38, S2.57; B.79-B.84, B.86.
+Source: S2.38, S2.57, B.79-B.84, B.86.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _IDLE = next(
 
 @dataclass(frozen=True, slots=True)
 class Passivation:
-    """See the module. None: as the settings say. `after` is in seconds."""
+    """When entities of a type leave memory. None: as the settings say. `after` is in seconds."""
 
     limit: int | None = None
     strategy: str | None = None
@@ -41,35 +41,35 @@ class Passivation:
 
     @classmethod
     def idle(cls, after: float) -> Passivation:
-        """Who had no message for so long."""
+        """Passivate entities without a message for `after` seconds."""
         return cls(after=after)
 
     @classmethod
     def never(cls) -> Passivation:
-        """Nobody, unless it wants to."""
+        """Passivate no entity, unless it asks for it."""
         return cls(limit=0, after=0.0)
 
     @classmethod
     def lru(cls, limit: int, *, after: float | None = None) -> Passivation:
-        """The least recently used: a good start."""
+        """Passivate the least recently used: a good first choice."""
         return cls(limit, "lru", after)
 
     @classmethod
     def slru(
         cls, limit: int, *, protected: float | None = None, after: float | None = None
     ) -> Passivation:
-        """The least recently used among those that were used once, so that a scan over many ids
-        does not push out the others. `protected`: part of the places for those others."""
+        """Passivate the least recently used of those that were used once, so that a scan over many
+        ids does not push out the others. `protected`: the part of the limit for the others."""
         return cls(limit, "slru", after, protected)
 
     @classmethod
     def mru(cls, limit: int, *, after: float | None = None) -> Passivation:
-        """The most recently used but one: for going round and round over more ids than places."""
+        """Passivate the second most recently used: for loops over more ids than the limit."""
         return cls(limit, "mru", after)
 
     @classmethod
     def lfu(cls, limit: int, *, after: float | None = None) -> Passivation:
-        """The least often used; old fame fades."""
+        """Passivate the least often used. Old uses lose weight."""
         return cls(limit, "lfu", after)
 
     @classmethod
@@ -81,27 +81,27 @@ class Passivation:
         protected: float | None = None,
         after: float | None = None,
     ) -> Passivation:
-        """Whichever of newcomer and resident was used less often lately. It finds out by itself how
-        many newcomers to wait for; `window` is the part of the places to begin with."""
+        """Passivate a new or a resident entity, whichever was used less often lately. `window`: the
+        part of the limit for new entities at first; it adapts to the load."""
         return cls(limit, "composite", after, protected, window)
 
     def settings(self) -> dict[str, object]:
-        """What it says, by setting name."""
-        said: dict[str, object] = {
+        """Return the settings that it stands for, by name."""
+        chosen: dict[str, object] = {
             "active_entity_limit": self.limit,
             "passivation_strategy": self.strategy,
             "passivate_after": self.after,
             "passivation_protected": self.protected,
             "passivation_window": self.window,
         }
-        return {name: value for name, value in said.items() if value is not None}
+        return {name: value for name, value in chosen.items() if value is not None}
 
 
 def idle_timeout(seconds: float | str) -> float:
-    """What an entity says for itself in place of `passivate_after`, read as that is; 0 is never.
+    """Parse the idle timeout of one entity, in the format of `passivate_after`; 0 is never.
 
     Raises:
-        ConfigError: no such length of time.
+        ConfigError: it is no duration.
     """
     try:
         return float(parse(_IDLE, seconds))

@@ -1,31 +1,32 @@
 """Which entities of one type stay in memory on this node: idle time, and a limit on their number.
 
-**Idle time.** Every message writes the coarse time into its entity; every so often all of them are
-looked at, and who was not used for `passivate_after` goes.
+**Idle time.** Every message writes the coarse time into its activation. Periodically all
+activations are checked, and those unused for `passivate_after` are passivated.
 
-**The limit.** Each start over it orders a pass, at the end of the loop's turn, that passivates as
-many as there are too many. The policy (`replacement`, `admission`) names them, and is asked in this
-way, because a message tells nobody but its own entity that it came:
+**The limit.** Each start over the limit schedules a pass at the end of the loop's turn, which
+passivates the excess. The policy (`eviction`) names the victims, as follows, because a message
+notifies only its own activation:
 
-    policy names a victim ──> at work, or has messages, or its shard moves ──> spared
-                          ──> used since we last knew                   ──> the policy hears of it
-                          ──> else                                      ──> it goes
+    policy names a victim ──> it is busy, or has messages, or its shard moves ──> spared
+                          ──> used since the policy last knew               ──> the policy gets
+                          │                                                    the use
+                          ──> else                                          ──> passivated
 
     and names the next.
 
 So a type without a limit pays nothing, and one with a limit pays per start, not per message. A
-policy that counts uses hears of them besides, from a look at a few thousand entities a second: a
-use then means «at least one message since the last look».
+policy that counts uses also gets them from a check of 5000 entities a second: a use then means "at
+least one message since the last check".
 
-**Bounds.** A turn takes a bounded number of looks, twice the number of starts that it follows and
-more: 32 for each. So the limit is exceeded by the starts of one turn, and, when all entities have
-been used since they were last looked at, by at most a thirty-second of it for some turns. After a
-full round that found nobody, being used saves nobody any more; after another, all are busy, and the
-next pass waits for the next sweep or for a sixteenth more. Who is busy is never passivated, and who
-is still stopping counts no more: both come on top. Who only waits for its next try to start, and
-nobody for it, is not busy.
+**Bounds.** One pass makes a bounded number of checks: 16 for each entity that may leave, which are
+at least 256 or twice the starts since the last pass. So the starts of one turn exceed the limit,
+and, if all entities have been used since their last check, so does up to a thirty-second of the
+limit for some turns. After a full round without a victim, being used spares no entity any more;
+after a second one all are busy, and the next pass waits for the next sweep or for a sixteenth more
+entities. A busy entity is never passivated, and a stopping one does not count: both exceed the
+limit. An entity that only waits for its next attempt to start, with no message for it, is not busy.
 
-Source: S2.38, S4.25; B.79-B.81, B.85, B.86, B.88, B.89; C.18.
+Source: S2.38, S4.25, B.79-B.81, B.85, B.86, B.88, B.89.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.admission import CompositePolicy
-from shardbus.entities.context import Context
+from shardbus.entities.activation import Activation, LifeState
 from shardbus.entities.eviction import (
+    CompositePolicy,
     EvictionPolicy,
     LeastFrequent,
     LeastRecent,
@@ -47,16 +48,16 @@ from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import Refused
 from shardbus.transport.asks import CoarseClock
 
-HEARD_MAX = 5000
-"""Entities that a policy which counts uses looks at in one sweep."""
-TURN_MIN = 256
-"""So many may always go in one turn."""
-LOOKS = 16
-"""Looks in one turn, for each that may go."""
+USES_CHECKED_MAX = 5000
+"""Entities checked for uses in one sweep, for a policy that counts uses."""
+PASS_MIN = 256
+"""Entities that may leave in any pass."""
+CHECKS = 16
+"""Checks in one pass, for each entity that may leave."""
 
 
 def policy_of(settings: ShardingSettings, limit: int) -> EvictionPolicy:
-    """The policy that the settings name."""
+    """Return the policy that the settings name."""
     match settings.passivation_strategy:
         case "slru":
             return Segmented(limit, settings.passivation_protected)
@@ -72,43 +73,43 @@ def policy_of(settings: ShardingSettings, limit: int) -> EvictionPolicy:
 
 
 class Passivator:
-    """See the module. `active`: entities by id, of shards that are not on the move.
-    `passivate(cell)` is called for who shall go; `abandoned(cell)` says whether it fails to start,
-    and nobody waits for it."""
+    """Passivates entities of one type. `active`: activations by id, of open shards.
+    `passivate(activation)` stops one; `abandoned(activation)` is true if one fails to start and no
+    message waits for it."""
 
     def __init__(
         self,
         settings: ShardingSettings,
         loop: asyncio.AbstractEventLoop,
-        active: Mapping[str, Context],
+        active: Mapping[str, Activation],
         counts: EntityCounts,
-        passivate: Callable[[Context], None],
-        abandoned: Callable[[Context], bool],
+        passivate: Callable[[Activation], None],
+        abandoned: Callable[[Activation], bool],
     ) -> None:
         self.settings, self.limit = settings, settings.active_entity_limit
         self.limited = self.limit > 0
         self.evicted = 0
-        """How many went because there were too many."""
+        """Entities passivated because of the limit."""
         self._loop, self._active, self._counts = loop, active, counts
         self._passivate, self._abandoned = passivate, abandoned
         self._policy = policy_of(settings, self.limit) if self.limited else None
         self._known: dict[str, int] = {}
-        """Who counts, and the last use that the policy knows of."""
+        """Ids that count for the limit, and the last use that the policy knows of."""
         self._pass: asyncio.Handle | None = None
         self._threshold = self.limit
-        """More than so many order a pass."""
+        """A start beyond this number of entities schedules a pass."""
         self._since = 0
         """Starts over the limit since the last pass."""
-        self._barren = 0
-        """Looks since somebody was found."""
-        self._round: list[Context] = []
-        """Who is still to be looked at, of those that were here when the round began."""
+        self._fruitless = 0
+        """Checks since the last victim."""
+        self._round: list[Activation] = []
+        """Entities still to be checked for uses, of those in memory when the round began."""
         self._measured = (0, 0)
-        self._own_timeouts: dict[Context, None] = {}
+        self._own_timeouts: dict[Activation, None] = {}
         self._swept = 0
 
-    def resize(self, limit: int, activations: Iterable[Context]) -> None:
-        """Another limit from now on, 0 for none. `cells`: who is in memory.
+    def resize(self, limit: int, activations: Iterable[Activation]) -> None:
+        """Set another limit, 0 for none. `activations`: all that are in memory.
 
         Raises:
             Refused: entities of this type are remembered. Nothing has changed.
@@ -129,12 +130,12 @@ class Passivator:
             for activation in sorted(activations, key=lambda activation: activation.used):
                 self._policy.started(activation.entity_id, activation.used)
                 self._known[activation.entity_id] = activation.used
-        self._order()
+        self._schedule_pass()
 
-    # ---- who comes and goes
+    # ---- starts and stops
 
-    def started(self, activation: Context) -> None:
-        """An entity is in memory now; only where there is a limit."""
+    def started(self, activation: Activation) -> None:
+        """Note that an entity is in memory; only called with a limit."""
         assert self._policy is not None
         self._policy.started(activation.entity_id, activation.used)
         self._known[activation.entity_id] = activation.used
@@ -143,31 +144,31 @@ class Passivator:
             if self._pass is None:
                 self._pass = self._loop.call_soon(self._evict)
 
-    def forget(self, activation: Context) -> None:
-        """It is gone, or on its way."""
+    def forget(self, activation: Activation) -> None:
+        """Note that an entity stops or has left memory."""
         self._own_timeouts.pop(activation, None)
         if self._policy is not None and self._known.pop(activation.entity_id, None) is not None:
             self._policy.stopped(activation.entity_id)
 
-    def own_idle_timeout(self, activation: Context) -> None:
-        """The entity chose its own idle timeout."""
+    def own_idle_timeout(self, activation: Activation) -> None:
+        """Note that an entity chose its own idle timeout."""
         self._own_timeouts[activation] = None
 
     def stop(self) -> None:
-        """The node ends."""
+        """Cancel the pass: the node ends."""
         if self._pass is not None:
             self._pass.cancel()
 
     # ---- the limit
 
-    def _order(self) -> None:
+    def _schedule_pass(self) -> None:
         if self._pass is None and self._policy is not None and len(self._known) > self.limit:
             self._pass = self._loop.call_soon(self._evict)
 
     def _evict(self) -> None:
-        """A pass."""
+        """Passivate the excess, or a part of it: one pass."""
         self._pass = None
-        most = max(TURN_MIN, 2 * self._since)
+        most = max(PASS_MIN, 2 * self._since)
         self._since = 0
         victims = self._choose(most)
         self.evicted += len(victims)
@@ -175,48 +176,49 @@ class Passivator:
             self._passivate(activation)
         if len(self._known) <= self.limit:
             self._threshold = self.limit
-        elif self._barren <= 2 * len(self._known):
-            self._order()
+        elif self._fruitless <= 2 * len(self._known):
+            self._schedule_pass()
         else:
-            self._barren, self._threshold = 0, len(self._known) + len(self._known) // 16
+            self._fruitless, self._threshold = 0, len(self._known) + len(self._known) // 16
 
-    def _choose(self, most: int) -> list[Context]:
-        """Up to so many that shall go; they do not count any more."""
-        policy, known, victims = self._policy, self._known, list[Context]()
+    def _choose(self, most: int) -> list[Activation]:
+        """Return up to `most` victims; they count no more."""
+        policy, known, victims = self._policy, self._known, list[Activation]()
         if policy is None:
             return victims
-        for _ in range(LOOKS * most):
+        for _ in range(CHECKS * most):
             if len(known) <= self.limit or len(victims) == most:
                 break
             entity_id = policy.victim()
-            if entity_id is None or self._barren > 2 * len(known):
+            if entity_id is None or self._fruitless > 2 * len(known):
                 break
             activation = self._active.get(entity_id)
-            self._barren += 1
+            self._fruitless += 1
             if activation is None or not self._at_rest(activation):
                 policy.spared(entity_id)
-            elif activation.used > known[entity_id] and self._barren <= len(known):
+            elif activation.used > known[entity_id] and self._fruitless <= len(known):
                 known[entity_id] = activation.used
                 policy.used(entity_id, activation.used)
             else:
-                self._barren = 0
+                self._fruitless = 0
                 del known[entity_id]
                 policy.stopped(entity_id)
                 victims.append(activation)
         return victims
 
-    # ---- looking
+    # ---- checks
 
     def sweep(self, tick: int) -> None:
-        """Look who was used, and who was idle for too long. Called about once a second."""
+        """Passivate entities that were idle for too long, and collect uses for the policy. Called
+        about once a second."""
         for activation in list(self._own_timeouts):
             timeout = activation.extras.idle_timeout if activation.extras is not None else None
             if timeout and self._at_rest(activation) and tick - activation.used >= _ticks(timeout):
                 self._passivate(activation)
         if self._policy is not None:
             if self._policy.counts_uses:
-                self._hear(self._policy)
-            self._order()
+                self._collect_uses(self._policy)
+            self._schedule_pass()
         after = self.settings.passivate_after
         if after <= 0 or self.settings.remember or tick - self._swept < _ticks(after) // 4:
             return
@@ -227,25 +229,27 @@ class Passivator:
             if activation not in self._own_timeouts:
                 self._passivate(activation)
 
-    def _hear(self, policy: EvictionPolicy) -> None:
-        """Tell the policy of uses that it does not know of yet."""
-        waiting, known = self._round, self._known
-        if not waiting:
-            waiting.extend(self._active.values())
-        for activation in waiting[-HEARD_MAX:]:
+    def _collect_uses(self, policy: EvictionPolicy) -> None:
+        """Give the policy uses that it does not know of yet."""
+        unchecked, known = self._round, self._known
+        if not unchecked:
+            unchecked.extend(self._active.values())
+        for activation in unchecked[-USES_CHECKED_MAX:]:
             entity_id = activation.entity_id
-            if not activation.gone and activation.used > known.get(entity_id, activation.used):
+            here = activation.state is not LifeState.GONE
+            if here and activation.used > known.get(entity_id, activation.used):
                 known[entity_id] = activation.used
                 policy.used(entity_id, activation.used)
-        del waiting[-HEARD_MAX:]
+        del unchecked[-USES_CHECKED_MAX:]
         if isinstance(policy, CompositePolicy):
-            before, now = self._measured, (self._counts.accepted, self._counts.all_started)
-            self._measured = now
-            policy.measure(now[0] - before[0], now[1] - before[1])
+            before, after = self._measured, (self._counts.accepted, self._counts.all_started)
+            self._measured = after
+            policy.measure(after[0] - before[0], after[1] - before[1])
 
-    def _at_rest(self, activation: Context) -> bool:
-        """It handles nothing, no work of its own is under way, and no message waits for it, not in
-        its stash either. A remembered one is tried for as long as it fails to start."""
+    def _at_rest(self, activation: Activation) -> bool:
+        """True if an entity may be passivated: it handles nothing, has no work under way and no
+        message, not even in its stash. A remembered one that fails to start is tried again for
+        ever."""
         if activation.extras is not None and activation.extras.stash:
             return False
         return activation.idle or (not self.settings.remember and self._abandoned(activation))

@@ -1,23 +1,25 @@
 """Cycles of asks: an entity that waits, directly or through others, for its own answer.
 
-An entity takes its next message when its handler has returned. So an ask that it is sent on behalf
-of what it waits for would wait until the deadline. It is refused at once instead:
+An entity handles its next message when its handler has returned. So an ask that comes to it on
+behalf of what its own handler waits for would wait until the deadline. It is refused at once:
 
     A handles m, asks B          B gets the ask with the chain  [A#7]
       B handles it, asks C       C gets the ask with the chain  [A#7, B#3]
         C handles it, asks A     A is busy, and #7 is what it is busy with:
-                                 ReentrancyError A -> B -> C -> A, told to C
+                                 C gets ReentrancyError A -> B -> C -> A
 
 A *chain* travels with the asks that handlers make, and with nothing else: not with tells, not with
-asks of code outside entities. Its numbers name runs of handlers, `CallChain`, so that an ask on
-behalf of a run that is over waits its turn like any other. An entity counts as waiting for what its
-handler has asked until that has its outcome: who gave up after a timeout waits no more. A chain
-keeps the last CHAIN_MAX entities; a longer cycle ends by AskTimeout, and so do two entities that
+asks of code outside entities. Its numbers name runs of handlers (`CallChain`), so that an ask on
+behalf of a run that is over is queued like any other. An entity waits for what its handler has
+asked until that ask has its outcome; a handler that gave up after a timeout waits no more. A chain
+keeps the last CHAIN_MAX entities. A longer cycle ends by AskTimeout, and so do two entities that
 ask each other while each handles another message.
 
-Whose code makes an ask, the current task says: a handler runs under an `EagerTask`. A task that a
-handler has made is on the chain only while the handler waits for it (`gather`, `TaskGroup`, `wait`,
-`wait_for`, `shield` or `await`), which the callbacks of tasks and futures tell.
+The current task tells which handler makes an ask: a handler runs under an `EagerTask`. A task that
+a handler has made belongs to the chain only while the handler waits for it (`gather`, `TaskGroup`,
+`wait`, `wait_for`, `shield` or `await`). The callbacks of tasks and futures show that. A context
+variable would not: the messages of a run share one context until one of them waits, so a task that
+an earlier message left behind would look like a task of a later one.
 
 Source: B.122, N.20; docs/guarantees.md.
 """
@@ -36,39 +38,40 @@ from shardbus.wire.batch import CHAIN_MAX, Hop
 from shardbus.wire.schema import Decode
 
 FUTURES_MAX = 64
-"""Futures and tasks looked at to find whether a handler waits for a task."""
+"""Futures and tasks searched to find whether a handler waits for a task."""
 KEPT_MIN = 64
+"""Asks that a run keeps before it forgets the answered ones."""
 
 Target = tuple[str, str]
 """An entity: its type and id."""
 
 
 class CallChain:
-    """One run of an entity's handler that has asked. No other in the cluster has its `number`."""
+    """One run of an entity's handler that has asked. Its number is unique in the cluster."""
 
     __slots__ = ("_asks", "_kept_max", "chain", "hop")
 
     def __init__(self, entity: Target, number: int, upstream: Sequence[Hop]) -> None:
         self.hop: Hop = (*entity, number)
         self.chain = (*upstream[-(CHAIN_MAX - 1) :], self.hop)
-        """What travels with its asks."""
+        """The chain that its asks carry."""
         self._asks: dict[Target, asyncio.Future[Any]] = {}
         self._kept_max = KEPT_MIN
 
     def asked(self, target: Target, answer: asyncio.Future[Any]) -> None:
-        """It asked an entity."""
+        """Note that the handler asked an entity."""
         if len(self._asks) >= self._kept_max:
             self._asks = {t: future for t, future in self._asks.items() if not future.done()}
             self._kept_max = max(KEPT_MIN, 2 * len(self._asks))
         self._asks[target] = answer
 
     def unanswered(self) -> list[Target]:
-        """Whom it asked, and waits for."""
+        """Return the entities whose answers are open."""
         return [target for target, answer in self._asks.items() if not answer.done()]
 
     def closed_by(self, chain: Sequence[Hop]) -> tuple[Target, ...] | None:
-        """The cycle that an ask to this entity closes, or None: this run is not on its chain, or
-        does not wait for what is."""
+        """Return the cycle that an ask with this chain closes; None if this run is not on the
+        chain, or does not wait for the next entity on it."""
         me: Target = self.hop[:2]
         for at, hop in enumerate(chain):
             if hop == self.hop:
@@ -79,19 +82,17 @@ class CallChain:
 
 
 class NodeRouter(Router):
-    """A router whose askers may be entities of this node."""
+    """The router of a node, whose askers may be entities. It adds chains to their asks."""
 
     def ask(
         self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
     ) -> asyncio.Future[Any]:
         owner = OWNER.get()
         if owner is not None:
-            asking: CallChain | None = owner.asking_now()
-            if asking is not None:
-                answer = self.ask_in_chain(
-                    key, entity_id, payload, timeout_ms, decode, asking.chain
-                )
-                asking.asked((key[0], entity_id), answer)
+            run: CallChain | None = owner.call_chain_now()
+            if run is not None:
+                answer = self.ask_in_chain(key, entity_id, payload, timeout_ms, decode, run.chain)
+                run.asked((key[0], entity_id), answer)
                 return answer
         route = self._by_id.get(entity_id) or self.route_of(entity_id)
         out = route.out
@@ -102,39 +103,39 @@ class NodeRouter(Router):
         return answer
 
 
-def turn_that_waits(task: asyncio.Task[Any], turns: dict[int, EagerTask]) -> EagerTask | None:
-    """The turn whose code waits for the end of a task, however indirectly. `turns` has them by the
-    `id` of their own tasks, the youngest last."""
-    look: list[Any] = [task]
+def eager_task_waiting_for(
+    task: asyncio.Task[Any], eager_tasks: dict[int, EagerTask]
+) -> EagerTask | None:
+    """Return the eager task whose code waits for the end of a task, however indirectly.
+    `eager_tasks` has them by the `id` of their real tasks, the youngest last."""
+    search: list[Any] = [task]
     found: dict[int, Any] = {id(task): task}
-    while look and len(found) < FUTURES_MAX:
-        for waiter in _waiters(look.pop()):
+    while search and len(found) < FUTURES_MAX:
+        for waiter in _waiters(search.pop()):
             if isinstance(waiter, EagerTask):
                 return waiter
-            if id(waiter) in turns:
-                return turns[id(waiter)]
+            if id(waiter) in eager_tasks:
+                return eager_tasks[id(waiter)]
             if id(waiter) not in found:
                 found[id(waiter)] = waiter
-                look.append(waiter)
-    for turn in reversed(turns.values()):
-        if turn.awaits is BEGUN:
+                search.append(waiter)
+    for eager in reversed(eager_tasks.values()):
+        if eager.awaits is BEGUN:
             break
-        if id(turn.awaits) in found:
-            return turn
+        if id(eager.awaits) in found:
+            return eager
     return None
 
 
 def _waiters(future: Any) -> Iterator[Any]:
-    """Who goes on when a future or task is done, as far as asyncio's own callbacks tell: a task
-    that awaits it is the callback's `self`, the future of `gather`, `wait` or `shield` is in its
-    closure, that of `wait_for` among its arguments."""
+    """Yield the tasks and futures that go on when this one is done, as asyncio's own callbacks show
+    them: a task that awaits it is the callback's `self`, the future of `gather`, `wait` or `shield`
+    is in its closure, and that of `wait_for` is among its arguments."""
     for callback, _ in getattr(future, "_callbacks", None) or ():
         known = [getattr(callback, "__self__", None)]
         if isinstance(callback, partial):
             known += callback.args
-        known += [
-            activation.cell_contents for activation in getattr(callback, "__closure__", None) or ()
-        ]
+        known += [cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()]
         for one in known:
             if isinstance(one, asyncio.TaskGroup):
                 yield one._parent_task  # type: ignore[attr-defined]

@@ -1,9 +1,9 @@
-"""Remembered entities: which entities of a shard shall run whenever the shard does.
+"""Remembered entities: the entities of a shard that run whenever the shard does.
 
-The problem: an entity that runs must come back after a move, a crash, or a stop of everything,
-though nobody sends to it. So the store has a list of ids per shard, and the list is ahead of the
-memory: an entity is started only after the store has its id, and goes from the list only when it
-asked to (passivation).
+The problem: an entity must start again after a move, a crash, or a stop of the whole cluster,
+though no message comes for it. So the store has a list of ids per shard, and the list is ahead of
+the memory: an entity starts only after the store has its id, and its id leaves the list only when
+the entity passivates.
 
     message for an unknown id ──> waits in its mailbox ──stored──> starts, handles
     shard starts              ──> fence raised, list read in pages ──> starts, a few at a time
@@ -11,51 +11,76 @@ asked to (passivation).
     stop, failure             ──> stops ──> starts again after `entity_restart_backoff`
     hand-off, shutdown        ──> stops, and stays on the list
 
-**Writes** of a shard go one after the other, each with everything that gathered while the last was
-under way: what is wanted of an id is its last state, listed or not. A failed write is repeated for
-as long as the shard is here, with a pause that doubles up to `shard_failure_backoff`; messages wait
-meanwhile, bounded by the mailbox. A shard is not given away before its last write has ended.
+**Writes** of a shard go one after the other, each with everything that gathered during the last
+one: what counts for an id is its last state, listed or not. A failed write is repeated while the
+shard is here, with a pause that doubles up to `shard_failure_backoff`; messages wait meanwhile,
+bounded by the mailbox. A shard is not given away before its last write has ended.
 
 **Fences.** Every write carries the shard's fence, and the first one raises it before the list is
-read: a former home can neither add to the list nor take from it any more.
+read: a former home can neither add to the list nor remove from it any more.
 
-Not here: how fast what was read starts (`recovery`), and where shards live.
+**Recovery** is how fast the entities of a list start again:
 
-Source: S2.60, S4.37, S4.40; B.90-B.95; C.14-C.16; N.14.
+    all         every entity that was read, at once
+    constant    a number per interval: `entity_recovery_constant_rate_*`
+    adaptive    for 4 ms in each turn of the loop, fewer if the loop is late
+
+In each of them a turn ends after 4 ms, and at most 1000 starts are under way, since each may ask
+the store for its state. An entity for which a message arrives does not wait for its recovery: the
+message starts it.
+
+**Relocation.** After a change of the shard function an id belongs to another shard than its list
+says. The node that finds it starts it in its right shard, and then forgets it here; in this order,
+so that it is on a list at every moment. A start that fails is tried again.
+
+Source: S2.60, S2.70-S2.72, S4.37, S4.40, B.90-B.95, N.14.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from shardbus.errors import StaleFence, StoreError
+from shardbus.config.settings import ShardingSettings
+from shardbus.entities.activation import Activation, LifeState, Shard
+from shardbus.errors import RequestError, StaleFence, StoreError
 from shardbus.store.protocol import StateStore
-
-if TYPE_CHECKING:
-    from shardbus.entities.context import Context
-    from shardbus.entities.shard import Shard
 
 log = logging.getLogger("shardbus.remember")
 
 T = TypeVar("T")
 
 PAGE = 1000
+"""Ids of a list that are read at a time."""
 PAUSE_MIN_S = 0.1
+"""The pause before the first repetition of a store operation."""
+
+TURN_S = 0.004
+"""Time that recovery takes of one turn of the loop."""
+LATE_S = 0.02
+"""A loop that is later than this is busy, for the adaptive strategy."""
+STARTING_MAX = 1000
+
+MOVES_MAX = 100
+"""Relocations under way at a time."""
+MOVE_AGAIN_S = 2.0
+"""The pause before a relocation is repeated."""
 
 
 class ShardNotHosted(Exception):
-    """The shard is not this node's any more. Never leaves this module."""
+    """This node does not host the shard any more. Never leaves this module."""
 
 
 class RememberedEntities:
-    """The remembered entities of one type on one node. `start(cell)` is called once the store knows
-    a new entity, `recover(hosted, ids)` with what was read of the list, `settled(hosted)` when a
-    shard has no write under way any more. `pause_max`: seconds between two attempts at most."""
+    """The lists of one type's shards on one node. `start(activation)` is called once the store has
+    a new entity, `recover(hosted, ids)` with the ids read from a list, `settled(hosted)` when a
+    shard has no write under way any more. `pause_max`: at most that many seconds between two
+    attempts."""
 
     def __init__(
         self,
@@ -64,132 +89,136 @@ class RememberedEntities:
         loop: asyncio.AbstractEventLoop,
         *,
         pause_max: float,
-        start: Callable[[Context], None],
+        start: Callable[[Activation], None],
         recover: Callable[[Shard, list[str]], None],
         settled: Callable[[Shard], None],
     ) -> None:
         self.entity_type = entity_type
         self._store, self._loop, self._pause_max = store, loop, pause_max
         self._start, self._recover, self._settled = start, recover, settled
-        self._books: dict[Shard, ShardList] = {}
+        self._lists: dict[Shard, ShardList] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def waiting(self) -> int:
-        """Entities that wait for the store to know them."""
-        return sum(len(book.activations) for book in self._books.values())
+        """Entities that wait for the store to list them."""
+        return sum(len(shard_list.activations) for shard_list in self._lists.values())
 
     def open(self, hosted: Shard) -> None:
-        """The shard lives here now: take over its list, and read it."""
-        book = self._books[hosted] = ShardList(hosted)
-        self._spawn(self._read(book))
+        """Take over the list of a shard that this node hosts now, and read it."""
+        shard_list = self._lists[hosted] = ShardList(hosted)
+        self._spawn(self._read(shard_list))
 
     def close(self, hosted: Shard) -> None:
-        """The shard has gone."""
-        self._books.pop(hosted, None)
+        """Forget a shard that has left this node."""
+        self._lists.pop(hosted, None)
 
     def busy(self, hosted: Shard) -> bool:
-        """A write of this shard is under way, or wanted."""
-        book = self._books.get(hosted)
-        return book is not None and not book.stale and (book.writing or bool(book.wanted))
+        """True if a write of this shard is under way, or wanted."""
+        shard_list = self._lists.get(hosted)
+        return (
+            shard_list is not None
+            and not shard_list.stale
+            and (shard_list.writing or bool(shard_list.wanted))
+        )
 
     def knows(self, hosted: Shard, entity_id: str) -> bool:
-        """The store has it on the shard's list, and keeps it there."""
-        book = self._books.get(hosted)
-        return book is not None and entity_id in book.listed
+        """True if the entity is on the shard's list in the store, and stays there."""
+        shard_list = self._lists.get(hosted)
+        return shard_list is not None and entity_id in shard_list.listed
 
-    def add(self, hosted: Shard, activation: Context) -> None:
-        """Start the entity once it is on the list."""
-        book = self._books[hosted]
-        book.activations[activation.entity_id] = activation
-        self._want(book, activation.entity_id, True)
+    def add(self, hosted: Shard, activation: Activation) -> None:
+        """Add an entity to the list, and start it afterwards."""
+        shard_list = self._lists[hosted]
+        shard_list.activations[activation.entity_id] = activation
+        self._want(shard_list, activation.entity_id, True)
 
     def forget(self, hosted: Shard, entity_id: str) -> None:
-        """Take it from the list."""
-        book = self._books.get(hosted)
-        if book is not None:
-            book.listed.discard(entity_id)  # whoever comes now must be listed anew
-            self._want(book, entity_id, False)
+        """Remove an entity from the list."""
+        shard_list = self._lists.get(hosted)
+        if shard_list is not None:
+            shard_list.listed.discard(entity_id)  # its next activation must be listed again
+            self._want(shard_list, entity_id, False)
 
-    def abandon(self, hosted: Shard) -> list[Context]:
-        """The shard stops, and the store lets this node write nothing: the entities that waited for
-        that. Nobody will start them here."""
-        book = self._books.get(hosted)
-        if book is None or not book.stale:
+    def abandon(self, hosted: Shard) -> list[Activation]:
+        """Return the entities that wait for the list of a stopping shard, if the store accepts no
+        write of this node any more. They do not start here."""
+        shard_list = self._lists.get(hosted)
+        if shard_list is None or not shard_list.stale:
             return []
-        activations, book.activations = list(book.activations.values()), {}
+        activations, shard_list.activations = list(shard_list.activations.values()), {}
         return activations
 
     def stop(self) -> None:
-        """The node ends."""
+        """Cancel all store operations: the node ends."""
         for task in self._tasks:
             task.cancel()
-        self._books.clear()
+        self._lists.clear()
 
     # ---- the store
 
-    async def _read(self, book: ShardList) -> None:
-        shard, fence = book.hosted.shard, book.hosted.fence
+    async def _read(self, shard_list: ShardList) -> None:
+        shard, fence = shard_list.hosted.shard, shard_list.hosted.fence
         store, name = self._store, self.entity_type
         cursor: str | None = ""
         with suppress(ShardNotHosted):
-            await self._insist(book, lambda: store.add_remembered(name, shard, (), fence))
+            await self._insist(shard_list, lambda: store.add_remembered(name, shard, (), fence))
             while cursor is not None:
                 at = cursor or None
                 page = partial(store.page_remembered, name, shard, at, PAGE)
-                ids, cursor = await self._insist(book, page)
-                fresh = [i for i in ids if i not in book.touched]
-                book.listed.update(fresh)
-                self._recover(book.hosted, fresh)
-        book.read, book.touched = True, set()
+                ids, cursor = await self._insist(shard_list, page)
+                fresh = [i for i in ids if i not in shard_list.touched]
+                shard_list.listed.update(fresh)
+                self._recover(shard_list.hosted, fresh)
+        shard_list.read, shard_list.touched = True, set()
 
-    def _want(self, book: ShardList, entity_id: str, listed: bool) -> None:
-        book.wanted[entity_id] = listed
-        if not book.read:
-            book.touched.add(entity_id)
-        if not book.writing:
-            book.writing = True
-            self._spawn(self._write(book))
+    def _want(self, shard_list: ShardList, entity_id: str, listed: bool) -> None:
+        shard_list.wanted[entity_id] = listed
+        if not shard_list.read:
+            shard_list.touched.add(entity_id)
+        if not shard_list.writing:
+            shard_list.writing = True
+            self._spawn(self._write(shard_list))
 
-    async def _write(self, book: ShardList) -> None:
-        shard, fence = book.hosted.shard, book.hosted.fence
-        ways = {True: self._store.add_remembered, False: self._store.remove_remembered}
+    async def _write(self, shard_list: ShardList) -> None:
+        shard, fence = shard_list.hosted.shard, shard_list.hosted.fence
+        changes = {True: self._store.add_remembered, False: self._store.remove_remembered}
         with suppress(ShardNotHosted):
-            while book.wanted:
-                await asyncio.sleep(0)  # what this turn brings goes along
-                wanted, book.wanted = book.wanted, {}
-                for listed, change in ways.items():
+            while shard_list.wanted:
+                await asyncio.sleep(0)  # one write for all changes of this turn of the loop
+                wanted, shard_list.wanted = shard_list.wanted, {}
+                for listed, change in changes.items():
                     ids = [i for i, want in wanted.items() if want is listed]
                     if ids:
                         write = partial(change, self.entity_type, shard, ids, fence)
-                        await self._insist(book, write)
+                        await self._insist(shard_list, write)
                         if listed:
-                            self._listed(book, ids)
-        book.writing = False
-        self._settled(book.hosted)
+                            self._listed(shard_list, ids)
+        shard_list.writing = False
+        self._settled(shard_list.hosted)
 
-    def _listed(self, book: ShardList, ids: list[str]) -> None:
-        book.listed.update(ids)
+    def _listed(self, shard_list: ShardList, ids: list[str]) -> None:
+        shard_list.listed.update(ids)
         for entity_id in ids:
-            activation = book.activations.pop(entity_id, None)
+            activation = shard_list.activations.pop(entity_id, None)
             if activation is not None:
                 self._start(activation)
 
-    async def _insist(self, book: ShardList, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Try until the store has done it.
+    async def _insist(self, shard_list: ShardList, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Repeat a store operation until it succeeds.
 
         Raises:
-            NotOurs: the shard has gone, or the store knows a later home of it.
+            ShardNotHosted: the shard has left this node, or the store knows a later home of it.
         """
         pause = min(PAUSE_MIN_S, self._pause_max)
-        while not book.stale and self._books.get(book.hosted) is book:
+        while not shard_list.stale and self._lists.get(shard_list.hosted) is shard_list:
             try:
                 return await attempt()
             except StaleFence as stale:
-                log.warning("%s shard %s: %s", self.entity_type, book.hosted.shard, stale)
-                book.stale = True
+                log.warning("%s shard %s: %s", self.entity_type, shard_list.hosted.shard, stale)
+                shard_list.stale = True
             except StoreError as error:
-                log.warning("%s shard %s: %s", self.entity_type, book.hosted.shard, error)
+                log.warning("%s shard %s: %s", self.entity_type, shard_list.hosted.shard, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, self._pause_max)
         raise ShardNotHosted
@@ -201,22 +230,134 @@ class RememberedEntities:
 
 
 class ShardList:
-    """What is known of one shard's list."""
+    """What this node knows of one shard's list."""
 
     __slots__ = ("activations", "hosted", "listed", "read", "stale", "touched", "wanted", "writing")
 
     def __init__(self, hosted: Shard) -> None:
         self.hosted = hosted
         self.listed: set[str] = set()
-        """Ids that the store has, and shall keep."""
+        """Ids on the list in the store, that stay there."""
         self.wanted: dict[str, bool] = {}
-        """What the next write shall do: list the id, or take it from the list."""
-        self.activations: dict[str, Context] = {}
-        """Entities that start once the store has them."""
+        """Changes for the next write: True lists the id, False removes it."""
+        self.activations: dict[str, Activation] = {}
+        """Entities that start once the store has listed them."""
         self.read = False
         """The whole list was read."""
         self.touched: set[str] = set()
-        """Ids written meanwhile: what is read of them may be old."""
+        """Ids changed during the reading: a page may hold an older state of them."""
         self.writing = False
         self.stale = False
-        """The store has seen a later home: this one may write nothing any more."""
+        """The store knows a later home and accepts no write of this node."""
+
+
+Start = Callable[[Shard, str], Activation | None]
+"""Starts an entity that was read from a list; None if it runs already, or its shard has gone."""
+
+
+class EntityRecovery:
+    """The entities of one type that wait to be started again."""
+
+    def __init__(
+        self, settings: ShardingSettings, loop: asyncio.AbstractEventLoop, start: Start
+    ) -> None:
+        self._settings, self._loop, self._start = settings, loop, start
+        self._queue: deque[tuple[Shard, str]] = deque()
+        self._starting: list[Activation] = []
+        self._timer: asyncio.Handle | None = None
+        self._due = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """Entities that are still to be started."""
+        return len(self._queue)
+
+    def put(self, hosted: Shard, entity_ids: Iterable[str]) -> None:
+        """Queue entities of a shard to be started."""
+        self._queue.extend((hosted, entity_id) for entity_id in entity_ids)
+        if self._queue and self._timer is None:
+            self._later(0.0)
+
+    def stop(self) -> None:
+        """Cancel the recovery: the node ends."""
+        self._queue.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _later(self, seconds: float) -> None:
+        self._due = self._loop.time() + seconds
+        self._timer = self._loop.call_later(seconds, self._turn)
+
+    def _turn(self) -> None:
+        self._timer = None
+        late = self._loop.time() - self._due
+        self._starting = [a for a in self._starting if a.state < LifeState.RUNNING]
+        settings = self._settings
+        constant = settings.entity_recovery_strategy == "constant"
+        most = settings.entity_recovery_constant_rate_number_of_entities if constant else None
+        started = self._start_some(most)
+        if not self._queue:
+            return
+        if constant:
+            self._later(settings.entity_recovery_constant_rate_frequency)
+        elif settings.entity_recovery_strategy == "adaptive" and late > LATE_S:
+            self._later(late)
+        else:
+            self._later(0.0 if started else TURN_S)
+
+    def _start_some(self, most: int | None) -> int:
+        """Start at most `most` entities, until the time of the turn or the bound on starts is used
+        up. Returns the number."""
+        end = self._loop.time() + TURN_S
+        started = 0
+        while self._queue and started != most and len(self._starting) < STARTING_MAX:
+            hosted, entity_id = self._queue.popleft()
+            activation = self._start(hosted, entity_id)
+            if activation is not None:
+                started += 1
+                if activation.state < LifeState.RUNNING:
+                    self._starting.append(activation)
+            if self._loop.time() >= end:
+                break
+        return started
+
+
+class EntityRelocation:
+    """Moves listed entities of one type to their right shards. `forget` removes an id from the list
+    of a shard, `again` decides once more about it."""
+
+    def __init__(
+        self,
+        entity_type: str,
+        loop: asyncio.AbstractEventLoop,
+        start_elsewhere: Callable[[str], Awaitable[None]],
+        forget: Callable[[Shard, str], None],
+        again: Callable[[Shard, str], object],
+    ) -> None:
+        self.entity_type = entity_type
+        self._loop, self._start_elsewhere = loop, start_elsewhere
+        self._forget, self._again = forget, again
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._places = asyncio.Semaphore(MOVES_MAX)
+
+    def move(self, hosted: Shard, entity_id: str) -> None:
+        """Start an entity in its right shard, then forget it here."""
+        task = self._loop.create_task(self._move(hosted, entity_id))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _move(self, hosted: Shard, entity_id: str) -> None:
+        async with self._places:
+            try:
+                await self._start_elsewhere(entity_id)
+            except RequestError as e:
+                log.warning("%s %r does not start elsewhere: %s", self.entity_type, entity_id, e)
+                self._loop.call_later(MOVE_AGAIN_S, self._again, hosted, entity_id)
+            else:
+                self._forget(hosted, entity_id)
+
+    def stop(self) -> None:
+        """Cancel every relocation: the node ends."""
+        for task in self._tasks:
+            task.cancel()

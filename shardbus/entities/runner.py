@@ -1,54 +1,122 @@
-"""One message at a time: running an entity's handlers, its start, its restarts and its end.
+"""The runner of one entity type's messages: the hot path, the mailboxes, starts and failures.
 
-    receive ── idle ──> run ── done ──> idle
-        └──── busy ──> mailbox      └─ waits ──> busy ── done ──> settle: mailbox, stop, or idle
+**A run** is a row of messages for one method. Each finds its activation by one look-up in a dict
+(`arrive` starts an entity that is not active), the handler's own decoder reads its payload, and the
+handler is called. Nothing is allocated for a message but its arguments and its answer. A message
+for a busy entity goes into the mailbox; any other is handled where it arrived.
 
-`busy` is set while somebody else will call `settle`: a task that carries a handler on, a start, a
-restart. A message that finds the entity idle runs where it arrived. `run` says whether the message
-is done.
+Handlers that are coroutine functions are awaited by a coroutine of the runner, a row of them one
+after the other, which costs little more than a call while none of them waits. If one waits, this
+coroutine belongs to that message from there on: a task carries it to its end, and a new coroutine
+takes the rest of the row. A handler that sets a context variable ends the row as well, so that its
+value does not reach another message.
 
-Supervision: a handler that raises fails its asker with EntityFailed and restarts the entity (a new
-object, its state loaded anew, `on_start`), the first time at once, then with a doubling backoff;
-messages wait. `resume` keeps the object, `stop` stops it. Of a start that fails, see `starting`.
+Dataclasses are decoded ahead, a run at once, before the first message is handled: that takes less
+time than one by one. A message that goes into a mailbox instead is decoded again later.
+
+The loop stands here twice, once with `await`. A single one would have to test every message for its
+kind, and to make a coroutine for each run of plain handlers.
+
+**Failures.** A handler that raises fails its asker with EntityFailed and restarts the entity (a new
+object, its state loaded again, `on_start`): the first time at once, then with a doubling backoff;
+messages wait. The directive `resume` keeps the object, `stop` stops it. `supervision` describes a
+start that fails.
 
 A message that an entity asks of itself, directly or through others, is refused (`reentrancy`).
 
-Source: S2.47-S2.49, S4.15, S4.19, S4.20, S4.23; C.18, C.19, C.30; B.108, B.122, B.136.
+Source: S2.47-S2.49, S4.15, S4.19, S4.20, S4.23; B.108, B.122, B.136.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.answers import answer, told
-from shardbus.entities.context import Context, Message
-from shardbus.entities.delivery import Delivery
+from shardbus.entities.activation import (
+    MOVES,
+    Activation,
+    Current,
+    LifeState,
+    LifeStep,
+    Message,
+    StopRequest,
+)
+from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
-from shardbus.entities.running_handlers import RunningHandlers
-from shardbus.entities.supervision import MOVES, StateLoader, Supervisor
+from shardbus.entities.running_handlers import RunHeader, RunningHandlers
+from shardbus.entities.supervision import StateLoader, Supervisor
 from shardbus.errors import (
     EntityFailed,
     MailboxFull,
+    ReentrancyError,
+    SchemaError,
     StaleFence,
     Unhandled,
 )
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
-from shardbus.wire.schema import unreadable
+from shardbus.wire.schema import encode_value, unreadable
 
 log = logging.getLogger("shardbus.entity")
 
+Find = Callable[[str], Activation | None]
+Arrive = Callable[[str, bytes, int], Activation | None]
+"""Starts the entity of a message (entity id, payload, correlation id) that is not active. If the
+message does not belong here, takes it and returns None."""
+
+AHEAD_MIN, AHEAD_MAX = 8, 1024
+"""Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
+
 SETTLE_MAX = 256
-"""Messages handled in one go before the loop's other work gets a turn."""
+"""Messages of one mailbox handled in a row before other callbacks of the loop run."""
 
 
-class EntityRunner(Delivery):
-    """See the module."""
+def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
+    """Decode the payloads of a run; the first one is last in the list. Returns None if the run is
+    too short or too long, or if any payload is undecodable; the messages are then decoded one by
+    one."""
+    read_all = invoker.read_all
+    if read_all is None or not AHEAD_MIN <= len(payloads) <= AHEAD_MAX:
+        return None
+    try:
+        ahead = read_all(payloads)
+    except Exception:
+        return None
+    ahead.reverse()
+    return ahead
+
+
+def answer(activation: Activation, value: Any, session: Session, corr: int) -> None:
+    """Answer with what the handler returned, unless it has put the message aside."""
+    if activation.extras is not None and activation.extras.take_stashed():
+        return
+    try:
+        session.reply(corr, encode_value(value))
+    except SchemaError as e:
+        text = f"the handler returned a value that cannot be encoded: {e.message}"
+        session.fail(corr, EntityFailed("SchemaError", text))
+
+
+def failure_for_asker(entity_type: str, entity_id: str, error: BaseException) -> Exception:
+    """Return the error that the asker of a failed handler gets. Every entity on a cycle of asks
+    gets the ReentrancyError that names it; a caller outside the cycle sees its entity fail."""
+    match error:
+        case EntityFailed():
+            return error
+        case ReentrancyError(cycle=(first, *_)) if first != (entity_type, entity_id):
+            return error
+        case _:
+            return EntityFailed(type(error).__name__, str(error))
+
+
+class EntityRunner:
+    """Handles the messages of one entity type on one node. `finish(activation)` is called when an
+    entity has nothing left to do before `on_stop`."""
 
     def __init__(
         self,
@@ -56,25 +124,194 @@ class EntityRunner(Delivery):
         settings: ShardingSettings,
         loop: asyncio.AbstractEventLoop,
         keeper: StateLoader,
-        finish: Callable[[Context], None],
+        finish: Callable[[Activation], None],
     ) -> None:
-        super().__init__()
         self.kind, self.settings, self.loop = kind, settings, loop
-        self._starter = Supervisor(kind, settings, keeper)
-        self.counts = self._starter.counts
+        self.activation: Activation | None = None
+        """The entity that handles a message at this very moment; below, the message."""
+        self.run_header: RunHeader | None = None
+        self.payload = b""
+        self.corr = 0
+        self.tick = 0
+        """Coarse time, in units of 50 ms."""
+        self.deferred = DeferredWork(kind, self, settings.mailbox)
+        self._supervisor = Supervisor(kind, settings, keeper, self.deferred.end)
+        self.counts = self._supervisor.counts
         self._finish = finish
-        self.waiting = RunningHandlers(kind.name, loop, self)
-        self._driver = self.waiting.driver
+        self.running_handlers = RunningHandlers(kind.name, loop, self)
+        self._eager = self.running_handlers.eager
         self.mailbox_limits = MailboxLimits(settings, loop)
         self._mailbox_max = settings.mailbox
 
     def advance(self, tick: int) -> None:
-        """Coarse time, in ticks of 50 ms, goes on."""
-        self.tick = self._starter.tick = tick
+        """Set the coarse time, in ticks of 50 ms."""
+        self.tick = self._supervisor.tick = tick
 
-    # ---- messages
+    # ---- runs
 
-    def receive(self, activation: Context, message: Message, *, counts: bool = True) -> None:
+    def deliver(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterable[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain = (),
+        ahead: list[Any] | None = None,
+    ) -> None:
+        """Handle a run of messages, as (entity id, payload, correlation id). `ahead`: the payloads
+        as `read_ahead` has decoded them."""
+        tick, eager, outer = self.tick, self._eager, self._current()
+        self.run_header = (invoker, session, chain)
+        eager.enter()
+        try:
+            if invoker.is_async:
+                self._deliver_async(
+                    find, arrive, invoker, session, iter(rows), deadline, chain, ahead
+                )
+                return
+            function, single, one = invoker.function, invoker.single, invoker.one
+            if ahead is not None:
+                single = one = None
+            for entity_id, payload, corr in rows:
+                activation = find(entity_id) or arrive(entity_id, payload, corr)
+                if activation is None:
+                    if ahead is not None:
+                        ahead.pop()
+                    continue
+                activation.used = tick
+                if activation.busy:
+                    if ahead is not None:
+                        ahead.pop()
+                    self.queue(
+                        activation, Message(invoker, payload, session, corr, deadline, chain)
+                    )
+                    continue
+                self.activation, self.payload, self.corr = activation, payload, corr
+                try:
+                    if single is not None:
+                        value = function(activation.entity, single(payload)[0])
+                    elif one is not None:
+                        value = function(activation.entity, one(payload))
+                    elif ahead is not None:
+                        value = function(activation.entity, ahead.pop())
+                    else:
+                        value = function(activation.entity, *invoker.decoders[payload[0]](payload))
+                except (Exception, asyncio.CancelledError) as e:
+                    if self._raised(activation, invoker, payload, e, session, corr):
+                        self._settle_if_needed(activation)
+                    continue
+                if session is not None:
+                    answer(activation, value, session, corr)
+                if activation.stopping is not None or activation.mailbox:
+                    self.settle(activation)
+        finally:
+            eager.leave()
+            self.activation, self.run_header, self.payload, self.corr = outer
+
+    def _deliver_async(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterator[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain,
+        ahead: list[Any] | None,
+    ) -> None:
+        """Handle a run for a coroutine function: one coroutine awaits handler after handler until
+        one waits. Then a task carries that message on, and another coroutine takes the rest."""
+        more = True
+        while more:
+            context, carried = self._eager.fresh(), list[bool]()
+            coroutine = self._await_each(
+                find, arrive, invoker, session, rows, deadline, chain, ahead, context, carried
+            )
+            try:
+                waits_for = self._eager.begin(coroutine, context)
+            except StopIteration as end:
+                more = end.value
+            else:
+                carried.append(True)
+                activation = self.activation
+                assert activation is not None
+                self._carry_on(activation, coroutine, waits_for, session, self.corr)
+
+    async def _await_each(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Iterator[tuple[str, bytes, int]],
+        deadline: int,
+        chain: Chain,
+        ahead: list[Any] | None,
+        context: contextvars.Context,
+        carried: list[bool],
+    ) -> Any:
+        """Handle the rest of the rows. Once a task has `carried` this coroutine on, return what the
+        handler that waited has returned. Otherwise return True if rows may be left, which need
+        another context because a handler has set a variable in this one."""
+        function, single, one = invoker.function, invoker.single, invoker.one
+        if ahead is not None:
+            single = one = None
+        tick, untouched = self.tick, self._eager.base
+        for entity_id, payload, corr in rows:
+            activation = find(entity_id) or arrive(entity_id, payload, corr)
+            if activation is None:
+                if ahead is not None:
+                    ahead.pop()
+                continue
+            activation.used = tick
+            if activation.busy:
+                if ahead is not None:
+                    ahead.pop()
+                self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
+                continue
+            self.activation, self.payload, self.corr = activation, payload, corr
+            try:
+                if one is not None:
+                    value = await function(activation.entity, one(payload))
+                elif single is not None:
+                    value = await function(activation.entity, single(payload)[0])
+                elif ahead is not None:
+                    value = await function(activation.entity, ahead.pop())
+                else:
+                    value = await function(
+                        activation.entity, *invoker.decoders[payload[0]](payload)
+                    )
+            except (Exception, asyncio.CancelledError) as e:
+                if carried:
+                    raise
+                if self._raised(activation, invoker, payload, e, session, corr):
+                    self._settle_if_needed(activation)
+            else:
+                if carried:
+                    return value
+                if session is not None:
+                    answer(activation, value, session, corr)
+                if activation.stopping is not None or activation.mailbox:
+                    self.settle(activation)
+            if context != untouched:
+                return True
+        return False
+
+    def _current(self) -> Any:
+        return self.activation, self.run_header, self.payload, self.corr
+
+    def handling(self, activation: Activation) -> Current | None:
+        """Return the message that an entity handles; None if it handles none."""
+        if self.activation is not activation or self.run_header is None:
+            return activation.task.message if activation.task is not None else None
+        invoker, session, chain = self.run_header
+        return invoker, self.payload, session, self.corr, chain
+
+    # ---- single messages
+
+    def receive(self, activation: Activation, message: Message, *, counts: bool = True) -> None:
         """Handle one message now if the entity is idle, else queue it. `counts`: the entity is in
         use; a timer of its own does not keep it in memory."""
         if counts:
@@ -82,17 +319,20 @@ class EntityRunner(Delivery):
         if activation.busy:
             self.queue(activation, message)
         elif self._run(activation, message):
-            self._look_again(activation)
+            self._settle_if_needed(activation)
 
-    def queue(self, activation: Context, message: Message) -> None:
-        """Put it into the mailbox, if that has room. One that the entity itself waits for would
-        wait there for good."""
-        if message.chain and (error := self.waiting.closed_by(activation, message)) is not None:
+    def queue(self, activation: Activation, message: Message) -> None:
+        """Append a message to the mailbox if it has room, else refuse it. Refuse a message that the
+        entity itself waits for, which would wait for ever."""
+        if (
+            message.chain
+            and (error := self.running_handlers.closed_by(activation, message)) is not None
+        ):
             self.counts.drop("reentrant")
             if message.session is not None:
                 message.session.fail(message.corr, error)
             return
-        if activation.gone:
+        if activation.state >= LifeState.REFUSING:
             self.counts.drop("stopped", via=message.corr)
             if message.session is not None:
                 text = f"{self.kind.name} {activation.entity_id!r} stopped as it started"
@@ -111,12 +351,13 @@ class EntityRunner(Delivery):
             text = f"{self.kind.name} {activation.entity_id!r} has {len(mailbox)} messages waiting"
             message.session.fail(message.corr, MailboxFull(text))
 
-    def _look_again(self, activation: Context) -> None:
+    def _settle_if_needed(self, activation: Activation) -> None:
         if activation.stopping is not None or activation.mailbox:
             self.settle(activation)
 
-    def settle(self, activation: Context) -> None:
-        """The entity is done with something: go on with its mailbox, stop it, or let it be idle."""
+    def settle(self, activation: Activation) -> None:
+        """Go on after something an entity has done: handle its mailbox, stop it, or leave it
+        idle."""
         activation.busy = True
         for _ in range(SETTLE_MAX):
             mailbox, extras = activation.mailbox, activation.extras
@@ -124,42 +365,71 @@ class EntityRunner(Delivery):
             if activation.stopping is not None and activation.ends_now:
                 self._finish(activation)
                 return
-            if stop_request is not None and stop_request.rests_before(mailbox):
+            if stop_request is not None and self._rests(activation, stop_request):
                 return
             if not mailbox:
                 activation.busy, activation.mailbox = False, None
                 return
             message = mailbox.popleft()
             if stop_request is not None and message is stop_request.message:
-                stop_request.told = True
+                stop_request.handed = True
             if message.session is not None and message.deadline <= self.tick:
                 self.counts.drop("expired")
             elif not self._run(activation, message):
                 return
-        self.loop.call_soon(self.settle, activation)
+        self.settle_later(activation)
 
-    def settle_soon(self, activation: Context) -> None:
-        """The same; but messages that wait are handled in a turn of their own, so that entities
-        which stop after each message do not pile up on the stack. One whose start is given up ends
-        in a turn of its own too: what comes in this one shall not start it again."""
+    def settle_soon(self, activation: Activation) -> None:
+        """Settle an entity that has started. Messages that wait are handled in a callback of their
+        own, so that entities which stop after each message do not pile up on the stack. An entity
+        whose start is given up ends in a callback of its own, too: the messages that arrive in this
+        one do not start it again."""
         activation.busy = True
         if activation.mailbox or activation.refusal is not None:
-            self.loop.call_soon(self.settle, activation)
+            self.settle_later(activation)
         else:
             self.settle(activation)
 
-    def _run(self, activation: Context, message: Message) -> bool:
-        """Run one message; whether it is done. If not, `settle` will be called when it is."""
+    def settle_later(self, activation: Activation) -> None:
+        """Settle an entity in a callback of its own."""
+        self.loop.call_soon(self._settle_unless_over, activation)
+
+    def _settle_unless_over(self, activation: Activation) -> None:
+        """Settle an entity, unless its `on_stop` runs or it has left memory."""
+        if activation.state < LifeState.STOPPING or activation.entity is not None:
+            self.settle(activation)
+
+    def _rests(self, activation: Activation, stop_request: StopRequest) -> bool:
+        """Let an entity rest that has handled its stop message, if nothing in its mailbox is for
+        this activation. Otherwise bring the first message that is to the front."""
+        if activation.state is LifeState.RESTING:
+            activation.step(LifeStep.WAKES)
+        if not stop_request.holds:
+            return False
+        mailbox = activation.mailbox
+        first = stop_request.first_own(mailbox)
+        if first is None:
+            activation.step(LifeStep.RESTS)
+            return True
+        if mailbox and first:
+            message = mailbox[first]
+            del mailbox[first]
+            mailbox.appendleft(message)
+        return False
+
+    def _run(self, activation: Activation, message: Message) -> bool:
+        """Handle one message. Returns True if that is done; otherwise `settle` is called later."""
         invoker, payload, session, corr, _, chain = message
-        outer, way = self._now(), (invoker, session, chain)
-        self.activation, self.way, self.payload, self.corr = activation, way, payload, corr
+        outer, header = self._current(), (invoker, session, chain)
+        self.activation, self.run_header = activation, header
+        self.payload, self.corr = payload, corr
         try:
             if invoker.one is not None:
                 value = invoker.function(activation.entity, invoker.one(payload))
             else:
                 value = invoker.function(activation.entity, *invoker.decoders[payload[0]](payload))
             if invoker.is_async:
-                self._carry_on(activation, value, self._driver.step(value), session, corr)
+                self._carry_on(activation, value, self._eager.step(value), session, corr)
                 return False
         except Exception as e:
             if not (invoker.is_async and isinstance(e, StopIteration)):
@@ -168,22 +438,22 @@ class EntityRunner(Delivery):
         except asyncio.CancelledError as e:
             return self._raised(activation, invoker, payload, e, session, corr)
         finally:
-            self.activation, self.way, self.payload, self.corr = outer
+            self.activation, self.run_header, self.payload, self.corr = outer
         if session is not None:
             answer(activation, value, session, corr)
         return True
 
     def _raised(
         self,
-        activation: Context,
+        activation: Activation,
         invoker: Invoker,
         payload: bytes,
         error: BaseException,
         session: Session | None,
         corr: int,
     ) -> bool:
-        """Reading or handling a message raised; whether the entity may go on. A payload that cannot
-        be read never reached the handler: reading it once more tells the two apart."""
+        """Act on an error of decoding or handling a message. Returns True if the entity may go on.
+        An undecodable payload never reached the handler: decoding it again tells the two apart."""
         try:
             invoker.one(payload) if invoker.one else invoker.decoders[payload[0]](payload)
         except Exception as e:
@@ -195,19 +465,20 @@ class EntityRunner(Delivery):
 
     def _carry_on(
         self,
-        activation: Context,
+        activation: Activation,
         coroutine: Coroutine[Any, Any, Any],
         waits_for: Any,
         session: Session | None,
         corr: int,
     ) -> None:
+        """Let a task carry a message, or a start, to its end."""
         activation.busy = True
 
         def done(task: asyncio.Task[Any]) -> None:
-            if not self.waiting.ended(turn):
+            if not self.running_handlers.ended(eager):
                 return
             error: BaseException | None
-            if task.cancelled() and turn.doing:
+            if task.cancelled() and eager.doing:
                 error = asyncio.CancelledError()  # of a start: it is tried again
             elif task.cancelled():
                 error = EntityFailed("CancelledError", "was cancelled")
@@ -220,34 +491,46 @@ class EntityRunner(Delivery):
                 answer(activation, task.result(), session, corr)
             self.settle(activation)
 
-        turn = self.waiting.carry_on(activation, coroutine, waits_for, done)
+        eager = self.running_handlers.carry_on(activation, coroutine, waits_for, done)
 
     # ---- start and restart
 
-    def start(self, activation: Context, chain: Chain = ()) -> None:
-        """Start an entity. A plain one is idle at once; another is busy until it has started.
-        `chain`: the entities that wait for it, besides those whose messages are in its mailbox."""
+    def start(self, activation: Activation, chain: Chain = ()) -> None:
+        """Start an entity. One without state and `on_start` is idle at once; any other is busy
+        until it has started. `chain`: the entities that wait for it, besides those whose messages
+        are in its mailbox."""
         if self.kind.plain:
             outer, self.activation = self.activation, None
             try:
-                self._starter.construct(activation)
-                return
+                self._supervisor.construct(activation)
             except (Exception, asyncio.CancelledError) as e:
-                if self._starter.gives_up(activation, e):
+                if self._supervisor.gives_up(activation, e):
                     self.settle_soon(activation)
                     return
+            else:
+                if activation.stopping is None:
+                    activation.state, activation.busy = LifeState.RUNNING, False
+                else:
+                    self._stopped_in_start(activation)
+                return
             finally:
                 self.activation = outer
         self._begin(activation, chain)
 
-    def _begin(self, activation: Context, chain: Chain = ()) -> None:
-        """Start it, after a backoff if it has failed lately."""
+    def _stopped_in_start(self, activation: Activation) -> None:
+        """End an entity that stopped in its constructor. Its `on_stop` does not run."""
+        activation.entity = None
+        activation.step(LifeStep.REFUSES)
+        self._finish(activation)
+
+    def _begin(self, activation: Activation, chain: Chain = ()) -> None:
+        """Start an entity, after a backoff if it has failed lately."""
         activation.busy = True
         if activation.mailbox and not chain:
             chain = activation.mailbox[0].chain
-        coroutine = self._starter.start(activation)
+        coroutine = self._supervisor.start(activation)
         try:
-            waits_for = self.waiting.step(activation, "on_start", coroutine, chain)
+            waits_for = self.running_handlers.step(activation, "on_start", coroutine, chain)
         except StopIteration:
             self.settle_soon(activation)
         except asyncio.CancelledError as e:
@@ -256,23 +539,25 @@ class EntityRunner(Delivery):
         else:
             self._carry_on(activation, coroutine, waits_for, None, 0)
 
-    def abandoned(self, activation: Context) -> bool:
-        """It waits to start again after failures, and nobody waits for it."""
-        return self._starter.abandoned(activation)
+    def abandoned(self, activation: Activation) -> bool:
+        """True if the entity waits for its next start after failures, and no asker waits for it."""
+        return self._supervisor.abandoned(activation)
 
-    def give_up(self, activation: Context) -> None:
-        """An abandoned one is not tried again."""
+    def give_up(self, activation: Activation) -> None:
+        """End an abandoned entity: its start is not tried again."""
         activation.stopping = activation.stopping or StopReason.PASSIVATION
-        self.waiting.cut_off(activation)
+        self.running_handlers.cut_off(activation)
         self.settle(activation)
 
     # ---- failures
 
     def _failed(
-        self, activation: Context, error: BaseException, session: Session | None, corr: int
+        self, activation: Activation, error: BaseException, session: Session | None, corr: int
     ) -> bool:
-        """A handler raised: tell the asker, do what the supervision says; whether that is done."""
-        if session is not None and activation.extras is not None and activation.extras.put_aside():
+        """Fail the asker of a handler that raised, and do what the supervision says. Returns True
+        if the entity goes on or stops, False if it starts again."""
+        extras = activation.extras
+        if session is not None and extras is not None and extras.take_stashed():
             session = None  # its message will be handled again, and answered then
         if isinstance(error, Unhandled):
             self.counts.drop("unhandled", via=corr)
@@ -280,24 +565,26 @@ class EntityRunner(Delivery):
                 session.fail(corr, error)
             return True
         if session is not None:
-            session.fail(corr, told(activation, error))
+            session.fail(corr, failure_for_asker(self.kind.name, activation.entity_id, error))
         stale = isinstance(error, StaleFence)
-        directive = Directive.STOP if stale else self._starter.directive(error)
-        self._starter.failed(activation, "failed", error, again=directive is Directive.RESTART)
+        directive = Directive.STOP if stale else self._supervisor.directive(error)
+        self._supervisor.failed(activation, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
         if self._ends(activation, directive):
             return True
-        activation.end_incarnation()
+        self.deferred.end(activation)
         activation.entity = None
+        activation.step(LifeStep.RESTARTS)
         self._begin(activation)
         return False
 
-    def _ends(self, activation: Context, directive: Directive) -> bool:
-        """Whether one that failed shall not start again as it is. In a shard that is to move it
-        does, if messages wait for it; if it shall stop, its next incarnation gets them."""
+    def _ends(self, activation: Activation, directive: Directive) -> bool:
+        """Decide whether a failed entity stops instead of starting again. In a shard that moves it
+        starts again if messages wait for it; if the directive is to stop, its next activation gets
+        them."""
         stop_request = activation.stop_request
-        if stop_request is not None and stop_request.told:
+        if stop_request is not None and stop_request.handed:
             activation.stopping = activation.stopping or stop_request.reason
             return True
         reason = activation.stopping or (None if stop_request is None else stop_request.reason)
@@ -308,6 +595,6 @@ class EntityRunner(Delivery):
         return activation.stopping is not None and not waits
 
     def close(self) -> None:
-        """The process ends: nothing that waits goes on."""
+        """Cancel every handler that waits: the process ends."""
         self.mailbox_limits.stop()
-        self.waiting.close()
+        self.running_handlers.close()

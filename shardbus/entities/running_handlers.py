@@ -1,8 +1,8 @@
-"""Handlers that wait: their turns, and what they have asked.
+"""Handlers that wait: their eager tasks, and what they ask.
 
-Most handlers are done in their first step and never come here. One that waits has a turn with a
-task until it is done, and so has a start or an end that waits. In the first step of a message the
-turn does not say yet whose it is; the execution does.
+Most handlers end in their first step and are never here. A handler that waits has an eager task
+with a real one until it ends, and so has a start or an `on_stop` that waits. During the first step
+of a message the eager task does not know its message yet; the runner does.
 
 Source: B.122, B.137; docs/architecture.md.
 """
@@ -15,29 +15,31 @@ from collections.abc import Callable, Coroutine
 from itertools import count
 from typing import Any, NamedTuple, Protocol
 
-from shardbus.entities.context import Context, Message
+from shardbus.entities.activation import Activation, Current, Message
 from shardbus.entities.eager import EagerRunner, EagerTask
 from shardbus.entities.entity_type import Invoker
-from shardbus.entities.reentrancy import CallChain, turn_that_waits
+from shardbus.entities.reentrancy import CallChain, eager_task_waiting_for
 from shardbus.errors import ReentrancyError
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 
-Way = tuple[Invoker, Session | None, Chain]
-"""What the messages of a run share: the method, who asked, and the entities that wait."""
+RunHeader = tuple[Invoker, Session | None, Chain]
+"""What the messages of a run share: the method, the asker, and the entities that wait."""
 
 
 class CurrentMessage(Protocol):
-    """What is being handled at this very moment."""
+    """The message that the runner handles at this very moment."""
 
-    activation: Context | None
-    way: Way | None
+    activation: Activation | None
+    run_header: RunHeader | None
     payload: bytes
     corr: int
 
+    def handling(self, activation: Activation) -> Current | None: ...
+
 
 class RunningHandler(NamedTuple):
-    """A handler at work, for people; `mark` tells this run of it from others."""
+    """A running handler, for logs; `mark` tells this run of it from others."""
 
     entity_type: str
     entity_id: str
@@ -49,139 +51,140 @@ class RunningHandler(NamedTuple):
 
 
 class RunningHandlers:
-    """The turns of one entity type. It owns them: `asking` is asked for what they have asked."""
+    """The eager tasks of one entity type that wait. It is the owner of these tasks."""
 
     def __init__(
-        self, entity_type: str, loop: asyncio.AbstractEventLoop, now: CurrentMessage
+        self, entity_type: str, loop: asyncio.AbstractEventLoop, current: CurrentMessage
     ) -> None:
-        self.driver = EagerRunner(loop, self)
-        self._type, self._loop, self._now = entity_type, loop, now
-        self.turns: dict[int, EagerTask] = {}
-        """By the `id` of its task; who waits longest comes first."""
-        self._first: tuple[Context, Way, int, CallChain] | None = None
-        """What the message being handled has asked in its first step."""
+        self.eager = EagerRunner(loop, self)
+        self._type, self._loop, self._current = entity_type, loop, current
+        self.tasks: dict[int, EagerTask] = {}
+        """By the `id` of the real task; the longest waiting comes first."""
+        self._first: tuple[Activation, RunHeader, int, CallChain] | None = None
+        """The call chain of a message that has asked in its first step."""
         self._numbers = count(random.getrandbits(62))
 
-    # ---- turns
+    # ---- tasks
 
     def step(
         self,
-        activation: Context,
+        activation: Activation,
         doing: str,
         coroutine: Coroutine[Any, Any, Any],
         chain: Chain = (),
     ) -> Any:
-        """The first step of what is no message: a start or an end, for which `chain` waits. Returns
-        what it waits for, or raises StopIteration."""
-        turn = self.driver.turn
-        turn.activation, turn.doing, turn.chain = activation, doing, chain
+        """Run the first step of a start or an `on_stop`, for which the entities of `chain` wait.
+        Returns what it waits for, or raises StopIteration."""
+        eager = self.eager.task
+        eager.activation, eager.doing, eager.chain = activation, doing, chain
         try:
-            return self.driver.step(coroutine)
+            return self.eager.step(coroutine)
         except BaseException:
-            turn.activation, turn.doing, turn.chain, turn.asking = None, "", (), None
+            eager.activation, eager.doing, eager.chain, eager.call_chain = None, "", (), None
             raise
 
     def carry_on(
         self,
-        activation: Context,
+        activation: Activation,
         coroutine: Coroutine[Any, Any, Any],
         waits_for: Any,
         done: Callable[[asyncio.Task[Any]], None],
     ) -> EagerTask:
-        """Let a task go on where the first step stopped. `done` is called in the end, and first of
-        all asks whether the turn has `ended` by itself."""
-        turn = self.driver.turn
-        if turn.activation is None:
-            turn.activation, turn.message = activation, activation.handling
+        """Let a task go on where the first step stopped. `done` is called at its end, and must
+        first ask whether the task has `ended` by itself."""
+        eager = self.eager.task
+        if eager.activation is None:
+            eager.activation, eager.message = activation, self._current.handling(activation)
             if self._first is not None:
-                turn.asking = self._asked_first(activation)
+                eager.call_chain = self._first_chain(activation)
                 self._first = None
-        task = self.driver.take_over(coroutine, waits_for)
-        activation.turn = self.turns[id(task)] = turn
+        task = self.eager.take_over(coroutine, waits_for)
+        activation.task = self.tasks[id(task)] = eager
         task.add_done_callback(done)
-        return turn
+        return eager
 
-    def ended(self, turn: EagerTask) -> bool:
-        """The turn's task is done; whether that is news: it was not cut off before."""
-        if self.turns.pop(id(turn.task), None) is None:
+    def ended(self, eager: EagerTask) -> bool:
+        """Forget a task that is done. Returns True if it was not cut off before."""
+        if self.tasks.pop(id(eager.task), None) is None:
             return False
-        turn.activation.turn = None
+        eager.activation.task = None
         return True
 
-    def cut_off(self, activation: Context) -> None:
-        """It shall not go on."""
-        turn, activation.turn = activation.turn, None
-        if turn is not None:
-            del self.turns[id(turn.task)]
-            turn.cancel()
+    def cut_off(self, activation: Activation) -> None:
+        """Cancel the task of an entity, and ignore what becomes of it."""
+        eager, activation.task = activation.task, None
+        if eager is not None:
+            del self.tasks[id(eager.task)]
+            eager.cancel()
 
     def close(self) -> None:
-        """Nothing shall go on."""
-        for turn in list(self.turns.values()):
-            self.cut_off(turn.activation)
+        """Cancel every task."""
+        for eager in list(self.tasks.values()):
+            self.cut_off(eager.activation)
 
-    # ---- for people
+    # ---- for logs
 
-    def running(self, turn: EagerTask) -> RunningHandler | None:
-        """The handler under this turn."""
-        activation: Context | None = turn.activation
+    def running(self, eager: EagerTask) -> RunningHandler | None:
+        """Return the handler under an eager task."""
+        activation: Activation | None = eager.activation
         if activation is not None:
-            method = turn.doing if turn.message is None else _named(turn.message[0])
-            return RunningHandler(self._type, activation.entity_id, method, turn)
-        activation, way = self._now.activation, self._now.way
-        if activation is None or way is None:
+            method = eager.doing if eager.message is None else _shown(eager.message[0])
+            return RunningHandler(self._type, activation.entity_id, method, eager)
+        activation, header = self._current.activation, self._current.run_header
+        if activation is None or header is None:
             return None
-        mark = (activation, way, self._now.payload, self._now.corr)
-        return RunningHandler(self._type, activation.entity_id, _named(way[0]), mark)
+        mark = (activation, header, self._current.payload, self._current.corr)
+        return RunningHandler(self._type, activation.entity_id, _shown(header[0]), mark)
 
-    # ---- what was asked
+    # ---- call chains
 
-    def asking_now(self) -> CallChain | None:
-        """The run of a handler that waits for the code that calls this, if there is one."""
+    def call_chain_now(self) -> CallChain | None:
+        """Return the run of a handler that waits for the code that calls this, if there is one."""
         task: Any = asyncio.current_task(self._loop)
-        turn = task
+        eager = task
         if task.__class__ is not EagerTask:
-            turn = turn_that_waits(task, self.turns) if task is not None else None
-        asking: CallChain | None = turn.owner.asking(turn) if turn is not None else None
-        return asking
+            eager = eager_task_waiting_for(task, self.tasks) if task is not None else None
+        found: CallChain | None = eager.owner.call_chain(eager) if eager is not None else None
+        return found
 
-    def asking(self, turn: EagerTask) -> CallChain | None:
-        """The run of a handler under this turn, for what it is about to ask; None for a handler
-        that cannot wait."""
-        if turn.activation is not None:
-            if turn.asking is None:
-                chain = turn.chain if turn.message is None else turn.message[4]
-                turn.asking = self._new(turn.activation, chain)
-            asking: CallChain = turn.asking
-            return asking
-        activation, way = self._now.activation, self._now.way
-        if activation is None or way is None or not way[0].is_async:
+    def call_chain(self, eager: EagerTask) -> CallChain | None:
+        """Return the run of a handler under an eager task, which is about to ask; None for a
+        handler that cannot wait."""
+        if eager.activation is not None:
+            if eager.call_chain is None:
+                chain = eager.chain if eager.message is None else eager.message[4]
+                eager.call_chain = self._new(eager.activation, chain)
+            found: CallChain = eager.call_chain
+            return found
+        activation, header = self._current.activation, self._current.run_header
+        if activation is None or header is None or not header[0].is_async:
             return None
-        first = self._asked_first(activation)
+        first = self._first_chain(activation)
         if first is None:
-            first = self._new(activation, way[2])
-            self._first = (activation, way, self._now.corr, first)
+            first = self._new(activation, header[2])
+            self._first = (activation, header, self._current.corr, first)
         return first
 
-    def _asked_first(self, activation: Context) -> CallChain | None:
-        """What was asked in the first step of the message being handled, not of one before it."""
+    def _first_chain(self, activation: Activation) -> CallChain | None:
+        """Return the call chain of the message being handled, if it has asked in its first step."""
         if self._first is None:
             return None
-        asker, way, corr, asking = self._first
-        same = asker is activation and way is self._now.way and corr == self._now.corr
-        return asking if same else None
+        asker, header, corr, chain = self._first
+        current = self._current
+        same = asker is activation and header is current.run_header and corr == current.corr
+        return chain if same else None
 
-    def _new(self, activation: Context, chain: Chain) -> CallChain:
+    def _new(self, activation: Activation, chain: Chain) -> CallChain:
         return CallChain((self._type, activation.entity_id), next(self._numbers), chain)
 
-    def closed_by(self, activation: Context, message: Message) -> ReentrancyError | None:
-        """The error for a message that its own entity waits for."""
-        if activation.turn is None or activation.turn.asking is None:
+    def closed_by(self, activation: Activation, message: Message) -> ReentrancyError | None:
+        """Return the error for a message that its own entity waits for."""
+        if activation.task is None or activation.task.call_chain is None:
             return None
-        cycle = activation.turn.asking.closed_by(message.chain)
+        cycle = activation.task.call_chain.closed_by(message.chain)
         return None if cycle is None else ReentrancyError(cycle)
 
 
-def _named(invoker: Invoker) -> str:
-    """The method as people know it."""
+def _shown(invoker: Invoker) -> str:
+    """Return the method's name as the application wrote it."""
     return invoker.name if invoker.one is None else "receive"

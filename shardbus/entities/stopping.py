@@ -1,237 +1,199 @@
-"""The ends of entities: how one is made to stop, and what if it does not.
+"""How an entity stops, and what happens if it does not.
 
-Somebody wants an entity to stop: the runtime (a hand-off, a shutdown, idleness, a limit), or the
-entity itself. Without a stop message it handles what it has to, `on_stop` runs, and it is gone:
+The node asks an entity to stop (for a hand-off, a shutdown, idleness, a limit), or the entity stops
+itself. Without a stop message it handles what it must, `on_stop` runs, and it leaves memory:
 
-    hand-off, shutdown     after the messages in its mailbox, and work that it piped to itself
-    passivation, stop()    after its current message; what waits starts a new incarnation
+    hand-off, shutdown     after the messages in its mailbox, and its piped work
+    passivation, stop()    after its current message; the mailbox starts a new activation
 
-A type may have a stop message instead. Then the runtime says it with that:
+A type may declare a stop message. Then the node asks with that:
 
-    the runtime wants it to stop ──> the stop message goes to the end of the mailbox
-                                     the entity handles it like any other, and goes on handling
-    the entity calls stop() ───────> as above, for the reason for which it was asked
+    the node wants it to stop ──> the stop message goes to the end of the mailbox
+                                  the entity handles it like any other, and goes on
+    the entity calls stop() ────> as above, with the reason of the request
 
-and an entity may send itself one, `passivate(stop_message)`. Then it *holds*: it handles what had
-come until then and the stop message, and what comes later waits for the next incarnation. Only
-messages of its own timers, and what comes of work that it piped to itself, are still handled, until
-it calls `stop()`.
+An entity may also send itself a stop message, by `passivate(stop_message)`. Then it *holds*: it
+handles the messages that had arrived and the stop message, and later ones wait for the next
+activation. It still handles messages of its own timers and outcomes of its piped work, until it
+calls `stop()`; without any, it rests.
 
-**Deadlines.** Whoever was asked, and whose `on_stop` waits, is cut off once a hand-off would cut it
-off, which is 5 s before `handoff_timeout` ends: what waits for it is cancelled, it is counted, and
-the next incarnation may start. Its code may still run, if it does not let itself be cancelled. A
-shard on the move has a clock of its own (`hosting`).
+**Deadlines.** An entity that was asked to passivate or whose `on_stop` waits is cut off after the
+time that a hand-off grants, which is 5 s less than `handoff_timeout`: its task is cancelled, the
+cut-off is counted, and the next activation may start. Its code may still run if it ignores the
+cancellation. A moving shard has a deadline of its own (`host`).
 
-**Failures.** Who fails once it has its stop message stops, and so does who cannot start while one
-waits for it; at a hand-off not before it has been tried for what came before that (`starting`).
-Nobody is asked twice.
+**Failures.** An entity that fails once it has its stop message stops. So does one that cannot start
+while a stop message waits for it; at a hand-off, only after attempts for the messages before it
+(`supervision`). No entity gets a second stop message.
 
-Source: S0.23, S2.27, S2.40-S2.42; B.50; C.18.
+Source: S0.23, S2.27, S2.40-S2.42.
 """
 
 from __future__ import annotations
 
 import logging
-from asyncio import CancelledError
-from collections import deque
+from asyncio import CancelledError, Task
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shardbus.entities.context import AFTER_CURRENT, OWN, Context, Message
+from shardbus.entities.activation import (
+    AFTER_CURRENT,
+    Activation,
+    LifeState,
+    LifeStep,
+    Message,
+    StopRequest,
+)
 from shardbus.entities.entity_type import EntityType, StopReason, addressed
+from shardbus.entities.runner import EntityRunner
 from shardbus.errors import EntityFailed
 from shardbus.transport.asks import CoarseClock
-
-if TYPE_CHECKING:
-    from asyncio import Task
-
-    from shardbus.entities.runner import EntityRunner
+from shardbus.transport.drop_reports import Origin
 
 log = logging.getLogger("shardbus.entity")
 
 
-class StopRequest:
-    """A stop message on its way to an entity, and what became of it."""
-
-    __slots__ = ("last", "message", "reason", "rests", "told")
-
-    def __init__(self, message: Message, reason: StopReason, *, last: bool = False) -> None:
-        self.message, self.reason = message, reason
-        self.last = last
-        """What comes behind it is for the next incarnation."""
-        self.told = False
-        """The entity has it."""
-        self.rests = False
-        """The entity holds and does nothing; it is marked as busy, and nobody will settle it."""
-
-    @property
-    def holds(self) -> bool:
-        """Messages wait for the next incarnation."""
-        return self.told and self.last
-
-    def rests_before(self, mailbox: deque[Message] | None) -> bool:
-        """Whether nothing in this mailbox is for the incarnation that parts; then it rests. If it
-        holds and something is, that comes to the front."""
-        self.rests = False
-        if self.holds:
-            first = self.first_own(mailbox)
-            self.rests = first is None
-            if mailbox and first:
-                message = mailbox[first]
-                del mailbox[first]
-                mailbox.appendleft(message)
-        return self.rests
-
-    def first_own(self, mailbox: deque[Message] | None) -> int | None:
-        """The place of the first message that does not wait for the next incarnation."""
-        return next((at for at, message in enumerate(mailbox or ()) if message.own), None)
-
-
 class Stopper:
-    """See the module. `gone(cell)` is called once an entity has stopped."""
+    """Stops the entities of one type. `patience` is in seconds; `gone(activation)` is called once
+    an entity has stopped."""
 
-    def __init__(self, kind: EntityType, patience: float, gone: Callable[[Context], None]) -> None:
+    def __init__(
+        self, kind: EntityType, patience: float, gone: Callable[[Activation], None]
+    ) -> None:
         self._kind, self._gone = kind, gone
         self._patience = int(patience * 1000) // CoarseClock.TICK_MS
-        self._late: dict[Context, int] = {}
+        self._deadlines: dict[Activation, int] = {}
         """Entities that need time for their end, and the tick at which it is over."""
-        self._finishing: set[Context] = set()
-        """Those whose `on_stop` waits."""
         self._message: Message | None = None
         if kind.stop_message is not None:
-            self._message = Message(*kind.stop_message, None, OWN, 0)
-        self._execution: EntityRunner
+            self._message = Message(*kind.stop_message, None, Origin.OWN, 0)
+        self._runner: EntityRunner
 
-    def attach(self, execution: EntityRunner) -> None:
-        """What runs the entities; once, before anything stops."""
-        self._execution = execution
+    def attach(self, runner: EntityRunner) -> None:
+        """Set the runner of the entities; once, before anything stops."""
+        self._runner = runner
 
     # ---- asking it to stop
 
-    def end(self, activation: Context, reason: StopReason) -> None:
-        """The runtime wants it to stop: by its stop message, if its type has one."""
+    def end(self, activation: Activation, reason: StopReason) -> None:
+        """Ask an entity to stop, for the node: by its stop message, if its type has one."""
         stop_request = activation.stop_request
         if activation.stopping is None and stop_request is not None:
             if reason not in AFTER_CURRENT and not stop_request.last:
                 stop_request.reason = reason
         elif activation.stopping is None and self._message is not None:
-            self._ask(activation, StopRequest(self._message, reason))
+            self._request(activation, StopRequest(self._message, reason))
         else:
             self.stop(activation, reason)
 
-    def stop(self, activation: Context, reason: StopReason) -> None:
-        """Stop it: for a hand-off after its mailbox, otherwise after its current message."""
-        if activation in self._finishing:
+    def stop(self, activation: Activation, reason: StopReason) -> None:
+        """Stop an entity: for a hand-off after its mailbox, otherwise after its current message."""
+        if activation.state >= LifeState.STOPPING:
             return
         if activation.stopping is None or reason not in AFTER_CURRENT:
             activation.stopping = reason
-        self._look(activation)
+        self._settle(activation)
 
-    def leave(self, activation: Context, reason: StopReason) -> None:
-        """The entity wants to stop, after what it is doing."""
+    def leave(self, activation: Activation, reason: StopReason) -> None:
+        """Stop an entity after what it is doing, at its own wish."""
         if activation.stopping is None:
-            self.stop(
-                activation,
-                reason if activation.stop_request is None else activation.stop_request.reason,
-            )
+            stop_request = activation.stop_request
+            self.stop(activation, reason if stop_request is None else stop_request.reason)
 
-    def passivate(self, activation: Context, stop_message: object) -> None:
-        """The entity wants to stop once it has handled what has come, and then this message.
+    def passivate(self, activation: Activation, stop_message: object) -> None:
+        """Give an entity, at its own wish, a stop message behind the messages that have arrived.
 
         Raises:
             ConfigError: no handler takes the message.
         """
-        message = Message(*addressed(self._kind.invokers, stop_message), None, OWN, 0)
+        message = Message(*addressed(self._kind.invokers, stop_message), None, Origin.OWN, 0)
         stop_request = activation.stop_request
         if activation.stopping is None and (stop_request is None or not stop_request.last):
             reason = StopReason.PASSIVATION if stop_request is None else stop_request.reason
-            self._ask(activation, StopRequest(message, reason, last=True))
+            self._request(activation, StopRequest(message, reason, last=True))
 
-    def _ask(self, activation: Context, stop_request: StopRequest) -> None:
+    def _request(self, activation: Activation, stop_request: StopRequest) -> None:
         activation.more().stop_request = stop_request
         if stop_request.reason in AFTER_CURRENT:
-            self._expect(activation)
-        self._execution.mailbox_limits.mailbox_of(activation).append(stop_request.message)
-        self._look(activation)
+            self._set_deadline(activation)
+        self._runner.mailbox_limits.mailbox_of(activation).append(stop_request.message)
+        self._settle(activation)
 
-    def _look(self, activation: Context) -> None:
-        """Let it go on, unless somebody does so anyway."""
-        resting = activation.stop_request is not None and activation.stop_request.rests
-        if (resting or not activation.busy) and self._execution.activation is not activation:
-            self._execution.settle(activation)
+    def _settle(self, activation: Activation) -> None:
+        """Let an entity go on, if nothing else does: it is idle or rests."""
+        waits = not activation.busy or activation.state is LifeState.RESTING
+        if waits and self._runner.activation is not activation:
+            self._runner.settle(activation)
 
-    def tell(self, activation: Context, message: Message) -> None:
-        """A message of its own timers, which one that holds handles, too."""
+    def receive_own(self, activation: Activation, message: Message) -> None:
+        """Hand a message of its own timers to an entity. One that holds handles it, too."""
         stop_request = activation.stop_request
         if stop_request is None or not stop_request.holds:
-            self._execution.receive(activation, message, counts=False)
+            self._runner.receive(activation, message, counts=False)
             return
-        self._execution.mailbox_limits.mailbox_of(activation).append(message)
-        self._look(activation)
+        self._runner.mailbox_limits.mailbox_of(activation).append(message)
+        self._settle(activation)
 
     # ---- the end
 
-    def finish(self, activation: Context) -> None:
-        """It handles nothing more: run `on_stop`, then it is gone."""
-        if activation.stop_request is not None:
-            activation.stop_request.rests = False
+    def finish(self, activation: Activation) -> None:
+        """Run `on_stop` of an entity that handles no more messages, then let it leave memory."""
         entity, activation.entity = activation.entity, None
-        activation.end_incarnation()
+        self._runner.deferred.end(activation)
         if entity is None or not self._kind.stops:
             self._gone(activation)
             return
-        waiting = self._execution.waiting
+        activation.step(LifeStep.STOPS)
+        running = self._runner.running_handlers
         coroutine = self._on_stop(entity, activation)
         try:
-            waits_for = waiting.step(activation, "on_stop", coroutine)
+            waits_for = running.step(activation, "on_stop", coroutine)
         except (StopIteration, CancelledError):
             self._gone(activation)
             return
 
         def done(task: Task[Any]) -> None:
-            if waiting.ended(turn):
+            if running.ended(eager):
                 self._gone(activation)
 
-        self._finishing.add(activation)
-        self._expect(activation)
-        turn = waiting.carry_on(activation, coroutine, waits_for, done)
+        self._set_deadline(activation)
+        eager = running.carry_on(activation, coroutine, waits_for, done)
 
-    async def _on_stop(self, entity: Any, activation: Context) -> None:
+    async def _on_stop(self, entity: Any, activation: Activation) -> None:
         try:
             await entity.on_stop(activation.stopping)
         except Exception:
-            self._execution.counts.failures += 1
+            self._runner.counts.failures += 1
             log.exception("on_stop of %s %r failed", self._kind.name, activation.entity_id)
 
-    def ended(self, activation: Context) -> None:
-        """It is gone."""
-        self._late.pop(activation, None)
-        self._finishing.discard(activation)
+    def ended(self, activation: Activation) -> None:
+        """Forget the deadline of an entity that has left memory."""
+        self._deadlines.pop(activation, None)
 
     # ---- deadlines
 
-    def _expect(self, activation: Context) -> None:
-        self._late.setdefault(activation, self._execution.tick + self._patience)
+    def _set_deadline(self, activation: Activation) -> None:
+        self._deadlines.setdefault(activation, self._runner.tick + self._patience)
 
     def sweep(self, tick: int) -> None:
-        """Cut off who had time enough. Called about once a second."""
-        for activation in [c for c, end in self._late.items() if tick >= end]:
+        """Cut off entities whose deadline has passed. Called about once a second."""
+        for activation in [a for a, end in self._deadlines.items() if tick >= end]:
             self.cut_off(activation)
 
-    def cut_off(self, activation: Context) -> None:
-        """It did not stop in time."""
+    def cut_off(self, activation: Activation) -> None:
+        """End an entity that did not stop in time."""
         log.error("%s %r did not stop in time: cut off", self._kind.name, activation.entity_id)
-        self._execution.counts.cut_off += 1
+        self._runner.counts.cut_off += 1
         if activation.stop_request is not None:
             activation.stopping = activation.stopping or activation.stop_request.reason
-        self._tell(activation)
-        self._execution.waiting.cut_off(activation)
+        self._fail_current(activation)
+        self._runner.running_handlers.cut_off(activation)
         self._gone(activation)
 
-    def _tell(self, activation: Context) -> None:
-        """Whoever waits for what it was doing, unless that was put aside."""
-        current = None if activation.turn is None else activation.turn.message
-        if current is None or (activation.extras is not None and activation.extras.put_aside()):
+    def _fail_current(self, activation: Activation) -> None:
+        """Fail the asker of the message being handled, unless the message was put aside."""
+        current = None if activation.task is None else activation.task.message
+        if current is None or (activation.extras is not None and activation.extras.take_stashed()):
             return
         _, _, session, corr, _ = current
         if session is not None and session.lost is None:

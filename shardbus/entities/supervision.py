@@ -1,22 +1,25 @@
-"""Starting an entity: its object, its state, `on_start`, and what happens when one of them fails.
+"""Supervision: starting an entity, and what happens when a start or a handler fails.
 
-A start that fails is tried again for as long as the entity is wanted, the first time at once, then
-with a doubling backoff; messages wait meanwhile:
+A start makes the object, loads its state and runs `on_start`. A start that fails is tried again
+while the entity is wanted, the first time at once, then with a doubling backoff; messages wait:
 
-    it fails ──> supervision says `stop` ──> it ends, and what waits for it is refused
+    it fails ──> supervision says `stop` ──> it ends, and the messages that wait are refused
              ──> anything else ────────────> backoff ──> again
-                                                └─ idle for too long, or one too many, and nobody
-                                                   waits for it: passivated
+                                                └─ idle for too long, or over the limit, and no
+                                                   asker waits for it: passivated
 
-A store that does not answer is no failure of the entity's, so nobody is asked about that. At a
-hand-off it is wanted for as long as messages
-wait, since they come before those that the next home will get; a stop message alone, which it could
-not answer, is not waited for. Then only a store that does not answer is asked again, until the
-entity is cut off. That a newer activation has loaded the state is a failure too: the entity lives
-elsewhere, and this shard will be told to stop, or has been: then it ends. What waits for one that
-ends is for the shard's next home.
+A store that does not answer is no failure of the entity, so supervision is not asked about it.
 
-Source: S2.47, S2.48, S2.69, S4.16-S4.20; C.18, C.19; docs/how-to/define-entities.md.
+At a hand-off, an entity is wanted while messages wait for it, since they come before those that the
+next home gets. A stop message alone, which it could not answer, does not count. Then only a store
+that does not answer is asked again, until the entity is cut off. StaleFence is a failure, too: the
+entity lives elsewhere and this shard stops soon; then the activation ends. The messages that wait
+for an activation that ends go to the shard's next home.
+
+An entity that calls `stop()` or `passivate()` while it starts refuses the messages that wait for
+it: a new activation would do the same, without end.
+
+Source: S2.47, S2.48, S2.69, S4.16-S4.20; docs/how-to/define-entities.md.
 """
 
 from __future__ import annotations
@@ -27,21 +30,19 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.context import NOBODY, Context
+from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
 from shardbus.entities.entity_type import Directive, EntityType, StopReason
 from shardbus.errors import StaleFence, StoreError
+from shardbus.transport.drop_reports import Origin, is_session_mark
 
 log = logging.getLogger("shardbus.entity")
 
-MOVES = (StopReason.HANDOFF, StopReason.SHUTDOWN)
-"""Such a stop comes after what waits for the entity."""
-
 FAILURE_MEMORY_TICKS = 200
-"""A failure so long ago (10 s) does not lengthen the next backoff."""
+"""10 s. An older failure does not lengthen the next backoff."""
 
 
 class StateLoader(Protocol):
-    """Where entities' state is kept."""
+    """Loads and saves the state of entities."""
 
     async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None: ...
     async def save(
@@ -50,9 +51,9 @@ class StateLoader(Protocol):
 
 
 class EntityCounts:
-    """What happened to messages and entities, for metrics."""
+    """Counts of messages and entities, for metrics."""
 
-    __slots__ = ("accepted", "cut_off", "dropped", "failures", "started", "stopped", "tell")
+    __slots__ = ("accepted", "cut_off", "dropped", "failures", "report_drop", "started", "stopped")
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -61,50 +62,55 @@ class EntityCounts:
         self.dropped: dict[str, int] = {}
         self.started: dict[str, int] = {}
         self.stopped: dict[str, int] = {}
-        self.tell: Callable[[int, str, int], None] | None = None
-        """Has the sender told: by which link, why, how many."""
+        self.report_drop: Callable[[int, str, int], None] | None = None
+        """Reports dropped tells to their sender: its session's mark, the reason, the number."""
 
     @property
     def all_started(self) -> int:
         """Entities started, for whatever cause."""
         return sum(self.started.values())
 
-    def drop(self, reason: str, count: int = 1, via: int = NOBODY) -> None:
-        """Messages that no handler will see; `via`: what stands for tells in place of their
-        correlation id."""
+    def drop(self, reason: str, count: int = 1, via: int = Origin.UNREPORTED) -> None:
+        """Count messages that no handler gets. `via`: the `corr` of such a message."""
         self.dropped[reason] = self.dropped.get(reason, 0) + count
-        if via < NOBODY and self.tell is not None:
-            self.tell(via, reason, count)
+        if is_session_mark(via) and self.report_drop is not None:
+            self.report_drop(via, reason, count)
 
 
 def _may_pass(error: BaseException) -> bool:
-    """Whether a start that failed so may succeed soon: the store did not answer."""
+    """True if a start that failed so may succeed soon: the store did not answer."""
     return isinstance(error, StoreError) and not isinstance(error, StaleFence)
 
 
-def _wanted(activation: Context) -> bool:
-    """Whether it shall start, though it may have been told to stop meanwhile."""
+def _wanted(activation: Activation) -> bool:
+    """True if the entity must start, even if it was asked to stop meanwhile."""
     if activation.stopping in MOVES:
         return _awaited(activation)
     return activation.stopping is None
 
 
-def _awaited(activation: Context) -> bool:
-    """Whether messages of others wait for it."""
+def _awaited(activation: Activation) -> bool:
+    """True if messages of others wait for the entity."""
     return any(not message.own for message in activation.mailbox or ())
 
 
 class Supervisor:
-    """Starts entities of one type. `tick` is the node's coarse time."""
+    """Starts entities of one type. `tick` is the node's coarse time. `end_work(activation)` ends
+    what an activation has begun."""
 
-    def __init__(self, kind: EntityType, settings: ShardingSettings, keeper: StateLoader) -> None:
+    def __init__(
+        self,
+        kind: EntityType,
+        settings: ShardingSettings,
+        keeper: StateLoader,
+        end_work: Callable[[Activation], None],
+    ) -> None:
         self.counts = EntityCounts()
         self.tick = 0
         self._kind, self._settings, self._keeper = kind, settings, keeper
-        self._pausing: set[Context] = set()
-        """Who waits for its next try."""
+        self._end_work = end_work
 
-    async def start(self, activation: Context) -> None:
+    async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
         while _wanted(activation):
             backoff = self._backoff(activation)
@@ -116,25 +122,26 @@ class Supervisor:
                     await self._load(activation)
                 if self._kind.starts:
                     await activation.entity.on_start()
-                    activation.gone = activation.stopping in (
-                        StopReason.STOPPED,
-                        StopReason.PASSIVATION,
-                    )
-                return
-            except Exception as e:  # StaleFence too: the region will learn that the shard has moved
+            except Exception as e:  # StaleFence too: the region learns that the shard has moved
                 if self.gives_up(activation, e):
                     return
+            else:
+                ended = activation.stopping in (StopReason.STOPPED, StopReason.PASSIVATION)
+                activation.step(LifeStep.REFUSES if ended else LifeStep.STARTED)
+                return
 
-    async def _pause(self, activation: Context, seconds: float) -> None:
-        self._pausing.add(activation)
+    async def _pause(self, activation: Activation, seconds: float) -> None:
+        activation.step(LifeStep.PAUSES)
         try:
             await asyncio.sleep(seconds)
         finally:
-            self._pausing.discard(activation)
+            if activation.state is LifeState.PAUSING:
+                activation.step(LifeStep.RETRIES)
 
-    def abandoned(self, activation: Context) -> bool:
-        """It waits for its next try, and nobody waits for it: who asked has given up since."""
-        if activation not in self._pausing:
+    def abandoned(self, activation: Activation) -> bool:
+        """True if the entity waits for its next attempt and no message waits for it. Asks whose
+        deadline has passed are dropped."""
+        if activation.state is not LifeState.PAUSING:
             return False
         mailbox = activation.mailbox
         while mailbox and mailbox[0].session is not None and mailbox[0].deadline <= self.tick:
@@ -142,10 +149,10 @@ class Supervisor:
             self.counts.drop("expired")
         return not _awaited(activation)
 
-    def gives_up(self, activation: Context, error: BaseException) -> bool:
-        """A start failed; whether it is not tried again. If supervision says so, what waits for the
-        entity is not for a next incarnation, which would fail alike."""
-        activation.end_incarnation()
+    def gives_up(self, activation: Activation, error: BaseException) -> bool:
+        """Note a failed start. Returns True if it is not tried again. If supervision decided so,
+        the messages that wait are refused: a next activation would fail alike."""
+        self._end_work(activation)
         activation.entity = None
         stops = self.directive(error) is Directive.STOP
         self.failed(activation, "failed to start", error, again=not stops)
@@ -157,7 +164,7 @@ class Supervisor:
         return stops
 
     def directive(self, error: BaseException) -> Directive:
-        """What the supervision says of a failure."""
+        """Return what the supervision says of a failure."""
         if isinstance(error, StoreError) or not isinstance(error, Exception):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:
@@ -166,46 +173,47 @@ class Supervisor:
             log.exception("the supervision of %s failed", self._kind.name)
             return Directive.RESTART
 
-    def _ends(self, activation: Context, error: BaseException) -> bool:
-        """Whether it is not tried again: it shall stop, and nobody waits for it, or in vain."""
-        told = None if activation.stop_request is None else activation.stop_request.reason
-        reason = activation.stopping or told
+    def _ends(self, activation: Activation, error: BaseException) -> bool:
+        """Decide whether a failed start is not tried again: the entity is to stop, and no message
+        waits for it, or the next attempt would fail as well."""
+        stop_request = activation.stop_request
+        requested = None if stop_request is None else stop_request.reason
+        reason = activation.stopping or requested
         if reason is None or (reason in MOVES and _may_pass(error) and _awaited(activation)):
             return False
         activation.stopping = reason
         return True
 
-    def construct(self, activation: Context) -> None:
+    def construct(self, activation: Activation) -> None:
+        """Make the object; its `context` is there before `__init__` runs."""
         cls: Any = self._kind.cls
         entity = cls.__new__(cls)
         entity.context = activation
         entity.__init__()
         activation.entity = entity
 
-    async def _load(self, activation: Context) -> None:
+    async def _load(self, activation: Activation) -> None:
         read, cls = self._kind.read_state, self._kind.state_class
         assert read is not None
         assert cls is not None
-        data = await self._keeper.load(
-            self._kind.name, activation.entity_id, activation.shard.fence
-        )
+        fence = activation.shard.fence
+        data = await self._keeper.load(self._kind.name, activation.entity_id, fence)
         activation.entity.state = cls() if data is None else read(data)
 
-    def _backoff(self, activation: Context) -> float:
-        """0 unless it failed more than once lately; then doubling."""
+    def _backoff(self, activation: Activation) -> float:
+        """Return the seconds to wait: 0 unless the entity failed more than once lately, then
+        doubling up to the maximum."""
         if activation.failures <= 1:
             return 0.0
-        least, most = (
-            self._settings.entity_restart_backoff_min,
-            self._settings.entity_restart_backoff,
-        )
+        settings = self._settings
+        least, most = settings.entity_restart_backoff_min, settings.entity_restart_backoff
         return min(most, least * 2.0 ** min(activation.failures - 2, 16))
 
     def failed(
-        self, activation: Context, what: str, error: BaseException, *, again: bool = True
+        self, activation: Activation, what: str, error: BaseException, *, again: bool = True
     ) -> None:
-        """Count and log a failure; `again`: the entity will start again, after a longer backoff
-        than the last time."""
+        """Count and log a failure. `again`: the entity starts again, after a longer backoff than
+        the last time."""
         self.counts.failures += 1
         if again:
             if self.tick - activation.failed_at > FAILURE_MEMORY_TICKS:

@@ -1,5 +1,5 @@
-"""Whether settings fit the entity types of an application: asked by `shardbus check`, before a node
-starts, and by the node itself.
+"""The settings of each entity type, checked against the application. `shardbus check` calls this
+before a node starts, and so does the node itself.
 
 Source: S2.34, S2.37, B.32; docs/reference/cli.md.
 """
@@ -18,7 +18,7 @@ from shardbus.errors import ConfigError
 def settings_by_type(
     types: Mapping[str, EntityType], settings: Settings
 ) -> dict[str, ShardingSettings]:
-    """What holds for each type, by its name.
+    """Return the settings of each type, by its name.
 
     Raises:
         ConfigError: a node with these settings could not host the types, or only send to them.
@@ -40,7 +40,7 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
 
 
 def _check_proxies(names: Iterable[str], types: Mapping[str, EntityType]) -> None:
-    """What a node is told not to host must be there."""
+    """Refuse names of proxies that the application does not declare."""
     for name in names:
         if name != EVERY_TYPE and name not in types:
             near = closest(name, types)

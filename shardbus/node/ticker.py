@@ -75,8 +75,8 @@ class Ticker:
         for what, sweep in host.sweeps(tick).items():
             self._do(f"{what} of {kind.name}", tick, sweep)
         self._do(f"loads of {kind.name}", tick, partial(report_loads, kind, node, tick))
-        waiting, limit = host.execution.waiting, kind.settings.slow_handler_after
-        self._do(f"handlers of {kind.name}", tick, partial(node.slow.look, waiting, limit, tick))
+        running, limit = host.runner.running_handlers, kind.settings.slow_handler_after
+        self._do(f"handlers of {kind.name}", tick, partial(node.slow.check, running, limit, tick))
 
     def _tell_refused(self) -> None:
         if line := self._node.refused.log_line(self._node.loop.time()):

@@ -8,7 +8,7 @@ Source: S0.14, S0.15, S2.22-S2.24; B.122.
 
 from __future__ import annotations
 
-from shardbus.entities.context import Message
+from shardbus.entities.activation import Message
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.transport.asks import Failure, Key
 from shardbus.transport.session import Session

@@ -19,11 +19,11 @@ from itertools import repeat
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.context import NOBODY, Context, Message
-from shardbus.entities.delivery import read_ahead
+from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.host import Host
 from shardbus.entities.reentrancy import NodeRouter
+from shardbus.entities.runner import read_ahead
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
@@ -35,7 +35,7 @@ from shardbus.shells.forwarding import LATEST_MS, ForwardedAsk, passed_on
 from shardbus.shells.load_sampling import LoadSampling
 from shardbus.shells.shard_leases import ShardLeases
 from shardbus.store.protocol import StateStore
-from shardbus.transport.drop_reports import DropTallies
+from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.session import Session
@@ -95,12 +95,12 @@ class RegionShell:
         )
         self.host.passes_on = True
         drop, name = node.drops.drop, kind.name
-        self.host.counts.tell = lambda via, reason, count: drop(via, name, reason, count)
-        self.shard_leases = ShardLeases(self, self.host, node.store, node.me, settings)
+        self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
+        self.shard_leases: ShardLeases = ShardLeases(self, self.host, node.store, node.me, settings)
         self._look = self.shard_leases.look
         interface = kind.interface
         region = ShardRegion(kind.name, node.me, interface.layout, settings, proxy=not hosts)
-        self.router = NodeRouter(interface, region, self, loop, node.endpoint.clock)
+        self.router: NodeRouter = NodeRouter(interface, region, self, loop, node.endpoint.clock)
         self.sampling = LoadSampling(self.router.shard_of)
         self.coordinator: NodeId | None = None
         """Where this node believes the coordinator to be."""
@@ -113,8 +113,8 @@ class RegionShell:
         self._stopped_here: asyncio.Future[None] | None = None
         self._find = self.host.active.get
         self._deliver, self._mailbox_limits = (
-            self.host.execution.deliver,
-            self.host.execution.mailbox_limits,
+            self.host.runner.deliver,
+            self.host.runner.mailbox_limits,
         )
 
     @property
@@ -147,7 +147,7 @@ class RegionShell:
             self.host.counts.drop("unhandled", len(run.ids), via)
             return
 
-        def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
+        def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id)
             if activation is None:
                 self._pass_on(session, entity_id, Message(invoker, payload, None, corr, 0), 0)
@@ -188,7 +188,7 @@ class RegionShell:
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 
-        def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
+        def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id, run.chain)
             if activation is None:
                 message = Message(invoker, payload, session, corr, deadline, run.chain)
@@ -226,11 +226,11 @@ class RegionShell:
         waiting = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         activation = self._find(message.id) or self._enter(session, message.id, message.chain)
         if activation is not None:
-            self.host.execution.receive(activation, waiting)
+            self.host.runner.receive(activation, waiting)
         else:
             self._pass_on(session, message.id, waiting, message.hops)
 
-    def _enter(self, session: Session, entity_id: str, chain: Chain = ()) -> Context | None:
+    def _enter(self, session: Session, entity_id: str, chain: Chain = ()) -> Activation | None:
         """The entity, started if need be; None if its shard does not let this session's messages
         in."""
         try:
@@ -347,7 +347,7 @@ class RegionShell:
         """What became of the type's leases."""
         self._node.note(self.name, note)
 
-    def dropped(self, reason: str, count: int, via: int = NOBODY) -> None:
+    def dropped(self, reason: str, count: int, via: int = Origin.UNREPORTED) -> None:
         """The router could not send messages."""
         self.host.counts.drop(reason, count, via)
 
@@ -392,6 +392,6 @@ class RegionShell:
 
     def advance(self, tick: int) -> None:
         """Coarse time goes on."""
-        self.host.execution.advance(tick)
+        self.host.runner.advance(tick)
         if self.router.buffered_asks:
             self._node.endpoint.asks_timed_out += self.router.expire()

@@ -18,14 +18,28 @@ Source: docs/guarantees.md; B.107; I4.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from itertools import count
 
 from shardbus.transport.session import Session
 from shardbus.wire.control import Refusals, encode_control
 
-UNREPORTED = -2
-"""Mark of tells whose sender gets no report. The marks of sessions that get reports are below it,
-and -1 is left to messages that an entity sends to itself."""
+
+class Origin(IntEnum):
+    """What stands in place of a correlation id in a message that expects no answer. The numbers
+    below UNREPORTED are the marks of sessions that get reports."""
+
+    OWN = -1
+    """The entity's own timers or its node sent the message."""
+    UNREPORTED = -2
+    """A tell whose sender gets no report."""
+
+
+def is_session_mark(number: int) -> bool:
+    """True if the number is the mark of a session that gets reports of dropped tells."""
+    return number < -2
+
+
 EVERY_TICKS = 20
 """Interval of reports: a second, in ticks of 50 ms."""
 LOG_EVERY_S = 10.0
@@ -52,7 +66,7 @@ class DropTallies:
     """The receiving side: counts drops by the session that the tells came by, and reports them."""
 
     def __init__(self) -> None:
-        self._marks = count(UNREPORTED - 1, -1)
+        self._marks = count(Origin.UNREPORTED - 1, -1)
         self._tallies: dict[int, DropTally] = {}
 
     def mark(self, session: Session) -> int:
@@ -61,7 +75,7 @@ class DropTallies:
             session.mark = next(self._marks)
             self._tallies[session.mark] = DropTally(session)
         else:
-            session.mark = UNREPORTED
+            session.mark = Origin.UNREPORTED
         return session.mark
 
     def drop(self, mark: int, entity_type: str, reason: str, count: int) -> None:

@@ -62,7 +62,7 @@ async def started(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node
 
 
 def mailbox_limits(node: Node) -> MailboxLimits:
-    return node.kinds["line"].host.execution.mailbox_limits
+    return node.kinds["line"].host.runner.mailbox_limits
 
 
 async def plea(node: Node, client: AsyncClient) -> None:

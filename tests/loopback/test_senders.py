@@ -126,7 +126,7 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
             return client.refused_messages
 
     produced = asyncio.get_running_loop().run_in_executor(None, produce)
-    await until(lambda: node.kinds["line"].host.execution.mailbox_limits.pauses, "a pause")
+    await until(lambda: node.kinds["line"].host.runner.mailbox_limits.pauses, "a pause")
     app.gate.set()
     assert await produced == {}
     await until(lambda: len(app.told) == messages, "every message")

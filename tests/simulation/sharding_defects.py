@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from shardbus.client.regions import ClientRegions
-from shardbus.entities.context import Context
+from shardbus.entities.activation import MOVES, Activation, Shard
 from shardbus.entities.host import Host
 from shardbus.entities.remembering import RememberedEntities
-from shardbus.entities.shard import Shard
 from shardbus.entities.stopping import Stopper
-from shardbus.entities.supervision import MOVES
 from shardbus.errors import StaleEpoch
 from shardbus.node import shutdown
 from shardbus.node.node import Node
@@ -127,9 +125,9 @@ def an_entity_starts_before_it_is_remembered(patch: Patch) -> None:
 def a_handoff_is_forgotten_like_a_passivation(patch: Patch) -> None:
     gone = Host._gone
 
-    def forgets(self: Host, activation: Context) -> None:
-        if self.memory is not None and activation.shard in self.memory._books:
-            self.memory.forget(activation.shard, activation.entity_id)
+    def forgets(self: Host, activation: Activation) -> None:
+        if self.remembered is not None and activation.shard in self.remembered._lists:
+            self.remembered.forget(activation.shard, activation.entity_id)
         gone(self, activation)
 
     patch.setattr(Host, "_gone", forgets)
@@ -246,7 +244,7 @@ def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
 def messages_of_a_starting_entity_are_dropped_at_a_handoff(patch: Patch) -> None:
     finish = Stopper.finish
 
-    def forgetful(self: Stopper, activation: Context) -> None:
+    def forgetful(self: Stopper, activation: Activation) -> None:
         if activation.entity is None and activation.stopping in MOVES:
             activation.mailbox = None
         finish(self, activation)

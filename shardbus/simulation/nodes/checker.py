@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
+from shardbus.entities.activation import LifeState
 from shardbus.entities.context import Context
 from shardbus.errors import RequestError
 from shardbus.ids import NodeId
@@ -215,7 +216,7 @@ class DeliveryChecker:
                 continue
             kind = resident.node.kinds[cell.entity_type]
             other = kind.host.find(cell.entity_id, cell.shard_id)
-            if other is not None and not other.gone:
+            if other is not None and other.state < LifeState.REFUSING:
                 yield resident.process.id
 
     def _removed(self, node: NodeId) -> bool:

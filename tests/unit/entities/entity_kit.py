@@ -8,10 +8,10 @@ from typing import Any
 
 from shardbus.app import ShardBus
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.context import Context
-from shardbus.entities.delivery import read_ahead
+from shardbus.entities.activation import Activation
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
+from shardbus.entities.runner import read_ahead
 from shardbus.errors import StaleFence
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.wire.schema import decode_value, encode_value, method_of
@@ -136,14 +136,14 @@ class Bench:
         self, method: str, rows: list[tuple[str, bytes, int]], asker: Any, ticks: int
     ) -> None:
         host, invoker = self.host, self.kind.invokers[method]
-        deadline = host.execution.tick + ticks
+        deadline = host.runner.tick + ticks
 
-        def arrive(entity_id: str, payload: bytes, corr: int) -> Context | None:
+        def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             hosted = host.shards[self.SHARD]
             return hosted.activations.get(entity_id) or host.activate(hosted, entity_id)
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
-        host.execution.deliver(host.active.get, arrive, invoker, asker, rows, deadline, (), ahead)
+        host.runner.deliver(host.active.get, arrive, invoker, asker, rows, deadline, (), ahead)
 
     # ---- looking
 
@@ -151,7 +151,7 @@ class Bench:
     def dropped(self) -> dict[str, int]:
         return self.host.counts.dropped
 
-    def activation(self, entity_id: str) -> Context | None:
+    def activation(self, entity_id: str) -> Activation | None:
         return self.host.find(entity_id, self.SHARD)
 
     def entity(self, entity_id: str) -> Any:
@@ -162,8 +162,8 @@ class Bench:
 
     def pass_ticks(self, ticks: int) -> None:
         """Coarse time goes on; the sweep looks for idle entities."""
-        self.host.execution.advance(self.host.execution.tick + ticks)
-        for sweep in self.host.sweeps(self.host.execution.tick).values():
+        self.host.runner.advance(self.host.runner.tick + ticks)
+        for sweep in self.host.sweeps(self.host.runner.tick).values():
             sweep()
 
     def stop(self, reason: StopReason = StopReason.HANDOFF) -> None:

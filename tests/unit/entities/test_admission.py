@@ -9,17 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbus.entities.admission import (
+from shardbus.entities.eviction import (
     COUNT_MAX,
     SAMPLE,
     STEP_FIRST,
     WINDOW_MAX,
     WINDOW_MIN,
     CompositePolicy,
+    EvictionPolicy,
     FrequencySketch,
     HillClimber,
+    LeastRecent,
 )
-from shardbus.entities.eviction import EvictionPolicy, LeastRecent
 
 
 class Memory:
@@ -145,7 +146,7 @@ def test_the_window_goes_where_the_rate_grows(rates: list[float], directions: st
     climber, moved = HillClimber(0.4), ""
     for rate in rates:
         before = climber.window
-        climber.look(rate)
+        climber.adapt(rate)
         moved += "+" if climber.window > before else "-"
     assert moved == directions
 
@@ -155,11 +156,11 @@ def test_the_climber_comes_to_rest_and_runs_when_the_work_changes() -> None:
     steps = []
     for n in range(300):
         before = climber.window
-        climber.look(0.5 + 0.001 * (n % 2))
+        climber.adapt(0.5 + 0.001 * (n % 2))
         steps.append(abs(climber.window - before))
     assert steps[-1] < 0.001
     before = climber.window
-    climber.look(0.2)
+    climber.adapt(0.2)
     assert abs(climber.window - before) == pytest.approx(STEP_FIRST)
 
 
@@ -167,7 +168,7 @@ def test_the_climber_comes_to_rest_and_runs_when_the_work_changes() -> None:
 def test_the_window_stays_within_its_bounds(rates: list[float]) -> None:
     climber = HillClimber(WINDOW_MIN)
     for rate in rates:
-        climber.look(rate)
+        climber.adapt(rate)
         assert WINDOW_MIN <= climber.window <= WINDOW_MAX
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardbus.entities.admission import CompositePolicy
 from shardbus.entities.eviction import (
+    CompositePolicy,
     EvictionPolicy,
     LeastFrequent,
     LeastRecent,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import ConfigError, Entity, Passivation, ShardBus, StopReason, handler
-from shardbus.entities.context import Context
+from shardbus.entities.activation import Activation, LifeState
 from shardbus.errors import EntityFailed, StoreUnavailable
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import turns, until
@@ -113,12 +113,17 @@ def bench(
     return b
 
 
-def failing(b: Bench, entity_id: str) -> Context:
+def failing(b: Bench, entity_id: str) -> Activation:
     """The entity, which waits for its next try."""
     activation = b.activation(entity_id)
     assert activation is not None
     assert activation.entity is None
     return activation
+
+
+def pausing(b: Bench) -> set[str]:
+    """The ids of entities that wait for their next attempt to start."""
+    return {i for i, a in b.host.active.items() if a.state is LifeState.PAUSING}
 
 
 # What supervision says
@@ -262,7 +267,7 @@ async def test_B79_who_fails_to_start_and_is_not_wanted_is_passivated_as_any_idl
     failing(b, "waits")
     failing(b, "told")
     await turns()
-    assert b.host.execution._starter._pausing == {b.activation("waits"), b.activation("told")}
+    assert pausing(b) == {"waits", "told"}
 
 
 async def test_also_one_with_a_stop_message_or_an_idle_timeout_of_its_own() -> None:
@@ -291,7 +296,7 @@ async def test_a_remembered_one_is_tried_for_as_long_as_it_fails() -> None:
 
     b = bench(Own, Log(), remember=True, entity_restart_backoff_min=3600)
     b.ask("e", "hit", 1, ticks=1)
-    await until(lambda: b.host.execution._starter._pausing, "a failed start")
+    await until(lambda: pausing(b), "a failed start")
     b.pass_ticks(10_000)
     failing(b, "e")
 
@@ -315,7 +320,7 @@ async def test_B80_a_limit_evicts_those_for_whom_nobody_waits() -> None:
 async def test_who_is_given_up_starts_afresh_at_its_next_message() -> None:
     b = bench(Waiting, log := Log(), passivate_after=1, entity_restart_backoff_min=3600)
     b.ask("e", "hit", 1, ticks=1)
-    await until(lambda: b.host.execution._starter._pausing, "two failed starts")
+    await until(lambda: pausing(b), "two failed starts")
     b.pass_ticks(40)
     log.fail = None
     assert await b.ask("e", "hit", 2) == 2

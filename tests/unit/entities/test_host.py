@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
-from shardbus.entities.shard import Shard
+from shardbus.entities.activation import Shard
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Asker, Bench

@@ -151,4 +151,4 @@ async def test_who_is_idle_again_is_looked_at_no_more() -> None:
     gates[1].set()
     await turns()
     b.pass_ticks(20)
-    assert not b.host.execution.mailbox_limits._activations
+    assert not b.host.runner.mailbox_limits._activations

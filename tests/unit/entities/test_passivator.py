@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardbus import ConfigError, Entity, Passivation, Refused, ShardBus, StopReason, handler
 from shardbus.config.settings import ShardingSettings
-from shardbus.entities.passivator import LOOKS, TURN_MIN
+from shardbus.entities.passivator import CHECKS, PASS_MIN
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import turns, until
 
@@ -84,7 +84,7 @@ def bench(log: Log, **options: Any) -> Bench:
 async def use(b: Bench, entity_ids: str) -> None:
     """Use these one after the other, each in a later tick than the one before."""
     for entity_id in entity_ids.split():
-        b.host.execution.advance(b.host.execution.tick + 1)
+        b.host.runner.advance(b.host.runner.tick + 1)
         await b.ask(entity_id, "hit")
         await turns(3)
 
@@ -273,7 +273,7 @@ async def test_when_all_have_been_used_since_the_limit_gives_by_a_part(limit: in
         b.tell_many("hit", *((f"new{turn + n}", (0,)) for n in range(100)))
         highest = max(highest, b.host.entities)
         await turns(1)
-    least_looks = LOOKS * TURN_MIN
+    least_looks = CHECKS * PASS_MIN
     assert highest <= limit + limit // 32 + 100 + (limit > least_looks) * 100
     await turns(5)
     assert b.host.entities == limit
@@ -283,17 +283,17 @@ async def test_everybody_used_all_the_time_is_no_reason_to_go_on_looking() -> No
     b = bench(Log(), active_entity_limit=30)
     for n in range(60):
         b.tell_many("hit", *((f"e{k}", (n,)) for k in range(30)), (f"new{n}", (n,)))
-        b.host.execution.advance(b.host.execution.tick + 1)
+        b.host.runner.advance(b.host.runner.tick + 1)
         await turns(3)
         assert b.host.entities <= 30
 
 
 async def test_all_of_them_used_in_each_tick_do_not_keep_more_in_memory() -> None:
-    limit = LOOKS * TURN_MIN + 1000
+    limit = CHECKS * PASS_MIN + 1000
     b = bench(Log(), active_entity_limit=limit)
     b.tell_many("hit", *((f"e{k}", (0,)) for k in range(limit)))
     for n in range(10):
-        b.host.execution.advance(b.host.execution.tick + 1)
+        b.host.runner.advance(b.host.runner.tick + 1)
         b.tell_many("hit", *((entity_id, (n,)) for entity_id in [*b.host.active]), (f"n{n}", (n,)))
         await turns(1)
     assert b.host.entities <= limit + 2
@@ -417,7 +417,7 @@ async def test_a_much_lower_limit_is_reached_in_turns() -> None:
     await turns(2)
     resize(b, 10)
     await turns(1)
-    assert b.host.entities == 5000 - TURN_MIN
+    assert b.host.entities == 5000 - PASS_MIN
     await turns(30)
     assert b.host.entities == 10
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.entities import delivery
-from shardbus.entities.delivery import AHEAD_MAX, AHEAD_MIN, read_ahead
+from shardbus.entities.runner import AHEAD_MAX, AHEAD_MIN, read_ahead
 from shardbus.errors import EntityFailed, SchemaError
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Bench
@@ -66,7 +65,7 @@ async def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many messages were read ahead, run by run."""
     found: list[int] = []
-    known = delivery.read_ahead
+    known = read_ahead
 
     def counted(invoker: Any, payloads: list[bytes]) -> list[Any] | None:
         ahead = known(invoker, payloads)
@@ -147,7 +146,7 @@ async def test_one_that_does_not_belong_here_is_skipped(
             return None
         return bench.host.activate(bench.host.shards[Bench.SHARD], entity_id)
 
-    bench.host.execution.deliver(bench.host.active.get, arrive, invoker, None, run, 0, (), ahead)
+    bench.host.runner.deliver(bench.host.active.get, arrive, invoker, None, run, 0, (), ahead)
     assert Book.log == [(f"b{i}", i) for i in range(MANY) if i not in (2, 7)]
     assert passed == [encode_value((Note(2),)), encode_value((Note(7),))]
 

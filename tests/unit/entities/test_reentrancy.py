@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus.entities.eager import EagerRunner, EagerTask
-from shardbus.entities.reentrancy import KEPT_MIN, CallChain, turn_that_waits
+from shardbus.entities.reentrancy import KEPT_MIN, CallChain, eager_task_waiting_for
 from shardbus.wire.batch import CHAIN_MAX
 from tests.waiting import turns
 
@@ -91,7 +91,7 @@ async def test_what_was_answered_is_forgotten_in_time() -> None:
 def run(work: Callable[[], Any]) -> tuple[EagerTask, dict[int, EagerTask]]:
     """Run a coroutine as a handler is run: its turn, and how that is found."""
     driver = EagerRunner(asyncio.get_running_loop())
-    turn, coroutine = driver.turn, work()
+    turn, coroutine = driver.task, work()
     waits_for = driver.step(coroutine)
     task = driver.take_over(coroutine, waits_for)
     return turn, {id(task): turn}
@@ -160,9 +160,9 @@ async def test_whether_a_handler_waits_for_a_task(
     async def child() -> None:
         task = asyncio.current_task()
         assert task is not None
-        seen.append(turn_that_waits(task, known))
+        seen.append(eager_task_waiting_for(task, known))
         await turns(3)
-        seen.append(turn_that_waits(task, known))
+        seen.append(eager_task_waiting_for(task, known))
         await gate.wait()
 
     async def handler() -> None:

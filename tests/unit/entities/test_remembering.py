@@ -84,7 +84,7 @@ async def bench(data: MemoryData | None = None, **settings: Any) -> tuple[Bench,
 
 
 def _read(made: Bench) -> bool:
-    memory = made.host.memory
+    memory = made.host.remembered
     assert memory is not None
     return not memory._tasks
 
@@ -270,7 +270,7 @@ async def test_the_fence_is_raised_before_the_list_is_read() -> None:
     made, store = await bench(data)
     with pytest.raises(StaleFence):
         await MemoryStore.add_remembered(store, "page", Bench.SHARD, ("late",), 6)
-    assert made.host.memory is not None
+    assert made.host.remembered is not None
 
 
 async def test_S4_37_remembered_entities_are_not_passivated_by_idling() -> None:

@@ -186,7 +186,7 @@ async def test_an_ask_whose_deadline_passed_in_the_mailbox_is_not_handled() -> N
     b.tell("e", "slow", "s")
     b.ask("e", "fast", "late", ticks=10)
     kept = b.ask("e", "fast", "kept", ticks=11)
-    b.host.execution.advance(b.host.execution.tick + 10)
+    b.host.runner.advance(b.host.runner.tick + 10)
     gates.gate.set()
     assert await kept == "kept"
     assert ("fast", "late") not in gates.log
@@ -239,7 +239,7 @@ class Strange(Entity):
 @pytest.mark.parametrize("method", ["odd", "odd_later"])
 async def test_an_answer_that_cannot_travel_fails_the_ask_only(method: str) -> None:
     b = bench(Strange)
-    with pytest.raises(EntityFailed, match="returned what cannot travel"):
+    with pytest.raises(EntityFailed, match="returned a value that cannot be encoded"):
         await b.ask("e", method)
     assert await b.ask("e", "fine") == 1
 
@@ -367,9 +367,9 @@ async def test_repeated_failures_wait_longer_and_longer() -> None:
             await b.ask("e", "bad", "x")
         activation = b.activation("e")
         assert activation is not None
-        cell_waits.append(b.host.execution._starter._backoff(activation))
+        cell_waits.append(b.host.runner._supervisor._backoff(activation))
     assert cell_waits == [0, 0.01, 0.02, 0.04, 0.04, 0.04]
-    b.host.execution.advance(b.host.execution.tick + 1000)
+    b.host.runner.advance(b.host.runner.tick + 1000)
     with pytest.raises(EntityFailed):
         await b.ask("e", "bad", "x")
     assert b.activation("e").failures == 1  # type: ignore[union-attr]

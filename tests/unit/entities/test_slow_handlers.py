@@ -75,9 +75,9 @@ class Looker:
 
     def pass_seconds(self, seconds: int) -> None:
         for _ in range(seconds):
-            execution = self.bench.host.execution
-            execution.advance(execution.tick + 20)
-            self.slow.look(execution.waiting, self.limit, execution.tick)
+            runner = self.bench.host.runner
+            runner.advance(runner.tick + 20)
+            self.slow.check(runner.running_handlers, self.limit, runner.tick)
 
     @property
     def warnings(self) -> list[str]:

@@ -227,7 +227,7 @@ async def test_B89_one_whose_work_is_under_way_is_not_in_the_way(strategy: str) 
     b = bench(log := Log(), active_entity_limit=2, passivation_strategy=strategy)
     await b.ask("works", "begin")
     for n in range(8):
-        b.host.execution.advance(b.host.execution.tick + 1)
+        b.host.runner.advance(b.host.runner.tick + 1)
         await b.ask(f"e{n}", "hit", n)
         await turns(3)
     assert b.entity("works") is not None

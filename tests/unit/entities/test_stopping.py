@@ -461,7 +461,7 @@ async def test_one_that_stops_in_time_is_not_cut_off_later() -> None:
     await until(lambda: b.activation("e") is None, "the end")
     await b.ask("e", "hit", 2)
     b.pass_ticks(1)
-    b.host.stopper.sweep(b.host.execution.tick + 2 * PATIENCE)
+    b.host.stopper.sweep(b.host.runner.tick + 2 * PATIENCE)
     assert b.activation("e") is not None
     assert b.host.counts.cut_off == 0
 
@@ -566,7 +566,7 @@ async def test_T_SU22_no_order_of_commands_recovery_and_stop_message_loses_a_com
     bus.entity("account", stop_message="stop")(Account)
     Account.recovered, Account.done = asyncio.Event(), []
     b, keeper = Bench(bus), Keeper()
-    b.host._keeper = b.host.execution._starter._keeper = keeper
+    b.host._keeper = b.host.runner._supervisor._keeper = keeper
     later = []
     for step in order:
         match step:
@@ -584,7 +584,7 @@ async def test_T_SU22_no_order_of_commands_recovery_and_stop_message_loses_a_com
             await turns(20)
     await b.stopped()
     home = Bench(bus)
-    home.host._keeper = home.host.execution._starter._keeper = keeper
+    home.host._keeper = home.host.runner._supervisor._keeper = keeper
     for n in later:
         home.tell("e", "store", n)
     await until(lambda: Account.done == [1, 2], "both commands")

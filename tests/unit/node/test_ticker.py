@@ -38,7 +38,7 @@ class World:
         self.tick = 0
         self.timers: list[Callable[[], None]] = []
         self.slow = SimpleNamespace(
-            look=lambda waiting, limit, tick: self.do(f"{waiting} handlers")
+            check=lambda waiting, limit, tick: self.do(f"{waiting} handlers")
         )
         self.endpoint = SimpleNamespace(clock=self)
         self.loop = SimpleNamespace(call_later=self.call_later, time=lambda: 0.0)
@@ -54,11 +54,11 @@ class World:
             return lambda: self.do(f"{name} {part}")
 
         sweeps = {part: do(part) for part in ("mailboxes", "ends", "residents")}
-        execution = SimpleNamespace(waiting=name)
+        runner = SimpleNamespace(running_handlers=name)
         return SimpleNamespace(
             name=name,
             advance=lambda tick: self.do(f"{name} advance"),
-            host=SimpleNamespace(sweeps=lambda tick: sweeps, execution=execution),
+            host=SimpleNamespace(sweeps=lambda tick: sweeps, runner=runner),
             settings=SimpleNamespace(slow_handler_after=1.0),
         )
 

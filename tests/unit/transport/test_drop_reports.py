@@ -13,8 +13,8 @@ from shardbus.transport.drop_reports import (
     EVERY_TICKS,
     KEYS_MAX,
     LOG_EVERY_S,
-    UNREPORTED,
     DropTallies,
+    Origin,
     RefusedTells,
 )
 from shardbus.transport.loopback import Loopback
@@ -50,7 +50,7 @@ async def test_each_link_hears_of_its_own_tells_by_type_and_reason() -> None:
     one, other, third = host.link(), host.link(), host.link()
     marks = [host.drops.mark(side.session) for side in (one, other, third)]
     assert len(set(marks)) == 3
-    assert max(marks) < UNREPORTED
+    assert max(marks) < Origin.UNREPORTED
     for _ in range(500):
         host.drops.drop(marks[0], "a", "mailbox_full", 1)
     host.drops.drop(marks[0], "b", "mailbox_full", 2)
@@ -85,7 +85,7 @@ async def test_who_does_not_listen_or_is_gone_is_told_nothing() -> None:
     host = Host()
     old, gone = host.link(listens=False), host.link()
     marks = [host.drops.mark(old.session), host.drops.mark(gone.session)]
-    assert marks[0] == UNREPORTED
+    assert marks[0] == Origin.UNREPORTED
     for mark in marks:
         host.drops.drop(mark, "a", "schema", 1)
     gone.session.close(NodeLost("x"))
@@ -93,17 +93,17 @@ async def test_who_does_not_listen_or_is_gone_is_told_nothing() -> None:
     host.drops.drop(marks[1], "a", "schema", 1)
     assert [await host.told(old), await host.told(gone)] == [[], []]
     assert host.drops._tallies == {}
-    assert host.drops.mark(gone.session) == UNREPORTED
+    assert host.drops.mark(gone.session) == Origin.UNREPORTED
 
 
 def test_only_what_has_a_mark_is_told_and_all_is_counted() -> None:
     counts, told = EntityCounts(), list[tuple[int, str, int]]()
-    counts.tell = lambda *row: told.append(row)
-    for via in (17, 0, -1, UNREPORTED, UNREPORTED - 1):
+    counts.report_drop = lambda *row: told.append(row)
+    for via in (17, 0, -1, Origin.UNREPORTED, Origin.UNREPORTED - 1):
         counts.drop("schema", via=via)
     counts.drop("schema", 5)
     assert counts.dropped == {"schema": 10}
-    assert told == [(UNREPORTED - 1, "schema", 1)]
+    assert told == [(Origin.UNREPORTED - 1, "schema", 1)]
 
 
 async def test_the_mark_goes_with_a_message_that_is_passed_on() -> None:

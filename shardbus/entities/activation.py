@@ -1,0 +1,320 @@
+"""An activation: one entity in the memory of this node, its messages, and the states of its life.
+
+    ──> STARTING ──started──> RUNNING ──stops──> STOPPING ──ends──> GONE
+         │ ^   │               │ │  ^                                ^
+         │ │   └──<─restarts───┘ └──┘ rests (RESTING), wakes         │
+         │ └─ lists (LISTING), pauses (PAUSING)                      │
+         └──refuses──> REFUSING ─────────────ends────────────────────┘
+
+- LISTING: the store adds a remembered entity to the list of its shard. The start follows.
+- STARTING: the object is made, its state is loaded, `on_start` runs.
+- PAUSING: the start has failed; the next attempt waits for its backoff.
+- RUNNING: the entity handles messages. It is idle unless `busy` is set.
+- RESTING: the entity has handled its stop message and has nothing to do until it calls `stop()`.
+- STOPPING: `on_stop` runs. Messages that arrive wait for the next activation.
+- REFUSING: the entity ends, and so do the messages that wait for it: they are refused.
+- GONE: the activation has left memory.
+
+An activation in any state can end. `TRANSITIONS` is the drawing as data. `Activation.step` is the
+only place that changes the state, and refuses what the table lacks. The hot path reads two slots
+instead of the state: `busy`, which `step` sets in every state but RUNNING, and `stopping`.
+
+`Activation` is data. The methods that an entity calls are in `context`; what moves an activation
+from state to state is in `supervision`, `runner`, `stopping` and `host`.
+
+Source: S2.38-S2.42, S4.15-S4.20; docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from shardbus.entities.eager import EagerTask
+from shardbus.entities.entity_type import Invoker, StopReason
+from shardbus.errors import LocalProtocolError
+from shardbus.transport.drop_reports import Origin
+from shardbus.transport.session import Session
+from shardbus.wire.batch import Chain
+
+OUTCOME = "$outcome"
+"""The name of the invoker of a piped outcome. No handler has this name."""
+
+AFTER_CURRENT = (StopReason.PASSIVATION, StopReason.STOPPED, StopReason.FAILURE)
+"""Reasons to stop after the current message. What is in the mailbox starts a new activation."""
+
+MOVES = (StopReason.HANDOFF, StopReason.SHUTDOWN)
+"""Reasons to stop after the messages that wait: the shard moves."""
+
+
+class LifeState(IntEnum):
+    """How far an activation is in its life. The order is used: from STOPPING on, it ends."""
+
+    LISTING = 1
+    STARTING = 2
+    PAUSING = 3
+    RUNNING = 4
+    RESTING = 5
+    STOPPING = 6
+    REFUSING = 7
+    GONE = 8
+
+
+class LifeStep(IntEnum):
+    """What moves an activation on."""
+
+    LISTS = 1
+    LISTED = 2
+    PAUSES = 3
+    RETRIES = 4
+    STARTED = 5
+    RESTARTS = 6
+    RESTS = 7
+    WAKES = 8
+    STOPS = 9
+    REFUSES = 10
+    ENDS = 11
+
+
+TRANSITIONS: dict[tuple[LifeState, LifeStep], LifeState] = {
+    (LifeState.STARTING, LifeStep.LISTS): LifeState.LISTING,
+    (LifeState.LISTING, LifeStep.LISTED): LifeState.STARTING,
+    (LifeState.STARTING, LifeStep.PAUSES): LifeState.PAUSING,
+    (LifeState.PAUSING, LifeStep.RETRIES): LifeState.STARTING,
+    (LifeState.STARTING, LifeStep.STARTED): LifeState.RUNNING,
+    (LifeState.STARTING, LifeStep.RESTARTS): LifeState.STARTING,
+    (LifeState.RUNNING, LifeStep.RESTARTS): LifeState.STARTING,
+    (LifeState.RUNNING, LifeStep.RESTS): LifeState.RESTING,
+    (LifeState.RESTING, LifeStep.WAKES): LifeState.RUNNING,
+    (LifeState.RUNNING, LifeStep.STOPS): LifeState.STOPPING,
+    (LifeState.RESTING, LifeStep.STOPS): LifeState.STOPPING,
+    (LifeState.REFUSING, LifeStep.STOPS): LifeState.REFUSING,
+    **{(s, LifeStep.REFUSES): LifeState.REFUSING for s in LifeState if s is not LifeState.GONE},
+    **{(s, LifeStep.ENDS): LifeState.GONE for s in LifeState if s is not LifeState.GONE},
+}
+
+
+class Message(NamedTuple):
+    """A message that waits for its entity. `session` is None if no answer is expected; then
+    `deadline` is 0 and `corr` is an `Origin` or the mark of a session. `chain`: the entities that
+    wait for the answer."""
+
+    invoker: Invoker
+    payload: bytes
+    session: Session | None
+    corr: int
+    deadline: int
+    chain: Chain = ()
+
+    @property
+    def own(self) -> bool:
+        """True if the message ends with the activation: it is of a timer, of piped work, or a stop
+        message. Any other message starts the next activation."""
+        return self.corr == Origin.OWN or self.invoker.name == OUTCOME
+
+
+Current = tuple[Invoker, bytes, Session | None, int, Chain]
+"""The message being handled: a Message without its deadline."""
+
+Asker = tuple[Session | None, int, Chain]
+"""The session and correlation id to answer, if an answer is expected, and the entities that wait
+for it."""
+
+
+class StopRequest:
+    """A stop message for an entity, and how far it has come."""
+
+    __slots__ = ("handed", "last", "message", "reason")
+
+    def __init__(self, message: Message, reason: StopReason, *, last: bool = False) -> None:
+        self.message, self.reason = message, reason
+        self.last = last
+        """Messages behind it are for the next activation."""
+        self.handed = False
+        """The entity has been given the message."""
+
+    @property
+    def holds(self) -> bool:
+        """True if messages of others wait for the next activation."""
+        return self.handed and self.last
+
+    def first_own(self, mailbox: deque[Message] | None) -> int | None:
+        """Return the index of the first message that does not wait for the next activation."""
+        return next((at for at, message in enumerate(mailbox or ()) if message.own), None)
+
+
+class Extras:
+    """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
+    request, and the error of a start that is not tried again."""
+
+    __slots__ = ("idle_timeout", "refusal", "stash", "stashed", "stop_request", "timers", "work")
+
+    def __init__(self) -> None:
+        self.timers: list[asyncio.TimerHandle] = []
+        self.stash: list[Message] = []
+        self.stashed = False
+        """The message being handled was put aside and has no answer yet."""
+        self.work: dict[asyncio.Future[Any], Asker] = {}
+        """Piped work under way."""
+        self.idle_timeout: float | None = None
+        self.stop_request: StopRequest | None = None
+        self.refusal: BaseException | None = None
+
+    def take_stashed(self) -> bool:
+        """Return `stashed`, and clear it for the next message."""
+        stashed, self.stashed = self.stashed, False
+        return stashed
+
+    def add_timer(self, timer: asyncio.TimerHandle) -> asyncio.TimerHandle:
+        """Keep a timer, so that it is cancelled with the activation. Forget expired timers once
+        there are 16."""
+        if len(self.timers) >= 16:
+            now = asyncio.get_running_loop().time()
+            self.timers = [t for t in self.timers if not t.cancelled() and t.when() > now]
+        self.timers.append(timer)
+        return timer
+
+    def cancel_timers(self) -> None:
+        """Cancel every timer."""
+        for timer in self.timers:
+            timer.cancel()
+        self.timers.clear()
+
+
+class Shard:
+    """A shard that this node hosts: its fence, what it admits, and its activations.
+
+    An open shard admits every message, and its activations are in `Host.active`, on the hot path.
+    `activations` holds them while the shard is not open. The region machine decides what a shard
+    admits."""
+
+    __slots__ = (
+        "activations",
+        "arrivals",
+        "fence",
+        "live",
+        "returning",
+        "shard",
+        "stopping",
+        "via",
+    )
+
+    def __init__(self, shard: str, fence: int) -> None:
+        self.shard, self.fence = shard, fence
+        self.arrivals = False
+        """Messages from links are admitted; if `via` is set, only those from that node."""
+        self.via: object | None = None
+        self.activations: dict[str, Activation] = {}
+        self.live = 0
+        """Activations in memory."""
+        self.returning: set[str] = set()
+        """Ids of remembered entities that stopped and start again after a backoff."""
+        self.stopping: StopReason | None = None
+
+    @property
+    def open(self) -> bool:
+        """True if every message is admitted."""
+        return self.arrivals and self.via is None
+
+    def lets_in(self, session: Session, local: bool) -> bool:
+        """True if a message that arrived on this session is admitted. `local`: it is of this
+        node."""
+        if local:
+            return self.stopping is None
+        return self.arrivals and (self.via is None or self.via == session.tag)
+
+
+class Activation:
+    """One entity in memory. There is one object per entity, so it is small; `Context` adds methods
+    and no slots."""
+
+    __slots__ = (
+        "_host",
+        "busy",
+        "entity",
+        "entity_id",
+        "extras",
+        "failed_at",
+        "failures",
+        "mailbox",
+        "shard",
+        "state",
+        "stopping",
+        "task",
+        "used",
+    )
+
+    def __init__(self, host: Any, shard: Shard, entity_id: str) -> None:
+        self._host = host
+        """The `ContextHost`, for `Context`."""
+        self.shard = shard
+        self.entity_id = entity_id
+        self.entity: Any = None
+        """The object. None before a start, between two attempts and once `on_stop` runs."""
+        self.state = LifeState.STARTING
+        self.busy = True
+        """Messages go into the mailbox. False if the entity is idle: the next message is handled
+        where it arrives."""
+        self.mailbox: deque[Message] | None = None
+        self.stopping: StopReason | None = None
+        """Why the entity stops, once that is decided."""
+        self.used = 0
+        """The tick of the last message from outside."""
+        self.failures = 0
+        self.failed_at = 0
+        self.task: EagerTask | None = None
+        """The task of a handler, a start or an `on_stop` that waits."""
+        self.extras: Extras | None = None
+
+    def step(self, step: LifeStep) -> None:
+        """Move on to the state that follows.
+
+        Raises:
+            LocalProtocolError: the table has no such transition. Nothing has changed.
+        """
+        following = TRANSITIONS.get((self.state, step))
+        if following is None:
+            raise LocalProtocolError(
+                f"entity {self.entity_id!r}: {step.name} in state {self.state.name}"
+            )
+        self.state = following
+        if following is not LifeState.RUNNING:
+            self.busy = True
+
+    def more(self) -> Extras:
+        """Return `extras`, made if there are none."""
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
+
+    @property
+    def stop_request(self) -> StopRequest | None:
+        """The stop message on its way to the entity."""
+        return None if self.extras is None else self.extras.stop_request
+
+    @property
+    def refusal(self) -> BaseException | None:
+        """Why the start failed, if it is not tried again."""
+        return None if self.extras is None else self.extras.refusal
+
+    @property
+    def works(self) -> bool:
+        """True if piped work is under way."""
+        return self.extras is not None and bool(self.extras.work)
+
+    @property
+    def idle(self) -> bool:
+        """True if no handler runs and no piped work is under way."""
+        return not self.busy and not self.works
+
+    @property
+    def ends_now(self) -> bool:
+        """True if an entity that is to stop has nothing left to do before `on_stop`."""
+        if self.entity is None or self.stopping in AFTER_CURRENT:
+            return True
+        stop_request, left = self.stop_request, bool(self.mailbox)
+        if stop_request is not None and stop_request.holds:
+            left = stop_request.first_own(self.mailbox) is not None
+        return not left and not self.works
