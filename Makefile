@@ -5,6 +5,7 @@
 #   make test-long                  the tests marked long, and more examples for the generated ones
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
 #   make lint | types
+#   make docs-generated             the pages of docs/ that come from the code
 #   make bench                      the quick benchmarks; the others: benchmarks/harness.py
 #   make report                     all of them, into the tables and the plot of docs/performance.md
 #   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
@@ -24,7 +25,7 @@ QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
 PYTEST := $(BIN)/python -m pytest --numprocesses=2 --dist=worksteal
 
-.PHONY: demo test test-long mutants simulate lint types bench report clean
+.PHONY: demo test test-long mutants simulate lint types docs-generated bench report clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
@@ -50,6 +51,10 @@ types: .venv/all.stamp
 	$(BIN)/mypy -p examples
 	$(BIN)/mypy -p benchmarks
 	$(BIN)/basedpyright
+
+docs-generated: .venv/all.stamp
+	$(BIN)/python docs/make_reference.py
+	$(BIN)/python docs/make_diagrams.py
 
 bench: .venv/all.stamp
 	@for benchmark in $(QUICK); do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done

@@ -63,8 +63,8 @@ read by the commands that ask a node, and are no settings.
 
 def render() -> str:
     """The whole page."""
-    parts = [INTRO]
-    for name, section in _sections(Settings, ""):
+    parts = [INTRO, *(f"- [{name}](#{name.replace('.', '')})" for name, _ in SECTIONS), ""]
+    for name, section in SECTIONS:
         parts.append(f"## {name}\n\n{' '.join((section.__doc__ or '').split())}\n")
         parts.append("| setting | kind | default | range | meaning |\n|---|---|---|---|---|")
         parts.append("\n".join(_row(name, declared) for declared in _declared(section)) + "\n")
@@ -136,6 +136,10 @@ def _binary(size: int) -> str:
             return f"{size}{unit}"
         size //= 1024
     return f"{size}TiB"
+
+
+SECTIONS = tuple(_sections(Settings, ""))
+"""Every section with settings of its own, by its dotted key."""
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import sys
@@ -46,8 +47,8 @@ def text(page: str) -> str:
 
 
 @cache
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_reference", DOCS / "make_reference.py")
+def generator(name: str = "make_reference") -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -152,6 +153,26 @@ def test_every_metric_is_on_its_page_and_no_other() -> None:
     assert sorted(listed) == sorted(made)
 
 
+# -- diagrams ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_diagrams_are_the_tables_in_the_code(page: Path) -> None:
+    words = page.read_text(encoding="utf-8")
+    assert words == generator("make_diagrams").render(words), "run `make docs-generated`"
+
+
+def test_every_table_of_transitions_is_drawn_in_the_architecture() -> None:
+    declared = re.compile(r"^TRANSITIONS\b", re.MULTILINE)
+    tables = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "shardbus").rglob("*.py"))
+        if declared.search(path.read_text(encoding="utf-8"))
+    ]
+    drawn = re.findall(r"^<!-- diagram of ([\w.]+) -->$", text("architecture.md"), re.MULTILINE)
+    assert sorted(drawn) == tables
+
+
 # -- all pages ---------------------------------------------------------------------------------
 
 
@@ -161,6 +182,46 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert [name for name in FILE.findall(words) if not (ROOT / name).exists()] == []
     assert [name for name in LINK.findall(words) if not (page.parent / name).exists()] == []
     assert MACHINE.findall(words) == []
+
+
+HEADING = re.compile(r"^(##+) (.+)$", re.MULTILINE)
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+ANCHOR = re.compile(r"\]\(([^)#:]*)#([^)]+)\)")
+WITHOUT_CONTENTS = {"FEATURES.md"}
+"""Pages that are one table."""
+
+
+def headings(page: Path) -> dict[str, int]:
+    """The anchors of a page, as GitHub makes them, with the level of their heading."""
+    words = FENCED.sub("", page.read_text(encoding="utf-8"))
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-"): len(level)
+        for level, title in HEADING.findall(words)
+    }
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_links_to_sections_lead_to_one(page: Path) -> None:
+    for name, anchor in ANCHOR.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / name if name else page
+        assert anchor in headings(target), f"{name}#{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_of_more_than_three_sections_has_a_table_of_contents(page: Path) -> None:
+    sections = [anchor for anchor, level in headings(page).items() if level == 2]
+    if len(sections) > 3 and page.name not in WITHOUT_CONTENTS:
+        top = page.read_text(encoding="utf-8").partition("\n## ")[0]
+        assert [anchor for anchor in sections if f"(#{anchor})" not in top] == []
+
+
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_examples_import_what_exists(page: str) -> None:
+    for example in code(page):
+        for node in ast.walk(ast.parse(example)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("shardbus"):
+                module = importlib.import_module(node.module or "")
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 @pytest.mark.parametrize("page", EXAMPLES)
