@@ -8,8 +8,8 @@ A page marks the place of a diagram by a pair of comments, and this script repla
     <!-- end of the diagram -->
 
 The module has its table in `TRANSITIONS`: from a state to the states that may follow, or from a
-state and a trigger to the next state. Diagrams are Mermaid text, which GitHub draws. A test compares
-the pages with this script, so that neither can change alone.
+state and a trigger to the next state. Diagrams are Mermaid text, which GitHub draws. A test
+compares the pages with this script, so that neither can change alone.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Any
 
 PAGES = Path(__file__).parent
 PLACE = re.compile(
-    r"^(?P<begin><!-- diagram of (?P<module>[\w.]+) -->\n).*?(?P<end>^<!-- end of the diagram -->)$",
+    r"^(?P<begin><!-- diagram of (?P<module>[\w.]+) -->\n).*?"
+    r"(?P<end>^<!-- end of the diagram -->)$",
     re.MULTILINE | re.DOTALL,
 )
 
