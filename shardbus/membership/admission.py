@@ -1,23 +1,27 @@
-"""The door of the cluster, from both sides.
+"""Admission of nodes, from both sides.
 
-`Admission` takes the messages of joining. While this node is none, it hands them to its own attempt
-(`join`); as a member it answers those who ask. A node that is asked before it is a member remembers
-who asked, and calls them when it founds the cluster, so that a cold start does not wait for
-anybody's timer.
+`Admission` handles the messages of joining. While this node is not a member, it passes them to its
+own attempt (`joining`). As a member it answers nodes that ask to join. A node that receives an
+InitJoin before it is a member remembers the sender, and acknowledges when it has founded the
+cluster, so that a cold start waits for no timer.
 
-A node whose address is already a member's is a restarted process: the old incarnation is marked
-terminated and Down, and the new one is welcome without anybody's help. But uids have no order, and
-a Join may lie unread until its sender is dead and a later process at that address is a member. So
-an old incarnation is probed first, unless its death is proved already. The Join is obeyed if
-another process answers there, or none listens, or there is no way to it and somebody flags it.
-Otherwise it is dropped; if its sender lives, it will come again. Whoever obeys a late Join since it
-does not know of the later process yet makes two members of one address (`twins`), as two sides of a
-split can: both are probed by everybody.
+**Restarted processes.** A node that joins with the address of a member is a restarted process. The
+old incarnation is marked terminated and Down, and the new one is admitted. But uids have no order,
+and a Join may lie unread until its sender is dead and a later process at that address is a member.
+So an old incarnation is probed first, unless its death is proved already:
 
-A removed incarnation is refused for ever; so is one that disagrees about the cluster's name, the
-protocol or a setting. While the whole cluster stops, it takes nobody in.
+    probe of the old incarnation                      the Join
+    another process answers, or none listens          is accepted
+    no answer, and some observer flags the member     is accepted
+    the old incarnation answers                       is dropped; a live sender repeats it
 
-Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md; T.U10, T.U12.
+A node that accepts a late Join because it does not know of the later process yet makes two members
+of one address (`sharing_address`). Two sides of a split can do the same. All nodes then probe both.
+
+**Refused**: a removed incarnation, for ever; a node that disagrees about the cluster name, the
+protocol or a setting; every node while the whole cluster stops.
+
+Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -46,14 +50,14 @@ from shardbus.membership.messages import (
 from shardbus.membership.reachability import Flag
 
 CLOSED = (Status.EXITING, Status.DOWN)
-"""A member in one of these takes nobody in, and does not say that it is in no cluster: whoever
-heard that could found another one."""
+"""A member in one of these statuses admits no node. It does not answer InitNack either: a seed that
+received that could found a second cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinClaim:
-    """A Join to an address that has a member. `gone`: the members there that were looked for in
-    vain."""
+    """A Join to an address that has a member. `gone`: the members there that did not answer a
+    probe."""
 
     sender: NodeId
     join: Join
@@ -61,16 +65,16 @@ class JoinClaim:
 
 
 class Admission:
-    """Takes and answers the messages of joining."""
+    """Handles and answers the messages of joining."""
 
     def __init__(self, me: Member, greeting: Greeting, settings: ClusterSettings) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
         self._joiner: Joiner | None = None
-        self._asked: dict[NodeId, None] = {}
+        self._waiting: dict[NodeId, None] = {}
         self._claims: dict[NodeId, JoinClaim] = {}
-        """The last one to the address of each member that is being probed."""
+        """By the member that is being probed: the last Join to its address."""
 
     @property
     def joining(self) -> bool:
@@ -78,11 +82,11 @@ class Admission:
         return self._joiner is not None
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return when `tick` is due."""
         return self._joiner.deadline() if self._joiner else None
 
-    def knock(self, seeds: Sequence[Address], now: float) -> JoinProgress:
-        """Begin to join by these seeds; without any, found a cluster."""
+    def start(self, seeds: Sequence[Address], now: float) -> JoinProgress:
+        """Start to join by these seeds. Without seeds, found a cluster."""
         if not seeds:
             return JoinProgress(step=JoinStep.FOUND_CLUSTER)
         self._joiner = Joiner(self.me, self.greeting, seeds, self.settings)
@@ -92,34 +96,34 @@ class Admission:
         """Do what is due."""
         return self._joiner.tick(now) if self._joiner else JoinProgress()
 
-    def entered(self) -> tuple[SendControl, ...]:
-        """This node is a member now: call those that had asked in vain."""
+    def on_entered(self) -> tuple[SendControl, ...]:
+        """Acknowledge the nodes that had sent InitJoin before this node was a member."""
         self._joiner = None
-        asked, self._asked = self._asked, {}
+        asked, self._waiting = self._waiting, {}
         return tuple(SendControl(node, InitAck(self.greeting)) for node in asked)
 
     def on_message(
         self, gossip: Gossip, sender: NodeId, message: ControlMessage, now: float
     ) -> JoinProgress:
-        """A message of joining came; `gossip` is the state here, empty while this node is no
-        member."""
+        """Handle a message of joining. `gossip` is the state of this node; it is empty before it is
+        a member."""
         joiner = self._joiner
         match message:
             case InitJoin(greeting):
-                answer = self._invite(gossip, sender, greeting)
+                answer = self._answer_init_join(gossip, sender, greeting)
                 if answer is None:
                     return JoinProgress(step=JoinStep.DROP, reason="on the way out")
                 return JoinProgress((SendControl(sender, answer),))
             case Join():
-                return self._take_in(gossip, JoinClaim(sender, message), now)
+                return self._admit(gossip, JoinClaim(sender, message), now)
             case InitAck(greeting) if joiner:
                 return joiner.on_ack(sender, greeting, now)
             case InitNack() if joiner:
                 return joiner.on_nack(sender, now)
             case JoinRefused(reason) if joiner:
-                return JoinProgress(step=JoinStep.GIVE_UP, reason=f"{sender.address}: {reason}")
+                return JoinProgress(step=JoinStep.REFUSED, reason=f"{sender.address}: {reason}")
             case Welcome(state) if joiner and {self.me.node, sender} <= state.members.keys():
-                state = state.flipped(now).with_seen(self.me.node)
+                state = state.flip_tombstones(now).with_seen(self.me.node)
                 return JoinProgress(step=JoinStep.ENTER, gossip=state)
             case InitAck() | InitNack() | JoinRefused() | Welcome():
                 return JoinProgress(step=JoinStep.DROP, reason="not joining")
@@ -129,35 +133,35 @@ class Admission:
     def on_probe(
         self, gossip: Gossip, node: NodeId, outcome: ProbeOutcome, now: float
     ) -> JoinProgress:
-        """A probe of a member ended, and it is flagged if that proved its death: obey or drop the
-        Join that made it doubtful."""
+        """Accept or drop the Join that caused the probe of this member. The member is flagged
+        already if the probe proved its death."""
         claim = self._claims.pop(node, None)
         if claim is None:
             return JoinProgress()
-        out_of_reach = outcome is ProbeOutcome.UNKNOWN and node in gossip.verdicts()
+        out_of_reach = outcome is ProbeOutcome.UNKNOWN and node in gossip.unreachable()
         if outcome.proves_death or out_of_reach:
-            return self._take_in(gossip, replace(claim, gone=(*claim.gone, node)), now)
+            return self._admit(gossip, replace(claim, gone=(*claim.gone, node)), now)
         return JoinProgress(step=JoinStep.DROP, reason="a member at its address may be alive")
 
-    def _take_in(self, gossip: Gossip, claim: JoinClaim, now: float) -> JoinProgress:
+    def _admit(self, gossip: Gossip, claim: JoinClaim, now: float) -> JoinProgress:
         sender, join = claim.sender, claim.join
         taken, reply = admit(gossip, self.me.node, self.greeting, sender, join)
         if isinstance(reply, Welcome):
-            doubted = sitting(gossip, sender, claim.gone)
-            if doubted:
-                self._claims[doubted] = claim
-                return JoinProgress(doubted=doubted)
-            reply = Welcome(taken.flipped(now))
-        return JoinProgress((SendControl(sender, reply),), JoinStep.TAKE_IN, gossip=taken)
+            suspect = conflicting_member(gossip, sender, claim.gone)
+            if suspect:
+                self._claims[suspect] = claim
+                return JoinProgress(suspect=suspect)
+            reply = Welcome(taken.flip_tombstones(now))
+        return JoinProgress((SendControl(sender, reply),), JoinStep.ADMIT, gossip=taken)
 
-    def _invite(
+    def _answer_init_join(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting
     ) -> InitAck | InitNack | JoinRefused | None:
         if why := disagreement(self.greeting, greeting) or _closing(gossip):
             return JoinRefused(why)
         mine = gossip.members.get(self.me.node)
         if mine is None:
-            self._asked[sender] = None
+            self._waiting[sender] = None
             return InitNack()
         return None if mine.status in CLOSED else InitAck(self.greeting)
 
@@ -165,8 +169,8 @@ class Admission:
 def admit(
     gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, join: Join
 ) -> tuple[Gossip, Welcome | InitNack | JoinRefused]:
-    """The state with the sender in it, and the answer. A Welcome carries the state as it is kept
-    here."""
+    """Return the state with the sender in it, and the answer. A Welcome carries the state as stored
+    here: its tombstones are times, not ages."""
     if why := _objection(gossip, me, greeting, sender, join):
         return gossip, JoinRefused(why)
     mine = gossip.members.get(me)
@@ -182,12 +186,12 @@ def admit(
     return gossip, Welcome(gossip)
 
 
-def sitting(gossip: Gossip, newcomer: NodeId, gone: Collection[NodeId]) -> NodeId | None:
-    """Another incarnation at the newcomer's address that is a member, and neither Down nor known to
-    be gone."""
+def conflicting_member(gossip: Gossip, newcomer: NodeId, gone: Collection[NodeId]) -> NodeId | None:
+    """Return another incarnation at the newcomer's address that is a member, and is neither Down,
+    nor terminated, nor in `gone`."""
     if newcomer in gossip.members:
         return None
-    flags = gossip.verdicts()
+    flags = gossip.unreachable()
     for node, member in gossip.members.items():
         here = node.address == newcomer.address and member.status is not Status.DOWN
         if here and node not in gone and flags.get(node) is not Flag.TERMINATED:
@@ -195,8 +199,9 @@ def sitting(gossip: Gossip, newcomer: NodeId, gone: Collection[NodeId]) -> NodeI
     return None
 
 
-def twins(members: Iterable[Member], *, other_than: NodeId) -> list[NodeId]:
-    """Who shares an address with another member, Down ones aside: at most one of them lives."""
+def sharing_address(members: Iterable[Member], *, other_than: NodeId) -> list[NodeId]:
+    """Return the members that share an address with another member, Down members aside. At most one
+    of them is alive."""
     at: dict[Address, list[NodeId]] = {}
     for member in members:
         if member.status is not Status.DOWN:

@@ -1,22 +1,22 @@
-"""One node's part in the cluster: the machine that composes the others.
+"""The membership machine of one node. It composes the others:
 
-    door        becoming a member, taking others in   join, admission
-    exchange    the state, and spreading it           gossip, exchange, targets
-    heartbeats  who does not answer                   heartbeat, detector
-    deaths      whose process is gone                 confirm
-    resolver    who stays after a split               resolver, downing, strategies
-    leader      moving members through their lives    leader
+    admission   joining, and admitting others           joining, admission
+    exchange    the state, and its spreading            gossip, exchange, gossip_targets
+    heartbeats  members that do not answer              failure/heartbeat, failure/phi_accrual
+    deaths      processes that are proved gone          failure/confirmed_death
+    resolver    the decision about a split              downing/
+    leader      the members' life cycle                 leader
 
-Events go in by `handle`, time by `tick`; both return effects. After either, `_settle` runs until
-nothing changes any more: am I out? may I lead? must a split be decided? Then the new picture is
-shown, and news is pushed.
+Events enter by `handle`, time by `tick`. Both return effects. After either, `_settle` repeats until
+the state no longer changes: stop if this node is out, act as leader, decide a split. Then it
+reports the new view, and pushes the new version.
 
-News is pushed at once to a few nodes, and at most once per pause to keep bursts of changes
-from multiplying; the leader is told by each node that has a new version, so that it knows of
-convergence without waiting for rounds.
+A push goes at once to a few nodes, and at most once per pause, so that a burst of changes does not
+multiply. Each node that receives a new version also reports it to the leader, which thereby learns
+of convergence without waiting for rounds.
 
-A node that finds itself Down or removed, or Exiting with everybody knowing it, says so to a few
-others, emits Stopped, and is silent for ever.
+A node that finds itself Down or removed, or Exiting in a version that all have seen, sends that
+state to a few others, emits Stopped, and does nothing more.
 
 Source: S1.1-S1.64, B.14, B.15; docs/architecture.md.
 """
@@ -32,16 +32,15 @@ from shardbus.config.settings import ClusterSettings
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.admission import Admission, twins
-from shardbus.membership.audit import broken_rules
-from shardbus.membership.commands import Order, downed, obey
-from shardbus.membership.diagnostics import Overview, overview_of
+from shardbus.membership.admission import Admission, sharing_address
+from shardbus.membership.commands import Command, apply_command, downed
+from shardbus.membership.diagnostics import Overview, diagnose
 from shardbus.membership.downing.resolver import DowningPlan, Resolver
 from shardbus.membership.downing.split import EPOCHS, first_epoch
 from shardbus.membership.exchange import GossipExchange
 from shardbus.membership.failure.confirmed_death import DeathWatch, ProbeOutcome
 from shardbus.membership.failure.heartbeat import Heartbeats
-from shardbus.membership.gossip import Gossip
+from shardbus.membership.gossip import Gossip, broken_rules
 from shardbus.membership.joining import JoinProgress, JoinStep
 from shardbus.membership.leader import Leadership, enough_members, leader_of
 from shardbus.membership.member import Member, Status
@@ -65,7 +64,7 @@ from shardbus.membership.view import (
 
 OUT = (Status.DOWN, Status.REMOVED)
 FAREWELL_FANOUT = 5
-"""How many nodes learn directly that this one is out."""
+"""The number of nodes to which a stopping node sends its last state."""
 
 
 class ClusterMembership:
@@ -84,15 +83,15 @@ class ClusterMembership:
         self.settings = settings
         self.stopped = ""
         self.view = MembershipView(me.node)
-        self._door = Admission(me, Greeting(cluster, PROTOCOL, dict(fingerprint)), settings)
+        self._admission = Admission(me, Greeting(cluster, PROTOCOL, dict(fingerprint)), settings)
         self._exchange = GossipExchange(me.node, settings, rng)
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
         least, by_role = settings.min_members, settings.role_min_members
-        born = partial(enough_members, min_members=least, role_min_members=by_role)
-        self._resolver = Resolver(me.node, settings.downing, born=born)
+        has_started = partial(enough_members, min_members=least, role_min_members=by_role)
+        self._resolver = Resolver(me.node, settings.downing, has_started=has_started)
         self._leadership = Leadership(me.node, settings)
-        self._shown: Gossip = self._exchange.gossip
+        self._viewed: Gossip = self._exchange.gossip
         self._out: list[ev.Effect] = []
 
     @property
@@ -100,36 +99,36 @@ class ClusterMembership:
         """This node's copy of the state."""
         return self._exchange.gossip
 
-    # -- the machine's four doors ----------------------------------------------------------------
+    # -- the machine: handle, tick, deadline, check ----------------------------------------------
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Take an event."""
+        """Handle one event."""
         if self.stopped:
             return []
         before = self.gossip
         self._dispatch(event, now)
         if isinstance(event, ev.PubSubReceived) and self.gossip is before:
-            return self._take_out()
+            return self._collect_effects()
         return self._settle(now)
 
     def tick(self, now: float) -> list[ev.Effect]:
         """Do what is due."""
         if self.stopped:
             return []
-        if self._door.joining:
-            self._progress(self._door.tick(now), self.me, now)
+        if self._admission.joining:
+            self._apply_progress(self._admission.tick(now), self.me, now)
         if self._is_member():
-            self._beat(now)
-            self._probe_doubtful(now)
+            self._send_heartbeats(now)
+            self._probe_suspects(now)
             self._out += self._exchange.tick(now)
         return self._settle(now)
 
     def deadline(self) -> float | None:
-        """When `tick` must be called next."""
+        """Return when `tick` must be called next."""
         if self.stopped:
             return None
         times = [
-            self._door.deadline(),
+            self._admission.deadline(),
             self._leadership.deadline(),
             self._exchange.deadline(),
             self._heartbeats.deadline(),
@@ -139,22 +138,24 @@ class ClusterMembership:
         return min((t for t in times if t is not None), default=None)
 
     def check(self) -> None:
-        """Audit the whole state.
+        """Audit the whole state. For tests.
 
         Raises:
-            LocalProtocolError: something that must always hold does not.
+            LocalProtocolError: an invariant does not hold.
         """
-        watched = [*self._heartbeats.watches, *self._deaths.doubts]
+        watched = [*self._heartbeats.watches, *self._deaths.suspects]
         broken = broken_rules(self.gossip, self.me, watched)
         shown = view_of(self.gossip, self.me) if self._is_member() else MembershipView(self.me)
         if not self.stopped and self.view != shown:
-            broken.append("the picture shown is the state")
+            broken.append("the view is that of the state")
         if broken:
             raise LocalProtocolError(f"{self.me}: broken: {', '.join(broken)}")
 
     def overview(self, now: float) -> Overview:
-        """What this node knows of who knows what."""
-        return overview_of(self.gossip, self.me, self._exchange.heard, self._heartbeats.phis(now))
+        """Return what this node knows of the versions of others. For diagnostics."""
+        return diagnose(
+            self.gossip, self.me, self._exchange.last_versions, self._heartbeats.phis(now)
+        )
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -167,13 +168,13 @@ class ClusterMembership:
             case ev.PubSubReceived():
                 self._on_published(event, now)
             case ev.ControlReceived(sender, message):
-                progress = self._door.on_message(self.gossip, sender, message, now)
-                self._progress(progress, sender, now)
+                progress = self._admission.on_message(self.gossip, sender, message, now)
+                self._apply_progress(progress, sender, now)
             case ev.PeerListening(uid):
                 self._out += self._exchange.on_listening(uid, now)
             case ev.PeerDisconnected(node):
                 if self.settings.confirmed_death and node in self.gossip.members:
-                    self._doubt(node, now)
+                    self._suspect_death(node, now)
             case ev.ProbeResult(node, outcome):
                 self._on_probed(node, outcome, now)
             case (
@@ -187,19 +188,19 @@ class ClusterMembership:
                 | ev.RecordEpoch()
                 | ev.SetMeta()
             ):
-                self._obey(event, now)
+                self._apply_command(event, now)
             case ev.LeaseResult(name, granted):
-                self._carry_out(self._resolver.on_lease(name, granted), now)
+                self._carry_out(self._resolver.on_lease_result(name, granted), now)
             case _:
                 assert_never(event)
 
-    def _obey(self, order: Order, now: float) -> None:
-        if isinstance(order, ev.Leave) and order.node == self.me:
+    def _apply_command(self, command: Command, now: float) -> None:
+        if isinstance(command, ev.Leave) and command.node == self.me:
             mine = self.gossip.members.get(self.me)
             if mine is None or mine.status is Status.READY_FOR_SHUTDOWN:
                 self._stop("left", now)
                 return
-        after, refusal = obey(self.gossip, self.me, order, now)
+        after, refusal = apply_command(self.gossip, self.me, command, now)
         if refusal:
             self._out.append(ev.CommandRefused(refusal))
         self._change(after, now)
@@ -209,7 +210,7 @@ class ClusterMembership:
         self._resolver.on_probe(node, outcome)
         if outcome.proves_death and node != self.me and node in self.gossip.members:
             self._set(self.gossip.with_flag(self.me, node, Flag.TERMINATED))
-        self._progress(self._door.on_probe(self.gossip, node, outcome, now), node, now)
+        self._apply_progress(self._admission.on_probe(self.gossip, node, outcome, now), node, now)
 
     def _on_published(self, event: ev.PubSubReceived, now: float) -> None:
         sender, message = event.sender, event.message
@@ -244,30 +245,30 @@ class ClusterMembership:
     # -- joining ---------------------------------------------------------------------------------
 
     def _join(self, seeds: tuple[Address, ...], now: float) -> None:
-        if self._is_member() or self._door.joining:
+        if self._is_member() or self._admission.joining:
             self._out.append(ev.CommandRefused("this node has joined already"))
         else:
             self._exchange.seeds = seeds
-            self._progress(self._door.knock(seeds, now), self.me, now)
+            self._apply_progress(self._admission.start(seeds, now), self.me, now)
 
-    def _progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:
+    def _apply_progress(self, progress: JoinProgress, sender: NodeId, now: float) -> None:
         self._out += progress.send
-        if progress.doubted:
-            self._doubt(progress.doubted, now)
+        if progress.suspect:
+            self._suspect_death(progress.suspect, now)
         match progress.step:
             case JoinStep.NONE:
                 pass
             case JoinStep.FOUND_CLUSTER:
-                founded = Gossip().with_members(self.me, self._door.me)
+                founded = Gossip().with_members(self.me, self._admission.me)
                 self._enter(founded.with_epoch(self.me, EPOCHS, first_epoch(self.me)), now)
             case JoinStep.ENTER:
                 self._enter(progress.gossip or self.gossip, now)
-            case JoinStep.TAKE_IN:
+            case JoinStep.ADMIT:
                 self._set(progress.gossip or self.gossip)
-            case JoinStep.GIVE_UP:
+            case JoinStep.REFUSED:
                 self._out.append(ev.CommandRefused(progress.reason))
                 self._stop(f"join failed: {progress.reason}", now)
-            case JoinStep.FIND_NOBODY:
+            case JoinStep.TIME_OUT:
                 self._stop(f"join failed: {progress.reason}", now)
             case JoinStep.DROP:
                 self._out.append(ev.MessageDropped(sender, progress.reason))
@@ -278,39 +279,40 @@ class ClusterMembership:
         self._exchange.start(gossip, now)
         self._heartbeats.start(now)
         self._leadership.start(now)
-        self._out += self._door.entered()
+        self._out += self._admission.on_entered()
 
     # -- after every event -----------------------------------------------------------------------
 
     def _settle(self, now: float) -> list[ev.Effect]:
-        """Draw the consequences until there are none, show the picture, push the news."""
-        while self._is_member() and not self.stopped and self._consequences(now):
+        """Apply the consequences of the event until there are none; then report the view and push
+        the version."""
+        while self._is_member() and not self.stopped and self._advance(now):
             pass
-        self._show(now)
+        self._update_view(now)
         if not self.stopped:
             self._out += self._exchange.announce(self.view.leader, now)
-        return self._take_out()
+        return self._collect_effects()
 
-    def _take_out(self) -> list[ev.Effect]:
+    def _collect_effects(self) -> list[ev.Effect]:
         effects, self._out = self._out, []
         return effects
 
-    def _consequences(self, now: float) -> bool:
-        """One round of them; True if there may be more."""
+    def _advance(self, now: float) -> bool:
+        """Apply one pass of consequences. True if another pass may find more."""
         before = self.gossip
-        self._bow_out(now)
+        self._stop_if_out(now)
         if self.stopped:
             return False
-        self._lead(now)
-        self._doubt_old_news(self._heartbeats.late(now), now)
+        self._act_as_leader(now)
+        self._distrust_old_gossip(self._heartbeats.late(now), now)
         self._carry_out(self._resolver.consider(self.gossip, self._leads(), now), now)
         return self.gossip is not before
 
-    def _doubt_old_news(self, starved: float, now: float) -> None:
+    def _distrust_old_gossip(self, starved: float, now: float) -> None:
         if starved:
             self._resolver.on_starved(now + self._heartbeats.notices_within)
 
-    def _bow_out(self, now: float) -> None:
+    def _stop_if_out(self, now: float) -> None:
         mine = self.gossip.members.get(self.me)
         if mine is None or mine.status is Status.DOWN:
             drained = self.view.status in (Status.LEAVING, Status.EXITING)
@@ -318,7 +320,7 @@ class ClusterMembership:
         elif mine.status is Status.EXITING and self.gossip.converged():
             self._stop("left", now)
 
-    def _lead(self, now: float) -> None:
+    def _act_as_leader(self, now: float) -> None:
         self._change(self._leadership.act(self.gossip, now), now)
 
     def _leads(self) -> bool:
@@ -337,7 +339,7 @@ class ClusterMembership:
         self._change(after, now)
 
     def _change(self, after: Gossip, now: float) -> None:
-        """Take this state, and tell those that are out by it."""
+        """Replace the state, and send it to the members that are out by it."""
         if after is self.gossip:
             return
         before, out = self.gossip.members, []
@@ -348,28 +350,29 @@ class ClusterMembership:
         self._set(after)
         self._out += [self._exchange.state_to(node, now) for node in out]
 
-    def _beat(self, now: float) -> None:
+    def _send_heartbeats(self, now: float) -> None:
         beats, verdicts, starved = self._heartbeats.tick(now)
         self._out += [ev.Publish(node, beat) for node, beat in beats]
         if starved:
-            self._doubt_old_news(starved, now)
+            self._distrust_old_gossip(starved, now)
             self._out.append(ev.Notice(SelfStarved(starved)))
         for verdict in verdicts:
             flag = Flag.REACHABLE if verdict.available else Flag.UNREACHABLE
             self._set(self.gossip.with_flag(self.me, verdict.node, flag))
 
-    def _doubt(self, node: NodeId, now: float) -> None:
-        self._deaths.doubt(node, now)
-        self._probe_doubtful(now)
+    def _suspect_death(self, node: NodeId, now: float) -> None:
+        self._deaths.suspect(node, now)
+        self._probe_suspects(now)
 
-    def _probe_doubtful(self, now: float) -> None:
+    def _probe_suspects(self, now: float) -> None:
         self._out += [ev.Probe(node) for node in self._deaths.tick(now)]
 
-    def _show(self, now: float) -> None:
-        """Compare the picture shown last with the state, and report what changed."""
-        if self.gossip is self._shown:
+    def _update_view(self, now: float) -> None:
+        """Compare the last view with the state. Report what changed, and watch the new set of
+        members."""
+        if self.gossip is self._viewed:
             return
-        self._shown = self.gossip
+        self._viewed = self.gossip
         before, self.view = self.view, view_of(self.gossip, self.me)
         if before == self.view:
             return
@@ -380,15 +383,15 @@ class ClusterMembership:
         others = [n for n in new if n != self.me]
         self._heartbeats.on_members(others, self.view.unreachable)
         self._deaths.keep(others)
-        for node in twins(self.view.members, other_than=self.me):
-            self._doubt(node, now)
+        for node in sharing_address(self.view.members, other_than=self.me):
+            self._suspect_death(node, now)
         self._out += [ev.Notice(change) for change in changes(before, self.view)]
         self._out.append(ev.ViewChanged(self.view))
 
     def _stop(self, reason: str, now: float) -> None:
         if self._is_member():
-            self._out += self._exchange.farewell(FAREWELL_FANOUT, now)
-        self._show(now)
+            self._out += self._exchange.announce_departure(FAREWELL_FANOUT, now)
+        self._update_view(now)
         self.stopped = reason
         self._out.append(ev.Stopped(reason))
 

@@ -1,18 +1,19 @@
-"""What an operator, or the application, asks of membership.
+"""Commands of the operator and of the application.
 
     Leave               joining to preparing -> leaving
-    Down                anything             -> down, for one that is surely dead
-    Remove              anything             -> removed, whether or not the cluster can agree on it
-    Quarantine          it must start anew: final, and for the downing strategy to act on
-    SetService          cordoned, draining or open, for whoever gives shards away
-    PrepareForShutdown  up                   -> preparing, everybody; the leader does the rest
+    Down                any status           -> down, for a member that is surely dead
+    Remove              any status           -> removed, whether or not the cluster can converge
+    Quarantine          a final flag: the member must restart, and the downing strategy acts on it
+    SetService          cordoned, draining or open; the coordinators act on it
+    PrepareForShutdown  up                   -> preparing, all members; the leader does the rest
     YieldSeniority      this node becomes the youngest; its coordinators move to the next oldest
-    RecordEpoch, SetMeta  facts for every node
+    RecordEpoch         a coordinator's epoch, for all nodes
+    SetMeta             bytes of the application, for all nodes
 
-Each is one step from a copy of the state to the next, or a refusal. Any member may be asked; what
-it does spreads by gossip.
+Each command is one step from a copy of the state to the next, or a refusal. Any member accepts it;
+gossip spreads its effect.
 
-Source: S1.25, S1.61, S1.62, S3.34, S3.41; B.12, B.152, N.11.
+Source: S1.25, S1.61, S1.62, S3.34, S3.41, B.12, B.152, N.11.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from shardbus.membership.gossip import META_BYTES_MAX, META_MAX, META_NAME_MAX, 
 from shardbus.membership.member import WORKING, Status, age_order
 from shardbus.membership.reachability import Flag
 
-Order = (
+Command = (
     ev.Leave
     | ev.Down
     | ev.Remove
@@ -37,21 +38,22 @@ Order = (
     | ev.SetMeta
 )
 MAY_LEAVE = (Status.JOINING, Status.WEAKLY_UP, Status.UP, Status.PREPARING_FOR_SHUTDOWN)
+"""A Leave has no effect on a member in any other status."""
 
 
-def obey(gossip: Gossip, me: NodeId, order: Order, now: float) -> tuple[Gossip, str]:
-    """The state after that order, and why not, if it is refused."""
-    match order:
+def apply_command(gossip: Gossip, me: NodeId, command: Command, now: float) -> tuple[Gossip, str]:
+    """Return the state after that command, and the reason if it is refused."""
+    match command:
         case ev.PrepareForShutdown():
-            return _prepare(gossip, me)
+            return _prepare_for_shutdown(gossip, me)
         case ev.YieldSeniority():
-            return _yield(gossip, me), ""
+            return _yield_seniority(gossip, me), ""
         case ev.RecordEpoch(entity_type, epoch):
             if me not in gossip.members:
                 return gossip, ""
             return gossip.with_epoch(me, entity_type, epoch), ""
         case ev.SetMeta(name, data):
-            return _write(gossip, me, name, data)
+            return _set_meta(gossip, me, name, data)
         case ev.Quarantine(node):
             if node == me or node not in gossip.members:
                 return gossip, ""
@@ -59,43 +61,43 @@ def obey(gossip: Gossip, me: NodeId, order: Order, now: float) -> tuple[Gossip, 
         case ev.Leave(node) | ev.Down(node) | ev.Remove(node) | ev.SetService(node):
             if node not in gossip.members:
                 return gossip, f"{node} is no member"
-            if isinstance(order, ev.SetService):
-                return _serve(gossip, me, order), ""
-            return _send_away(gossip, me, order, now)
+            if isinstance(command, ev.SetService):
+                return _set_service(gossip, me, command), ""
+            return _remove_member(gossip, me, command, now)
         case _:
-            assert_never(order)
+            assert_never(command)
 
 
-def _send_away(
-    gossip: Gossip, me: NodeId, order: ev.Leave | ev.Down | ev.Remove, now: float
+def _remove_member(
+    gossip: Gossip, me: NodeId, command: ev.Leave | ev.Down | ev.Remove, now: float
 ) -> tuple[Gossip, str]:
-    member = gossip.members[order.node]
-    if isinstance(order, ev.Leave):
+    member = gossip.members[command.node]
+    if isinstance(command, ev.Leave):
         if member.status not in MAY_LEAVE:
             return gossip, ""
         return gossip.with_members(me, member.moved(Status.LEAVING)), ""
-    if isinstance(order, ev.Remove) and order.node == me:
+    if isinstance(command, ev.Remove) and command.node == me:
         return gossip, "a node cannot remove itself"
-    gossip = downed(gossip, me, (order.node,))
-    if isinstance(order, ev.Remove):
-        gossip = gossip.without_members(me, (order.node,), now)
+    gossip = downed(gossip, me, (command.node,))
+    if isinstance(command, ev.Remove):
+        gossip = gossip.without_members(me, (command.node,), now)
     return gossip, ""
 
 
 def downed(gossip: Gossip, me: NodeId, nodes: tuple[NodeId, ...]) -> Gossip:
-    """With these members Down. The same object if they are, or are no members."""
+    """Mark these members Down. Return the same object if all of them are Down or no members."""
     members = [gossip.members[n] for n in nodes if n in gossip.members]
     fresh = [m.moved(Status.DOWN) for m in members if m.status is not Status.DOWN]
     return gossip.with_members(me, *fresh) if fresh else gossip
 
 
-def _serve(gossip: Gossip, me: NodeId, order: ev.SetService) -> Gossip:
-    before = gossip.members[order.node]
-    after = before.serving(order.service)
+def _set_service(gossip: Gossip, me: NodeId, command: ev.SetService) -> Gossip:
+    before = gossip.members[command.node]
+    after = before.serving(command.service)
     return gossip if after is before else gossip.with_members(me, after)
 
 
-def _yield(gossip: Gossip, me: NodeId) -> Gossip:
+def _yield_seniority(gossip: Gossip, me: NodeId) -> Gossip:
     """Make this node the youngest. The same object if it is not Up, or is the youngest already."""
     mine = gossip.members.get(me)
     working = [m for m in gossip.members.values() if m.status in WORKING]
@@ -105,7 +107,7 @@ def _yield(gossip: Gossip, me: NodeId) -> Gossip:
     return gossip.with_members(me, mine.yielding(number + 1))
 
 
-def _prepare(gossip: Gossip, me: NodeId) -> tuple[Gossip, str]:
+def _prepare_for_shutdown(gossip: Gossip, me: NodeId) -> tuple[Gossip, str]:
     up = [m for m in gossip.members.values() if m.status is Status.UP]
     if up:
         preparing = (m.moved(Status.PREPARING_FOR_SHUTDOWN) for m in up)
@@ -115,7 +117,7 @@ def _prepare(gossip: Gossip, me: NodeId) -> tuple[Gossip, str]:
     return gossip, "no member is up"
 
 
-def _write(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossip, str]:
+def _set_meta(gossip: Gossip, me: NodeId, name: str, data: bytes) -> tuple[Gossip, str]:
     known = gossip.meta
     if me not in gossip.members:
         return gossip, "this node is no member yet"

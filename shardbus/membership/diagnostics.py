@@ -1,8 +1,9 @@
-"""What one node knows of who knows what: for people who ask why the cluster does not converge.
+"""Diagnostics: which versions of the state the other nodes have, as far as this node knows. For
+operators who ask why the cluster does not converge.
 
-A node hears other nodes' versions in every exchange. Compared with its own, each is the same,
-older, newer, or concurrent, and unknown if nothing was heard yet. What was heard last may be old
-news; `seen` and `waiting_for` are what the protocol itself goes by.
+Each exchange carries the sender's version. Compared with the version here, it is the same, older,
+newer or concurrent; it is unknown if none was received yet. The last version received may be
+outdated. The protocol itself relies on `seen` and `waiting_for` only.
 
 Source: S3.13, S3.14, S3.32; docs/architecture.md.
 """
@@ -18,13 +19,13 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.reachability import Flag
 from shardbus.membership.vector_clock import Order, VectorClock
 
-WORDS = {
+RELATIONS = {
     Order.SAME: "same",
     Order.BEFORE: "newer",
     Order.AFTER: "older",
     Order.CONCURRENT: "concurrent",
 }
-"""How the other's version stands to ours, by how ours stands to the other's."""
+"""The other version's relation to ours, by the relation of ours to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,36 +33,40 @@ class Overview:
     """One node's copy of the state in short. Nodes are in address order."""
 
     version: str = ""
-    """A short hash of the version: two nodes that show the same one have the same."""
+    """A short hash of the version. Two nodes with the same hash have the same version."""
     seen: tuple[NodeId, ...] = ()
-    """Who has this version."""
+    """The nodes that have this version."""
     waiting_for: tuple[NodeId, ...] = ()
-    """Who stands between this version and convergence."""
+    """The nodes that prevent convergence."""
     versions: Mapping[NodeId, str] = field(default_factory=dict)
-    """How every other member's version stands to this one: same, older, newer, concurrent or
+    """Each other member's version relative to this one: same, older, newer, concurrent or
     unknown."""
     records: tuple[tuple[NodeId, NodeId, Flag], ...] = ()
-    """Who (observer) cannot reach whom (subject)."""
+    """Each observer, the subject that it cannot reach, and its flag."""
     tombstones: int = 0
     phis: Mapping[NodeId, float] = field(default_factory=dict)
-    """The failure detector's suspicion of every node that this one watches."""
+    """The failure detector's suspicion (phi) of each node that this node watches."""
 
 
-def overview_of(
-    gossip: Gossip, me: NodeId, heard: Mapping[NodeId, VectorClock], phis: Mapping[NodeId, float]
+def diagnose(
+    gossip: Gossip,
+    me: NodeId,
+    last_versions: Mapping[NodeId, VectorClock],
+    phis: Mapping[NodeId, float],
 ) -> Overview:
-    """The overview of this copy. `heard`: the last version heard of each node."""
+    """Build the overview of this copy. `last_versions`: the last version received from each
+    node."""
 
-    def standing(node: NodeId) -> str:
-        if node not in heard:
+    def relation_of(node: NodeId) -> str:
+        if node not in last_versions:
             return "unknown"
-        return WORDS[gossip.clock.compare(heard[node].without(gossip.tombstones))]
+        return RELATIONS[gossip.clock.compare(last_versions[node].without(gossip.tombstones))]
 
     return Overview(
         version=version_of(gossip),
         seen=tuple(sorted(gossip.seen)),
         waiting_for=tuple(gossip.waiting_for()),
-        versions={node: standing(node) for node in gossip.members if node != me},
+        versions={node: relation_of(node) for node in gossip.members if node != me},
         records=tuple(gossip.records()),
         tombstones=len(gossip.tombstones),
         phis=dict(phis),
@@ -69,7 +74,7 @@ def overview_of(
 
 
 def version_of(gossip: Gossip) -> str:
-    """The version's short name: 16 hexadecimal digits, the same in every process."""
+    """Return the version's short name: 16 hexadecimal digits, the same in every process."""
     counters = " ".join(f"{node}={n}" for node, n in sorted(gossip.clock.counters.items()))
     removed = " ".join(map(str, sorted(gossip.tombstones)))
     return blake2b(f"{counters} / {removed}".encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""What goes into the `Cluster` machine, and what comes out of it.
+"""Events into the `ClusterMembership` machine, and effects out of it.
 
 Source: docs/architecture.md.
 """
@@ -23,16 +23,16 @@ class JoinSelf:
 
 @dataclass(frozen=True, slots=True)
 class JoinSeeds:
-    """Join through one of these nodes. Only the first of them may found a cluster. None at all is
-    JoinSelf."""
+    """Join through one of these nodes. Only the first of them may found a cluster. An empty list is
+    the same as JoinSelf."""
 
     seeds: tuple[Address, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PubSubReceived:
-    """A message came over PUB/SUB. `waited`: at most so many seconds in this process before it was
-    handled."""
+    """A message arrived over PUB/SUB. `waited`: seconds, at most, that it waited in this
+    process."""
 
     sender: NodeId
     message: PublishedMessage
@@ -41,7 +41,7 @@ class PubSubReceived:
 
 @dataclass(frozen=True, slots=True)
 class ControlReceived:
-    """A message came over ROUTER/DEALER."""
+    """A message arrived over ROUTER/DEALER."""
 
     sender: NodeId
     message: ControlMessage
@@ -49,7 +49,7 @@ class ControlReceived:
 
 @dataclass(frozen=True, slots=True)
 class PeerListening:
-    """A node with this uid has subscribed: what is published to it from now on can arrive."""
+    """A node with this uid has subscribed: messages published to it from now on can arrive."""
 
     uid: int
 
@@ -63,7 +63,7 @@ class PeerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What a Probe showed."""
+    """A Probe ended with this outcome."""
 
     node: NodeId
     outcome: ProbeOutcome
@@ -71,36 +71,36 @@ class ProbeResult:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The member shall leave. For this node itself: it hosts nothing any more."""
+    """Make the member leave. For this node itself: it hosts nothing any more."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """The member is declared dead."""
+    """Declare the member dead."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The member is declared dead and removed on the spot, whether or not the cluster can agree on
-    it. If it lives, it learns that it is out."""
+    """Declare the member dead and remove it at once, whether or not the cluster can converge. If it
+    is alive, it receives the state that removes it."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """What must arrive at that member does not, though it answers heartbeats."""
+    """Messages that must arrive at this member do not, though it answers heartbeats."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class SetService:
-    """The member shall take new work, or none, or give away what it has."""
+    """Let the member take new work, or none, or give its shards away."""
 
     node: NodeId
     service: Service
@@ -108,7 +108,7 @@ class SetService:
 
 @dataclass(frozen=True, slots=True)
 class PrepareForShutdown:
-    """The whole cluster shall stop."""
+    """Stop the whole cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class RecordEpoch:
 
 @dataclass(frozen=True, slots=True)
 class SetMeta:
-    """The application writes bytes that every node shall see."""
+    """Write bytes of the application under this name, for all nodes."""
 
     name: str
     data: bytes
@@ -173,7 +173,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class SendControl:
-    """Send by the link to the node, or to whoever is at the address."""
+    """Send over the link to the node, or to the process at the address."""
 
     to: Address | NodeId
     message: ControlMessage
@@ -195,28 +195,28 @@ class Unsubscribe:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Open a fresh connection to the node's address and report how that went, within a second."""
+    """Open a fresh connection to the node's address, and report the outcome within one second."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """The picture of the cluster changed."""
+    """This node's view of the cluster changed."""
 
     view: MembershipView
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something happened that applications and operators may want to know."""
+    """Report an event to the application and to operators."""
 
     event: DomainEvent
 
 
 @dataclass(frozen=True, slots=True)
 class AcquireLease:
-    """Take this lease in the state store and answer LeaseResult."""
+    """Acquire this lease in the state store, and answer with LeaseResult."""
 
     name: str
     owner: str
@@ -225,22 +225,22 @@ class AcquireLease:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """This node's membership is over: `left`, `downed`, or `join failed: ...`. Nothing comes after
-    it."""
+    """This node's membership is over: `left`, `downed`, or `join failed: ...`. No effect
+    follows."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CommandRefused:
-    """What was asked for is not possible."""
+    """A command is refused."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageDropped:
-    """A message had no effect; `reason` is one of a few fixed words, fit for a metric's label."""
+    """A message had no effect. `reason` is one of a few fixed texts, fit for a metric's label."""
 
     sender: NodeId
     reason: str

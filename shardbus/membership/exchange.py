@@ -1,29 +1,35 @@
-"""Exchanging gossip: rounds, answers, news.
+"""The gossip exchange: periodic rounds, answers, and immediate pushes of changes.
 
-A message names a version; the receiver compares clocks:
+A message names a version. The receiver compares clocks:
 
-    theirs is older          -> send the state
-    theirs is newer          -> a status: send ours, which asks for their state; a state: take it
-    neither contains both    -> merge, and send the merged state
-    the same                 -> the sender has seen it; who knows of more that have, says so
+    sender's version is older     send the state
+    sender's version is newer     on a status, send a status, which requests the state;
+                                  on a state, merge it
+    neither contains the other    merge, and send the merged state
+    equal                         record that the sender has seen it; the side that knows more
+                                  seen nodes sends them
 
-Every second a round: one partner, a status if it is not news to it, else the state; three rounds a
-second while fewer than half have this version. Whatever changes the version is news, and goes at
-once to `news_fanout` nodes that have not seen it, though at most once per `pause`, which grows with
-the cluster. Whoever has got a version tells the leader, by the small GossipSeen; and a leader that
-finds the cluster converged lets a few know.
+**Rounds.** Once a second (`gossip_interval`) a node picks one partner. It sends a status if the
+partner has seen the version, else the full state. While fewer than half of the members have seen
+the version, rounds are three times as frequent.
+
+**Pushes.** Each new version is sent at once to `news_fanout` nodes that have not seen it, at most
+once per pause. The pause grows with the cluster. A node that receives a new version reports it to
+the leader with the small message GossipSeen. A leader that finds the cluster converged pushes that
+to a few nodes.
 
 **One version, one content.** Removing a node erases its counter from the clock, and with it the
-trace of what only some had learned from it: two copies could then have one clock and different
-contents, and never notice. So whoever erases, by a merge, the traces of a node that was removed
-elsewhere makes the merged state a version of its own, unless it is plainly one of the two. A node
-that finds itself removed can make none, as its own counter is gone: it says nothing any more.
+trace of changes that only some nodes had received from it. Two copies could then have equal clocks
+and different contents, and never detect it. So a node whose merge erases the traces of a node
+removed elsewhere makes the merged state a new version, unless it equals one of the two. A node that
+finds itself removed cannot make a version, since its own counter is gone. It sends nothing more.
 
-Dropped, and counted: states that waited too long in this process, that are meant for another
-incarnation, that come from a node which is no member, or that do not know this node. A state that
-says that this node is out is never too old: one that slept would otherwise not hear of it.
+**Dropped**, and counted as MessageDropped: states that waited in this process for longer than
+`gossip_time_to_live`, that are addressed to another incarnation, that come from a non-member, or
+that do not contain this node. A state that declares this node Down or removed is never too old: a
+process that was paused must learn that it is out.
 
-Source: S1.34-S1.46, S3.24-S3.31, B.6, B.13, D.1, D.2.
+Source: S1.34-S1.46, S3.24-S3.31, B.6, B.13.
 """
 
 from __future__ import annotations
@@ -49,12 +55,15 @@ from shardbus.membership.vector_clock import Order, VectorClock
 
 PAUSE_BASE = 0.005
 PAUSE_PER_MEMBER = 0.0005
+"""Seconds between two pushes: the base, and what each member adds."""
 SPEED_UP = 3
+"""Factor of the round's frequency while fewer than half of the members have seen the version."""
 ANSWERS = (Flag.REACHABLE, Flag.QUARANTINED)
+"""A node gossips with members on which its own flag is one of these."""
 
 
 class GossipExchange:
-    """One node's copy of the state and its conversations about it."""
+    """One node's copy of the state, and its exchange of it with others."""
 
     def __init__(self, me: NodeId, settings: ClusterSettings, rng: random.Random) -> None:
         self.me = me
@@ -62,40 +71,42 @@ class GossipExchange:
         self.rng = rng
         self.gossip = Gossip()
         self._round_at: float | None = None
-        self._news_from = 0.0
+        self._next_news_at = 0.0
         self._announced: Gossip = self.gossip
-        self._convergence_told = False
-        self._got_from: NodeId | None = None
+        self._convergence_announced = False
+        self._updated_by: NodeId | None = None
         self._indexed: Mapping[NodeId, Member] = {}
         self._by_uid: dict[int, NodeId] = {}
         self.seeds: tuple[Address, ...] = ()
-        """By whom this node joined."""
-        self.heard: dict[NodeId, VectorClock] = {}
-        """The last version heard of each member, for those who ask."""
+        """The seed addresses by which this node joined."""
+        self.last_versions: dict[NodeId, VectorClock] = {}
+        """The last version received from each member. For diagnostics."""
 
     def start(self, gossip: Gossip, now: float) -> None:
-        """Begin with this state."""
+        """Start rounds with this state. The first is due at a random time within one interval."""
         self.gossip = gossip
         self._round_at = now + self.settings.gossip_interval * self.rng.random()
 
     def deadline(self) -> float | None:
-        """When `tick` or `announce` has something to do."""
+        """Return when `tick` or `announce` is due."""
         if self._round_at is None or not self._has_news():
             return self._round_at
-        return min(self._round_at, self._news_from)
+        return min(self._round_at, self._next_news_at)
 
     def state_to(self, node: NodeId, now: float) -> Publish:
-        """The state, addressed."""
-        return Publish(node, GossipState(node, self.gossip.flipped(now)))
+        """Return the state as a message to that node."""
+        return Publish(node, GossipState(node, self.gossip.flip_tombstones(now)))
 
     # -- rounds and news -------------------------------------------------------------------------
 
     def tick(self, now: float) -> list[Effect]:
-        """A round, if it is due."""
+        """Run a round if it is due."""
         if self._round_at is None or now < self._round_at:
             return []
         self.gossip = self.gossip.pruned(now - self.settings.prune_tombstones_after)
-        self.heard = {n: c for n, c in self.heard.items() if n in self.gossip.members}
+        self.last_versions = {
+            n: c for n, c in self.last_versions.items() if n in self.gossip.members
+        }
         gossip, settings = self.gossip, self.settings
         speedy = is_speedy(len(gossip.seen), len(gossip.members))
         self._round_at = now + settings.gossip_interval / (SPEED_UP if speedy else 1)
@@ -122,44 +133,45 @@ class GossipExchange:
         return self._status_to(node) if node in self.gossip.seen else self.state_to(node, now)
 
     def announce(self, leader: NodeId | None, now: float) -> list[Effect]:
-        """Push what is news, if it is time."""
-        if not self._has_news() or now < self._news_from:
+        """Push the version if it is new and the pause is over."""
+        if not self._has_news() or now < self._next_news_at:
             return []
         gossip = self.gossip
-        self._convergence_told = gossip.converged()
+        self._convergence_announced = gossip.converged()
         self._announced = gossip
         pause = PAUSE_BASE + PAUSE_PER_MEMBER * len(gossip.members)
-        self._news_from = now + pause
-        flagged = gossip.verdicts()
+        self._next_news_at = now + pause
+        flagged = gossip.unreachable()
         live = [n for n in self._partners() if n not in flagged]
-        seen = frozenset() if self._convergence_told and leader == self.me else gossip.seen
+        seen = frozenset() if self._convergence_announced and leader == self.me else gossip.seen
         targets = news_targets(live, seen, self.settings.news_fanout, self.rng)
         effects: list[Effect] = [self.state_to(node, now) for node in targets]
-        if leader is not None and leader not in (self.me, self._got_from, *targets):
+        if leader is not None and leader not in (self.me, self._updated_by, *targets):
             effects.append(Publish(leader, GossipSeen(gossip.clock)))
-        self._got_from = None
+        self._updated_by = None
         return effects
 
-    def farewell(self, fanout: int, now: float) -> list[Effect]:
-        """Tell a few that this node is out; nobody, if it is removed already."""
+    def announce_departure(self, fanout: int, now: float) -> list[Effect]:
+        """Send the state in which this node is Down or Exiting to a few nodes. Send nothing if this
+        node is removed already."""
         if self.me not in self.gossip.members:
             return []
-        flagged = self.gossip.verdicts()
+        flagged = self.gossip.unreachable()
         live = [n for n in self._partners() if n not in flagged]
         chosen = news_targets(live, (), fanout, self.rng)
         return [self.state_to(node, now) for node in chosen]
 
     def _has_news(self) -> bool:
-        """True if the version, or that everybody has it, is not announced yet."""
+        """True if the version, or its convergence, is not announced yet."""
         gossip, announced = self.gossip, self._announced
         if gossip is announced or len(gossip.members) < 2:
             return False
         if not gossip.same_version(announced):
             return True
-        return not self._convergence_told and gossip.converged()
+        return not self._convergence_announced and gossip.converged()
 
     def _partners(self) -> list[NodeId]:
-        """Whom it makes sense to gossip with: whoever answers this node."""
+        """Return the members to gossip with: those that answer this node."""
         row = self.gossip.reachability.rows.get(self.me)
         flags = row.flags if row else {}
         return [
@@ -173,8 +185,9 @@ class GossipExchange:
     # -- answers ---------------------------------------------------------------------------------
 
     def on_listening(self, uid: int, now: float) -> list[Effect]:
-        """A node with this uid can hear us from now on: it is told our version, and asks for the
-        state if that is news. One that was removed while it could not hear us learns that."""
+        """Send the version to a node that has just subscribed to this one; it requests the state if
+        that is new to it. A node that was removed while it could not receive gets the state that
+        removes it."""
         members = self.gossip.members
         if members is not self._indexed:
             self._indexed, self._by_uid = members, {node.uid: node for node in members}
@@ -184,7 +197,7 @@ class GossipExchange:
         return [self.state_to(node, now) for node in self.gossip.tombstones if node.uid == uid]
 
     def on_status(self, sender: NodeId, status: GossipStatus, now: float) -> list[Effect]:
-        """A round of the sender's, or its wish for our state."""
+        """Answer the sender's round, or its request for the state."""
         order = self._compare(sender, status.clock)
         if order is not Order.SAME:
             return self._on_version(sender, order, now)
@@ -195,17 +208,19 @@ class GossipExchange:
         return []
 
     def on_seen(self, sender: NodeId, clock: VectorClock, now: float) -> list[Effect]:
-        """The sender has got this version."""
+        """Record that the sender has this version, or send it what it lacks."""
         order = self._compare(sender, clock)
         return [] if order is Order.SAME else self._on_version(sender, order, now)
 
     def on_state(
         self, sender: NodeId, message: GossipState, waited: float, now: float
     ) -> list[Effect]:
-        """The sender's state: merge it, and answer if the merged state is news to the sender."""
-        self.heard[sender] = message.gossip.clock
-        remote = message.gossip.flipped(now).pruned(now - self.settings.prune_tombstones_after)
-        if waited > self.settings.gossip_time_to_live and not self._says_out(remote):
+        """Merge the sender's state. Answer if the merged state is new to the sender."""
+        self.last_versions[sender] = message.gossip.clock
+        remote = message.gossip.flip_tombstones(now).pruned(
+            now - self.settings.prune_tombstones_after
+        )
+        if waited > self.settings.gossip_time_to_live and not self._declares_this_node_out(remote):
             return [MessageDropped(sender, "gossip waited too long")]
         if message.to != self.me:
             return [MessageDropped(sender, "gossip for another node")]
@@ -216,21 +231,21 @@ class GossipExchange:
         if self.me not in merged.members:
             return []
         if not merged.same_version(before):
-            self._got_from = sender
+            self._updated_by = sender
         if not merged.same_version(remote) or merged.seen - remote.seen - {self.me}:
             return [self.state_to(sender, now)]
         if self.me not in remote.seen:
             return [Publish(sender, GossipSeen(merged.clock))]
         return []
 
-    def _says_out(self, gossip: Gossip) -> bool:
-        """True if that copy knows this node as Down or removed, which is never undone."""
+    def _declares_this_node_out(self, gossip: Gossip) -> bool:
+        """True if that copy has this node as Down or removed. Neither is ever undone."""
         mine = gossip.members.get(self.me)
         return self.me in gossip.tombstones or (mine is not None and mine.status is Status.DOWN)
 
     def _compare(self, sender: NodeId, clock: VectorClock) -> Order:
-        """How our version stands to that of a member; if they are the same, it has seen ours."""
-        self.heard[sender] = clock
+        """Compare the version here with the member's. If they are equal, the member has seen it."""
+        self.last_versions[sender] = clock
         order = self.gossip.clock.compare(clock.without(self.gossip.tombstones))
         if order is Order.SAME:
             self.gossip = self.gossip.with_seen(sender)
@@ -245,7 +260,7 @@ class GossipExchange:
         return Publish(node, GossipStatus(self.gossip.clock, len(self.gossip.seen)))
 
     def is_out(self, sender: NodeId) -> bool:
-        """True for a sender that is Down or removed: whatever it says is answered with the
+        """True if the sender is Down or removed. Each of its messages is answered with the
         state."""
         member = self.gossip.members.get(sender)
         return sender in self.gossip.tombstones or (

@@ -1,44 +1,47 @@
-"""The state that nodes gossip: one value that any two nodes can merge.
+"""The gossip state: one value that every node holds a copy of, and that any two nodes can merge.
 
-The problem: every node must come to the same picture of the cluster without anybody in charge, over
-a network that loses, repeats and reorders. The answer is a value with a merge that is commutative,
-associative, idempotent and monotone. Whatever order copies travel in, the same changes give the
-same value.
+Theory of operation. Every node must reach the same picture of the cluster without a central
+server, over a network that loses, repeats and reorders messages. Each node therefore keeps a copy
+of one immutable value, `Gossip`, and sends it to others. The receiver merges. The merge is
+commutative, associative, idempotent and monotone, so the same changes give the same value in
+whatever order the copies travel.
 
-    part           what it says                              how two copies merge
+    part           content                                   merge of two copies
     members        each incarnation and its status           the later status, the lower up number
-    reachability   who cannot reach whom                     per observer the newer row
-    tombstones     incarnations that were removed, and when  union, the earlier time of each; they
-                                                             erase all other traces
-    epochs         highest coordinator epoch per type, and   the higher
+    reachability   which observer cannot reach which node    per observer the newer row
+    tombstones     removed incarnations, and when            union, the earlier time of each; a
+                                                             tombstone erases all other traces
+    epochs         highest coordinator epoch per type, and   the higher number
                    that of the decisions by lease
     meta           bytes of the application, by name         the later version of each
-    clock          how many changes each node has made       the higher counter per node
-    seen           who has this very version                 see below
+    clock          number of changes each node has made      the higher counter per node
+    seen           the nodes that have this very version     see below
 
-Each change bumps its author's counter in the clock and leaves only the author in `seen`. So the
-clock names a version: equal clocks mean equal content (`received` sees to that). `seen` belongs to
-one version: a merge keeps the seen nodes of those copies whose version is the merged one. Copies
-that changed concurrently merge to a version that nobody has seen yet.
+**Versions.** Each change increments its author's counter in `clock` and resets `seen` to the
+author. The clock therefore names a version: equal clocks mean equal content (`received` keeps it
+so when counters are erased). `seen` belongs to one version. A merge keeps the seen nodes of those
+copies whose version is the merged one. If both copies have changed concurrently, the merged
+version is new and no node has seen it yet.
 
-**Convergence**: a node can prove from its copy that everybody who matters has this version. Only
-then may the leader act. Those who matter are the members that are Up, Leaving or stopping with the
-whole cluster (while there is none, the Joining and WeaklyUp ones). Nobody may be unreachable,
-except members already Down, Exiting or ready for shutdown: otherwise a crash while leaving would
-block the cluster for ever.
+**Convergence.** A node can prove from its own copy that every voter has this version. Only then
+may the leader act. The voters are the members that are Up, Leaving, or stopping with the whole
+cluster; while there are none, the Joining and WeaklyUp members vote. No member may be
+unreachable, except those already Down, Exiting or ready for shutdown: otherwise a crash during a
+graceful leave would block convergence for ever.
 
-**Tombstones** keep late gossip from resurrecting a removed node. Clocks of different machines say
-different things, so a tombstone travels as an age in seconds and is kept as a time of the local
-clock; `flipped` turns one into the other.
+**Tombstones** stop late gossip from resurrecting a removed node. The clocks of two machines
+differ, so a tombstone travels as an age in seconds and is stored as a time of the local clock.
+`flip_tombstones` converts between the two.
 
-Not here: who talks to whom (`targets`), what the leader does (`leader`), messages (`messages`).
+Not here: the choice of gossip partners (`gossip_targets`), the exchange itself (`exchange`), the
+leader's actions (`leader`), the messages (`messages`).
 
-Source: S1.9-S1.14, S1.40-S1.44, B.10-B.13, S3.12, S3.34; T.U1.
+Source: S1.9-S1.14, S1.40-S1.44, B.10-B.13, S3.12, S3.34.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardbus.errors import LocalProtocolError
@@ -48,25 +51,25 @@ from shardbus.membership.reachability import Flag, Reachability
 from shardbus.membership.vector_clock import Order, VectorClock
 
 VOTING = (*WORKING, Status.LEAVING)
-"""These must have seen a version before the leader may act on it."""
+"""A member in one of these statuses must have seen a version before the leader may act on it."""
 STARTING = (Status.JOINING, Status.WEAKLY_UP)
-"""These take their place while nobody votes."""
+"""Members in these statuses vote while no member is in `VOTING`."""
 ON_THE_WAY_OUT = (Status.DOWN, Status.EXITING, Status.READY_FOR_SHUTDOWN)
-"""Unreachable members in these do not block convergence, and have no vote."""
+"""An unreachable member in one of these statuses does not block convergence, and has no vote."""
 
 
 META_MAX = 64
 META_NAME_MAX = 128
 META_BYTES_MAX = 4096
-"""So many names are taken, of so many bytes each: every node carries all of it in every state. The
-node that writes looks at the number of names (`orders`); a merge keeps every name, as it must, so
-nodes that write at once may go beyond it together."""
+"""Bounds of `meta`: the number of names, the characters of a name, the bytes of a value. Every node
+carries all of it in every state. The writing node checks the number of names (`commands`). A merge
+keeps every name, as it must, so concurrent writers may exceed the number together."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Meta:
-    """Bytes of the application under some name. Of two, the greater is the later; if two nodes
-    wrote the same version, the greater bytes win."""
+    """Bytes of the application under one name. The higher version wins a merge; of equal versions,
+    the greater bytes win."""
 
     version: int
     data: bytes
@@ -74,7 +77,7 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Gossip:
-    """One copy of the cluster's state. Immutable; `members` is in address order."""
+    """One copy of the cluster's state. Immutable. `members` is in address order."""
 
     members: Mapping[NodeId, Member] = field(default_factory=dict)
     seen: frozenset[NodeId] = frozenset()
@@ -87,31 +90,34 @@ class Gossip:
     # -- changes: each bumps the author's counter ------------------------------------------------
 
     def with_members(self, by: NodeId, *members: Member) -> Gossip:
-        """`by` adds these members or gives them a later status."""
+        """Add these members, or give them a later status, as a change by node `by`."""
         return self._changed(by, members={**self.members, **{m.node: m for m in members}})
 
     def with_flag(self, observer: NodeId, subject: NodeId, flag: Flag) -> Gossip:
-        """The observer says so of the subject. The same object if it had said so before."""
+        """Record the observer's flag for the subject. Return the same object if that is already
+        recorded."""
         reachability = self.reachability.marked(observer, subject, flag)
         if reachability is self.reachability:
             return self
         return self._changed(observer, reachability=reachability)
 
     def with_epoch(self, by: NodeId, entity_type: str, epoch: int) -> Gossip:
-        """`by` has seen a coordinator of this epoch. The same object if a higher one is known."""
+        """Record a coordinator epoch that `by` has seen. Return the same object if it is not
+        higher."""
         if epoch <= self.epochs.get(entity_type, 0):
             return self
         return self._changed(by, epochs={**self.epochs, entity_type: epoch})
 
     def with_meta(self, by: NodeId, name: str, data: bytes) -> Gossip:
-        """`by` writes these bytes under that name. The same object if they stand there already."""
+        """Write these bytes under that name. Return the same object if the bytes are already
+        there."""
         before = self.meta.get(name, Meta(0, b""))
         if before.data == data:
             return self
         return self._changed(by, meta={**self.meta, name: Meta(before.version + 1, data)})
 
     def without_members(self, by: NodeId, nodes: tuple[NodeId, ...], now: float) -> Gossip:
-        """`by` removes these members for good.
+        """Remove these members for good, and leave a tombstone for each.
 
         Raises:
             LocalProtocolError: one of them is neither Down nor Exiting, or is `by` itself.
@@ -120,7 +126,7 @@ class Gossip:
             if node == by:
                 raise LocalProtocolError(f"{node} cannot remove itself")
             self.members[node].moved(Status.REMOVED)
-        return _buried(
+        return _without_removed(
             self._changed(by, tombstones={**self.tombstones, **dict.fromkeys(nodes, now)})
         )
 
@@ -134,6 +140,8 @@ class Gossip:
         epochs: Mapping[str, int] | None = None,
         meta: Mapping[str, Meta] | None = None,
     ) -> Gossip:
+        """Return the next version: these parts replaced, the counter of `by` incremented, seen by
+        `by` alone."""
         return Gossip(
             self.members if members is None else dict(sorted(members.items())),
             frozenset((by,)),
@@ -144,24 +152,25 @@ class Gossip:
             self.meta if meta is None else meta,
         )
 
-    # -- what is no change -----------------------------------------------------------------------
+    # -- not a new version -----------------------------------------------------------------------
 
     def with_seen(self, *nodes: NodeId) -> Gossip:
-        """These nodes have this version too."""
+        """Record that these nodes have this version too. This is no change of the version."""
         if self.seen.issuperset(nodes):
             return self
         return replace(self, seen=self.seen.union(nodes))
 
     def pruned(self, before: float) -> Gossip:
-        """Without the tombstones set before that local time: no late gossip can be that late."""
+        """Drop the tombstones set before that local time. Gossip older than that no longer
+        arrives."""
         if all(at >= before for at in self.tombstones.values()):
             return self
         kept = {node: at for node, at in self.tombstones.items() if at >= before}
         return replace(self, tombstones=kept)
 
-    def flipped(self, now: float) -> Gossip:
-        """Times of tombstones turned into ages, or ages into times: the way to the wire, and the
-        way back."""
+    def flip_tombstones(self, now: float) -> Gossip:
+        """Convert times of tombstones into ages, or ages into times. Call it before encoding and
+        after decoding."""
         if not self.tombstones:
             return self
         return replace(self, tombstones={n: now - at for n, at in self.tombstones.items()})
@@ -169,7 +178,7 @@ class Gossip:
     # -- merging ---------------------------------------------------------------------------------
 
     def merge(self, other: Gossip) -> Gossip:
-        """The least copy that contains both."""
+        """Return the least copy that contains both."""
         tombstones = dict(self.tombstones)
         for node, at in other.tombstones.items():
             tombstones[node] = min(at, tombstones.get(node, at))
@@ -182,7 +191,7 @@ class Gossip:
         meta = dict(self.meta)
         for name, written in other.meta.items():
             meta[name] = max(written, meta.get(name, written))
-        merged = _buried(
+        merged = _without_removed(
             Gossip(
                 dict(sorted(members.items())),
                 frozenset(),
@@ -197,22 +206,25 @@ class Gossip:
         return replace(merged, seen=frozenset().union(*seen))
 
     def received(self, other: Gossip, by: NodeId) -> Gossip:
-        """The merge as node `by` makes it, and has seen. Burying a node takes its counter away, so
-        that a change which only one of the two knew would leave no trace in the clock: then the
-        merged copy becomes a version of `by`'s own, which names no other content elsewhere."""
+        """Merge a received copy, as node `by`, and mark the result as seen by it.
+
+        Removing a node erases its counter. A change known to only one of the two copies could then
+        leave no trace in the clock, and one clock would name two contents. In that case the merged
+        copy becomes a new version by `by`.
+        """
         merged = self.merge(other)
         if by not in merged.members:
             return merged
-        buried = any(node in self.clock.counters for node in other.tombstones)
-        buried_there = any(node in other.clock.counters for node in self.tombstones)
-        if (buried or buried_there) and not any(
+        removed_there = any(node in self.clock.counters for node in other.tombstones)
+        removed_here = any(node in other.clock.counters for node in self.tombstones)
+        if (removed_there or removed_here) and not any(
             merged.same_version(copy) and merged.same_content(copy) for copy in (other, self)
         ):
             merged = merged.with_members(by)
         return merged.with_seen(by)
 
     def same_content(self, other: Gossip) -> bool:
-        """Whether the two say the same, apart from their versions."""
+        """True if members, reachability, epochs and meta are equal. Versions may differ."""
         return (
             self.members == other.members
             and self.reachability == other.reachability
@@ -221,47 +233,47 @@ class Gossip:
         )
 
     def same_version(self, other: Gossip) -> bool:
-        """True if the two have the same content (`seen` may differ)."""
+        """True if the two copies name the same version, and so have the same content. `seen` may
+        differ."""
         return (
             self.clock.compare(other.clock) is Order.SAME
             and self.tombstones.keys() == other.tombstones.keys()
         )
 
-    # -- questions -------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------
 
-    def verdicts(self) -> dict[NodeId, Flag]:
-        """Every member that is not reachable, with the worst word on it. The word of the unheeded
-        does not count."""
+    def unreachable(self) -> dict[NodeId, Flag]:
+        """Return each member that is not reachable, with the worst flag on it. Flags of
+        `ignored_observers` do not count."""
         if self.reachability.all_reachable():
             return {}
-        return self.reachability.verdicts(ignore=self.unheeded())
+        return self.reachability.unreachable(ignore=self.ignored_observers())
 
     def records(self) -> list[tuple[NodeId, NodeId, Flag]]:
-        """Every (observer, subject, flag) that is not reachable. The word of the unheeded does not
-        count."""
+        """Return each (observer, subject, flag) that is not reachable. Flags of `ignored_observers`
+        do not count."""
         if self.reachability.all_reachable():
             return []
-        return self.reachability.records(ignore=self.unheeded())
+        return self.reachability.records(ignore=self.ignored_observers())
 
-    def unheeded(self) -> dict[NodeId, Member]:
-        """Observers that are Down, or that are Exiting and somebody else cannot reach: one that has
-        ended before it was removed takes nothing back, and would stand in the way of its own
-        removal."""
+    def ignored_observers(self) -> dict[NodeId, Member]:
+        """Return the observers whose flags do not count: Down members, and Exiting members that
+        another node cannot reach. An Exiting process that has ended before its removal takes none
+        of its flags back, and these would block its own removal."""
         down = self.down()
         exiting = {n: m for n, m in self.members.items() if m.status is Status.EXITING}
         if not exiting:
             return down
-        others = self.reachability.verdicts(ignore=down | exiting)
+        others = self.reachability.unreachable(ignore=down | exiting)
         return down | {n: m for n, m in exiting.items() if n in others}
 
     def down(self) -> dict[NodeId, Member]:
-        """The members that are Down."""
+        """Return the members that are Down."""
         return {n: m for n, m in self.members.items() if m.status is Status.DOWN}
 
     def waiting_for(self) -> list[NodeId]:
-        """Who stands between this version and convergence, in address order: empty means
-        converged."""
-        verdicts = self.verdicts()
+        """Return the nodes that prevent convergence, in address order. Empty means converged."""
+        verdicts = self.unreachable()
         excused = {n for n in verdicts if self.members[n].status in ON_THE_WAY_OUT}
         voters = [
             n for n, m in self.members.items() if m.status in VOTING and n not in excused
@@ -275,12 +287,12 @@ class Gossip:
         return any(m.status in STOPPING for m in self.members.values())
 
     def converged(self) -> bool:
-        """True if everybody who matters has this version."""
+        """True if every voter has this version, and no other member is unreachable."""
         return not self.waiting_for()
 
 
-def _buried(gossip: Gossip) -> Gossip:
-    """The copy with every trace of nodes that have a tombstone erased."""
+def _without_removed(gossip: Gossip) -> Gossip:
+    """Erase every trace of nodes that have a tombstone."""
     dead = gossip.tombstones
     if not dead:
         return gossip
@@ -291,3 +303,24 @@ def _buried(gossip: Gossip) -> Gossip:
         reachability=gossip.reachability.without(dead),
         clock=gossip.clock.without(dead),
     )
+
+
+def broken_rules(gossip: Gossip, me: NodeId, watched: Iterable[NodeId]) -> list[str]:
+    """Return the invariants that this copy breaks, in words. For tests and simulations only: they
+    audit each machine after each step."""
+    members = gossip.members
+    known = [*gossip.clock.counters, *gossip.seen, *gossip.reachability.rows]
+    records = gossip.reachability.records()
+    known += [subject for _, subject, _ in records]
+    rules = {
+        "members are in address order": list(members) == sorted(members),
+        "no member has a tombstone": not any(node in gossip.tombstones for node in members),
+        "only members leave traces": all(node in members for node in known),
+        "no node flags itself": all(observer != subject for observer, subject, _ in records),
+        "a member that was up has a number": all(
+            m.up_number for m in members.values() if m.status in WORKING
+        ),
+        "a member has seen its own state": me not in members or me in gossip.seen,
+        "only members are watched": all(node in members for node in watched),
+    }
+    return [rule for rule, holds in rules.items() if not holds]

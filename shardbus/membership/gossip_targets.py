@@ -1,18 +1,19 @@
-"""Whom to gossip to.
+"""The choice of gossip partners.
 
-A round picks one node. While the cluster has not converged, nodes that are not known to have this
-version are preferred with probability 0.8: late in the spreading of news a uniform choice would
-mostly hit nodes that have it. In a large cluster a few stragglers would then be flooded by
-everybody, so above 400 nodes the probability falls linearly, down to a tenth at three times that
-size.
+A round picks one partner. While the cluster has not converged, the round prefers, with probability
+0.8, nodes that are not known to have this version: late in the spreading of a change, a uniform
+choice would mostly hit nodes that have it already. In a large cluster all nodes would then flood
+the last few that lack it. So above 400 nodes the probability falls linearly, to a tenth of itself
+at three times that size.
 
-Nobody gossips with nodes that it cannot reach: heartbeats go on, and find them again. Where that is
-not enough, some rounds can be followed by one to an unreachable node or to a seed, the likelier the
-more of them there are (S3.26, S3.27); it is off by default.
+A node does not gossip with nodes it cannot reach: heartbeats to them continue, and detect when they
+are back. With `gossip_partition_breaker` above 0, some rounds are followed by one to an unreachable
+node or to a seed. The probability grows with the number of such nodes (S3.26, S3.27). The default
+is 0, which is off.
 
-News does not wait for the round: it goes to a few nodes at once, those first that have not seen it.
+Changes do not wait for the next round: they go at once to a few nodes that have not seen them.
 
-Source: S1.36-S1.38, S3.25-S3.29, D.1, D.2; T.U2.
+Source: S1.36-S1.38, S3.25-S3.29.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from shardbus.ids import NodeId
 
 
 def different_view_probability(probability: float, reduce_above: int, nodes: int) -> float:
-    """The probability of preferring a node that has not seen this version, in a cluster of so many
-    nodes."""
+    """Return the probability of preferring a node that has not seen this version, in a cluster of
+    `nodes` nodes."""
     excess = (nodes - reduce_above) / (2 * reduce_above)
     return probability * (1.0 - 0.9 * min(1.0, max(0.0, excess)))
 
@@ -33,7 +34,7 @@ def different_view_probability(probability: float, reduce_above: int, nodes: int
 def round_target(
     live: Sequence[NodeId], seen: Container[NodeId], probability: float, rng: random.Random
 ) -> NodeId | None:
-    """The partner of this round among `live` nodes, or None if there is none."""
+    """Return the partner of this round among the `live` nodes, or None if there are none."""
     if not live:
         return None
     unseen = [node for node in live if node not in seen]
@@ -50,9 +51,9 @@ def breaker_targets(
     factor: float,
     rng: random.Random,
 ) -> list[NodeId]:
-    """Whom else to gossip with after a round with `partner`, so that islands find each other:
-    perhaps an unreachable node, and perhaps a seed unless the partner was one. `factor` scales both
-    probabilities; 0 is never."""
+    """Return further partners after a round with `partner`, so that separated islands find each
+    other: an unreachable node with some probability, and a seed with some probability unless the
+    partner was one. `factor` scales both probabilities; 0 returns none."""
     chosen = []
     if unreachable and rng.random() < factor * len(unreachable) / (len(live) + 1):
         chosen.append(rng.choice(unreachable))
@@ -66,12 +67,12 @@ def breaker_targets(
 def news_targets(
     live: Sequence[NodeId], seen: Container[NodeId], fanout: int, rng: random.Random
 ) -> list[NodeId]:
-    """Up to `fanout` nodes that are not known to have the news."""
+    """Return up to `fanout` nodes that are not known to have the change."""
     unseen = [node for node in live if node not in seen]
     return rng.sample(unseen, min(fanout, len(unseen)))
 
 
 def is_speedy(seen: int, nodes: int) -> bool:
-    """True if fewer than half of the nodes have this version: rounds are then three times as
+    """True if fewer than half of the nodes have this version. Rounds are then three times as
     frequent."""
     return 2 * seen < nodes

@@ -1,24 +1,26 @@
-"""Joining, as the one who joins lives it.
+"""One node's attempt to join a cluster.
 
     contacting ──InitAck──> joining ──Welcome──> (member)
         ^                      │
         └──── no Welcome ──────┘
 
-- InitJoin goes to every seed and is repeated until one acknowledges; Join goes to the first that
-  does.
-- Only the first seed of the list may found a cluster, and only when no other seed is in one: every
-  other seed said so, or none acknowledged within `seed_node_timeout`. Otherwise two islands could
-  arise at a cold start. A member on its way out is in a cluster still, though it takes nobody in:
-  it does not answer an InitJoin. Nor does it count as in none that it answers a Join by InitNack,
-  for it had acknowledged: then the seeds are asked anew.
+- The node sends InitJoin to every seed, and repeats it until one acknowledges. It sends Join to the
+  first seed that does.
+- Only the first seed of the list may found a cluster, and only if no other seed is in one: every
+  other seed has answered InitNack, or none has acknowledged within `seed_node_timeout`. Without
+  this rule two islands could arise at a cold start. A member on its way out is still in a cluster,
+  though it admits no node: it does not answer an InitJoin. It answers a Join with InitNack; since
+  it has acknowledged before, that does not count as being in no cluster, and the joining node
+  contacts the seeds again.
 - Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
-  refusal names both values and ends the attempt: waiting would not mend it. Of many differences it
-  names the first few, and of long texts their beginnings: what does not fit the wire never comes.
-- A Join without an answer is repeated, and after `retry_unsuccessful_join_after` the seeds are
-  asked anew.
-- With `shutdown_after_unsuccessful_join` set, a node that is no member by then gives up visibly.
+  refusal names both values and ends the attempt, because waiting does not change it. It names at
+  most `DIFFERENCES_NAMED` differences, and cuts long values, so that it fits the wire.
+- A Join without an answer is repeated. After `retry_unsuccessful_join_after` the node contacts the
+  seeds again.
+- With `shutdown_after_unsuccessful_join` set, a node that is not a member by then stops with a
+  reason.
 
-Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3; T.U10, T.U12, T.U13.
+Source: S1.6, S1.32, S1.33, S3.11, B.1-B.3.
 """
 
 from __future__ import annotations
@@ -38,11 +40,11 @@ ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
 DIFFERENCES_NAMED = 5
 NAME_SHOWN, VALUE_SHOWN = 300, 160
-"""What a refusal says, so that it never has more than `TEXT_MAX` characters."""
+"""Characters shown of a setting's name and of a value, so that a refusal fits into `TEXT_MAX`."""
 
 
 def disagreement(mine: Greeting, theirs: Greeting) -> str:
-    """Why the two sides cannot be in one cluster, with both values; empty if they can."""
+    """Return why the two sides cannot be in one cluster, with both values. Empty if they can."""
     if mine.cluster != theirs.cluster:
         return f"cluster name {_shown(theirs.cluster)} is not {_shown(mine.cluster)}"
     if mine.protocol != theirs.protocol:
@@ -71,7 +73,7 @@ def _cut(text: str, length: int) -> str:
 
 
 class JoinPhase(Enum):
-    """Where the attempt stands."""
+    """The phase of the attempt."""
 
     CONTACTING = auto()
     JOINING = auto()
@@ -83,26 +85,26 @@ class JoinStep(Enum):
     NONE = auto()
     FOUND_CLUSTER = auto()
     ENTER = auto()
-    """Become a member, with the progress's gossip as the state."""
-    TAKE_IN = auto()
-    """Somebody else became one: the progress's gossip is the new state."""
-    GIVE_UP = auto()
+    """Become a member; the progress's gossip is the state."""
+    ADMIT = auto()
+    """Another node became a member; the progress's gossip is the new state."""
+    REFUSED = auto()
     """Stop: the cluster refuses this node, for the progress's reason."""
-    FIND_NOBODY = auto()
-    """Stop: no seed has taken this node in, in all the time that it was to try."""
+    TIME_OUT = auto()
+    """Stop: no seed has admitted this node within `shutdown_after_unsuccessful_join`."""
     DROP = auto()
-    """The message meant nothing, for the progress's reason."""
+    """Drop the message, for the progress's reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinProgress:
-    """The result of a step of joining."""
+    """The result of one step of joining."""
 
     send: tuple[SendControl, ...] = ()
     step: JoinStep = JoinStep.NONE
     reason: str = ""
     gossip: Gossip | None = None
-    doubted: NodeId | None = None
+    suspect: NodeId | None = None
     """A member that must be probed first."""
 
 
@@ -132,14 +134,14 @@ class Joiner:
         return self.tick(now)
 
     def deadline(self) -> float:
-        """When `tick` has something to do."""
+        """Return when `tick` is due."""
         return min([self._ask_at, *(at for at, _ in self._limits())])
 
     def tick(self, now: float) -> JoinProgress:
         """Do what is due."""
         for at, step in self._limits():
             if now >= at and step is not JoinStep.NONE:
-                return JoinProgress((), step, self._why_not(now))
+                return JoinProgress((), step, self._timeout_reason(now))
             if now >= at:
                 self._contact(now)
         if now < self._ask_at:
@@ -154,9 +156,9 @@ class Joiner:
         )
 
     def on_ack(self, sender: NodeId, greeting: Greeting, now: float) -> JoinProgress:
-        """A seed would take us: the first that says so gets the Join."""
+        """Send Join to the seed if it is the first to acknowledge."""
         if why := disagreement(self.greeting, greeting):
-            return JoinProgress((), JoinStep.GIVE_UP, why)
+            return JoinProgress((), JoinStep.REFUSED, why)
         self.acked[sender.address] = sender
         if self.phase is JoinPhase.JOINING:
             return JoinProgress()
@@ -165,7 +167,8 @@ class Joiner:
         return self.tick(now)
 
     def on_nack(self, sender: NodeId, now: float) -> JoinProgress:
-        """A seed is no member itself. If that is true of all, the first may found the cluster."""
+        """Record that the seed is not a member. If no other seed is one, the first seed founds the
+        cluster."""
         if self.phase is JoinPhase.JOINING and sender == self.target:
             self._contact(now)
         if self.acked.get(sender.address) != sender:
@@ -184,7 +187,7 @@ class Joiner:
         limits = []
         if self.settings.shutdown_after_unsuccessful_join:
             at = self._began_at + self.settings.shutdown_after_unsuccessful_join
-            limits.append((at, JoinStep.FIND_NOBODY))
+            limits.append((at, JoinStep.TIME_OUT))
         if self.phase is JoinPhase.JOINING:
             at = self._phase_at + self.settings.retry_unsuccessful_join_after
             limits.append((at, JoinStep.NONE))
@@ -193,6 +196,6 @@ class Joiner:
             limits.append((at, JoinStep.FOUND_CLUSTER))
         return limits
 
-    def _why_not(self, now: float) -> str:
+    def _timeout_reason(self, now: float) -> str:
         tried = ", ".join(map(str, self.others)) or "none"
         return f"no seed took this node in within {now - self._began_at:.0f} s; tried {tried}"

@@ -1,23 +1,23 @@
-"""Who leads, and what the leader does.
+"""The leader, and what it does.
 
 There is no election. The leader is the first in address order among the reachable members that are
-Up, Leaving or stopping with the whole cluster; while there is none, of the WeaklyUp ones, then of
-the Joining, then of the Exiting ones, which may be the last (`member.LEADING`). Every node computes
-that from the same gossip. It is only a role: it may change from one version to the next, and it
-acts only on a version that everybody who matters has seen.
+Up, Leaving, or stopping with the whole cluster. While there are none, it is the first of the
+WeaklyUp members, then of the Joining, then of the Exiting members, which may be the last
+(`member.LEADING`). Every node computes that from gossip. Leadership is only a role: it may change
+with each version. The leader acts only on a version that every voter has seen.
 
-    on convergence       joining, weakly_up -> up         once enough have joined, and of each role
+    on convergence       joining, weakly_up -> up         once enough have joined, per role too
                          leaving            -> exiting
-                         exiting            -> removed    everybody has seen it exiting
+                         exiting            -> removed    all voters have seen it exiting
                          down               -> removed    once it is unreachable: stopped or cut off
       while the cluster  joining to up      -> preparing_for_shutdown
       stops              preparing          -> ready_for_shutdown         once all of them are
     without convergence  joining            -> weakly_up  after a while, if it is reachable
 
-Each pass makes one new version; the next pass needs convergence on that. The leader looks whenever
-its state changes, and once in a while besides.
+Each pass makes one new version, and the next pass needs convergence on that. A node checks whether
+it must act when its state changes, and once per `leader_actions_interval`.
 
-Source: S1.26-S1.30, S1.47-S1.55, S1.63, B.4, B.12, B.17, B.22; T.U1.
+Source: S1.26-S1.30, S1.47-S1.55, S1.63, B.4, B.12, B.17, B.22.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ from shardbus.membership.gossip import STARTING, VOTING, Gossip
 from shardbus.membership.member import STOPPING, Member, Status, leader_order
 
 COUNTED_FOR_START = (Status.JOINING, Status.WEAKLY_UP, Status.LEAVING)
-"""Who counts as joined while nobody was up yet. One that leaves before it came up has joined, and
-counts until it is Exiting."""
+"""Members in these statuses count as joined while no member has been Up. A member that leaves
+before it is Up counts until it is Exiting."""
 
 
 class Leadership:
-    """One node's part in it: when to look at the cluster, and what to change there if it leads."""
+    """One node's leadership: when to check the cluster, and what to change if it leads."""
 
     def __init__(self, me: NodeId, settings: ClusterSettings) -> None:
         self.me = me
         self.settings = settings
-        self._look_at: float | None = None
+        self._act_at: float | None = None
         self._unconverged_at: float | None = None
-        self._looked_at: Gossip | None = None
+        self._checked: Gossip | None = None
         self._converged = False
 
     def start(self, now: float) -> None:
-        """This node is a member from now on."""
-        self._look_at = now + self.settings.leader_actions_interval
+        """Begin: this node is a member from now on."""
+        self._act_at = now + self.settings.leader_actions_interval
 
     def deadline(self) -> float | None:
-        """When `act` must be called even if nothing has changed."""
-        return self._look_at
+        """Return when `act` must be called even if the state has not changed. None before
+        `start`."""
+        return self._act_at
 
     def act(self, gossip: Gossip, now: float) -> Gossip:
-        """The state after this node has looked at it; the same object if there is nothing to
-        do."""
+        """Return the state after this node's pass; the same object if there is nothing to do."""
         settings = self.settings
-        if self._look_at is not None and now >= self._look_at:
-            self._look_at = now + settings.leader_actions_interval
-        if gossip is not self._looked_at:
-            self._looked_at, self._converged = gossip, gossip.converged()
+        if self._act_at is not None and now >= self._act_at:
+            self._act_at = now + settings.leader_actions_interval
+        if gossip is not self._checked:
+            self._checked, self._converged = gossip, gossip.converged()
         if self._converged:
             self._unconverged_at = None
             if leader_of(gossip, self.me) != self.me:
@@ -77,8 +77,8 @@ class Leadership:
 
 
 def leader_of(gossip: Gossip, me: NodeId) -> NodeId | None:
-    """The leader as `me` sees it: `me` counts itself as reachable. Members are in address order."""
-    unreachable = gossip.verdicts()
+    """Return the leader as `me` sees it. `me` counts itself as reachable."""
+    unreachable = gossip.unreachable()
     best: Member | None = None
     for node, member in gossip.members.items():
         if member.status is Status.DOWN or (node != me and node in unreachable):
@@ -91,7 +91,7 @@ def leader_of(gossip: Gossip, me: NodeId) -> NodeId | None:
 
 
 def enough_members(gossip: Gossip, min_members: int, role_min_members: Mapping[str, int]) -> bool:
-    """True if the first members may become Up. Once one has, it stays true."""
+    """True if the first members may become Up. It stays true once a member has been Up."""
     members = gossip.members.values()
     if any(m.up_number for m in members):
         return True
@@ -102,8 +102,9 @@ def enough_members(gossip: Gossip, min_members: int, role_min_members: Mapping[s
 
 
 def act_on_convergence(gossip: Gossip, me: NodeId, enough: bool, now: float) -> Gossip:
-    """The leader's pass over a converged version. The same object if there is nothing to do."""
-    unreachable = gossip.verdicts()
+    """Run the leader's pass over a converged version. Return the same object if there is nothing to
+    do."""
+    unreachable = gossip.unreachable()
     number = max((m.up_number for m in gossip.members.values()), default=0)
     statuses = {m.status for m in gossip.members.values()}
     stopping = not statuses.isdisjoint(STOPPING)
@@ -138,12 +139,12 @@ def act_on_convergence(gossip: Gossip, me: NodeId, enough: bool, now: float) -> 
 
 
 def promote_weakly(gossip: Gossip, me: NodeId) -> Gossip:
-    """The leader's pass while convergence is out of reach. The same object if there is nothing to
-    do."""
+    """Run the leader's pass without convergence: Joining members become WeaklyUp. Return the same
+    object if there is nothing to do."""
     statuses = {m.status for m in gossip.members.values()}
     if statuses.isdisjoint(VOTING) or not statuses.isdisjoint(STOPPING):
         return gossip
-    unreachable = gossip.verdicts()
+    unreachable = gossip.unreachable()
     weakly = [
         member.moved(Status.WEAKLY_UP)
         for node, member in gossip.members.items()

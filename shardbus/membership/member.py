@@ -1,23 +1,23 @@
-"""A member of the cluster, and the way of its life.
+"""A member of the cluster and its life cycle.
 
     joining ──> weakly_up ──> up ──> leaving ──> exiting ──> removed
        └──────────────────────^ │        ^
                                 v        │
              preparing_for_shutdown ──> ready_for_shutdown ──> (the process ends)
 
-    and from every one of them: down ──> removed
+    and from each of them: down ──> removed
 
-The lower way is that of a whole cluster which stops: nobody is removed, since nobody stays. A
-member that has not come up takes it too, and any member on it may still leave.
+The lower path is that of a whole cluster that stops. No member is removed on it, because none
+stays. A member that is not Up yet takes it too, and each member on it may still leave.
 
-`TRANSITIONS` is that drawing as data; whatever changes a status goes through `Member.moved`, which
-refuses what the table does not have. Statuses also have a rank, their order in the drawing, so that
-two views of one member merge to the later status: a status never goes back.
+`TRANSITIONS` is the drawing as data. Every status change goes through `Member.moved`, which refuses
+a step that is not in the table. A status also has a rank, its place in the drawing. Two views of
+one member merge to the status of higher rank, so a status never goes back.
 
-Orders: by address (the node id itself), which picks the leader; by age, which picks the oldest;
-both are computed from gossiped facts alone, so that every node finds the same answer.
+Two orders of members: by address (the node id itself), which picks the leader, and by age, which
+picks the oldest. Both are computed from gossip alone, so every node finds the same answer.
 
-Source: S1.47-S1.55, S1.64, B.12, B.22, B.152; T.U4.
+Source: S1.47-S1.55, S1.64, B.12, B.22, B.152.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from shardbus.ids import NodeId
 
 
 class Status(Enum):
-    """Where a member is in its life."""
+    """A member's place in its life cycle."""
 
     JOINING = "joining"
     WEAKLY_UP = "weakly_up"
@@ -45,8 +45,8 @@ class Status(Enum):
 
     @property
     def rank(self) -> int:
-        """The place in the order of merging: of two views of one member the higher rank is the
-        later truth."""
+        """The place in the order of merging. Of two views of one member, the higher rank is the
+        later one."""
         return RANKS[self]
 
 
@@ -76,10 +76,10 @@ TRANSITIONS: Mapping[Status, tuple[Status, ...]] = {
 }
 
 WORKING = (Status.UP, Status.PREPARING_FOR_SHUTDOWN, Status.READY_FOR_SHUTDOWN)
-"""Members in these host shards and coordinators, and new ones are given to those that are Up."""
+"""Members in these statuses host shards and coordinators. Only Up members get new ones."""
 
 STOPPING = (Status.PREPARING_FOR_SHUTDOWN, Status.READY_FOR_SHUTDOWN)
-"""The whole cluster stops."""
+"""The statuses of members while the whole cluster stops."""
 
 LEADING: Mapping[Status, int] = {
     Status.UP: 0,
@@ -92,7 +92,7 @@ LEADING: Mapping[Status, int] = {
     Status.DOWN: 4,
     Status.REMOVED: 5,
 }
-"""Who is preferred as leader; address order decides among equals."""
+"""Preference as leader by status, the lowest first. Address order decides among equals."""
 
 
 class Service(Enum):
@@ -100,34 +100,34 @@ class Service(Enum):
 
     OPEN = "open"
     CORDONED = "cordoned"
-    """It keeps its shards and gets no other."""
+    """The member keeps its shards and gets no others."""
     DRAINING = "draining"
-    """It shall host nothing: its shards move away, and it gets no other."""
+    """The member gives its shards away and gets no others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One incarnation of a node as the cluster knows it. All but `status`, `up_number` and the
-    service is fixed for its life."""
+    """One incarnation of a node, as the cluster knows it. Only status, up number and service
+    change."""
 
     node: NodeId
     gossip_port: int
     http: str = ""
-    """Where its HTTP interface listens, `host:port`, or empty."""
+    """Address of its HTTP interface, `host:port`; empty if there is none."""
     roles: tuple[str, ...] = ()
     version: str = ""
     """The application's version, as the user names it."""
     status: Status = Status.JOINING
     up_number: int = 0
-    """The order in which members came up, 1 for the first; 0 while it never was up."""
+    """The order in which members came Up, from 1; 0 before that."""
     service: Service = Service.OPEN
     service_version: int = 0
-    """How often `service` was changed."""
+    """Number of changes of `service`."""
     yields: int = 0
-    """How often the member gave up its place in the order of age and went to its end."""
+    """Number of times the member gave up its place in the order of age and became the youngest."""
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
-        """This member in its next status.
+        """Return this member in its next status.
 
         Raises:
             LocalProtocolError: the table has no such transition.
@@ -141,9 +141,9 @@ class Member:
         )
 
     def merge(self, other: Member) -> Member:
-        """Return the later of two views of the same incarnation: the higher status, the service
-        that changed more often, the up number of the view with more yields; with equal yields,
-        the lower up number that is set."""
+        """Merge two views of the same incarnation: the higher status, the service with the higher
+        version, the up number of the view with more yields; with equal yields, the lower up number
+        that is set."""
         if other is self or other == self:
             return self
         status = max(self.status, other.status, key=RANKS.__getitem__)
@@ -160,7 +160,7 @@ class Member:
         )
 
     def serving(self, service: Service) -> Member:
-        """This member with that service; the same object if it has it."""
+        """Return this member with that service; the same object if it has it."""
         if self.service is service:
             return self
         return replace(self, service=service, service_version=self.service_version + 1)
@@ -170,7 +170,7 @@ class Member:
         return replace(self, up_number=up_number, yields=self.yields + 1)
 
     def has_role(self, role: str) -> bool:
-        """True if it has the role, or if no role is asked for."""
+        """True if the member has the role, or if `role` is empty."""
         return not role or role in self.roles
 
 
@@ -179,10 +179,10 @@ def _service_order(member: Member) -> tuple[int, str]:
 
 
 def age_order(member: Member) -> tuple[int, NodeId]:
-    """Sort key, oldest first. Only members that have been up have an age."""
+    """Sort key, oldest first. Only members that have been Up have an age."""
     return (member.up_number, member.node)
 
 
 def leader_order(member: Member) -> tuple[int, NodeId]:
-    """Sort key, the one to lead first."""
+    """Sort key, the preferred leader first."""
     return (LEADING[member.status], member.node)

@@ -6,10 +6,10 @@
     ROUTER, to a member Join            Welcome, InitNack, JoinRefused
     PUB, to one node    Heartbeat       HeartbeatReply
     PUB, to one node    GossipStatus    GossipState if the receiver knows more, GossipStatus if less
-    PUB, to one node    GossipState     GossipState or GossipSeen, where the answer is news
+    PUB, to one node    GossipState     GossipState or GossipSeen, if that is new to the sender
     PUB, to one node    GossipSeen      as GossipStatus, but none if the versions are equal
 
-What goes by PUB may be lost without harm.
+Messages over PUB may be lost without harm: gossip and heartbeats repeat.
 
 Source: S1.23, S1.34, S1.40-S1.44, B.1-B.3.
 """
@@ -25,15 +25,15 @@ from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 
 PROTOCOL = 3
-"""Version of what membership says and means. Nodes of different versions refuse each other."""
+"""Version of these messages and of their meaning. Nodes of different versions refuse each other."""
 
 NAME_MAX = 256
 SETTING_NAME_MAX = 512
-"""A setting of an entity type has the type's name within its own, which may be as long as that."""
+"""Characters. A setting of an entity type contains the type's name, which may have `NAME_MAX`."""
 SETTINGS_MAX = 20_000
-"""Four for each of some thousand types, and those of the cluster."""
+"""Settings in a greeting: four for each of some thousand types, and those of the cluster."""
 TEXT_MAX = 4096
-"""The longest value of a setting, and the longest reason, in characters."""
+"""Characters, at most, of a setting's value and of a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,33 +43,32 @@ class Greeting:
     cluster: str
     protocol: int
     settings: Mapping[str, str]
-    """Settings that must be equal everywhere, by name, as text. A name that only one side has is
+    """Settings that must be equal on all nodes, by name, as text. A name that only one side has is
     not compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitJoin:
-    """May I join through you?"""
+    """Ask a seed whether it admits the sender."""
 
     greeting: Greeting
 
 
 @dataclass(frozen=True, slots=True)
 class InitAck:
-    """Yes: send Join."""
+    """The seed admits the sender of InitJoin, which now sends Join."""
 
     greeting: Greeting
 
 
 @dataclass(frozen=True, slots=True)
 class InitNack:
-    """Not now: the sender is itself no member yet. As the answer to a Join also: it is on its way
-    out."""
+    """The seed is not a member yet. As the answer to a Join, also: the member is on its way out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Take me in."""
+    """Ask a member to admit the sender."""
 
     greeting: Greeting
     member: Member
@@ -77,23 +76,23 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class JoinRefused:
-    """Never: `reason` names what differs, with both values. It has at most `TEXT_MAX`
-    characters."""
+    """The sender can never be admitted. `reason` names what differs, with both values, in at most
+    `TEXT_MAX` characters."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """You are in: the state of the cluster, with you in it. Tombstones carry ages."""
+    """The sender of Join is admitted. `gossip` is the state with it. Tombstones carry ages."""
 
     gossip: Gossip
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Are you there? `sent_at` is the sender's clock, which only the sender reads again. `lag`: by
-    how many seconds the sender's timers have been late lately."""
+    """Ask for a sign of life. `sent_at` is the sender's clock, and only the sender reads it. `lag`:
+    seconds by which the sender's timers have been late lately."""
 
     sequence: int
     sent_at: float
@@ -102,7 +101,8 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
-    """I am. The first two numbers are the heartbeat's, the lag is the sender's."""
+    """A sign of life. The first two numbers are those of the heartbeat. `lag` is the replying
+    node's."""
 
     sequence: int
     sent_at: float
@@ -111,7 +111,7 @@ class HeartbeatReply:
 
 @dataclass(frozen=True, slots=True)
 class GossipStatus:
-    """The version that I have, and how many nodes I know to have it."""
+    """The sender's version, and the number of nodes that it knows to have it."""
 
     clock: VectorClock
     seen: int
@@ -119,15 +119,15 @@ class GossipStatus:
 
 @dataclass(frozen=True, slots=True)
 class GossipSeen:
-    """I have this version now. Makes convergence known to the leader without sending states
-    about."""
+    """The sender has this version now. The leader learns of convergence by it, without full
+    states."""
 
     clock: VectorClock
 
 
 @dataclass(frozen=True, slots=True)
 class GossipState:
-    """My copy. `to` must be the receiver. Tombstones carry ages."""
+    """The sender's copy of the state. `to` must be the receiver. Tombstones carry ages."""
 
     to: NodeId
     gossip: Gossip

@@ -1,21 +1,22 @@
-"""Who cannot reach whom.
+"""Reachability: which observer cannot reach which subject.
 
-Every observer has one row: the subjects it monitors and cannot reach, and a version that grows with
-each change of the row. Only the observer changes its row, so two copies merge by taking the one
-with the higher version. A subject is unreachable as soon as one observer says so, and reachable
-again when every observer that said so has taken it back.
+Each observer has one row: the subjects it monitors and cannot reach, and a version that grows with
+each change of the row. Only the observer changes its row, so a merge takes the row with the higher
+version. A subject is unreachable as soon as one observer flags it, and reachable again when all
+observers that flagged it have cleared their flags.
 
     reachable <──> unreachable ──> terminated
          └─────> quarantined ──────────^
 
-`terminated` means that the observer has proof that the subject's process is gone. `quarantined`
-means that the subject answers, but messages that must arrive do not: who has missed one of them
-must start anew. Both are final.
-Reachable subjects are not stored: a row without a subject says «reachable».
+`terminated`: the observer has proof that the subject's process is gone. `quarantined`: the subject
+answers heartbeats, but messages that must arrive do not. Its process has missed one of them, so it
+must restart. Both flags are final.
 
-Rows of observers that are down or removed carry no weight; callers leave them out by `ignore`.
+Reachable subjects are not stored: a subject that is not in a row is reachable.
 
-Source: S1.20, S1.24, S1.25, B.10; docs/architecture.md; T.U5.
+Rows of observers that are Down or removed do not count. Callers exclude them with `ignore`.
+
+Source: S1.20, S1.24, S1.25, B.10; docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from shardbus.ids import NodeId
 
 
 class Flag(IntEnum):
-    """What an observer says of a subject; the higher number is the worse news."""
+    """An observer's flag for a subject. A higher number is worse."""
 
     REACHABLE = 0
     UNREACHABLE = 1
@@ -41,14 +42,14 @@ FINAL = (Flag.QUARANTINED, Flag.TERMINATED)
 
 @dataclass(frozen=True, slots=True)
 class ObserverRow:
-    """One observer's word. `flags` holds only subjects that are not reachable."""
+    """One observer's flags. `flags` holds only subjects that are not reachable."""
 
     version: int
     flags: Mapping[NodeId, Flag]
 
     def merge(self, other: ObserverRow) -> ObserverRow:
-        """The newer row; rows of one version are equal, and are united if a defect made them
-        differ."""
+        """Return the newer row. Rows of one version are equal; if a defect made them differ, unite
+        them."""
         if self.version != other.version:
             return self if self.version > other.version else other
         flags = dict(self.flags)
@@ -59,18 +60,18 @@ class ObserverRow:
 
 @dataclass(frozen=True, slots=True)
 class Reachability:
-    """All rows. Immutable."""
+    """The rows of all observers. Immutable."""
 
     rows: Mapping[NodeId, ObserverRow] = field(default_factory=dict)
 
     def flag(self, observer: NodeId, subject: NodeId) -> Flag:
-        """What the observer says of the subject."""
+        """Return the observer's flag for the subject."""
         row = self.rows.get(observer)
         return row.flags.get(subject, Flag.REACHABLE) if row else Flag.REACHABLE
 
     def marked(self, observer: NodeId, subject: NodeId, flag: Flag) -> Reachability:
-        """With the observer's new word on the subject. The same object if that changes nothing: it
-        said so already, or it had said what is final."""
+        """Set the observer's flag for the subject. Return the same object if nothing changes: the
+        flag is already set, or the present flag is final."""
         before = self.flag(observer, subject)
         if before is flag or (before in FINAL and flag < before):
             return self
@@ -81,14 +82,14 @@ class Reachability:
         return Reachability({**self.rows, observer: ObserverRow(row.version + 1, flags)})
 
     def merge(self, other: Reachability) -> Reachability:
-        """Per observer the newer row."""
+        """Take the newer row of each observer."""
         rows = dict(self.rows)
         for observer, row in other.rows.items():
             rows[observer] = rows[observer].merge(row) if observer in rows else row
         return Reachability(rows)
 
     def without(self, nodes: Container[NodeId]) -> Reachability:
-        """Without these nodes, as observers and as subjects."""
+        """Remove these nodes, as observers and as subjects."""
         rows = {}
         for observer, row in self.rows.items():
             if observer in nodes:
@@ -101,11 +102,11 @@ class Reachability:
         return Reachability(rows)
 
     def all_reachable(self) -> bool:
-        """True if nobody says anything else."""
+        """True if no observer flags any subject."""
         return not any(row.flags for row in self.rows.values())
 
     def records(self, ignore: Container[NodeId] = ()) -> list[tuple[NodeId, NodeId, Flag]]:
-        """Every (observer, subject, flag) that is not reachable, in address order."""
+        """Return each (observer, subject, flag) that is not reachable, in address order."""
         return sorted(
             (observer, subject, flag)
             for observer, row in self.rows.items()
@@ -113,8 +114,9 @@ class Reachability:
             for subject, flag in row.flags.items()
         )
 
-    def verdicts(self, ignore: Container[NodeId] = ()) -> dict[NodeId, Flag]:
-        """Every subject that somebody cannot reach, with the worst word on it, in address order."""
+    def unreachable(self, ignore: Container[NodeId] = ()) -> dict[NodeId, Flag]:
+        """Return each subject that some observer cannot reach, with the worst flag on it, in
+        address order."""
         worst: dict[NodeId, Flag] = {}
         for _, subject, flag in self.records(ignore):
             worst[subject] = max(flag, worst.get(subject, Flag.REACHABLE))

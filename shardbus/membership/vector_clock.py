@@ -1,11 +1,11 @@
-"""Vector clocks: which of two states knows more.
+"""Vector clocks: which of two versions contains the changes of the other.
 
-A clock counts, per node, the changes that node made to the state. A state whose every counter is at
-least the other's contains all the other's changes; if neither is, the two changed at the same time
-and must be merged. Counters of removed nodes are pruned, otherwise the clock would grow with every
-restart.
+A clock counts, per node, the changes that node has made. If each counter of clock A is at least
+that of clock B, A contains all changes of B. If neither clock contains the other, the two versions
+changed concurrently and must be merged. Counters of removed nodes are pruned; without that, the
+clock would grow with every restart of a node.
 
-Source: S1.11, S3.12; T.U6.
+Source: S1.11, S3.12.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardbus.ids import NodeId
 
 
 class Order(Enum):
-    """How a clock stands to another."""
+    """The relation of one clock to another."""
 
     SAME = auto()
     BEFORE = auto()
@@ -33,24 +33,25 @@ class VectorClock:
     counters: Mapping[NodeId, int] = field(default_factory=dict)
 
     def bumped(self, node: NodeId) -> VectorClock:
-        """One more change by `node`."""
+        """Return the clock with one more change by `node`."""
         return VectorClock({**self.counters, node: self.counters.get(node, 0) + 1})
 
     def merge(self, other: VectorClock) -> VectorClock:
-        """The smallest clock that is not before either."""
+        """Return the smallest clock that contains both."""
         merged = dict(self.counters)
         for node, count in other.counters.items():
             merged[node] = max(count, merged.get(node, 0))
         return VectorClock(merged)
 
     def without(self, nodes: Container[NodeId]) -> VectorClock:
-        """The clock with these nodes' counters pruned."""
+        """Return the clock without the counters of these nodes."""
         if not any(node in nodes for node in self.counters):
             return self
         return VectorClock({n: c for n, c in self.counters.items() if n not in nodes})
 
     def compare(self, other: VectorClock) -> Order:
-        """How this clock stands to the other: BEFORE means that the other knows more."""
+        """Compare this clock with `other`. BEFORE means that `other` contains changes this clock
+        lacks."""
         mine, theirs = self.counters, other.counters
         if mine is theirs or mine == theirs:
             return Order.SAME

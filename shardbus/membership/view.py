@@ -1,11 +1,11 @@
-"""What the rest of a node sees of the cluster: an immutable picture, and what changed between two
-of them.
+"""The membership view: what the rest of a node sees of the cluster, and the events of its changes.
 
-Who has seen a version, and who flags whom, changes with almost every message and is no event of its
-own. What a node can act on is: whether all agree (`ConvergenceChanged`, in place of Akka's
-SeenChanged and ReachabilityChanged), and which members are lost or back.
+The view is immutable. Which nodes have seen a version, and which observer flags which subject,
+changes with almost every message and is no event of its own. The events report what a node can act
+on: whether all nodes agree (`ConvergenceChanged`, in place of Akka's SeenChanged and
+ReachabilityChanged), and which members are lost or back.
 
-Source: B.20-B.22; T.U3, T.U9.
+Source: B.20-B.22.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ class MembershipView:
     me: NodeId
     members: tuple[Member, ...] = ()
     unreachable: tuple[NodeId, ...] = ()
-    """Every member that somebody cannot reach, the terminated ones included."""
+    """The members that some observer cannot reach, including the terminated ones."""
     terminated: tuple[NodeId, ...] = ()
-    """Those whose processes are proved gone."""
+    """The members whose processes are proved gone."""
     quarantined: tuple[NodeId, ...] = ()
-    """Those that answer, but must start anew."""
+    """The members that answer, but must restart."""
     leader: NodeId | None = None
     converged: bool = False
     epochs: Mapping[str, int] = field(default_factory=dict)
-    """The highest coordinator epoch known, per entity type; and that of the decisions by lease
-    (`downing.EPOCHS`)."""
+    """The highest coordinator epoch known, per entity type, and that of the decisions by lease
+    (`downing.split.EPOCHS`)."""
     meta: Mapping[str, bytes] = field(default_factory=dict)
-    """What the application has written, by name."""
+    """Bytes that the application has written, by name."""
 
     def member(self, node: NodeId) -> Member | None:
-        """The member, if it is one."""
+        """Return the member, or None."""
         return next((m for m in self.members if m.node == node), None)
 
     @property
     def status(self) -> Status | None:
-        """This node's own status; None while it is no member."""
+        """This node's own status; None while it is not a member."""
         mine = self.member(self.me)
         return mine.status if mine else None
 
     def oldest(self, role: str = "") -> Member | None:
-        """The oldest Up member with that role. A member that has begun to leave is not Up any
-        more; one that stops with the whole cluster still is."""
+        """Return the oldest working member with that role. A member that leaves does not count. A
+        member that stops with the whole cluster does."""
         up = [m for m in self.members if m.status in WORKING and m.has_role(role)]
         return min(up, key=age_order, default=None)
 
     def role_leader(self, role: str) -> NodeId | None:
-        """Who leads the members with that role: the first that is reachable, as for the leader."""
+        """Return the first reachable member with that role, in the leader's order."""
         able = [
             m
             for m in self.members
@@ -78,13 +78,13 @@ class MembershipView:
 
     @property
     def stopping(self) -> bool:
-        """True while the whole cluster stops: nothing is moved any more."""
+        """True while the whole cluster stops. No shard moves any more."""
         return any(m.status in STOPPING for m in self.members)
 
 
 def view_of(gossip: Gossip, me: NodeId) -> MembershipView:
-    """The picture that this copy of the state gives."""
-    verdicts = gossip.verdicts()
+    """Build the view of this copy of the state."""
+    verdicts = gossip.unreachable()
     return MembershipView(
         me=me,
         members=tuple(gossip.members.values()),
@@ -128,7 +128,7 @@ class MemberPreparingForShutdown:
 
 @dataclass(frozen=True, slots=True)
 class MemberReadyForShutdown:
-    """Everybody knows that the whole cluster stops: the member's process ends."""
+    """All nodes know that the whole cluster stops; the member's process ends."""
 
     member: Member
 
@@ -156,14 +156,14 @@ class MemberDowned:
 
 @dataclass(frozen=True, slots=True)
 class MemberRemoved:
-    """A member is gone for good. `member` is as it was last known."""
+    """A member is removed for good. `member` is as it was last known."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class UnreachableMember:
-    """Somebody cannot reach this member."""
+    """Some observer cannot reach this member."""
 
     member: Member
     terminated: bool
@@ -171,36 +171,36 @@ class UnreachableMember:
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedMember:
-    """This member answers, but somebody could not deliver to it what must arrive: it must start
-    anew."""
+    """This member answers, but messages that must arrive did not reach it. Its process must
+    restart."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class ReachableMember:
-    """Everybody who watches this member reaches it again."""
+    """Every observer of this member reaches it again."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceChanged:
-    """An operator lets this member take new work again, or none, or drains it."""
+    """An operator has opened, cordoned or drained this member."""
 
     member: Member
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another node leads."""
+    """Another node is the leader."""
 
     leader: NodeId | None
 
 
 @dataclass(frozen=True, slots=True)
 class RoleLeaderChanged:
-    """Another member leads those with this role."""
+    """Another member is the leader among those with this role."""
 
     role: str
     leader: NodeId | None
@@ -208,14 +208,14 @@ class RoleLeaderChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConvergenceChanged:
-    """Everybody has the same picture now, or no more."""
+    """All nodes have the same version, or not any more."""
 
     converged: bool
 
 
 @dataclass(frozen=True, slots=True)
 class MetaChanged:
-    """The application has written something."""
+    """The application has written these bytes."""
 
     name: str
     data: bytes
@@ -223,15 +223,15 @@ class MetaChanged:
 
 @dataclass(frozen=True, slots=True)
 class SelfStarved:
-    """This node's own timer came late by so many seconds: its process or its machine was
-    starved."""
+    """This node's own timer was late by `seconds`: its process or its machine lacked CPU time."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class NodeStarved:
-    """A member says that its timers came late by so many seconds: it is starved, not dead."""
+    """A member reports that its timers were late by `seconds`: it lacks CPU time and is not
+    dead."""
 
     node: NodeId
     seconds: float
@@ -239,7 +239,8 @@ class NodeStarved:
 
 @dataclass(frozen=True, slots=True)
 class SlowHeartbeat:
-    """A reply took so long that a little more would have made the member unreachable."""
+    """A heartbeat's reply took so long that a little more would have made the member
+    unreachable."""
 
     node: NodeId
     seconds: float
@@ -247,7 +248,7 @@ class SlowHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class DowningDecided:
-    """What was decided about a split, and why."""
+    """A split was decided. The decision carries its reason."""
 
     decision: Decision
 
@@ -263,7 +264,7 @@ Arrival = (
     | MemberDowned
     | MemberRemoved
 )
-"""A member is in another status than before."""
+"""The event of each status that a member can enter."""
 
 DomainEvent = (
     Arrival
@@ -295,10 +296,12 @@ ARRIVALS: Mapping[Status, type[Arrival]] = {
 
 
 def changes(before: MembershipView, after: MembershipView) -> list[DomainEvent]:
-    """What happened between two pictures: who is gone, who is back, who has come or moved on, who
-    is lost, each in address order; then who leads, what was written, and whether all agree. A node
-    that is Down reports nobody as back: its own word does not count any more, and that clears its
-    picture."""
+    """Return the events between two views.
+
+    Order: members removed, back, new or in another status, lost, each in address order; then
+    leaders, meta, convergence. A node that is Down reports no member as back: its own flags no
+    longer count, which clears its view.
+    """
     events: list[DomainEvent] = []
     old = {m.node: m for m in before.members}
     new = {m.node: m for m in after.members}

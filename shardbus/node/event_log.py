@@ -9,7 +9,7 @@ import logging
 
 from shardbus.http.api import Json
 from shardbus.membership import view
-from shardbus.membership.downing.split import told
+from shardbus.membership.downing.split import describe_decision
 from shardbus.sharding.events import Note
 
 NOTEWORTHY = frozenset(
@@ -133,4 +133,4 @@ def sentence(event: view.DomainEvent) -> str:
         case view.SlowHeartbeat(node=node, seconds=took):
             return f"{node} took {took:.1f} s to answer a heartbeat"
         case view.DowningDecided(decision=decision):
-            return f"downing: {told(decision)}"
+            return f"downing: {describe_decision(decision)}"

@@ -112,7 +112,7 @@ class Words:
             why = process.stopped.partition(":")[0] or "killed"
             return [self.label(process.id), *[""] * len(everybody), why, "", ""]
         gossip, view = process.machine.gossip, process.machine.view
-        verdicts = gossip.verdicts()
+        verdicts = gossip.unreachable()
         cells = [
             gossip.members[n].status.value + MARKS[verdicts.get(n, Flag.REACHABLE)]
             if n in gossip.members
@@ -133,7 +133,7 @@ class Words:
 def weight(process: Process, now: float) -> str:
     """How large its state is."""
     gossip = process.machine.gossip
-    size = len(encode(msg.GossipState(process.id, gossip.flipped(now))))
+    size = len(encode(msg.GossipState(process.id, gossip.flip_tombstones(now))))
     return (
         f"{len(gossip.members)} members, {len(gossip.clock.counters)} counters, "
         f"{len(gossip.tombstones)} tombstones, {size} bytes"

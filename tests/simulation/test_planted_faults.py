@@ -143,12 +143,12 @@ def a_minority_stays(patch: Patch) -> None:
 
 
 def a_lease_that_was_refused_is_taken_as_granted(patch: Patch) -> None:
-    on_lease = resolver.Resolver.on_lease
+    on_lease_result = resolver.Resolver.on_lease_result
 
     def bold(self: resolver.Resolver, name: str, granted: bool | None) -> resolver.DowningPlan:
-        return on_lease(self, name, True)
+        return on_lease_result(self, name, True)
 
-    patch.setattr(resolver.Resolver, "on_lease", bold)
+    patch.setattr(resolver.Resolver, "on_lease_result", bold)
 
 
 def a_probe_without_an_answer_counts_as_a_death(patch: Patch) -> None:
@@ -194,12 +194,12 @@ def ages_are_not_counted_on(patch: Patch) -> None:
 
 
 def who_is_gone_is_listened_to(patch: Patch) -> None:
-    take_out = cluster.ClusterMembership._take_out
+    collect = cluster.ClusterMembership._collect_effects
 
     def attached(self: cluster.ClusterMembership) -> list[ev.Effect]:
-        return [effect for effect in take_out(self) if not isinstance(effect, ev.Unsubscribe)]
+        return [effect for effect in collect(self) if not isinstance(effect, ev.Unsubscribe)]
 
-    patch.setattr(cluster.ClusterMembership, "_take_out", attached)
+    patch.setattr(cluster.ClusterMembership, "_collect_effects", attached)
 
 
 def who_is_gone_is_probed(patch: Patch) -> None:
@@ -231,19 +231,19 @@ def the_oldest_stays_though_it_is_alone(patch: Patch) -> None:
 
 
 def each_side_has_a_lease_of_its_own(patch: Patch) -> None:
-    look = resolver.Resolver._look
+    look = resolver.Resolver._update_picture
 
     def own(self: resolver.Resolver, gossip: Gossip, now: float) -> None:
-        before = self._looked_at
+        before = self._checked
         look(self, gossip, now)
         if gossip is not before:
             self._epoch += self.me.uid % 1000
 
-    patch.setattr(resolver.Resolver, "_look", own)
+    patch.setattr(resolver.Resolver, "_update_picture", own)
 
 
 def a_lease_runs_out(patch: Patch) -> None:
-    patch.setattr(resolver, "FOR_GOOD", 20.0)
+    patch.setattr(resolver, "LEASE_TTL_S", 20.0)
 
 
 def down_all_downs_all_others(patch: Patch) -> None:

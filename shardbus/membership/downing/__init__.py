@@ -1,4 +1,5 @@
-"""Who stays after a split: the picture of it, the strategies, and when to act on them.
+"""What a node does about unreachable members: `split` counts the sides, `strategies` decides which
+side stays, `resolver` decides when and by which node, `auto_down` downs by timeout alone.
 
 A strategy of a user's imports `Outcome` and `Split` from here (docs/downing.md).
 """

@@ -1,15 +1,16 @@
-"""Downing by timeout alone: every member that stays unreachable is downed, by whoever leads.
+"""Downing by timeout alone: the leader downs every member that stays unreachable.
 
-There is no question of sides in it. After a split both sides down each other and go on as two
-clusters, each of which has every shard. It exists for clusters without entities, and must be asked
-for by a name that says so.
+This strategy does not compare sides. After a split both sides down each other and go on as two
+clusters, each of which has every shard. It exists for clusters without entities. Its setting is
+named `unsafe_auto_down_after`, so that an operator must ask for it by that name.
 
-    unreachable ──after so many seconds──> the leader downs it
-    reachable again, or on its way out before that ──> forgotten
+    unreachable ──for `after` seconds──> the leader downs it
+    reachable again, or on its way out before that ──> the count is dropped
 
-Who leads does not matter for the count: a new leader downs what has been unreachable long enough.
+The count does not depend on the leader: a new leader downs members that have been unreachable for
+long enough.
 
-Source: S1.31, S1.59, S2.6; T.U18.
+Source: S1.31, S1.59, S2.6.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ class AutoDown:
         self._considered_at = 0.0
 
     def deadline(self) -> float | None:
-        """When `consider` may have something new to say."""
+        """Return when `consider` may return something new."""
         times = [since + self.after for since in self.since.values()]
         return min((t for t in times if t > self._considered_at), default=None)
 
     def consider(self, gossip: Gossip, leading: bool, now: float) -> Decision | None:
-        """Whom to down now."""
+        """Return the decision that is due now, or None."""
         self._considered_at = now
         unreachable = [
             node
-            for node in gossip.verdicts()
+            for node in gossip.unreachable()
             if node != self.me and gossip.members[node].status not in ON_THE_WAY_OUT
         ]
         self.since = {node: self.since.get(node, now) for node in unreachable}

@@ -1,20 +1,20 @@
-"""Confirmed death: is that process really gone?
+"""Confirmed death: proof that a member's process is gone.
 
-When the connection to a member drops, a fresh TCP connection is opened to the address of its
-ROUTER, which a node keeps bound as long as it lives. *Refused* means that the operating system
-there answers and that nobody listens: this incarnation is gone. The same holds when a process with
-another uid answers. Anything else does not prove its death, and the probe is repeated with growing
-pauses, since the sockets of a dying process do not all close in the same instant: until the member
-answers a heartbeat, or a probe after the pauses have grown, or is no member any more.
+When the connection to a member drops, a node opens a fresh TCP connection to the address of the
+member's ROUTER, which a node keeps bound as long as it lives. *Refused* means that the operating
+system answers and no process listens: this incarnation is gone. An answer by a process with another
+uid means the same. Any other outcome proves nothing, and the probe is repeated with growing pauses,
+because the sockets of a dying process do not all close in the same instant. Probing ends when the
+member answers a heartbeat, answers a probe after the pauses have grown, or is no longer a member.
 
-A Join in the name of an address that has a member which nobody flags is a reason to probe that
-member too (`admission`).
+A Join with the address of a member that no observer flags also makes this node probe that member
+(`admission`).
 
-A firewall that rejects looks the same as a death, from both sides. So the leader acts on a death
-only once everybody on its side has found the same (`downing`): a wall between some of us and that
-member leaves one who still reaches it. And before it acts it **sweeps**: it probes everybody else
-too. A wall shows in the answers, and the strategy then sees the whole split at once instead of one
-member after the other. Members that did not answer clearly are doubtful: they count as cut off.
+A firewall that rejects looks like a death, from both sides. So the leader acts on a death only once
+every node of its side has found the same (`downing`): a wall between some of them and the member
+leaves one that still reaches it. Before it acts it **sweeps**: it probes all other members too. The
+wall shows in the answers, and the strategy then sees the whole split at once, not one member after
+the other. Members without a clear answer are doubtful, and count as cut off.
 
 Source: docs/architecture.md; B.42, N.2.
 """
@@ -29,8 +29,9 @@ from shardbus.ids import NodeId
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
+"""Seconds between two probes of a member: the first pause, doubled up to the longest."""
 ANSWER_WITHIN = 2.0
-"""A probe without a result by then counts as answered with UNKNOWN. The shell gives it one
+"""Seconds. A probe without a result by then counts as UNKNOWN. The shell gives a probe one
 second."""
 
 
@@ -41,9 +42,9 @@ class ProbeOutcome(Enum):
     OPEN = "open"
     UNKNOWN = "unknown"
     ALIVE = "alive"
-    """That incarnation answers."""
+    """The probed incarnation answers."""
     OTHER = "other"
-    """Another incarnation answers there."""
+    """Another incarnation answers at that address."""
 
     @property
     def proves_death(self) -> bool:
@@ -62,72 +63,72 @@ class SuspectedDeath:
 
 
 class DeathWatch:
-    """Decides when to probe whom."""
+    """Decides when to probe which member."""
 
     def __init__(self) -> None:
-        self.doubts: dict[NodeId, SuspectedDeath] = {}
+        self.suspects: dict[NodeId, SuspectedDeath] = {}
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return when `tick` is due."""
         times = [
             d.next_at if d.sent_at is None else d.sent_at + ANSWER_WITHIN
-            for d in self.doubts.values()
+            for d in self.suspects.values()
         ]
         return min(times, default=None)
 
-    def doubt(self, node: NodeId, now: float) -> None:
-        """The connection to the member dropped, or another has come in its name; `tick` will probe
-        it at once."""
-        doubt = self.doubts.setdefault(node, SuspectedDeath(now, now))
-        doubt.since = doubt.next_at = now
+    def suspect(self, node: NodeId, now: float) -> None:
+        """Probe the member with the next `tick`: its connection dropped, or another process joins
+        at its address."""
+        suspect = self.suspects.setdefault(node, SuspectedDeath(now, now))
+        suspect.since = suspect.next_at = now
 
     def on_alive(self, node: NodeId, asked_at: float) -> None:
-        """The member answered a question that was asked at that time."""
-        doubt = self.doubts.get(node)
-        if doubt is not None and asked_at >= doubt.since:
-            del self.doubts[node]
+        """Stop probing the member: it answered a heartbeat that was sent at that time."""
+        suspect = self.suspects.get(node)
+        if suspect is not None and asked_at >= suspect.since:
+            del self.suspects[node]
 
     def on_result(self, node: NodeId, outcome: ProbeOutcome, now: float) -> None:
-        """A probe ended."""
-        doubt = self.doubts.get(node)
-        if doubt is None:
+        """Record a probe's outcome."""
+        suspect = self.suspects.get(node)
+        if suspect is None:
             return
-        lives = outcome is ProbeOutcome.ALIVE and doubt.pause == LONGEST_PAUSE
+        lives = outcome is ProbeOutcome.ALIVE and suspect.pause == LONGEST_PAUSE
         if lives or outcome.proves_death:
-            del self.doubts[node]
+            del self.suspects[node]
         else:
-            doubt.sent_at = None
-            doubt.next_at = now + doubt.pause
-            doubt.pause = min(2 * doubt.pause, LONGEST_PAUSE)
+            suspect.sent_at = None
+            suspect.next_at = now + suspect.pause
+            suspect.pause = min(2 * suspect.pause, LONGEST_PAUSE)
 
     def keep(self, nodes: Iterable[NodeId]) -> None:
-        """Forget doubts about all but these."""
+        """Stop probing all members but these."""
         kept = frozenset(nodes)
-        self.doubts = {node: doubt for node, doubt in self.doubts.items() if node in kept}
+        self.suspects = {node: suspect for node, suspect in self.suspects.items() if node in kept}
 
     def tick(self, now: float) -> list[NodeId]:
-        """Whom to probe now."""
+        """Return the members to probe now."""
         due = []
-        for node, doubt in self.doubts.items():
-            if doubt.sent_at is not None and now >= doubt.sent_at + ANSWER_WITHIN:
-                doubt.sent_at, doubt.next_at = None, now
-            if doubt.sent_at is None and now >= doubt.next_at:
-                doubt.sent_at = now
+        for node, suspect in self.suspects.items():
+            if suspect.sent_at is not None and now >= suspect.sent_at + ANSWER_WITHIN:
+                suspect.sent_at, suspect.next_at = None, now
+            if suspect.sent_at is None and now >= suspect.next_at:
+                suspect.sent_at = now
                 due.append(node)
         return due
 
 
 @dataclass(slots=True)
 class Sweep:
-    """The leader's look at everybody. None: no answer yet."""
+    """The leader's probes of all other members. None: no answer yet."""
 
     answers: dict[NodeId, ProbeOutcome | None]
 
     def on_result(self, node: NodeId, outcome: ProbeOutcome) -> None:
-        """A probe ended."""
+        """Record a probe's outcome."""
         if node in self.answers:
             self.answers[node] = outcome
 
     def doubtful(self) -> tuple[NodeId, ...]:
-        """Who gave no clear answer, so far or at all."""
+        """Return the members without a clear answer."""
         return tuple(n for n, a in self.answers.items() if a in (None, ProbeOutcome.UNKNOWN))

@@ -1,23 +1,24 @@
-"""Who watches whom, and what they see.
+"""Heartbeats: which nodes watch each other, and their verdicts.
 
-All nodes stand in a ring ordered by a hash of their names, the same on every node, in which
+All nodes form a ring, ordered by a hash of their names. The order is the same on every node, and
 neighbours are unrelated to racks and address ranges. Each node sends heartbeats to the next
 `monitored_by` nodes of the ring. Unreachable nodes among them are watched in addition to that
-number, so that a crash of many does not leave the living unwatched. A node that somebody has begun
-to suspect stays watched by that somebody until it answers again, even if the ring has changed.
+number, so that a crash of many nodes does not leave the live ones unwatched. A node that this
+observer suspects stays watched by it until it answers again, even if the ring has changed and it is
+no longer among the next nodes: otherwise the observer's flag would never be cleared.
 
-A heartbeat is a request; its reply feeds the detector. A node that never answers is given a first
-heartbeat on credit after `expected_response_after`, from which its silence is measured.
+A heartbeat is a request, and its reply feeds the detector. A node that never answers gets a first
+heartbeat on credit after `expected_response_after`, and its silence is measured from there.
 
     verdict     a watched node became unreachable, or reachable again
-    starved     this node's own timer came late: nobody is judged by the time that this node slept
-    notice      a watched node answered slowly, or says that it is starved
+    starved     this node's own timer was late: that time does not count as silence of others
+    notice      a watched node answered slowly, or reports that it is starved
 
-A silence is judged with patience: this node's own, and that which the watched node has asked for by
-the lag in its last heartbeat or reply (`health`). Whoever leaves `unanswered_max` beats in a row
-without a sign of life is unreachable all the same.
+The accepted silence is extended by a patience: this node's own, plus the lag that the watched node
+reported in its last heartbeat or reply (`local_health`). A node that leaves `unanswered_max`
+heartbeats in a row without a sign of life is unreachable in any case.
 
-Source: S1.19-S1.24, S3.15, B.5, B.7-B.9, B.25, N.12, C.27; T.U7, T.U8.
+Source: S1.19-S1.24, S3.15, B.5, B.7-B.9, B.25, N.12.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.view import NodeStarved, SlowHeartbeat
 
 REAPS_PER_HEARTBEAT = 4
-"""How often per heartbeat interval suspicions are looked at."""
+"""Checks for silent nodes per heartbeat interval."""
 SILENT_BEATS = 2
-"""A node that left so many heartbeats unanswered is silent, though not yet suspected."""
+"""A node that left this many heartbeats unanswered is silent, though not yet suspected."""
 
 
 @lru_cache(maxsize=20_000)
 def ring_hash(node: NodeId) -> int:
-    """The node's place in the ring: stable across processes and versions."""
+    """Return the node's place in the ring. Stable across processes and versions."""
     digest = sha1(str(node).encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "big")
 
@@ -51,8 +52,8 @@ def ring_hash(node: NodeId) -> int:
 def watched(
     me: NodeId, nodes: Iterable[NodeId], unreachable: Iterable[NodeId], monitored_by: int
 ) -> list[NodeId]:
-    """Whom `me` watches: the next nodes of the ring until `monitored_by` reachable ones are among
-    them."""
+    """Return the nodes that `me` watches: the next nodes of the ring, until `monitored_by`
+    reachable ones are among them."""
     ring = sorted((ring_hash(node), node) for node in {*nodes, me})
     start = bisect_left(ring, (ring_hash(me), me))
     skip = frozenset(unreachable)
@@ -69,7 +70,7 @@ def watched(
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """This node's own view of a watched node changed."""
+    """This node's own judgement of a watched node changed."""
 
     node: NodeId
     available: bool
@@ -82,16 +83,16 @@ class WatchedNode:
     detector: PhiAccrual
     since: float | None = None
     suspected: bool = False
-    heard: int = 0
-    """The last heartbeat that was out when the node gave a sign of life."""
+    answered: int = 0
+    """Sequence number of the last heartbeat that was sent when the node gave a sign of life."""
     lag: float = 0.0
-    """How late its timers are, by its own word."""
-    told: bool = False
-    """Whether that has been made known."""
+    """Seconds by which the node's timers are late, as it reports."""
+    starvation_reported: bool = False
+    """True if a NodeStarved notice was given for the present lag."""
 
 
 class Heartbeats:
-    """Sends heartbeats, takes replies, gives verdicts."""
+    """Sends heartbeats, handles replies, returns verdicts."""
 
     def __init__(self, me: NodeId, settings: FailureDetectorSettings) -> None:
         self.me = me
@@ -104,20 +105,21 @@ class Heartbeats:
         self._reap_at: float | None = None
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do."""
+        """Return when `tick` is due."""
         if self._beat_at is None or self._reap_at is None:
             return None
         return min(self._beat_at, self._reap_at)
 
     @property
     def notices_within(self) -> float:
-        """Seconds in which a watched node that is silent from now on is surely noticed."""
+        """Seconds within which a watched node that falls silent now is surely noticed."""
         settings = self.settings
         pause = settings.expected_response_after + settings.acceptable_heartbeat_pause
         return pause + self.health.patience + 2 * settings.heartbeat_interval
 
     def late(self, now: float) -> float:
-        """For how long this node has been starved: its own timer is so late, or 0."""
+        """Return for how many seconds this node has been starved: the lateness of its own timer, or
+        0."""
         late = self._overdue(now)
         return late if late >= 2 * self.settings.heartbeat_interval else 0.0
 
@@ -126,42 +128,44 @@ class Heartbeats:
         return 0.0 if due is None else max(0.0, now - due)
 
     def start(self, now: float) -> None:
-        """Begin to watch; the first heartbeats are due at once."""
+        """Start to watch. The first heartbeats are due at once."""
         self._beat_at = self._reap_at = now
 
     def on_members(self, nodes: Sequence[NodeId], unreachable: Sequence[NodeId]) -> None:
-        """The cluster consists of these nodes, of which these are unreachable."""
+        """Watch this set of nodes, some of which are unreachable. Suspected members stay
+        watched."""
         wanted = watched(self.me, nodes, unreachable, self.settings.monitored_by)
         members = frozenset(nodes)
         kept = [n for n, w in self.watches.items() if w.suspected and n in members]
         self.watches = {
-            node: self.watches.get(node) or WatchedNode(self._detector(), heard=self._sequence)
+            node: self.watches.get(node) or WatchedNode(self._detector(), answered=self._sequence)
             for node in dict.fromkeys([*wanted, *kept])
         }
 
     def answer(self, beat: Heartbeat, now: float) -> HeartbeatReply:
-        """The reply to a heartbeat. It may go out before this node's own late timer rings."""
+        """Return the reply to a heartbeat. It may be sent before this node's own late timer
+        fires."""
         late = self._overdue(now)
         lag = min(late, self.health.patience_max) if self.health.counts(late) else 0.0
         return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag))
 
     def on_beat(self, sender: NodeId, beat: Heartbeat) -> list[NodeStarved]:
-        """A heartbeat of that node arrived."""
+        """Record a heartbeat of that node."""
         watch = self.watches.get(sender)
         return self._on_lag(sender, watch, beat.lag) if watch else []
 
     def on_reply(
         self, sender: NodeId, reply: HeartbeatReply, now: float
     ) -> list[SlowHeartbeat | NodeStarved]:
-        """A reply arrived. Returns what people may want to know of it: an interval since the last
-        one that is alarmingly long, a node that is starved."""
+        """Record a reply. Return notices: an alarmingly long interval since the last reply, a
+        starved node."""
         watch = self.watches.get(sender)
         if watch is None or reply.sent_at > now:
             return []
         if watch.suspected and not self.health.counts(reply.lag):
             self._on_false_alarm()
         interval = watch.detector.heartbeat(now)
-        watch.heard = self._sequence
+        watch.answered = self._sequence
         notices: list[SlowHeartbeat | NodeStarved] = [*self._on_lag(sender, watch, reply.lag)]
         alarming = self.settings.acceptable_heartbeat_pause * 2 / 3
         if interval is not None and 0 < alarming <= interval:
@@ -169,27 +173,27 @@ class Heartbeats:
         return notices
 
     def on_sign_of_life(self, sender: NodeId, now: float) -> None:
-        """Something else than a reply arrived."""
+        """Record any other message of that node."""
         watch = self.watches.get(sender)
         if watch is not None:
             watch.detector.touch(now)
             if not watch.suspected:
-                watch.heard = self._sequence
+                watch.answered = self._sequence
 
     def tick(self, now: float) -> tuple[list[tuple[NodeId, Heartbeat]], list[Verdict], float]:
-        """What is due: heartbeats to send, verdicts that changed, and for how long this node was
-        starved."""
+        """Do what is due. Return heartbeats to send, verdicts, and for how many seconds this node
+        was starved."""
         if self._beat_at is None or self._reap_at is None:
             return [], [], 0.0
         interval = self.settings.heartbeat_interval
         late, starved = self._overdue(now), self.late(now)
         if starved or self.health.counts(late):
-            self._credit(late)
+            self._credit_silence(late)
         beats: list[tuple[NodeId, Heartbeat]] = []
         if now >= self._beat_at:
             self._beat_at = now + interval
-            self._examine(late)
-            beats = self._beat(now)
+            self._judge_own_health(late)
+            beats = self._send_beats(now)
         verdicts: list[Verdict] = []
         if now >= self._reap_at:
             self._reap_at = now + interval / REAPS_PER_HEARTBEAT
@@ -197,10 +201,10 @@ class Heartbeats:
         return beats, verdicts, starved
 
     def phis(self, now: float) -> dict[NodeId, float]:
-        """The suspicion of every watched node."""
+        """Return the suspicion (phi) of each watched node."""
         return {node: watch.detector.phi(now) for node, watch in self.watches.items()}
 
-    def _beat(self, now: float) -> list[tuple[NodeId, Heartbeat]]:
+    def _send_beats(self, now: float) -> list[tuple[NodeId, Heartbeat]]:
         self._sequence += 1
         for watch in self.watches.values():
             if watch.since is None:
@@ -208,15 +212,15 @@ class Heartbeats:
         beat = Heartbeat(self._sequence, now, self.health.lag)
         return [(node, beat) for node in self.watches]
 
-    def _credit(self, late: float) -> None:
-        """So long this node could not hear anybody."""
+    def _credit_silence(self, late: float) -> None:
+        """Exclude the time in which this node could receive nothing from the silence of others."""
         self.health.on_late(late)
         for watch in self.watches.values():
             watch.detector.credit(late)
             watch.since = None if watch.since is None else watch.since + late
 
-    def _examine(self, late: float) -> None:
-        """Before a beat: what do the last ones say about this node?"""
+    def _judge_own_health(self, late: float) -> None:
+        """Before a beat: rate this node by the replies to the last beats."""
         if not self.health.on or self.health.counts(late):
             return
         trusted = [watch for watch in self.watches.values() if not watch.suspected]
@@ -227,7 +231,7 @@ class Heartbeats:
             self.health.on_good_beat()
 
     def _on_false_alarm(self) -> None:
-        """However many answer again between two beats, it was one fault."""
+        """Count one fault, however many nodes answer again between two beats."""
         if self.health.on and self._false_alarm != self._sequence:
             self._false_alarm = self._sequence
             self.health.on_false_alarm()
@@ -235,13 +239,13 @@ class Heartbeats:
     def _on_lag(self, sender: NodeId, watch: WatchedNode, lag: float) -> list[NodeStarved]:
         watch.lag = lag
         interval = self.settings.heartbeat_interval
-        news = lag >= 2 * interval and not watch.told
-        watch.told = news or (watch.told and lag >= interval)
+        news = lag >= 2 * interval and not watch.starvation_reported
+        watch.starvation_reported = news or (watch.starvation_reported and lag >= interval)
         return [NodeStarved(sender, lag)] if news else []
 
     def _unanswered(self, watch: WatchedNode) -> int:
-        """Heartbeats that went out since the last sign of life."""
-        return 0 if watch.since is None else self._sequence - watch.heard
+        """Return the number of heartbeats sent since the last sign of life."""
+        return 0 if watch.since is None else self._sequence - watch.answered
 
     def _reap(self, now: float) -> list[Verdict]:
         verdicts = []
@@ -253,13 +257,13 @@ class Heartbeats:
             if not detector.monitoring and due:
                 detector.heartbeat(now)
             detector.patience = self.health.patience_with(watch.lag)
-            available = detector.available(now) and not self._gave_no_sign(watch)
+            available = detector.available(now) and not self._unanswered_too_long(watch)
             if available is watch.suspected:
                 watch.suspected = not available
                 verdicts.append(Verdict(node, available))
         return verdicts
 
-    def _gave_no_sign(self, watch: WatchedNode) -> bool:
+    def _unanswered_too_long(self, watch: WatchedNode) -> bool:
         return self.health.on and self._unanswered(watch) >= self.health.unanswered_max
 
     def _detector(self) -> PhiAccrual:

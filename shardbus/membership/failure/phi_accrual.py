@@ -1,25 +1,24 @@
-"""The phi accrual failure detector: how surprising is this silence?
+"""The phi accrual failure detector: how improbable is this silence?
 
-It keeps the last intervals between heartbeats, and answers with a level of suspicion instead of yes
+The detector keeps the last intervals between heartbeats. It returns a level of suspicion, not yes
 or no:
 
     phi = -log10( probability that a heartbeat comes later than now, given the intervals so far )
 
-The intervals are taken as normally distributed; a logistic curve stands for the normal
-distribution's. phi 1 means a false alarm in 10, phi 8 one in 10^8. `acceptable_pause` is added to
-the mean, and the deviation has a lower bound, so that a quiet network does not make the detector
-brittle.
+Intervals are taken as normally distributed; a logistic curve approximates the normal distribution.
+A threshold of 1 gives one false alarm in 10 silences, a threshold of 8 one in 10^8.
+`acceptable_pause` is added to the mean, and the deviation has a lower bound, so that a quiet
+network does not make the detector oversensitive.
 
-- The first heartbeat brings no interval, so two are made up around an estimate: mean minus and plus
-  a quarter of it.
-- An interval that ended a suspicion is not sampled: an outage is not the network's normal
-  behaviour.
-- Other signs of life reset the silence but bring no sample, and do not end a suspicion.
-- An observer that was itself asleep credits that time: it says nothing about the others.
-- `patience` is added to the acceptable pause while somebody is starved (`health`). An interval that
-  would have been a suspicion without it is not sampled either: patience must not become a habit.
+- The first heartbeat ends no interval. Two intervals are assumed instead, a quarter below and above
+  an estimate.
+- An interval that ended a suspicion is not sampled: an outage is not normal behaviour.
+- Other signs of life end the silence, but are not sampled and do not end a suspicion.
+- An observer that was itself paused credits that time to the others.
+- `patience` is added to the acceptable pause while a node is starved (`local_health`). An interval
+  that would have been a suspicion without it is not sampled either.
 
-Source: S1.16-S1.18, B.7, B.25; Hayashibara et al., «The phi accrual failure detector», 2004; T.U20.
+Source: S1.16-S1.18, B.7, B.25; Hayashibara et al., «The phi accrual failure detector», 2004.
 """
 
 from __future__ import annotations
@@ -28,12 +27,14 @@ import math
 from collections import deque
 
 TINY = 1e-300
+"""Lower bound of the probability, so that phi stays finite."""
 EVEN = 0.302
-"""A little more than phi of a silence as long as the mean and the pause: one of two is longer."""
+"""A little more than the phi of a silence as long as mean and pause: half of the silences are
+longer."""
 
 
 class PhiAccrual:
-    """Suspicion of one node. Times are seconds of one monotonic clock."""
+    """The suspicion of one node. Times are seconds of one monotonic clock."""
 
     __slots__ = (
         "_alive_at",
@@ -72,7 +73,7 @@ class PhiAccrual:
 
     @property
     def monitoring(self) -> bool:
-        """True once a first heartbeat has come, or was assumed."""
+        """True once a first heartbeat has arrived, or was assumed."""
         return self._alive_at is not None
 
     @property
@@ -88,7 +89,7 @@ class PhiAccrual:
         return math.sqrt(max(0.0, self._squares / len(self._intervals) - self.mean**2))
 
     def heartbeat(self, now: float) -> float | None:
-        """A heartbeat arrived. Returns the interval it ended, unless that was a suspicion."""
+        """Record a heartbeat. Return the interval it ended, or None if that was a suspicion."""
         interval: float | None = None
         if self._alive_at is None:
             self._sample(self.first_estimate * 0.75)
@@ -101,19 +102,18 @@ class PhiAccrual:
         return interval
 
     def touch(self, now: float) -> None:
-        """Another sign of life. No effect before the first heartbeat and under suspicion."""
+        """Record another sign of life. No effect before the first heartbeat, or under suspicion."""
         if self._alive_at is not None and self.available(now):
             self._alive_at = max(now, self._alive_at)
 
     def credit(self, seconds: float) -> None:
-        """The observer itself was asleep for so long: that silence does not count, nor does its
-        interval."""
+        """Exclude that many seconds from silence and interval: the observer itself was paused."""
         if self._alive_at is not None:
             self._alive_at += seconds
             self._sampled_at = None if self._sampled_at is None else self._sampled_at + seconds
 
     def phi(self, now: float) -> float:
-        """The suspicion; 0 before the first heartbeat."""
+        """Return the suspicion; 0 before the first heartbeat."""
         return self._surprise(now, self.patience)
 
     def available(self, now: float) -> bool:
@@ -121,7 +121,8 @@ class PhiAccrual:
         return self._calm(now, self.patience)
 
     def _calm(self, now: float, patience: float) -> bool:
-        """Most silences are so short that phi need not be known."""
+        """True while the suspicion is below the threshold. Most silences are so short that phi is
+        not needed."""
         if self._alive_at is None:
             return True
         short = now - self._alive_at <= self.acceptable_pause + patience
@@ -145,7 +146,7 @@ class PhiAccrual:
 
 
 def phi_of(silence: float, mean: float, deviation: float) -> float:
-    """-log10 of the probability that an interval is longer than `silence`. Bounded, never
+    """Return -log10 of the probability that an interval is longer than `silence`. Bounded, never
     infinite."""
     y = (silence - mean) / deviation
     exponent = -y * (1.5976 + 0.070566 * y * y)

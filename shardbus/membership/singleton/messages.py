@@ -1,14 +1,14 @@
-"""What the singleton machine takes in and gives out, and what two of them say to each other.
+"""Messages between singleton machines, and the machine's events and effects.
 
     the next oldest   HandOverToMe ──────────> the leaving oldest   repeated until HandOverDone
-    the leaving one   HandOverInProgress ────> the next oldest      heard; the instance finishes
-    the leaving one   HandOverDone ──────────> the next oldest      it has stopped: start yours
+    the leaving one   HandOverInProgress ────> the next oldest      its instance is finishing
+    the leaving one   HandOverDone ──────────> the next oldest      its instance has stopped
     the leaving one   TakeOverFromMe ────────> the next oldest      repeated until HandOverToMe
 
-Akka's names. Each carries the highest epoch that its sender knows, so that whoever starts next
-starts above it, even if gossip and store have not heard of it.
+The names are Akka's. Each message carries the highest epoch that its sender knows, so that the next
+instance starts above it even if gossip and store do not have that epoch yet.
 
-Source: B.97; T.G1.
+Source: B.97.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from shardbus.membership.view import MembershipView
 
 @dataclass(frozen=True, slots=True)
 class HandOverToMe:
-    """You are leaving and I am next: stop your instance. Answer: HandOverInProgress, then
-    HandOverDone."""
+    """Ask the leaving oldest to stop its instance: the sender is next. Answered by
+    HandOverInProgress, then by HandOverDone."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverInProgress:
-    """My instance is finishing what it had begun."""
+    """The sender's instance is finishing its work."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverDone:
-    """I run no instance, and never will again."""
+    """The sender runs no instance, and will run none again."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class TakeOverFromMe:
-    """I am leaving and you are next, should your membership not have told you yet. Answer:
+    """The sender leaves and the receiver is next, in case the receiver's view lags. Answered by
     HandOverToMe."""
 
     epoch: int
@@ -61,7 +61,7 @@ MESSAGES: tuple[type[Message], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MembershipSeen:
-    """Membership has a new picture. `preparing`: the whole cluster is about to stop, so nothing is
+    """Membership has a new view. `preparing`: the whole cluster is about to stop, so nothing is
     handed over."""
 
     view: MembershipView
@@ -70,7 +70,7 @@ class MembershipSeen:
 
 @dataclass(frozen=True, slots=True)
 class HandOverReceived:
-    """A message arrived. `sender` is the peer that the transport knows."""
+    """A message arrived. `sender` is the peer as the transport knows it."""
 
     sender: NodeId
     message: Message
@@ -78,19 +78,21 @@ class HandOverReceived:
 
 @dataclass(frozen=True, slots=True)
 class InstanceStarted:
-    """The instance rules under this epoch."""
+    """The instance works under this epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceStopped:
-    """The instance has ended: as it was asked to (Retire), or because another one rules."""
+    """The instance has ended: after RetireInstance, or because another instance has a higher
+    epoch."""
 
 
 @dataclass(frozen=True, slots=True)
 class MembershipEnded:
-    """This node's membership has ended. `gracefully` False: it was downed, others rule already."""
+    """This node's membership has ended. `gracefully` False: the node was downed, and others have
+    taken over."""
 
     gracefully: bool
 
@@ -102,7 +104,7 @@ Event = MembershipSeen | HandOverReceived | InstanceStarted | InstanceStopped | 
 
 @dataclass(frozen=True, slots=True)
 class SendHandOver:
-    """Send this to that node."""
+    """Send this message to that node."""
 
     to: NodeId
     message: Message
@@ -110,29 +112,30 @@ class SendHandOver:
 
 @dataclass(frozen=True, slots=True)
 class PrepareInstance:
-    """Get an instance ready to rule: everything short of the claim. Begin or Halt follows."""
+    """Prepare an instance, up to its claim of an epoch. StartInstance or HaltInstance follows."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartInstance:
-    """Rule, above this epoch. Answer: Ruling, and Over if it ends by itself."""
+    """Claim an epoch above this one and work. Answered by InstanceStarted, and by InstanceStopped
+    if the instance ends by itself."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetireInstance:
-    """Finish the write under way, take nothing new, stop. Answer: Over."""
+    """Finish the present write, accept nothing new, stop. Answered by InstanceStopped."""
 
 
 @dataclass(frozen=True, slots=True)
 class HaltInstance:
-    """Stop the instance at once, ready or ruling."""
+    """Stop the instance at once, whether prepared or working."""
 
 
 @dataclass(frozen=True, slots=True)
 class SingletonStateChanged:
-    """The machine is in another state; for logs and metrics."""
+    """The machine entered another state. For logs and metrics."""
 
     before: str
     after: str

@@ -1,23 +1,24 @@
-"""Who comes before a node in the order of age, and which of them may still run an instance.
+"""Predecessors: the older nodes in the order of age, and which of them may still run an instance.
 
-Membership says who is older, who leaves and who is dead. A node that leaves says so itself, too
-(TakeOverFromMe, HandOverDone), and its word counts before membership brings it: a status never goes
-back, so the word stays true.
+Membership tells which members are older, leaving or dead. A leaving node also announces it by
+messages (TakeOverFromMe, HandOverDone), which count before the view shows it. A status never goes
+back, so an announcement stays true.
 
-An older one is *awaited* as long as its instance may run and it can still say that it does not:
+An older node is *awaited* as long as its instance may run and it can still announce the end:
 
-    a member that leaves          until it says HandOverDone
-    one that has left             the same, for its process outlives its membership a little; but
-                                  not once a higher epoch is known than when it began to leave, for
-                                  then another one took over from it; nor after SILENCE_S
-    proved dead, downed           not at all
-    silent for too long           not any more
+    a member that leaves          until HandOverDone
+    a node that has left          until HandOverDone, since its process outlives its membership a
+                                  little; but not once a higher epoch is known than when it began to
+                                  leave, because another node has then taken over from it; nor after
+                                  SILENCE_S
+    proved dead, or downed        not at all
+    silent for too long           no longer
 
-With a `removal_margin`, nobody starts before the margin after an older one's downing without proof
-of death, so that it has the time to stop. The margin counts from when this node first saw it
-unreachable or Down: whoever downed it may have waited for as long already.
+With a `removal_margin`, no instance starts within that margin after an older node was downed
+without proof of death, so that its instance has time to stop. The margin counts from when this node
+first saw it unreachable or Down, because the node that downed it may have waited as long already.
 
-Source: B.97, B.22, B.34; T.G1, T.G5, T.G9, T.G10.
+Source: B.97, B.22, B.34.
 """
 
 from __future__ import annotations
@@ -30,53 +31,54 @@ from shardbus.membership.singleton import messages as ho
 from shardbus.membership.view import MembershipView
 
 SILENCE_S = 2.0
-"""How long an older one is waited for that says nothing at all."""
+"""Seconds for which an older node is awaited that sends nothing at all."""
 
 WAY_OUT = (Status.LEAVING, Status.EXITING)
 
 
 @dataclass(slots=True)
 class Departure:
-    """One on its way out. `epoch`: the highest that was known when it began to leave."""
+    """A node on its way out. `epoch`: the highest that was known when it began to leave."""
 
     member: Member
     epoch: int
     gone_at: float | None = None
-    """When it left the picture."""
+    """When it left the view."""
 
 
 class Predecessors:
-    """What one node knows of the order of age. Arguments as of `Singleton`."""
+    """What one node knows of the order of age. Arguments as for `Singleton`."""
 
     def __init__(self, name: str, me: NodeId, role: str, removal_margin: float) -> None:
         self.view = MembershipView(me)
         self.epoch = 0
-        """The highest known."""
+        """The highest epoch known."""
         self._name, self._me, self._role, self._margin = name, me, role, removal_margin
-        self._words: dict[NodeId, bool] = {}
-        """Who said that it leaves, and whether also that it runs nothing any more."""
+        self._announced: dict[NodeId, bool] = {}
+        """The nodes that announced their leaving; True if they also announced that their instance
+        has stopped."""
         self._departures: dict[NodeId, Departure] = {}
         self._silent: dict[NodeId, None] = {}
         self._lost: dict[NodeId, tuple[Member, float]] = {}
-        """Who was cut off or downed without proof of death, and since when."""
+        """The nodes that were cut off or downed without proof of death, and since when."""
 
-    # What happens.
+    # Events.
 
-    def look(self, view: MembershipView, now: float) -> None:
-        """Membership has a new picture."""
+    def on_view(self, view: MembershipView, now: float) -> None:
+        """Apply a new view of membership."""
         before, self.view = self.view, view
         self.epoch = max(self.epoch, view.epochs.get(self._name, 0))
         members = {m.node: m for m in view.members}
         for member in filter(self._takes_part, view.members):
-            self._look_at(member, now)
+            self._on_member(member, now)
         for member in filter(self._takes_part, before.members):
             if member.node not in members:
-                self._miss(member, before, now)
-        for node in [node for node in self._words if node not in members]:
-            del self._words[node]
+                self._on_gone(member, before, now)
+        for node in [node for node in self._announced if node not in members]:
+            del self._announced[node]
 
-    def hear(self, sender: NodeId, message: ho.Message) -> bool:
-        """What it says about the sender. False: the sender has no part in this."""
+    def on_message(self, sender: NodeId, message: ho.Message) -> bool:
+        """Apply what the message announces. False if its sender has no part in this singleton."""
         departure = self._departures.get(sender)
         member = departure.member if departure is not None else self.view.member(sender)
         if member is None or not self._takes_part(member):
@@ -85,23 +87,23 @@ class Predecessors:
         if departure is not None:
             departure.epoch = max(departure.epoch, message.epoch)
         if isinstance(message, ho.TakeOverFromMe):
-            self._words.setdefault(sender, False)
+            self._announced.setdefault(sender, False)
         elif isinstance(message, ho.HandOverDone):
-            self._words[sender] = True
+            self._announced[sender] = True
             self._departures.pop(sender, None)
         return True
 
-    def forget(self, now: float) -> None:
-        """Who left so long ago says nothing any more."""
+    def expire(self, now: float) -> None:
+        """Drop nodes that left longer than SILENCE_S ago: they send nothing more."""
         for node, departure in list(self._departures.items()):
             if departure.gone_at is not None and now >= departure.gone_at + SILENCE_S:
                 del self._departures[node]
 
-    def give_up(self) -> None:
-        """Who has not answered by now is not awaited any more."""
+    def time_out(self) -> None:
+        """Stop awaiting the nodes that have not answered by now."""
         self._silent.update(dict.fromkeys(self.awaited()))
 
-    def _look_at(self, member: Member, now: float) -> None:
+    def _on_member(self, member: Member, now: float) -> None:
         node, down = member.node, member.status is Status.DOWN
         if down:
             self._departures.pop(node, None)
@@ -112,11 +114,11 @@ class Predecessors:
         elif self._margin:
             self._lost.setdefault(node, (member, now))
 
-    def _miss(self, member: Member, before: MembershipView, now: float) -> None:
-        """It is not in the picture any more: it has left, or was downed."""
+    def _on_gone(self, member: Member, before: MembershipView, now: float) -> None:
+        """Record that a member is no longer in the view: it has left, or was downed."""
         node = member.node
         left = member.status is not Status.DOWN and node not in before.unreachable
-        if left and not self._words.get(node, False):
+        if left and not self._announced.get(node, False):
             departure = self._departures.setdefault(node, Departure(member, self.epoch))
             departure.gone_at = now
         else:
@@ -124,30 +126,31 @@ class Predecessors:
         if not left and self._margin and node not in before.terminated:
             self._lost.setdefault(node, (member, now))
 
-    # What follows.
+    # Queries.
 
     @property
-    def gave_up(self) -> bool:
-        """Somebody was silent for too long."""
+    def timed_out(self) -> bool:
+        """True if an older node was silent for too long."""
         return bool(self._silent)
 
     def successor(self) -> NodeId | None:
-        """The oldest that does not leave, by membership and by its own word."""
+        """Return the oldest member that does not leave, by the view and by its own
+        announcements."""
         up = [
             m
             for m in self.view.members
-            if m.status in WORKING and m.has_role(self._role) and m.node not in self._words
+            if m.status in WORKING and m.has_role(self._role) and m.node not in self._announced
         ]
         return min(up, key=age_order).node if up else None
 
     def awaited(self) -> list[NodeId]:
-        """Those that must end before this node may start."""
+        """Return the nodes that must end before this node may start."""
         members = [
             m.node
             for m in self.view.members
             if self._is_older(m)
             and m.status in (*WAY_OUT, *WORKING)
-            and not self._words.get(m.node, False)
+            and not self._announced.get(m.node, False)
             and m.node not in self.view.terminated
         ]
         gone = [
@@ -160,7 +163,7 @@ class Predecessors:
         return [node for node in (*members, *gone) if node not in self._silent]
 
     def held_until(self) -> float | None:
-        """When the margin after an older one's downing ends."""
+        """Return when the margin after an older node's downing ends."""
         ends = [
             since + self._margin
             for node, (member, since) in self._lost.items()

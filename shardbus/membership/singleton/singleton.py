@@ -1,9 +1,9 @@
-"""One instance in the whole cluster, on the oldest member with a role: when to start it, and when
-to let it go.
+"""A cluster singleton: one instance, on the oldest member with a role. When it starts, and when it
+is handed over.
 
-Age decides, and every node computes it alike from what gossip says. But views differ for a moment,
-and the oldest that leaves still lives. So the next one asks it first, and starts when it has heard
-that the other's instance has stopped:
+Age decides, and every node computes it from gossip alone. But views differ for a moment, and the
+oldest node that leaves is still alive. So the next oldest asks it first, and starts when it has
+confirmed that its instance has stopped:
 
        ┌────────────────────────young─────────────────────┐
        v                                                  │
@@ -11,25 +11,25 @@ that the other's instance has stopped:
        └──────────────────clear──────────────────────────^                     │ asked, last, late
                                                                                v
                                    ENDED <──over, late── HANDING_OVER <────────┘
-    and to ENDED from everywhere: who leaves without an instance, and who is downed, at once.
+    and to ENDED at once from every state: a node that leaves without an instance, or is downed.
 
-- *Who is waited for* is a question of its own (`elders`): older members that leave, not dead ones.
-- *While it waits*, the next oldest has its instance ready, short of the claim; and the leaving one
-  goes on ruling until it is asked. What is left of the gap is one round trip and one claim.
-- *Every wait ends.* Questions are repeated, since the other one's view may lag behind. Whoever gets
-  no word in `SILENCE_S`, or no end in `PATIENCE_S`, goes on without.
-- *Nothing here is needed for safety.* The instance claims an epoch before it does anything, and the
-  store and its peers refuse a lower one. A lost message, or a wrong guess, costs a moment in which
-  two believe that they rule, under different epochs.
+- *Which nodes are awaited* is decided in `predecessors`: older members that leave, not dead ones.
+- *While it waits*, the next oldest prepares its instance, up to the claim of an epoch. The leaving
+  node keeps working until it is asked. What remains of the gap is one round trip and one claim.
+- *Every wait ends.* Requests are repeated, since the other node's view may lag. A node that gets no
+  message within `SILENCE_S`, or no end within `PATIENCE_S`, goes on without it.
+- *Safety does not depend on this.* The instance claims an epoch before it works, and the store and
+  its peers refuse a lower one. A lost message or a wrong guess costs a moment in which two
+  instances work, under different epochs, and one of them is refused.
 - A member gets a higher number than every other as it comes up, so no newcomer is older than the
   oldest. The oldest keeps its instance until it leaves, or until its own membership makes it the
-  youngest because its application is stalled (`YieldSeniority`). It then stops the instance at
-  once, as soon as it can; the next oldest has not waited for it.
-- While the cluster *prepares* to stop as a whole, nothing is handed over and nobody starts.
+  youngest because its application is stalled (`YieldSeniority`). It then halts the instance as soon
+  as it can; the next oldest has not waited for it.
+- While the whole cluster *prepares* to stop, nothing is handed over and no instance starts.
 
-`TRANSITIONS` is the drawing as data. Not here: what the instance does, and how it claims its epoch.
+`TRANSITIONS` is the drawing as data. Not here: the instance's work, and how it claims its epoch.
 
-Source: B.97, B.22, B.34, B.12, S0.18, S0.33, S2.80; T.G1-T.G7, T.G9, T.G10.
+Source: B.97, B.22, B.34, B.12, S0.18, S0.33, S2.80.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from shardbus.membership.singleton.predecessors import SILENCE_S, WAY_OUT, Prede
 from shardbus.membership.view import MembershipView
 
 RETRY_S = 0.5
-"""Between two questions without an answer."""
+"""Seconds between two requests without an answer."""
 
 PATIENCE_S = 5.0
-"""How long one is waited for that is finishing, and how long the leaving one waits to be asked."""
+"""Seconds for which a finishing node is awaited, and for which a leaving node waits to be asked."""
 
 RETIRE_S = 3.0
-"""How long an instance may take to finish; then it is stopped. Less than PATIENCE_S."""
+"""Seconds that an instance may take to finish; then it is halted. Less than PATIENCE_S."""
 
 RESTART_S = 1.0
-"""Before an instance that ended by itself is started again."""
+"""Seconds before an instance that ended by itself is started again."""
 
 
 class SingletonState(Enum):
-    """Where one node stands."""
+    """The state of one node's part."""
 
     YOUNGER = "younger"
     BECOMING_OLDEST = "becoming oldest"
@@ -70,14 +70,14 @@ class SingletonState(Enum):
 
 
 class SingletonTrigger(Enum):
-    """What moves it on."""
+    """What causes a transition."""
 
     NEXT = "the oldest that stays; an older one may still rule"
     CLEAR = "the oldest, and no older one rules"
     LATE = "waited for long enough"
     PASSED = "not to rule after all"
     LEAVING = "leaves, another one is next"
-    LAST = "leaves, nobody is waited for"
+    LAST = "leaves, no node is awaited"
     ASKED = "asked to hand over"
     OVER = "the instance has ended"
     YOUNG = "not the oldest any more"
@@ -112,26 +112,26 @@ TRANSITIONS: Mapping[tuple[SingletonState, SingletonTrigger], SingletonState] = 
 
 
 RULING = (SingletonState.OLDEST, SingletonState.WAS_OLDEST, SingletonState.HANDING_OVER)
-"""The states in which an instance runs here."""
+"""The states in which an instance works here."""
 
 
 class Singleton:
     """One node's part in one singleton. `handle`, `deadline`, `tick`, `check`.
 
     Args:
-        name: whose epochs count, in the picture's `epochs`.
+        name: the key of its epochs in the view's `epochs`.
         me: this node.
         role: only members with it take part; empty is all.
-        removal_margin: seconds, see `elders`; 0 is off.
+        removal_margin: seconds, see `predecessors`; 0 is off.
     """
 
     def __init__(self, name: str, me: NodeId, role: str = "", removal_margin: float = 0.0) -> None:
         self.state = SingletonState.YOUNGER
         self._name, self._me = name, me
         self._predecessors = Predecessors(name, me, role, removal_margin)
-        self._preparing = self._left = self._downed = False
-        self._askers: dict[NodeId, None] = {}
-        self._told: NodeId | None = None
+        self._preparing = self._has_left = self._downed = False
+        self._requesters: dict[NodeId, None] = {}
+        self._requested: NodeId | None = None
         self._asked_at: float | None = None
         self._retry_at: float | None = None
         self._until: float | None = None
@@ -140,53 +140,53 @@ class Singleton:
 
     @property
     def epoch(self) -> int:
-        """The highest known, of this node's instance or another's."""
+        """The highest epoch known, of this node's instance or another's."""
         return self._predecessors.epoch
 
     @property
     def ending(self) -> bool:
-        """An instance here is on its way out, and has not stopped yet."""
+        """True if an instance here is being handed over and has not stopped yet."""
         return self.state in (SingletonState.WAS_OLDEST, SingletonState.HANDING_OVER)
 
     def handle(self, event: ho.Event, now: float) -> list[ho.Effect]:
-        """Take in one event."""
+        """Handle one event."""
         match event:
             case ho.MembershipSeen(view, preparing):
                 self._preparing = preparing
-                self._look(view, now)
+                self._on_view(view, now)
             case ho.HandOverReceived(sender, message):
                 self._on_message(sender, message)
             case ho.InstanceStarted(epoch):
                 self._predecessors.epoch = max(self.epoch, epoch)
             case ho.InstanceStopped():
-                self._on_over(now)
+                self._on_instance_stopped(now)
             case ho.MembershipEnded(gracefully):
-                self._left, self._downed = gracefully, not gracefully
+                self._has_left, self._downed = gracefully, not gracefully
             case _:
                 assert_never(event)
         return self._settle(now)
 
     def deadline(self) -> float | None:
-        """When `tick` is due."""
+        """Return when `tick` is due."""
         times = [self._retry_at, self._until, self._restart_at]
         if self.state is SingletonState.BECOMING_OLDEST and not self._predecessors.awaited():
             times.append(self._predecessors.held_until())
         return min((t for t in times if t is not None), default=None)
 
     def tick(self, now: float) -> list[ho.Effect]:
-        """Ask again, or wait no more."""
+        """Repeat requests, and end waits that have lasted for too long."""
         if self._restart_at is not None and now >= self._restart_at:
             self._restart_at = None
             self._out.append(ho.StartInstance(self.epoch))
         if self._until is not None and now >= self._until:
-            self._out_of_patience(now)
+            self._on_timeout(now)
         if self._retry_at is not None and now >= self._retry_at:
             self._retry_at = now + RETRY_S
-            self._ask()
+            self._send_request()
         return self._settle(now)
 
     def check(self) -> None:
-        """Audit; for tests."""
+        """Audit the state. For tests."""
         waits = (
             SingletonState.BECOMING_OLDEST,
             SingletonState.WAS_OLDEST,
@@ -199,70 +199,73 @@ class Singleton:
             assert self._retry_at is None
         assert self._restart_at is None or self.state is SingletonState.OLDEST
 
-    # What happens.
+    # Events.
 
-    def _look(self, view: MembershipView, now: float) -> None:
+    def _on_view(self, view: MembershipView, now: float) -> None:
         before, after = self._predecessors.view.status, view.status
-        self._predecessors.look(view, now)
+        self._predecessors.on_view(view, now)
         if before is not None and after is None:
-            self._left = before in WAY_OUT
-            self._downed = not self._left
+            self._has_left = before in WAY_OUT
+            self._downed = not self._has_left
         self._downed = self._downed or after is Status.DOWN
-        for node in [node for node in self._askers if view.member(node) is None]:
-            del self._askers[node]
+        for node in [node for node in self._requesters if view.member(node) is None]:
+            del self._requesters[node]
 
     def _on_message(self, sender: NodeId, message: ho.Message) -> None:
-        if not self._predecessors.hear(sender, message):
+        if not self._predecessors.on_message(sender, message):
             return
         match message:
             case ho.HandOverToMe():
-                self._askers[sender] = None
+                self._requesters[sender] = None
                 if self.state is SingletonState.HANDING_OVER:
-                    self._tell(sender, ho.HandOverInProgress(self.epoch))
+                    self._send(sender, ho.HandOverInProgress(self.epoch))
                 elif self.state is SingletonState.ENDED:
-                    self._tell(sender, ho.HandOverDone(self.epoch))
+                    self._send(sender, ho.HandOverDone(self.epoch))
             case ho.HandOverInProgress():
                 if self.state is SingletonState.BECOMING_OLDEST and self._asked_at is not None:
                     self._until = self._asked_at + PATIENCE_S
             case ho.TakeOverFromMe():
                 if self.state in (SingletonState.BECOMING_OLDEST, SingletonState.OLDEST):
-                    self._tell(sender, ho.HandOverToMe(self.epoch))
+                    self._send(sender, ho.HandOverToMe(self.epoch))
             case ho.HandOverDone():
                 pass
             case _:
                 assert_never(message)
 
-    def _on_over(self, now: float) -> None:
+    def _on_instance_stopped(self, now: float) -> None:
         if self.state is SingletonState.OLDEST:
             self._restart_at = now + RESTART_S
         elif self.ending:
-            self._turn(SingletonTrigger.OVER, now)
+            self._transition(SingletonTrigger.OVER, now)
 
-    def _out_of_patience(self, now: float) -> None:
+    def _on_timeout(self, now: float) -> None:
         self._until = None
         if self.state is SingletonState.BECOMING_OLDEST:
-            self._predecessors.give_up()
+            self._predecessors.time_out()
         else:
-            self._turn(SingletonTrigger.LATE, now)
+            self._transition(SingletonTrigger.LATE, now)
 
-    # What follows.
+    # Consequences.
 
     def _settle(self, now: float) -> list[ho.Effect]:
         if self.state is SingletonState.YOUNGER:
-            self._predecessors.forget(now)
+            self._predecessors.expire(now)
         elif self.state is SingletonState.BECOMING_OLDEST and self._until is None:
-            self._predecessors.give_up()  # patience is over; nobody is waited for anew
-        while (cue := self._cue(now)) is not None:
-            self._turn(cue, now)
-        if self.state is SingletonState.WAS_OLDEST and self._told != self._predecessors.successor():
-            self._ask()
+            self._predecessors.time_out()  # the patience is over: await no further node
+        while (trigger := self._next_trigger(now)) is not None:
+            self._transition(trigger, now)
+        if (
+            self.state is SingletonState.WAS_OLDEST
+            and self._requested != self._predecessors.successor()
+        ):
+            self._send_request()
         effects, self._out = self._out, []
         return effects
 
-    def _cue(self, now: float) -> SingletonTrigger | None:
-        """What moves this node on, as things stand."""
+    def _next_trigger(self, now: float) -> SingletonTrigger | None:
+        """Return the trigger of the next transition, or None."""
         state, successor = self.state, self._predecessors.successor()
-        leaves = self._left or self._predecessors.view.status in WAY_OUT
+        leaves = self._has_left or self._predecessors.view.status in WAY_OUT
         if state is SingletonState.ENDED or state is SingletonState.HANDING_OVER:
             return (
                 SingletonTrigger.DOWNED
@@ -272,9 +275,9 @@ class Singleton:
         if self._downed:
             return SingletonTrigger.DOWNED
         if leaves:
-            if state is SingletonState.WAS_OLDEST and self._askers:
+            if state is SingletonState.WAS_OLDEST and self._requesters:
                 return SingletonTrigger.ASKED
-            if self._left or self._preparing or successor is None:
+            if self._has_left or self._preparing or successor is None:
                 return SingletonTrigger.LAST
             return None if state is SingletonState.WAS_OLDEST else SingletonTrigger.LEAVING
         if state is SingletonState.WAS_OLDEST:
@@ -286,26 +289,28 @@ class Singleton:
             return SingletonTrigger.PASSED if state is SingletonState.BECOMING_OLDEST else None
         if self._predecessors.awaited() or now < (self._predecessors.held_until() or now):
             return SingletonTrigger.NEXT if state is SingletonState.YOUNGER else None
-        return SingletonTrigger.LATE if self._predecessors.gave_up else SingletonTrigger.CLEAR
+        return SingletonTrigger.LATE if self._predecessors.timed_out else SingletonTrigger.CLEAR
 
-    def _turn(self, cue: SingletonTrigger, now: float) -> None:
-        """Into the next state, with what it begins with.
+    def _transition(self, trigger: SingletonTrigger, now: float) -> None:
+        """Enter the next state, with the effects of entering it.
 
         Raises:
-            LocalProtocolError: the drawing has no such arrow. Nothing changed.
+            LocalProtocolError: the table has no such transition. Nothing changed.
         """
-        before, after = self.state, TRANSITIONS.get((self.state, cue))
+        before, after = self.state, TRANSITIONS.get((self.state, trigger))
         if after is None:
-            raise LocalProtocolError(f"singleton {self._name!r}: {cue.value!r} in {before.value!r}")
+            raise LocalProtocolError(
+                f"singleton {self._name!r}: {trigger.value!r} in {before.value!r}"
+            )
         self.state = after
         self._retry_at = self._until = self._restart_at = None
-        self._out.append(ho.SingletonStateChanged(before.value, after.value, cue.value))
+        self._out.append(ho.SingletonStateChanged(before.value, after.value, trigger.value))
         match after:
             case SingletonState.YOUNGER:
                 self._out.append(ho.HaltInstance())
             case SingletonState.BECOMING_OLDEST:
                 self._asked_at, self._until, self._retry_at = now, now + SILENCE_S, now + RETRY_S
-                self._ask()
+                self._send_request()
                 self._out.append(ho.PrepareInstance())
             case SingletonState.OLDEST:
                 self._out.append(ho.StartInstance(self.epoch))
@@ -313,36 +318,36 @@ class Singleton:
                 self._until, self._retry_at = now + PATIENCE_S, now + RETRY_S
             case SingletonState.HANDING_OVER:
                 self._until = now + RETIRE_S
-                for asker in self._askers:
-                    self._tell(asker, ho.HandOverInProgress(self.epoch))
+                for requester in self._requesters:
+                    self._send(requester, ho.HandOverInProgress(self.epoch))
                 self._out.append(ho.RetireInstance())
             case SingletonState.ENDED:
-                self._end(before, cue)
+                self._end(before, trigger)
             case _:
                 assert_never(after)
 
-    def _end(self, before: SingletonState, cue: SingletonTrigger) -> None:
-        if before is not SingletonState.YOUNGER and cue is not SingletonTrigger.OVER:
+    def _end(self, before: SingletonState, trigger: SingletonTrigger) -> None:
+        if before is not SingletonState.YOUNGER and trigger is not SingletonTrigger.OVER:
             self._out.append(ho.HaltInstance())
-        if cue is SingletonTrigger.DOWNED:
+        if trigger is SingletonTrigger.DOWNED:
             return
-        told = dict(self._askers)
+        receivers = dict(self._requesters)
         successor = self._predecessors.successor()
         if before in RULING and successor is not None and not self._preparing:
-            told[successor] = None
-        for node in told:
-            self._tell(node, ho.HandOverDone(self.epoch))
+            receivers[successor] = None
+        for node in receivers:
+            self._send(node, ho.HandOverDone(self.epoch))
 
-    def _ask(self) -> None:
+    def _send_request(self) -> None:
         predecessors = self._predecessors
         if self.state is SingletonState.BECOMING_OLDEST:
             for node in predecessors.awaited():
                 if predecessors.view.member(node) is not None:
-                    self._tell(node, ho.HandOverToMe(self.epoch))
+                    self._send(node, ho.HandOverToMe(self.epoch))
         elif self.state is SingletonState.WAS_OLDEST:
-            self._told = predecessors.successor()
-            if self._told is not None:
-                self._tell(self._told, ho.TakeOverFromMe(self.epoch))
+            self._requested = predecessors.successor()
+            if self._requested is not None:
+                self._send(self._requested, ho.TakeOverFromMe(self.epoch))
 
-    def _tell(self, node: NodeId, message: ho.Message) -> None:
+    def _send(self, node: NodeId, message: ho.Message) -> None:
         self._out.append(ho.SendHandOver(node, message))

@@ -508,7 +508,7 @@ def test_stale_and_foreign_gossip_is_dropped_and_counted() -> None:
     net = Net(24)
     nodes = net.start(2)
     machine, sender = nodes[0].machine, nodes[1].id
-    state = nodes[1].machine.gossip.flipped(net.now)
+    state = nodes[1].machine.gossip.flip_tombstones(net.now)
     stranger = NodeId("x", 1, 1)
     cases = [
         (ev.PubSubReceived(sender, GossipState(machine.me, state), 2.5), "gossip waited too long"),

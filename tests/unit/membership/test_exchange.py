@@ -143,10 +143,10 @@ def test_who_finds_itself_removed_says_nothing_any_more() -> None:
     theirs = base.with_members(B, base.members[A].moved(Status.DOWN)).with_seen(B)
     theirs = theirs.without_members(B, (A,), 1.0)
     exchange = node_a(alone)
-    assert exchange.farewell(5, 1.0)
-    assert exchange.on_state(B, GossipState(A, theirs.flipped(1.0)), 0.0, 1.0) == []
+    assert exchange.announce_departure(5, 1.0)
+    assert exchange.on_state(B, GossipState(A, theirs.flip_tombstones(1.0)), 0.0, 1.0) == []
     assert A not in exchange.gossip.members
-    assert exchange.farewell(5, 1.0) == []
+    assert exchange.announce_departure(5, 1.0) == []
 
 
 def test_whoever_can_hear_again_is_told_what_it_has_missed() -> None:
@@ -185,7 +185,7 @@ def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None
             node = B
         elif kind == "tell":
             teller = dice.choice([n for n in nodes if n != node])
-            told = GossipState(node, nodes[teller].gossip.flipped(1.0))
+            told = GossipState(node, nodes[teller].gossip.flip_tombstones(1.0))
             nodes[node].on_state(teller, told, 0.0, 1.0)
         else:
             learner = nodes[node if kind == "learn" else x]

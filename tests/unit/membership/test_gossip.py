@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
-from shardbus.membership.audit import broken_rules
-from shardbus.membership.gossip import Gossip, Meta
+from shardbus.membership.gossip import Gossip, Meta, broken_rules
 from shardbus.membership.member import TRANSITIONS, Member, Service, Status
 from shardbus.membership.reachability import Flag, ObserverRow, Reachability
 from shardbus.membership.vector_clock import VectorClock
@@ -107,9 +106,9 @@ RICH: dict[str, Callable[[Gossip], bool]] = {
     **{s.value: lambda g, s=s: any(m.status is s for m in g.members.values())
        for s in Status if s is not Status.REMOVED},
     "removed": lambda g: bool(g.tombstones),
-    "unreachable": lambda g: Flag.UNREACHABLE in g.verdicts().values(),
-    "terminated": lambda g: Flag.TERMINATED in g.verdicts().values(),
-    "two observers of one": lambda g: len(g.records()) > len(g.verdicts()) > 0,
+    "unreachable": lambda g: Flag.UNREACHABLE in g.unreachable().values(),
+    "terminated": lambda g: Flag.TERMINATED in g.unreachable().values(),
+    "two observers of one": lambda g: len(g.records()) > len(g.unreachable()) > 0,
     "a downed observer": lambda g: len(g.reachability.records()) > len(g.records()),
     "epochs": lambda g: bool(g.epochs),
     "meta": lambda g: bool(g.meta),
@@ -322,8 +321,8 @@ def test_TU1_what_is_unreachable_merges_by_observer(
         made = {o: ObserverRow(v, dict.fromkeys(s, Flag.UNREACHABLE)) for o, (v, s) in rows.items()}
         return replace(state(a=U, b=U, c=U), reachability=Reachability(made))
 
-    assert copy(one).merge(copy(other)).verdicts() == merged
-    assert copy(other).merge(copy(one)).verdicts() == merged
+    assert copy(one).merge(copy(other)).unreachable() == merged
+    assert copy(other).merge(copy(one)).unreachable() == merged
 
 
 def test_TU1_who_was_removed_on_one_side_is_gone_after_merging() -> None:
@@ -338,7 +337,7 @@ def test_TU1_who_was_removed_on_one_side_is_gone_after_merging() -> None:
         merged = removed.merge(other)
         assert list(merged.members) == [A, B]
         assert merged == other.merge(removed)
-        assert (merged.verdicts(), C in merged.seen, C in merged.clock.counters) == (
+        assert (merged.unreachable(), C in merged.seen, C in merged.clock.counters) == (
             {},
             False,
             False,
@@ -370,7 +369,7 @@ def test_TU1_a_removed_node_leaves_only_its_tombstone() -> None:
     copy = copy.with_flag(A, B, Flag.TERMINATED).without_members(A, (B,), 5.0)
     assert list(copy.members) == [A, C]
     assert copy.tombstones == {B: 5.0}
-    assert copy.verdicts() == {}
+    assert copy.unreachable() == {}
     assert B not in copy.clock.counters
 
 
@@ -394,8 +393,8 @@ def test_nobody_removes_itself() -> None:
 
 def test_TU1_tombstones_travel_as_ages_and_are_pruned_by_time() -> None:
     copy = replace(state(a=U), tombstones={B: 100.0, C: 160.0})
-    assert copy.flipped(170.0).tombstones == {B: 70.0, C: 10.0}
-    assert copy.flipped(170.0).flipped(1000.0).tombstones == {B: 930.0, C: 990.0}
+    assert copy.flip_tombstones(170.0).tombstones == {B: 70.0, C: 10.0}
+    assert copy.flip_tombstones(170.0).flip_tombstones(1000.0).tombstones == {B: 930.0, C: 990.0}
     assert copy.pruned(150.0).tombstones == {C: 160.0}
     assert copy.pruned(50.0) is copy
     older = replace(copy, tombstones={C: 120.0})

@@ -45,15 +45,15 @@ def test_TU5_a_row_counts_changes_and_terminated_is_final(
 
 def test_TU5_one_suffices_to_mark_and_all_must_clear() -> None:
     both = table((A, C, UN), (B, C, UN))
-    assert both.verdicts() == {C: UN}
-    assert both.marked(A, C, OK).verdicts() == {C: UN}
-    assert both.marked(A, C, OK).marked(B, C, OK).verdicts() == {}
+    assert both.unreachable() == {C: UN}
+    assert both.marked(A, C, OK).unreachable() == {C: UN}
+    assert both.marked(A, C, OK).marked(B, C, OK).unreachable() == {}
 
 
 def test_TU5_the_worst_word_counts_and_ignored_observers_do_not() -> None:
     result = table((A, C, UN), (B, C, GONE), (B, D, UN))
-    assert result.verdicts() == {C: GONE, D: UN}
-    assert result.verdicts(ignore=[B]) == {C: UN}
+    assert result.unreachable() == {C: GONE, D: UN}
+    assert result.unreachable(ignore=[B]) == {C: UN}
     assert result.records(ignore=[A]) == [(B, C, GONE), (B, D, UN)]
 
 

@@ -137,9 +137,9 @@ def test_a_decision_is_a_notice_with_its_reason() -> None:
     net.run(40)
     assert [n.name for n in net.running()] == []
     for node in nodes:
-        told = [n.decision for n in node.notices if isinstance(n, seen.DowningDecided)]
-        assert [d.outcome for d in told] == [DowningOutcome.DOWN_OURSELVES]
-        assert told[0].reason.startswith("no quorum: ")
+        describe_decision = [n.decision for n in node.notices if isinstance(n, seen.DowningDecided)]
+        assert [d.outcome for d in describe_decision] == [DowningOutcome.DOWN_OURSELVES]
+        assert describe_decision[0].reason.startswith("no quorum: ")
 
 
 def test_auto_down_makes_two_clusters() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
-from shardbus.membership.downing.resolver import FOR_GOOD, LEASE_WITHIN, DowningPlan, Resolver
+from shardbus.membership.downing.resolver import LEASE_ANSWER_S, LEASE_TTL_S, DowningPlan, Resolver
 from shardbus.membership.downing.split import EPOCHS, DowningOutcome, lease_of
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.gossip import Gossip
@@ -264,7 +264,7 @@ def asking() -> tuple[Resolver, Gossip, str]:
     resolver.consider(equal, True, 10.0)
     plan = resolver.consider(equal, True, 10.0 + STABLE)
     assert plan.ask is not None
-    assert plan.ask.ttl == FOR_GOOD
+    assert plan.ask.ttl == LEASE_TTL_S
     assert resolver.consider(equal, True, 10.1 + STABLE) == DowningPlan()
     return resolver, equal, plan.ask.name
 
@@ -281,7 +281,7 @@ def test_the_lease_decides(
     granted: bool | None, expected: DowningOutcome, down: tuple[NodeId, ...], why: str
 ) -> None:
     resolver, _, name = asking()
-    plan = resolver.on_lease(name, granted)
+    plan = resolver.on_lease_result(name, granted)
     assert plan.decision is not None
     assert (plan.decision.outcome, plan.decision.down) == (expected, down)
     assert plan.decision.reason.endswith(why)
@@ -290,17 +290,17 @@ def test_the_lease_decides(
 
 def test_no_answer_from_the_store_is_a_lost_split() -> None:
     resolver, equal, _ = asking()
-    late = 10.0 + STABLE + LEASE_WITHIN
+    late = 10.0 + STABLE + LEASE_ANSWER_S
     assert resolver.deadline() == late
     assert outcome(resolver.consider(equal, True, late)) is DowningOutcome.DOWN_OURSELVES
 
 
 def test_an_answer_to_an_old_question_is_ignored() -> None:
     resolver, _, name = asking()
-    assert resolver.on_lease("another", True) == DowningPlan()
+    assert resolver.on_lease_result("another", True) == DowningPlan()
     resolver.consider(UNREACHABLE, True, 20.0)
-    assert resolver.on_lease(name, False) == DowningPlan()
-    assert resolver.on_lease(name, True).decision is None
+    assert resolver.on_lease_result(name, False) == DowningPlan()
+    assert resolver.on_lease_result(name, True).decision is None
 
 
 def test_no_strategy_no_decision() -> None:
@@ -338,7 +338,7 @@ def test_a_lease_is_asked_for_before_the_margin_and_counts_after_it() -> None:
     resolver.consider(equal, True, 10.0)
     ask = resolver.consider(equal, True, 10.0 + STABLE).ask
     assert ask is not None
-    assert resolver.on_lease(ask.name, True) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan()
     assert resolver.consider(equal, True, 11.0 + STABLE) == DowningPlan()
     assert resolver.deadline() == 13.0 + STABLE
     assert outcome(resolver.consider(equal, True, 13.0 + STABLE)) is DowningOutcome.DOWN_OTHERS
@@ -353,8 +353,8 @@ def test_the_majority_asks_for_the_lease_at_once_and_for_good() -> None:
     resolver.consider(UNREACHABLE, True, 10.0)
     ask = resolver.consider(UNREACHABLE, True, 10.0 + STABLE).ask
     assert ask is not None
-    assert ask.ttl == FOR_GOOD
-    assert outcome(resolver.on_lease(ask.name, True)) is DowningOutcome.DOWN_OTHERS
+    assert ask.ttl == LEASE_TTL_S
+    assert outcome(resolver.on_lease_result(ask.name, True)) is DowningOutcome.DOWN_OTHERS
 
 
 @pytest.mark.parametrize("flag", [Flag.UNREACHABLE, Flag.TERMINATED])
@@ -366,7 +366,7 @@ def test_the_minority_asks_later(flag: Flag) -> None:
     assert resolver.deadline() == 10.0 + STABLE + DELAY
     ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
     assert ask is not None
-    plan = resolver.on_lease(ask.name, False)
+    plan = resolver.on_lease_result(ask.name, False)
     assert plan.decision is not None
     assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OURSELVES, (A,))
 
@@ -377,7 +377,7 @@ def test_the_minority_stays_if_it_has_the_lease() -> None:
     resolver.consider(few, True, 10.0)
     ask = resolver.consider(few, True, 10.0 + STABLE + DELAY).ask
     assert ask is not None
-    plan = resolver.on_lease(ask.name, True)
+    plan = resolver.on_lease_result(ask.name, True)
     assert plan.decision is not None
     assert (plan.decision.outcome, plan.decision.down) == (DowningOutcome.DOWN_OTHERS, (B, C))
 
@@ -415,7 +415,7 @@ def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSetting
         resolver.consider(equal, True, 10.0 * epoch)
         ask = resolver.consider(equal, True, 10.0 * epoch + STABLE).ask
         assert ask is not None
-        plan = resolver.on_lease(ask.name, True)
+        plan = resolver.on_lease_result(ask.name, True)
         assert outcome(plan) is DowningOutcome.DOWN_OTHERS
         assert plan.epoch == epoch + 1
         asked.append(ask.name)
@@ -433,7 +433,7 @@ def test_who_knows_an_older_epoch_asks_for_a_lease_that_is_taken() -> None:
     assert won is not None
     assert asked is not None
     assert asked.name == won.name
-    lost = late.on_lease(asked.name, False)
+    lost = late.on_lease_result(asked.name, False)
     assert outcome(lost) is DowningOutcome.DOWN_OURSELVES
     assert lost.epoch == 0
 
@@ -446,11 +446,11 @@ def test_a_lease_that_comes_too_late_is_used_up_without_a_decision() -> None:
     ask = resolver.consider(split, True, 10.0 + STABLE).ask
     assert ask is not None
     assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == DowningPlan()
-    assert resolver.on_lease(ask.name, None) == DowningPlan()
-    assert resolver.on_lease(ask.name, False) == DowningPlan()
-    assert resolver.on_lease(ask.name, True) == DowningPlan(epoch=8)
+    assert resolver.on_lease_result(ask.name, None) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, False) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan(epoch=8)
     assert resolver.consider(under(THREE, 8), True, 11.1 + STABLE) == DowningPlan()
-    assert resolver.on_lease(ask.name, True) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan()
 
 
 def test_a_lease_that_was_won_for_a_split_that_heals_within_the_margin_is_used_up() -> None:
@@ -459,8 +459,8 @@ def test_a_lease_that_was_won_for_a_split_that_heals_within_the_margin_is_used_u
     resolver.consider(split, True, 10.0)
     ask = resolver.consider(split, True, 10.0 + STABLE).ask
     assert ask is not None
-    assert resolver.on_lease(ask.name, True) == DowningPlan()
-    assert resolver.on_lease(ask.name, True) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan()
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan()
     assert resolver.consider(under(THREE, 7), True, 11.0 + STABLE) == DowningPlan(epoch=8)
     assert resolver.consider(under(THREE, 8), True, 11.0 + STABLE) == DowningPlan()
 
@@ -523,7 +523,7 @@ def test_the_last_of_a_side_goes_though_whoever_should_decide_has_died(
     gone = resolver.consider(copy, False, due).decision
     assert gone is not None
     assert (gone.outcome, gone.down) == (DowningOutcome.DOWN_OURSELVES, (D,))
-    assert gone.reason.endswith("this node's links are bad, and nobody has decided")
+    assert gone.reason.endswith("this node's links are bad, and no node has decided")
 
 
 def test_under_lease_majority_even_that_needs_the_lease() -> None:
@@ -532,7 +532,7 @@ def test_under_lease_majority_even_that_needs_the_lease() -> None:
     assert resolver.consider(BAD_LINK, True, 10.0 + STABLE) == DowningPlan()
     ask = resolver.consider(BAD_LINK, True, 10.0 + STABLE + PATIENCE).ask
     assert ask is not None
-    plan = resolver.on_lease(ask.name, True)
+    plan = resolver.on_lease_result(ask.name, True)
     assert plan.decision is not None
     assert (plan.decision.down, plan.epoch) == ((C,), 1)
 
@@ -586,7 +586,7 @@ def test_who_flaps_too_long_goes(leading: bool) -> None:
     plan = flap(SETTINGS, *pictures, leading=leading)
     assert plan.decision is not None
     assert plan.decision.outcome is DowningOutcome.DOWN_OURSELVES
-    assert plan.decision.reason == "who reaches whom has kept changing for 9.0 s"
+    assert plan.decision.reason == "reachability has kept changing for 9.0 s"
     assert flap(replace(SETTINGS, down_all_when_unstable=False), *pictures) == DowningPlan()
 
 

@@ -137,7 +137,7 @@ def test_nobody_votes_in_a_cluster_that_is_unborn() -> None:
     assert keep_majority(survey(copy, A)).outcome is OURSELVES
     decision = keep_majority(survey(copy, A, unborn=True))
     assert (decision.outcome, decision.down) == (LEASE, (D,))
-    assert decision.reason == "nobody has been Up yet"
+    assert decision.reason == "no member has been Up yet"
 
 
 def test_a_flagged_node_that_has_seen_the_flag_is_not_cut_off() -> None:

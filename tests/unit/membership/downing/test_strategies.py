@@ -15,15 +15,21 @@ from hypothesis import strategies as st
 from shardbus.config.settings import STRATEGIES, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.ids import NodeId
-from shardbus.membership.downing.split import Decision, DowningOutcome, Split, survey, told
+from shardbus.membership.downing.split import (
+    Decision,
+    DowningOutcome,
+    Split,
+    describe_decision,
+    survey,
+)
 from shardbus.membership.downing.strategies import (
     down_all,
     keep_majority,
     keep_oldest,
     lease_majority,
-    own_rule,
     static_quorum,
     strategy_of,
+    user_strategy,
 )
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
@@ -263,15 +269,15 @@ def test_a_function_of_the_users_decides(
 
 def test_it_may_ask_for_the_lease_or_wait() -> None:
     cut = split(FIVE, C, D)
-    asked = own_rule(cut, "x:y", lambda _: (LEASE, "equal"))
+    asked = user_strategy(cut, "x:y", lambda _: (LEASE, "equal"))
     assert (asked.outcome, asked.down, asked.reason) == (LEASE, (C, D), "equal")
-    assert own_rule(cut, "x:y", lambda _: (NOTHING, "let be")).down == ()
+    assert user_strategy(cut, "x:y", lambda _: (NOTHING, "let be")).down == ()
 
 
 @pytest.mark.parametrize("said", [None, "stay", ("stay", "why"), (OTHERS,), 1 / 3])
 def test_a_side_whose_function_says_nothing_that_can_be_done_goes(said: object) -> None:
     """The other side's may be sound, and keep that side."""
-    decision = own_rule(split(FIVE, C, D), "x:y", lambda _: said)  # type: ignore[arg-type,return-value]
+    decision = user_strategy(split(FIVE, C, D), "x:y", lambda _: said)  # type: ignore[arg-type,return-value]
     assert (decision.outcome, decision.down) == (OURSELVES, (A, B, E))
     assert decision.reason.startswith("the strategy failed: ")
 
@@ -280,7 +286,7 @@ def test_so_does_one_whose_function_raises() -> None:
     def broken(split: Split) -> tuple[DowningOutcome, str]:
         return {}[split]  # type: ignore[no-any-return]
 
-    decision = own_rule(split(FIVE, E), "x:y", broken)
+    decision = user_strategy(split(FIVE, E), "x:y", broken)
     assert decision.outcome is OURSELVES
     assert "KeyError" in decision.reason
 
@@ -301,7 +307,7 @@ def test_a_function_that_cannot_be_had_is_refused(name: str, error: str) -> None
 
 def test_a_decision_is_told_with_what_it_went_by() -> None:
     copy = state(a=U, b=U, c=U)
-    assert told(keep_majority(split(copy, C))) == (
+    assert describe_decision(keep_majority(split(copy, C))) == (
         f"keep-majority: majority: 2 votes here, at most 1 there "
         f"(this side: {A}, {B}; cut off: {C}; oldest: {A}): down others: {C}"
     )
@@ -372,7 +378,7 @@ def check(
             decided[0] for decided, split, copy in decisions if stays(decided[0], split, copy)
         ]
         one = len(winners) < 2 or all(d.outcome is LEASE for d in winners)
-        assert one, (name, [told(decided[0]) for decided, _, _ in decisions])
+        assert one, (name, [describe_decision(decided[0]) for decided, _, _ in decisions])
 
 
 def surveyed(copy: Gossip, cut: list[NodeId], me: NodeId, role: str) -> Split:

@@ -42,7 +42,7 @@ def test_nothing_is_probed_without_a_reason() -> None:
 
 def test_a_dropped_connection_is_probed_at_once_and_again_with_growing_pauses() -> None:
     watch = DeathWatch()
-    watch.doubt(A, 10.0)
+    watch.suspect(A, 10.0)
     now, times = 10.0, []
     for _ in range(8):
         assert watch.deadline() == now
@@ -59,12 +59,12 @@ def test_a_dropped_connection_is_probed_at_once_and_again_with_growing_pauses() 
 
 def test_a_new_doubt_does_not_wait_for_the_end_of_a_pause() -> None:
     watch = DeathWatch()
-    watch.doubt(A, 0.0)
+    watch.suspect(A, 0.0)
     watch.tick(0.0)
     watch.on_result(A, ProbeOutcome.OPEN, 0.0)
-    watch.doubt(A, 0.01)
+    watch.suspect(A, 0.01)
     assert watch.tick(0.01) == [A]
-    watch.doubt(A, 0.02)
+    watch.suspect(A, 0.02)
     assert watch.tick(0.02) == []
     watch.on_result(A, ProbeOutcome.OPEN, 0.03)
     assert watch.deadline() == pytest.approx(0.03 + 2 * FIRST_PAUSE)
@@ -72,7 +72,7 @@ def test_a_new_doubt_does_not_wait_for_the_end_of_a_pause() -> None:
 
 def test_a_proof_ends_the_probing() -> None:
     watch = DeathWatch()
-    watch.doubt(A, 0.0)
+    watch.suspect(A, 0.0)
     watch.tick(0.0)
     watch.on_result(A, ProbeOutcome.REFUSED, 0.1)
     assert watch.deadline() is None
@@ -80,7 +80,7 @@ def test_a_proof_ends_the_probing() -> None:
 
 def test_a_probe_without_an_answer_is_repeated() -> None:
     watch = DeathWatch()
-    watch.doubt(A, 0.0)
+    watch.suspect(A, 0.0)
     assert watch.tick(0.0) == [A]
     assert watch.deadline() == ANSWER_WITHIN
     assert watch.tick(ANSWER_WITHIN) == [A]
@@ -89,7 +89,7 @@ def test_a_probe_without_an_answer_is_repeated() -> None:
 @pytest.mark.parametrize(("asked_at", "cleared"), [(4.9, False), (5.0, True), (6.0, True)])
 def test_only_an_answer_to_a_later_question_clears_a_doubt(asked_at: float, cleared: bool) -> None:
     watch = DeathWatch()
-    watch.doubt(A, 5.0)
+    watch.suspect(A, 5.0)
     watch.on_alive(A, asked_at)
     watch.on_alive(B, asked_at)
     assert (watch.deadline() is None) is cleared
@@ -98,8 +98,8 @@ def test_only_an_answer_to_a_later_question_clears_a_doubt(asked_at: float, clea
 def test_the_last_reason_for_a_doubt_counts() -> None:
     """An answer to a question from before the connection dropped again says nothing."""
     watch = DeathWatch()
-    watch.doubt(A, 1.0)
-    watch.doubt(A, 5.0)
+    watch.suspect(A, 1.0)
+    watch.suspect(A, 5.0)
     watch.on_alive(A, 3.0)
     assert watch.deadline() is not None
     watch.on_alive(A, 5.0)
@@ -109,7 +109,7 @@ def test_the_last_reason_for_a_doubt_counts() -> None:
 def test_former_members_are_forgotten() -> None:
     watch = DeathWatch()
     for node in (A, B):
-        watch.doubt(node, 0.0)
+        watch.suspect(node, 0.0)
     watch.keep([B, C])
     assert watch.tick(0.0) == [B]
 
