@@ -8,7 +8,7 @@ import pytest
 
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
-from shardbus.membership.commands import obey
+from shardbus.membership.commands import apply_command
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Status, age_order
 from tests.unit.membership.test_gossip import A, state
@@ -26,19 +26,19 @@ def aged(**statuses: Status) -> Gossip:
 
 def test_a_node_that_yields_becomes_the_youngest_and_only_once() -> None:
     before = aged(a=Status.UP, b=Status.UP, c=Status.LEAVING)
-    after, refusal = obey(before, A, ev.YieldSeniority(), 0.0)
+    after, refusal = apply_command(before, A, ev.YieldSeniority(), 0.0)
     assert not refusal
     assert sorted(after.members.values(), key=age_order)[-1].node == A
     assert after.members[A] == replace(before.members[A], up_number=4, yields=1)
-    assert obey(after, A, ev.YieldSeniority(), 0.0)[0] is after
+    assert apply_command(after, A, ev.YieldSeniority(), 0.0)[0] is after
 
 
 @pytest.mark.parametrize("status", [s for s in Status if s not in (Status.UP, Status.REMOVED)])
 def test_only_an_up_member_yields(status: Status) -> None:
     before = aged(a=status, b=Status.UP)
-    assert obey(before, A, ev.YieldSeniority(), 0.0)[0] is before
+    assert apply_command(before, A, ev.YieldSeniority(), 0.0)[0] is before
 
 
 def test_the_only_working_member_keeps_its_age() -> None:
     before = aged(a=Status.UP, b=Status.LEAVING)
-    assert obey(before, A, ev.YieldSeniority(), 0.0)[0] is before
+    assert apply_command(before, A, ev.YieldSeniority(), 0.0)[0] is before
