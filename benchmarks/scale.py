@@ -104,8 +104,8 @@ def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
     state = Gossip(state.members, frozenset(members), clock=state.clock)
     for process in processes:
         sponsor = processes[0] if process is not processes[0] else processes[-1]
-        world.give(process, ev.JoinSeeds((sponsor.id.address,)))
-        world.give(process, ev.ControlReceived(sponsor.id, Welcome(state)))
+        world.deliver(process, ev.JoinSeeds((sponsor.id.address,)))
+        world.deliver(process, ev.ControlReceived(sponsor.id, Welcome(state)))
     world.run(2.0)
     return world
 
@@ -113,7 +113,7 @@ def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
 def spread(world: Large, dice: Random) -> float:
     """One node learns of an epoch: seconds until all have it."""
     epoch = int(1000 * world.now)
-    world.give(dice.choice(list(world.nodes.values())), ev.RecordEpoch("scale", epoch))
+    world.deliver(dice.choice(list(world.nodes.values())), ev.RecordEpoch("scale", epoch))
     taken = world.until_all(lambda p: p.machine.gossip.epochs.get("scale") == epoch)
     world.until_all(lambda p: p.machine.gossip.converged())
     return taken

@@ -66,7 +66,7 @@ def simulate(
 ) -> None:
     """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
     from shardbus.simulation.membership.options import STRATEGIES, draw
-    from shardbus.simulation.nodes.options import DENSITIES, draw_load
+    from shardbus.simulation.nodes.options import DENSITIES, draw_node_options
 
     _one_of("--strategy", strategy, STRATEGIES)
     _one_of("--load", load, DENSITIES)
@@ -76,7 +76,7 @@ def simulate(
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(first, first + count)
     drawn: list[Options | NodeOptions] = [
-        draw_load(number, nodes, seconds, strategy, load)
+        draw_node_options(number, nodes, seconds, strategy, load)
         if sharding
         else draw(number, nodes, seconds, strategy)
         for number in numbers
@@ -110,9 +110,9 @@ def _run_all(drawn: list[Options | NodeOptions], jobs: int) -> Iterator[RunOutco
 def _run(drawn: Options | NodeOptions) -> RunOutcome:
     from shardbus.simulation.membership.options import Options
     from shardbus.simulation.membership.run import simulate as run
-    from shardbus.simulation.nodes.run import simulate_fleet
+    from shardbus.simulation.nodes.run import simulate_nodes
 
-    return run(drawn) if isinstance(drawn, Options) else simulate_fleet(drawn)
+    return run(drawn) if isinstance(drawn, Options) else simulate_nodes(drawn)
 
 
 def row(outcome: RunOutcome) -> dict[str, object]:

@@ -1,1 +1,3 @@
-"""The machines in a world of their own: virtual time, one seed, faults, and what must hold."""
+"""The simulator: `membership/` runs the membership machines alone, `nodes/` runs whole nodes. Each
+has a world, options, faults, checks and the run of a seed. `timeline` is virtual time,
+`virtual_loop` runs asyncio on it, `trace` records what happened."""

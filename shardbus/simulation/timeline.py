@@ -1,6 +1,6 @@
-"""Virtual time: what is to happen, in the order in which it does.
+"""Virtual time: a queue of actions, run in the order of their times.
 
-Two things at one time happen in the order in which they were asked for. Nothing else moves time.
+Actions due at the same time run in the order in which they were scheduled. Nothing else moves time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import count
 
 
 class Timeline:
-    """A clock that jumps to whatever comes next."""
+    """A clock that jumps to the next action."""
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = now
@@ -20,22 +20,22 @@ class Timeline:
 
     @property
     def empty(self) -> bool:
-        """True if nothing will ever happen again."""
+        """True if no action is scheduled."""
         return not self._queue
 
     def later(self, delay: float, action: Callable[[], object]) -> None:
-        """Do it after so many seconds."""
+        """Schedule the action in `delay` seconds."""
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
     def step(self) -> None:
-        """The next thing that happens."""
+        """Run the next action."""
         at, _, action = heapq.heappop(self._queue)
         if at > self.now:
             self.now = at
         action()
 
     def run(self, seconds: float) -> None:
-        """Let so much time pass."""
+        """Run the actions of the next `seconds`."""
         end = self.now + seconds
         while self._queue and self._queue[0][0] <= end:
             self.step()

@@ -1,13 +1,13 @@
-"""The trace of a run: one lane per node, time goes down.
+"""The trace of a run: one lane per node, time runs downwards.
 
-      12.345  o─GossipState──────────>     n1 to n3, which got it
+      12.345  o─GossipState──────────>     n1 to n3, which received it
       12.350            x╌GossipSeen╌o     n3 to n2, which did not
-      13.000            * downed           something happened at n2
+      13.000            * downed           an event at n2
 
-An arrow stands at the time when the message arrived, or was lost. Heartbeats and their replies are
-counted and hashed, but not drawn.
+An arrow stands at the time when the message arrived or was lost. Heartbeats and their replies are
+hashed, but not drawn.
 
-The digest is a hash of every effect of every machine with its time and its bytes: two runs are the
+The digest is a hash of every effect of every machine with its time and its bytes. Two runs are the
 same if their digests are.
 """
 
@@ -25,7 +25,7 @@ UNDRAWN = ("Heartbeat", "HeartbeatReply")
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """A message's end. `fate` is empty if it arrived, else why it did not."""
+    """The end of a message. `fate` is empty if it arrived, else why it did not."""
 
     at: float
     source: str
@@ -36,7 +36,7 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something happened at a node, or, without a name, to the world."""
+    """An event at a node, or in the world if `name` is empty."""
 
     at: float
     name: str
@@ -44,7 +44,7 @@ class Mark:
 
 
 class Trace:
-    """The last entries, and the digest of everything."""
+    """The last entries, and the digest of all."""
 
     def __init__(self) -> None:
         self.entries: deque[Arrow | Mark] = deque(maxlen=KEPT)
@@ -56,20 +56,20 @@ class Trace:
         return self._hash.hexdigest()
 
     def hashed(self, at: float, name: str, what: str, data: bytes = b"") -> None:
-        """Something that two equal runs have in common."""
+        """Hash something that two equal runs have in common."""
         self._hash.update(f"{at:.6f} {name} {what} ".encode() + data)
 
     def arrow(self, at: float, source: str, target: str, what: str, fate: str = "") -> None:
-        """A message came to its end."""
+        """Record the end of a message."""
         if what not in UNDRAWN:
             self.entries.append(Arrow(at, source, target, what, fate))
 
     def mark(self, at: float, name: str, what: str) -> None:
-        """Something happened."""
+        """Record an event."""
         self.entries.append(Mark(at, name, what))
 
     def lanes(self, last: int) -> list[str]:
-        """The last entries, drawn."""
+        """Draw the last entries."""
         entries = list(self.entries)[-last:]
         names = sorted({name for entry in entries for name in _names(entry) if name})
         head = " " * 10 + "".join(name.ljust(WIDTH) for name in names).rstrip()

@@ -1,11 +1,11 @@
-"""An asyncio event loop of one simulated process: its own clock, its own pauses, no sockets.
+"""An asyncio event loop of one simulated process, with its own clock and pauses, without sockets.
 
-What is ready runs in turns, as in a real loop: a turn runs what was ready when it began. A turn
-takes `TURN_S`, so that two callbacks that wake each other move time and not only themselves. While
-the process is paused nothing runs, and timers that were due ring afterwards; once it is killed,
-nothing ever does.
+Ready callbacks run in turns, as in a real loop: a turn runs the callbacks that were ready when it
+began. A turn takes `TURN_S`, so that two callbacks that wake each other also move time. While the
+process is paused no callback runs; timers that were due fire afterwards. After `kill` none ever
+runs.
 
-The loop does for coroutines what a Timeline does for callbacks, so the code of a node runs in it
+The loop is for coroutines what a Timeline is for callbacks. The code of a node runs in it
 unchanged, and a run has one history.
 
 Source: docs/simulation.md.
@@ -30,7 +30,8 @@ CREATED = inspect.CORO_CREATED
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """See the module. `rate`: seconds of its clock per second of the timeline."""
+    """An event loop on a timeline. `rate`: seconds of its clock per second of the timeline.
+    `failed` receives the context of an exception that no code caught."""
 
     def __init__(
         self, timeline: Timeline, failed: Callable[[dict[str, Any]], None], rate: float = 1.0
@@ -47,7 +48,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     # ---- the process
 
     def kill(self) -> None:
-        """The process ends here and now: nothing of it runs on, not even a `finally`."""
+        """End the process at once: none of its code runs on, not even a `finally`."""
         self.dead = True
         self._ready.clear()
         for task in self._tasks:
@@ -57,7 +58,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 begun.close()
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Continue a paused process, as SIGCONT does."""
         if self.timeline.now < self.paused_until:
             self.paused_until = self.timeline.now
             self._turning = False
@@ -65,7 +66,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
                 self._turn_soon(0.0)
 
     def run_now(self) -> None:
-        """One turn, at once."""
+        """Run one turn at once."""
         self._turn()
 
     def _turn(self) -> None:
@@ -80,7 +81,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         try:
             left = len(ready)
-            while left and ready:  # it may be killed on the way
+            while left and ready:  # a callback may kill the process
                 left -= 1
                 handle = ready.popleft()
                 if not handle.cancelled():
@@ -95,10 +96,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             self._turning = True
             self.timeline.later(delay, self._turn)
 
-    # ---- what asyncio asks of a loop
+    # ---- what asyncio requires of a loop
 
     def time(self) -> float:
-        """Its own clock."""
+        """Return the time of this loop's clock."""
         return self.timeline.now * self.rate
 
     def call_soon(  # type: ignore[override]
@@ -134,7 +135,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return timer
 
     def _await(self, timer: asyncio.TimerHandle) -> None:
-        """A timer never rings before its time, though conversion between clocks may round."""
+        """Schedule a timer. It never fires early, though conversion between clocks may round."""
 
         def ring() -> None:
             if not timer.cancelled() and not self.dead:
@@ -145,7 +146,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.timeline.later(max(0.0, delay) + ROUNDING_S, ring)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is skipped when its time comes."""
+        """Do nothing: a cancelled timer is skipped at its time."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -163,7 +164,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Nobody caught it."""
+        """Report an exception that no code caught."""
         if not self.dead:
             self._failed(context)
 

@@ -138,9 +138,9 @@ class Stage(Net):
         room = wrap(text, 98, subsequent_indent=" " * 22, break_on_hyphens=False)
         self.lane += [part.replace(UNBROKEN, " ") for part in room]
 
-    def give(self, process: Node, event: ev.Event) -> None:
+    def deliver(self, process: Node, event: ev.Event) -> None:
         if not process.running or self.now < process.paused_until:
-            super().give(process, event)
+            super().deliver(process, event)
             return
         gossip = (
             isinstance(event, ev.PubSubReceived)
@@ -151,7 +151,7 @@ class Stage(Net):
         had, said = process.machine.gossip, self._said
         self._arrives(self.words.label(process.id), event)
         told = (len(self.lane), self.repeated)
-        super().give(process, event)
+        super().deliver(process, event)
         quiet = process.machine.gossip is had and self._said == said
         if before and quiet and (len(self.lane), self.repeated) == told:
             self.lane, self._drawn, self.repeated = before

@@ -97,16 +97,16 @@ class Script:
                 stage.pause(name, _seconds(seconds))
             case ["leave", *names]:
                 for name in names:
-                    stage.give(nodes[name], ev.Leave(nodes[name].id))
+                    stage.deliver(nodes[name], ev.Leave(nodes[name].id))
             case ["down", name, *others]:
                 for other in others:
-                    stage.give(nodes[name], ev.Down(nodes[other].id))
+                    stage.deliver(nodes[name], ev.Down(nodes[other].id))
             case ["remove", name, other]:
-                stage.give(nodes[name], ev.Remove(nodes[other].id))
+                stage.deliver(nodes[name], ev.Remove(nodes[other].id))
             case ["quarantine", name, other]:
-                stage.give(nodes[name], ev.Quarantine(nodes[other].id))
+                stage.deliver(nodes[name], ev.Quarantine(nodes[other].id))
             case ["shutdown", name]:
-                stage.give(nodes[name], ev.PrepareForShutdown())
+                stage.deliver(nodes[name], ev.PrepareForShutdown())
             case ["tick", seconds]:
                 stage.run(_seconds(seconds))
             case ["show"]:

@@ -25,8 +25,8 @@ from shardbus.simulation.membership.options import Options
 from shardbus.simulation.nodes.application import KEPT, PLAIN, REMEMBERED, SimApplication
 from shardbus.simulation.nodes.checker import DeliveryChecker
 from shardbus.simulation.nodes.network import HEARTBEAT_S, SimExchange, SimNetwork
-from shardbus.simulation.nodes.options import NodeOptions, draw_load
-from shardbus.simulation.nodes.run import NodeRun, simulate_fleet
+from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
+from shardbus.simulation.nodes.run import NodeRun, simulate_nodes
 from shardbus.simulation.nodes.stores import SimStore, StoreServer
 from shardbus.simulation.nodes.world import NodeWorld
 from shardbus.simulation.timeline import Timeline
@@ -46,7 +46,7 @@ SMOOTH: dict[str, Any] = {
 @pytest.mark.parametrize("block", [0, *long_only(*range(1, SEEDS // BLOCK))])
 def test_nothing_breaks(block: int) -> None:
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        outcome = simulate_fleet(draw_load(seed, seconds=SECONDS))
+        outcome = simulate_nodes(draw_node_options(seed, seconds=SECONDS))
         assert outcome.broken is None, outcome.report()
 
 
@@ -65,41 +65,43 @@ def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
 
     monkeypatch.setattr(MailboxLimits, "pause", counted)
     for seed in range(5):
-        outcome = simulate_fleet(replace(draw_load(seed, seconds=SECONDS), mailbox=2, cuts=12))
+        outcome = simulate_nodes(
+            replace(draw_node_options(seed, seconds=SECONDS), mailbox=2, cuts=12)
+        )
         assert outcome.broken is None, outcome.report()
     assert len(pauses) > 10
 
 
 def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     """It was once: in this run the client is refused after the last news of who is a member."""
-    load = draw_load(5017, nodes=7, seconds=20.0, strategy="lease-majority", density="thin")
+    load = draw_node_options(5017, nodes=7, seconds=20.0, strategy="lease-majority", density="thin")
     load = replace(load, sleeps=0, **SMOOTH)
-    outcome = simulate_fleet(load)
+    outcome = simulate_nodes(load)
     assert outcome.broken is None, outcome.report()
 
 
 def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     """In this run each of two former homes once kept the other's Flush behind its own."""
-    outcome = simulate_fleet(replace(draw_load(4, seconds=12.0, density="dense"), **SMOOTH))
+    outcome = simulate_nodes(replace(draw_node_options(4, seconds=12.0, density="dense"), **SMOOTH))
     assert outcome.broken is None, outcome.report()
 
 
 def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_came_later() -> None:
     """In this run a node that leaves drops a link while somebody flushes towards it."""
-    load = draw_load(64, seconds=12.0)
+    load = draw_node_options(64, seconds=12.0)
     walls = {"leaves": 2, "partitions": 2, "one_ways": 2, "wall_s": 25.0}
     faults = replace(load.faults, strategy="keep-majority", nodes=5, **walls)
-    outcome = simulate_fleet(replace(load, faults=faults, sleeps=0, **SMOOTH))
+    outcome = simulate_nodes(replace(load, faults=faults, sleeps=0, **SMOOTH))
     assert outcome.broken is None, outcome.report()
 
 
 def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() -> None:
     """It woke, took the table for a few seconds, and went; the other one had nothing to write and
     never learned that its shards were fenced."""
-    load = draw_load(5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin")
+    load = draw_node_options(5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin")
     faults = replace(load.faults, pauses=4, pause_s=40.0, one_ways=0, swizzles=0)
     load = replace(load, every_s=0.1, store="slow", clients=2, faults=faults, **SMOOTH)
-    outcome = simulate_fleet(load)
+    outcome = simulate_nodes(load)
     assert outcome.broken is None, outcome.report()
 
 
@@ -107,7 +109,7 @@ def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() ->
 @pytest.mark.timeout(7200)
 def test_nothing_breaks_for_thousands_of_seeds() -> None:
     for seed in range(10_000, 12_000):
-        outcome = simulate_fleet(draw_load(seed))
+        outcome = simulate_nodes(draw_node_options(seed))
         assert outcome.broken is None, outcome.report()
 
 
@@ -134,7 +136,7 @@ def test_a_seed_is_the_same_in_every_process_under_every_hash_seed() -> None:
 
 
 def test_seeds_bring_different_loads() -> None:
-    drawn = [draw_load(seed) for seed in range(200)]
+    drawn = [draw_node_options(seed) for seed in range(200)]
     assert len(set(drawn)) == 200
     assert {load.store for load in drawn} == {
         "sound", "slow", "failing", "away", "forgetful", "rolled back",
@@ -155,19 +157,19 @@ def test_seeds_bring_different_loads() -> None:
 
 def test_a_machine_that_was_not_told_to_join_yet_waits_for_nothing_and_may() -> None:
     load = NodeOptions(Options(seed=1, nodes=1))
-    stage = SimApplication(load)
-    fleet = NodeWorld("x", ClusterSettings(), load.sharding(), stage.bus.types)
-    stage.checker = DeliveryChecker(fleet)
-    fleet.on_step = Checks(fleet).after
-    fleet.add("n1")
-    process = fleet.add("n2")
-    fleet.run(0.1)
-    fleet.pause("n2", 2.0)
-    fleet.enter(process, "n1")
-    fleet.give(process, RecordEpoch("a", 1))
-    fleet.run(3.0)
+    application = SimApplication(load)
+    world = NodeWorld("x", ClusterSettings(), load.sharding(), application.bus.types)
+    application.checker = DeliveryChecker(world)
+    world.on_step = Checks(world).after
+    world.add("n1")
+    process = world.add("n2")
+    world.run(0.1)
+    world.pause("n2", 2.0)
+    world.enter(process, "n1")
+    world.deliver(process, RecordEpoch("a", 1))
+    world.run(3.0)
     assert process.seeds
-    fleet.close()
+    world.close()
 
 
 # -- the witness ---------------------------------------------------------------------------------
@@ -176,8 +178,10 @@ def test_a_machine_that_was_not_told_to_join_yet_waits_for_nothing_and_may() -> 
 @pytest.fixture
 def checker() -> DeliveryChecker:
     load = NodeOptions(Options(seed=1, nodes=1), shards=4)
-    stage = SimApplication(load)
-    return DeliveryChecker(NodeWorld("x", ClusterSettings(), load.sharding(), stage.bus.types))
+    application = SimApplication(load)
+    return DeliveryChecker(
+        NodeWorld("x", ClusterSettings(), load.sharding(), application.bus.types)
+    )
 
 
 class Cell:
@@ -197,9 +201,9 @@ def test_a_letter_that_comes_twice_or_late_is_a_violation(
     by: Any = None
     for _ in range(3):
         checker.send("s", by, PLAIN, "e1", asked=False)
-    checker.took(activation, "s", 2)
+    checker.on_handled(activation, "s", 2)
     with pytest.raises(Violation, match=why) as raised:
-        checker.took(activation, "s", again)
+        checker.on_handled(activation, "s", again)
     assert raised.value.rule == "I2"
     assert checker.violation is raised.value
 
@@ -261,7 +265,7 @@ def test_a_fast_clock_rings_early_for_the_world_and_never_before_its_own_time() 
 
 
 class Line:
-    """A door at n1 and a connection of n2."""
+    """A listener at n1 and a connection of n2."""
 
     def __init__(self) -> None:
         self.timeline = Timeline(0.0)
@@ -271,7 +275,7 @@ class Line:
         self.back: list[list[bytes]] = []
         self.ups = self.downs = 0
         here, there = virtual(self.timeline), virtual(self.timeline)
-        self.door = SimNetwork(self.exchange, "n1", here).listen(
+        self.listener = SimNetwork(self.exchange, "n1", here).listen(
             "n1", 7355, "x", self.came.append, lambda reason: None
         )
         self.connection = SimNetwork(self.exchange, "n2", there).connect(
@@ -294,8 +298,8 @@ def test_frames_come_in_order_both_ways_and_what_waits_for_a_connection_too() ->
     line.timeline.run(1.0)
     assert [fragments[2] for fragments in line.came] == [b"0", b"1", b"2", b"3"]
     who = line.came[0][0]
-    assert line.door.send(who, b"h", b"answer") is SendResult.TAKEN
-    assert line.door.send(b"nobody", b"h", b"x") is SendResult.UNROUTABLE
+    assert line.listener.send(who, b"h", b"answer") is SendResult.TAKEN
+    assert line.listener.send(b"nobody", b"h", b"x") is SendResult.UNROUTABLE
     line.timeline.run(1.0)
     assert line.back == [[b"h", b"answer"]]
     assert (line.ups, line.downs) == (1, 0)
@@ -341,7 +345,7 @@ def test_one_that_hangs_swallows_what_is_sent_until_it_breaks() -> None:
     line.timeline.run(1.0)
     line.exchange.hang()
     line.connection.send(b"h", b"there")
-    line.door.send(next(iter(line.door.here)), b"h", b"back")
+    line.listener.send(next(iter(line.listener.here)), b"h", b"back")
     line.timeline.run(HEARTBEAT_S + 1.0)
     assert len(line.came) + len(line.back) < 2
     line.connection.send(b"h", b"kept")
@@ -354,13 +358,13 @@ def test_a_full_connection_takes_no_frame_until_one_has_arrived() -> None:
     line = Line()
     line.timeline.run(1.0)
     line.exchange.room = 2
-    who = next(iter(line.door.here))
+    who = next(iter(line.listener.here))
     assert [line.connection.send(b"h", b"x") for _ in range(3)] == [True, True, False]
-    fates = [line.door.send(who, b"h", b"x") for _ in range(3)]
+    fates = [line.listener.send(who, b"h", b"x") for _ in range(3)]
     assert fates == [SendResult.TAKEN, SendResult.TAKEN, SendResult.NO_ROOM]
     line.timeline.run(1.0)
     assert line.connection.send(b"h", b"x")
-    assert line.door.send(who, b"h", b"x") is SendResult.TAKEN
+    assert line.listener.send(who, b"h", b"x") is SendResult.TAKEN
 
 
 def test_the_end_of_a_process_behind_a_wall_is_noticed_late() -> None:
@@ -405,7 +409,7 @@ def test_a_store_that_fails_may_have_done_its_work_and_one_rolled_back_has_lied(
     assert server.data.tables["a"].epoch in range(1, 9)
     server.calm()
     done = server.data.tables["a"].epoch
-    server.keep()
+    server.snapshot()
     assert asked(server, timeline, lambda s: s.claim_epoch("a", 20, "crc32/4"))[0].epoch == 20
     assert not server.lied
     server.roll_back()

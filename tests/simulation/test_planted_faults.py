@@ -231,11 +231,11 @@ def the_oldest_stays_though_it_is_alone(patch: Patch) -> None:
 
 
 def each_side_has_a_lease_of_its_own(patch: Patch) -> None:
-    look = resolver.Resolver._update_picture
+    update = resolver.Resolver._update_picture
 
     def own(self: resolver.Resolver, gossip: Gossip, now: float) -> None:
         before = self._checked
-        look(self, gossip, now)
+        update(self, gossip, now)
         if gossip is not before:
             self._epoch += self.me.uid % 1000
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from shardbus.simulation.nodes.options import NodeOptions, draw_load
-from shardbus.simulation.nodes.run import simulate_fleet
+from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
+from shardbus.simulation.nodes.run import simulate_nodes
 from tests.simulation import sharding_defects as defects
 
 SEEDS = 60
@@ -36,7 +36,7 @@ class Planted:
 
     def load(self, seed: int) -> NodeOptions:
         """The run of this seed in which it is sought."""
-        drawn = draw_load(seed, seconds=self.seconds, density=self.density)
+        drawn = draw_node_options(seed, seconds=self.seconds, density=self.density)
         return replace(drawn, faults=replace(drawn.faults, **self.faults), **self.like)
 
 
@@ -133,11 +133,11 @@ def sought(planted: Planted, seeds: int, patch: Patch) -> None:
     """The first run that finds it; without the defect nothing breaks in that run."""
     planted.plant(patch)
     for seed in range(seeds):
-        broken = simulate_fleet(planted.load(seed)).broken
+        broken = simulate_nodes(planted.load(seed)).broken
         if broken is not None:
             assert broken.rule in planted.rules, (seed, broken.rule, broken.detail)
             patch.undo()
-            sound = simulate_fleet(planted.load(seed))
+            sound = simulate_nodes(planted.load(seed))
             assert sound.broken is None, sound.report()
             return
     pytest.fail(f"not found in {seeds} seeds")

@@ -1,30 +1,30 @@
-"""What must hold, asked after every event that a machine has handled.
+"""The invariants of membership, checked after every event that a machine has handled.
 
-    I6    an epoch never goes back, in anybody's copy
-    I8    states only grow; one version has one content, but for a node that learns of its own
-          removal; merging any two states that occur is commutative, associative, idempotent, and
-          contains both
-    I12   whoever waits has a deadline, in the future and not far away
-    sides no two that run have removed each other: of a split at most one side survives
-    seen  whoever is said to have a version has it
-    rows  nobody but the observer changes its word
-    names at most one incarnation at an address is not Down, if nothing ever parted the nodes
-    ages  no two members came up as the same number
+    I6    an epoch never goes back, in any copy
+    I8    states only grow; one version has one content, except at a node that learns of its own
+          removal; the merge of any two states is commutative, associative, idempotent, and contains
+          both
+    I12   a waiting machine has a deadline, in the future and not far away
+    sides no two running nodes have removed each other: of a split at most one side survives
+    seen  a node that is in `seen` has the version
+    rows  only the observer changes its row
+    names at most one incarnation at an address is not Down, if there never was a wall
+    ages  no two members came up under the same number
     acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
-    weak  nobody is WeaklyUp where that is switched off
-    calm  others are downed only after a time without a change, and after the margin; not so those
+    weak  no member is WeaklyUp where that is switched off
+    calm  others are downed only after a time without a change, and after the margin, except members
           whose processes are gone
-    dead  whoever is called terminated is; a wall that rejects excuses everybody
-    wires a node listens to those that it sees, and to nobody else
-    audit the machine's own rules
-    kept  (I10) in a run without faults that isolate, nobody who works is downed
+    dead  a terminated member is dead; a rejecting wall excuses the flag
+    wires a node subscribes to exactly the members that it sees
+    audit the machine's own invariants
+    kept  (I10) in a run without faults that isolate, no working node is downed
 
-I9 and the other half of I10 are about the time after the faults: see `run`.
+I9 and the rest of I10 concern the time after the faults: see `run`.
 
-The world is known here as no machine can know it: `seen` and `rows` compare copies with the machine
-they speak of, dead or alive.
+The checks know what no machine can know: `seen` and `rows` compare a copy with the machine that it
+is about, dead or alive.
 
-Source: DESIGN section 9; RELIABILITY section 5.
+Source: docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import World
 
 LONGEST_WAIT = 12.0
-"""Nothing in membership waits longer for its next look at the world."""
+"""Seconds. No deadline of membership is further away."""
 ACTS = (Status.UP, Status.EXITING)
 LAWS_EVERY = 40
-"""Of so many changes of a state one has its merges tried."""
+"""The laws of merging are tried once in this number of changes of a state."""
 TWINS_S = 3.0
-"""How long two incarnations at one address may be seen: a Join may be obeyed too late."""
+"""Seconds for which two incarnations at one address may be members: a Join may be accepted too
+late."""
 
 
 class Violation(Exception):
-    """Something that must hold does not. The run is over."""
+    """A broken rule. It ends the run."""
 
     def __init__(self, rule: str, detail: str) -> None:
         super().__init__(f"{rule}: {detail}")
@@ -61,7 +62,7 @@ class Violation(Exception):
 
 
 def content(gossip: Gossip) -> tuple[object, ...]:
-    """What two copies of one version must have in common."""
+    """Return what two copies of one version must have in common."""
     return (
         dict(gossip.members),
         gossip.reachability,
@@ -73,13 +74,13 @@ def content(gossip: Gossip) -> tuple[object, ...]:
 
 
 def version(gossip: Gossip) -> tuple[object, ...]:
-    """What names a version."""
+    """Return what names a version."""
     counters = gossip.clock.counters
     return (tuple(sorted(counters.items())), tuple(sorted(gossip.tombstones)))
 
 
 class Checks:
-    """The rules, and what they must remember. `gentle`: nobody who works may be downed."""
+    """The invariants, and what they must remember. `gentle`: no working node may be downed."""
 
     def __init__(self, world: World, *, gentle: bool = False) -> None:
         self.world = world
@@ -89,13 +90,13 @@ class Checks:
         self._last: dict[NodeId, Gossip] = {}
         self._contents: dict[tuple[object, ...], tuple[object, ...]] = {}
         self._known: dict[tuple[NodeId, Status], None] = {}
-        self._shown: dict[NodeId, MembershipView] = {}
+        self._views: dict[NodeId, MembershipView] = {}
         self._calm_since: dict[NodeId, float] = {}
-        self._heard: dict[NodeId, int] = {}
-        self._twins: dict[NodeId, dict[Address, float]] = {}
+        self._judged: dict[NodeId, int] = {}
+        self._shared_addresses: dict[NodeId, dict[Address, float]] = {}
 
     def after(self, process: Process) -> None:
-        """The process has handled an event.
+        """Check the process after an event.
 
         Raises:
             Violation: a rule is broken.
@@ -116,11 +117,11 @@ class Checks:
             return
         self._changes += 1
         if before is not None:
-            self._grown(process, before, gossip)
+            self._never_back(process, before, gossip)
             self._acts(process, before, gossip)
         self._named(process, gossip)
         self._rows(process, gossip)
-        self._places(process, gossip)
+        self._addresses_and_ages(process, gossip)
         self._sides(process, gossip)
         if self._changes % LAWS_EVERY == 0:
             others = [p.machine.gossip for p in self.world.by_id.values()]
@@ -141,16 +142,16 @@ class Checks:
             raise Violation("I12", f"{process.id} asks for a time that has passed")
 
     def _calm(self, process: Process) -> None:
-        """What was decided is judged by the picture before: the decision changes it."""
-        heard = self._heard.get(process.id, 0)
-        if len(process.notices) > heard:
-            self._heard[process.id] = len(process.notices)
-            for notice in process.notices[heard:]:
+        """Judge decisions by the view before them: the decision itself changes the view."""
+        judged = self._judged.get(process.id, 0)
+        if len(process.notices) > judged:
+            self._judged[process.id] = len(process.notices)
+            for notice in process.notices[judged:]:
                 if isinstance(notice, DowningDecided):
                     self._decided(process, notice.decision)
-        view, shown = process.machine.view, self._shown.get(process.id)
+        view, shown = process.machine.view, self._views.get(process.id)
         if view is not shown:
-            self._shown[process.id] = view
+            self._views[process.id] = view
             if shown is None or shown.unreachable != view.unreachable:
                 self._calm_since[process.id] = process.clock(self.world.now)
             self._wires(process, view)
@@ -178,7 +179,7 @@ class Checks:
         except LocalProtocolError as broken:
             raise Violation("audit", str(broken)) from broken
 
-    def _grown(self, process: Process, before: Gossip, after: Gossip) -> None:
+    def _never_back(self, process: Process, before: Gossip, after: Gossip) -> None:
         for entity_type, epoch in before.epochs.items():
             if after.epochs.get(entity_type, 0) < epoch:
                 raise Violation("I6", f"{process.id}: the epoch of {entity_type} went back")
@@ -204,7 +205,7 @@ class Checks:
             if lost:
                 raise Violation("I8", f"{process.id} has forgotten that {min(lost)} was removed")
 
-    # -- one copy against what is true ---------------------------------------------------------
+    # -- one copy against the world ------------------------------------------------------------
 
     def _named(self, process: Process, gossip: Gossip) -> None:
         if process.id in gossip.tombstones:
@@ -240,11 +241,14 @@ class Checks:
         for subject, flag in row.flags.items():
             alive = self.world.by_id[subject].running
             if flag is Flag.TERMINATED and alive and not self.world.network.rejected:
-                raise Violation("dead", f"{observer} says that {subject} is terminated")
+                raise Violation(
+                    "dead", f"{observer} flags {subject}, which is alive, as terminated"
+                )
 
     def _acts(self, process: Process, before: Gossip, after: Gossip) -> None:
-        """The first copy in the world that shows a leader's act is the leader's. Who is removed
-        without having been on the way out is removed by force, which asks nobody."""
+        """Judge the first copy in the world that shows a leader's act: it is the leader's. A member
+        that is removed without having been on its way out was removed by force, which needs no
+        convergence."""
         shown = [(node, m.status) for node, m in after.members.items() if m.status in ACTS]
         shown += [(node, Status.REMOVED) for node in after.tombstones]
         new = [act for act in shown if act not in self._known]
@@ -272,26 +276,28 @@ class Checks:
             if order not in (Order.SAME, Order.BEFORE):
                 raise Violation("acts", f"{process.id} leads on what {node} has not seen")
 
-    def _places(self, process: Process, gossip: Gossip) -> None:
+    def _addresses_and_ages(self, process: Process, gossip: Gossip) -> None:
         weakly = self.world.settings.allow_weakly_up_members
         addresses: dict[Address, NodeId] = {}
         ages: dict[int, NodeId] = {}
-        twins: list[Address] = []
+        shared: list[Address] = []
         for node, member in gossip.members.items():
             if member.status is Status.DOWN:
                 continue
             if member.status is Status.WEAKLY_UP and not weakly:
                 raise Violation("weak", f"{process.id} sees {node} weakly up")
             if addresses.setdefault(node.address, node) != node:
-                twins.append(node.address)
+                shared.append(node.address)
             if member.up_number and ages.setdefault(member.up_number, node) != node:
-                twin = ages[member.up_number]
-                raise Violation("ages", f"{process.id}: {twin} and {node} came up at once")
-        self._names(process, twins)
+                other = ages[member.up_number]
+                raise Violation("ages", f"{process.id}: {other} and {node} came up at once")
+        self._names(process, shared)
 
-    def _names(self, process: Process, twins: list[Address]) -> None:
-        before, now = self._twins.get(process.id, {}), self.world.now
-        since = self._twins[process.id] = {address: before.get(address, now) for address in twins}
+    def _names(self, process: Process, shared: list[Address]) -> None:
+        before, now = self._shared_addresses.get(process.id, {}), self.world.now
+        since = self._shared_addresses[process.id] = {
+            address: before.get(address, now) for address in shared
+        }
         late = [address for address, at in since.items() if now - at > TWINS_S]
         if late and not self.world.network.parted:
             raise Violation("names", f"{process.id} still sees two incarnations at {late[0]}")

@@ -1,8 +1,9 @@
-"""The faults of a run: `Options` turned into things that happen to a world.
+"""The faults of a run: `Options` turned into events in a world.
 
-Each fault has a moment drawn from the seed. Whom it strikes is drawn when it happens, among those
-it can strike then. A node that comes back, or comes new, joins by the others and never founds a
-cluster of its own: which of two islands is the cluster is not membership's to say.
+The seed draws the moment of each fault. The victim is drawn when the fault happens, among the
+processes that it can then strike. Some faults are scheduled close to another one, so that two of
+them coincide. A node that comes back, or is new, joins by the others and never founds a cluster of
+its own: membership does not decide which of two islands is the cluster.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ SLOW_STORE_S = 8.0
 FAILING_STORE = 0.5
 FORGETS = 3
 BREAKING = 0.3
-"""The part of connections that a wall breaks which does not reject."""
+"""The part of connections that a wall breaks if it does not reject."""
 LONGEST_REST_S = 12.0
-"""How long an ended process stays away at most."""
+"""Seconds, at most, before an ended process comes back."""
 BOUNCE_S = (0.001, 0.05)
-"""How soon a process that is restarted in place is there again."""
+"""Seconds before a process that is restarted in place is back."""
 ENTITY_TYPES = ("a", "b")
 
 
 class Faults:
-    """Brings the faults of these options over the world."""
+    """Brings the faults of these options into the world."""
 
     def __init__(self, world: World, options: Options) -> None:
         self.world = world
@@ -42,7 +43,7 @@ class Faults:
     # -- the two phases ------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start the nodes, and let the faults come."""
+        """Start the nodes, and schedule the faults."""
         options, world = self.options, self.world
         first = self._new()
         world.enter(first)
@@ -66,7 +67,7 @@ class Faults:
         for times, what in kinds:
             for _ in range(times):
                 at = self.dice.uniform(0.1, 0.9) * options.seconds
-                world.later(at, lambda w=what: self._happen(w))  # type: ignore[misc]
+                world.later(at, lambda w=what: self._run_unless_healed(w))  # type: ignore[misc]
         network = world.network
         network.delay_s, network.late_s = options.delay_s, options.late_s
         network.loss, network.duplication = options.loss, options.duplication
@@ -75,7 +76,7 @@ class Faults:
         world.leases.failing = FAILING_STORE if options.store == "failing" else 0.0
 
     def heal(self) -> None:
-        """From now on nothing goes wrong."""
+        """Let no fault happen from now on."""
         self.over = True
         self.world.trace.mark(self.world.now, "", "healed")
         self.world.network.calm()
@@ -83,14 +84,14 @@ class Faults:
         for process in self.world.nodes.values():
             process.paused_until = min(process.paused_until, self.world.now)
 
-    def _happen(self, what: Callable[[], None]) -> None:
+    def _run_unless_healed(self, what: Callable[[], None]) -> None:
         if not self.over:
             what()
 
     def _later(self, longest: float, what: Callable[[], None]) -> None:
         self.world.later(self.dice.uniform(0.05, longest), what)
 
-    def _some(self, fits: Callable[[Process], bool]) -> Process | None:
+    def _draw_process(self, fits: Callable[[Process], bool]) -> Process | None:
         able = [p for p in self.world.nodes.values() if fits(p)]
         return self.dice.choice(able) if able else None
 
@@ -116,51 +117,52 @@ class Faults:
         self._enter(self._new())
 
     def _end(self, *, silent: bool) -> None:
-        struck = self._some(_has_company)
-        if struck is None:
+        victim = self._draw_process(_has_company)
+        if victim is None:
             return
-        self.world.trace.mark(self.world.now, struck.name, "vanishes" if silent else "killed")
-        self.world.kill(struck.name, silent=silent)
+        self.world.trace.mark(self.world.now, victim.name, "vanishes" if silent else "killed")
+        self.world.kill(victim.name, silent=silent)
         if self.options.restarts:
-            self._later(LONGEST_REST_S, lambda: self._come_back(struck.name))
+            self._later(LONGEST_REST_S, lambda: self._come_back(victim.name))
 
     def _come_back(self, name: str) -> None:
         if not self.over and not self.world.nodes[name].alive:
             self._enter(self._new(name))
 
     def _bounce(self) -> None:
-        struck = self._some(_has_company)
-        if struck is None:
+        victim = self._draw_process(_has_company)
+        if victim is None:
             return
-        self.world.trace.mark(self.world.now, struck.name, "is restarted in place")
-        self.world.kill(struck.name)
-        self.restart(struck.name)
+        self.world.trace.mark(self.world.now, victim.name, "is restarted in place")
+        self.world.kill(victim.name)
+        self.restart(victim.name)
 
     def restart(self, name: str) -> None:
-        """Its process has ended; the next stands at its address within milliseconds."""
+        """Start the next process at this name's address within milliseconds. The former one has
+        ended."""
         self.world.later(self.dice.uniform(*BOUNCE_S), lambda: self._come_back(name))
 
     def _leave(self) -> None:
-        struck = self._some(lambda p: p.member and not p.leaving)
-        if struck is not None:
-            self.world.trace.mark(self.world.now, struck.name, "is asked to leave")
-            self.world.leave(struck)
+        victim = self._draw_process(lambda p: p.member and not p.leaving)
+        if victim is not None:
+            self.world.trace.mark(self.world.now, victim.name, "is asked to leave")
+            self.world.leave(victim)
 
     def _pause(self) -> None:
-        struck = self._some(lambda p: p.running)
-        if struck is not None:
+        victim = self._draw_process(lambda p: p.running)
+        if victim is not None:
             seconds = self.dice.uniform(0.0, self.options.pause_s)
-            self.world.trace.mark(self.world.now, struck.name, f"pauses for {seconds:.3f} s")
-            self.world.pause(struck.name, seconds)
+            self.world.trace.mark(self.world.now, victim.name, f"pauses for {seconds:.3f} s")
+            self.world.pause(victim.name, seconds)
 
     def _new_epoch(self) -> None:
-        struck = self._some(lambda p: p.member)
-        if struck is not None:
+        victim = self._draw_process(lambda p: p.member)
+        if victim is not None:
             self.epoch += 1
             kind = self.dice.choice(ENTITY_TYPES)
-            self.world.trace.mark(self.world.now, struck.name, f"sees epoch {self.epoch} of {kind}")
-            self.world.give(struck, ev.RecordEpoch(kind, self.epoch))
-            self.world.give(struck, ev.SetMeta(kind, b"%d" % self.epoch))
+            self.world.trace.mark(self.world.now, victim.name, f"sees epoch {self.epoch} of {kind}")
+            self.world.deliver(victim, ev.RecordEpoch(kind, self.epoch))
+            self.world.deliver(victim, ev.SetMeta(kind, b"%d" % self.epoch))
 
     # -- walls ---------------------------------------------------------------------------------
 
@@ -184,29 +186,30 @@ class Faults:
             self._wall(CutLink(frozenset(ends), rejecting), f"no link between {' and '.join(ends)}")
 
     def _swizzle(self) -> None:
-        """Links break one by one, and come back one by one."""
+        """Break links one by one, and mend them one by one."""
         names = sorted(self.world.nodes)
         links = [(a, b) for a in names for b in names if a < b]
         chosen = self.dice.sample(links, self.dice.randint(1, len(links))) if links else []
         for a, b in chosen:
             wall = CutLink(frozenset((a, b)), self.options.rejecting)
-            words = f"no link between {a} and {b}"
-            self._later(self.options.wall_s, lambda w=wall, s=words: self._clog(w, s))  # type: ignore[misc]
+            text = f"no link between {a} and {b}"
+            self._later(self.options.wall_s, lambda w=wall, s=text: self._raise_later(w, s))  # type: ignore[misc]
 
-    def _clog(self, wall: Wall, words: str) -> None:
-        self._happen(lambda: self._wall(wall, words))
+    def _raise_later(self, wall: Wall, text: str) -> None:
+        self._run_unless_healed(lambda: self._wall(wall, text))
 
-    def _wall(self, wall: Wall, words: str) -> None:
-        self.world.trace.mark(self.world.now, "", words)
+    def _wall(self, wall: Wall, text: str) -> None:
+        self.world.trace.mark(self.world.now, "", text)
         self.world.wall_up(wall, BREAKING)
 
         def down() -> None:
-            self.world.trace.mark(self.world.now, "", f"no more: {words}")
+            self.world.trace.mark(self.world.now, "", f"no more: {text}")
             self.world.wall_down(wall)
 
-        self._later(self.options.wall_s, lambda: self._happen(down))
+        self._later(self.options.wall_s, lambda: self._run_unless_healed(down))
 
 
 def _has_company(process: Process) -> bool:
-    """A cluster of one is spared: without it nobody could ever join."""
+    """True if the process is not alone in its cluster. Without a last member no node could ever
+    join."""
     return process.member and len(process.view) > 1

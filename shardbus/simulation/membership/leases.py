@@ -1,8 +1,8 @@
-"""The lease part of the state store, and its bad days.
+"""The leases of a simulated state store, with its failures.
 
-A lease belongs to one owner for its time. The store may be slow, it may fail before or after it did
-its work, and it may forget. A forgetful store can grant a lease twice; `twice` says that it did,
-and what follows from that is nobody else's fault.
+A lease belongs to one owner for its time. The store may be slow, may fail before or after it did
+its work, and may forget. A forgetful store can grant a lease twice. It then sets `twice`, which
+excuses what follows from that.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ FASTEST, SLOWEST_USUAL = 0.001, 0.02
 
 
 class SimLeases:
-    """All leases. `up`: it answers at all; `failing`: the part of answers that fail; `slow_s`: the
-    longest wait for an answer beside the usual."""
+    """All leases. `up`: the store answers. `failing`: the part of answers that fail. `slow_s`: the
+    longest delay of an answer beyond the usual. `twice`: a lease was granted to two owners at a
+    time."""
 
     def __init__(self, rng: Random) -> None:
         self.rng = rng
@@ -26,21 +27,21 @@ class SimLeases:
         self._forgotten: dict[str, tuple[str, float]] = {}
 
     def calm(self) -> None:
-        """From now on it answers, at once and truly."""
+        """Answer all requests from now on, quickly and correctly."""
         self.up, self.failing, self.slow_s = True, 0.0, 0.0
 
     def forget(self) -> None:
-        """Lose everything."""
+        """Lose all leases."""
         self._forgotten.update(self._held)
         self._held.clear()
 
     def delay(self) -> float:
-        """How long the next answer takes."""
+        """Draw the delay of the next answer."""
         slow = self.rng.uniform(0.0, self.slow_s) if self.slow_s else 0.0
         return self.rng.uniform(FASTEST, SLOWEST_USUAL) + slow
 
     def acquire(self, name: str, owner: str, ttl: float, now: float) -> bool | None:
-        """Take the lease. None: no answer came, though it may have been taken."""
+        """Acquire the lease. None: no answer, though the lease may have been acquired."""
         fails = self.failing > 0.0 and self.rng.random() < self.failing
         if not self.up or (fails and self.rng.random() < 0.5):
             return None

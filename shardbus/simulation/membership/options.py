@@ -1,9 +1,8 @@
-"""What a seed brings: every fault that may happen in a run, as one frozen value.
+"""The options of a run: the faults that a seed brings and the cluster's settings, in one value.
 
-`draw` lets each kind of fault take part with its own probability instead of a little of everything
-every time: a run with one kind of trouble reaches states that a run with all of them never sees.
-What the cluster is set to is drawn too: the downing strategy, which may be asked for instead, and
-what has to do with joining.
+`draw` includes each kind of fault with its own probability, so that some runs have one kind only:
+such a run reaches states that a run with all kinds never does. The cluster's settings are drawn
+too: the downing strategy, which the caller may also choose, and what concerns joining.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from random import Random
 from shardbus.config.settings import ClusterSettings, DowningSettings
 
 NODES = (3, 7)
-"""So many nodes, if nobody says how many."""
+"""The least and the greatest number of nodes, if the caller gives none."""
 SECONDS = 30.0
 GENTLE_PAUSE_S = 2.0
 GENTLE_LOSS = 0.05
@@ -44,12 +43,12 @@ class Options:
     delay_s: float = 0.005
     late_s: float = 1.0
     drift: float = 0.0
-    """By how much a process's clock is at most too fast or too slow, as a part of one."""
+    """The most by which a process's clock is too fast or too slow, as a part of one."""
     pauses: int = 0
     pause_s: float = 1.0
     kills: int = 0
     vanishes: int = 0
-    """Deaths of whole machines: nothing refuses a connection."""
+    """Deaths of whole machines, which refuse no connection."""
     restarts: bool = False
     """A process that ended comes back at its address."""
     leaves: int = 0
@@ -61,11 +60,11 @@ class Options:
     rejecting: bool = False
     store: str = "sound"
     epochs: int = 3
-    """How often somebody sees a coordinator with a new epoch."""
+    """The number of new coordinator epochs that some node records."""
     bounces: int = 0
-    """A process is killed, and the next stands at its address within milliseconds."""
+    """Processes that are killed and replaced at their address within milliseconds."""
     swizzles: int = 0
-    """Links break one by one, and come back one by one in another order."""
+    """Series of links that break one by one, and come back one by one in another order."""
     strategy: str = "keep-majority"
     quorum: int = 0
     down_if_alone: bool = True
@@ -78,7 +77,7 @@ class Options:
     @property
     def gentle(self) -> bool:
         """True if no fault here can make a healthy node look dead, and no death can leave a
-        minority: everybody alive must stay."""
+        minority: all live nodes must stay."""
         walls = self.partitions + self.one_ways + self.cut_links + self.swizzles
         ends = self.kills + self.vanishes + self.leaves + self.bounces
         mild = self.loss <= GENTLE_LOSS and (not self.pauses or self.pause_s <= GENTLE_PAUSE_S)
@@ -86,7 +85,7 @@ class Options:
         return not walls and mild and ends <= ((self.nodes - 1) // 2 if counted else 0)
 
     def settings(self) -> ClusterSettings:
-        """What every node of the run is set to."""
+        """Return the settings of every node."""
         downing = DowningSettings(
             strategy=self.strategy,
             static_quorum_size=self.quorum,
@@ -100,11 +99,11 @@ class Options:
         )
 
     def lines(self) -> list[str]:
-        """Name and value of each."""
+        """Return name and value of each option."""
         return [f"{field.name} = {getattr(self, field.name)!r}" for field in fields(self)]
 
     def command(self) -> str:
-        """What replays this run."""
+        """Return the command that replays this run."""
         return (
             f"shardbus simulate --seed {self.seed} --nodes {self.nodes}"
             f" --seconds {self.seconds:g} --strategy {self.strategy}"
@@ -114,7 +113,7 @@ class Options:
 def draw(
     seed: int, nodes: int | None = None, seconds: float = SECONDS, strategy: str | None = None
 ) -> Options:
-    """The options of this seed; the number of nodes and the strategy are drawn too if none is
+    """Draw the options of this seed. The number of nodes and the strategy are drawn too if not
     given."""
     dice = Random(f"options {seed}")
     drawn = dice.randint(*NODES)
@@ -157,7 +156,7 @@ def draw(
 
 
 def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
-    """The faults, and what the cluster that meets them is set to."""
+    """Add the drawn settings of the cluster that meets these faults."""
     names, weights = list(STRATEGIES), list(STRATEGIES.values())
     drawn = dice.choices(names, weights)[0]
     majority = faults.nodes // 2 + 1

@@ -21,7 +21,7 @@ class Process:
     seeds: tuple[Address, ...] = ()
     alive: bool = True
     listening: bool = True
-    """Whether its address refuses connections; that of a machine without power does not."""
+    """True if its address refuses no connection. After a crash of the process alone it does."""
     stopped: str = ""
     leaving: bool = False
     refused: list[str] = field(default_factory=list)
@@ -31,10 +31,10 @@ class Process:
     due: float | None = None
     """When its machine wants to be called, by its own clock."""
     due_at: float | None = None
-    """The same in the world's time: when its timer should have rung, paused or not."""
+    """The same in the world's time: when its timer should have fired, paused or not."""
     notify: Callable[[Effect], None] | None = None
-    """The application in it, which is told what happens and says when the process ends; None: there
-    is none."""
+    """The application in it, which receives effects and decides when the process ends. None: no
+    application."""
     ticked: bool = False
     """True if the last event was its timer."""
     paused_until: float = 0.0
@@ -42,7 +42,7 @@ class Process:
 
     @property
     def id(self) -> NodeId:
-        """Its name in the cluster."""
+        """Its node id."""
         return self.machine.me
 
     @property
@@ -57,25 +57,26 @@ class Process:
 
     @property
     def view(self) -> list[tuple[str, str]]:
-        """(name of host, status) of every member this node sees."""
+        """Return (name of host, status) of each member that this node sees."""
         return [(m.node.host, m.status.value) for m in self.machine.view.members]
 
     def clock(self, now: float) -> float:
-        """Its own clock, which never goes back."""
+        """Return the time of its own clock, which never goes back."""
         self._read = max(self._read, now * self.rate)
         return self._read
 
     def clock_at_least(self, local: float) -> float:
-        """Its own clock when a timer set for that local time has rung: conversion may round."""
+        """Return the time of its own clock when a timer set for that local time has fired:
+        conversion may round."""
         self._read = max(self._read, local)
         return self._read
 
     def lag(self, now: float) -> float:
-        """How late its timer is: so long at most has a message waited here."""
+        """Return by how much its timer is late. No message has waited here for longer."""
         return 0.0 if self.due_at is None else max(0.0, now - self.due_at)
 
     def picture(self) -> str:
-        """What it is and what it sees, in one line."""
+        """Describe its state and its view in one line."""
         flags = ",".join(n.host for n in self.machine.view.unreachable)
         state = self.stopped or ("running" if self.alive else "killed")
         waiting = ",".join(n.host for n in self.machine.gossip.waiting_for())

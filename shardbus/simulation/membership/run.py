@@ -1,16 +1,17 @@
-"""One seed, from the first join to the verdict.
+"""A run of one seed, from the first join to the verdict.
 
-Safety: nodes join, faults happen, and `checks` looks on after every event. Then everything heals,
-and liveness is demanded: within `SETTLED_WITHIN` every process that runs is a member, Up, and sees
-exactly the others that do (I9); whoever died or left is gone from every view, and nobody else
-(I10); everybody knows the highest epoch that any of them had seen (I6). And it stays so for a
-while. In the end the whole cluster stops by one command, and every member ends by itself.
+Safety: nodes join, faults happen, and `checks` runs after every event. Then all faults are healed,
+and liveness is demanded: within `SETTLED_WITHIN` every running process is a member, Up, and sees
+exactly the other running ones (I9); dead nodes and nodes that left are gone from every view, and no
+other node is (I10); all nodes know the highest epoch that any of them had recorded (I6). It must
+stay so for a while. In the end one command stops the whole cluster, and every member ends by
+itself.
 
-A store that granted a lease twice leaves two sides that have removed each other: each of them must
+A store that granted a lease twice leaves two sides that have removed each other. Each of them must
 agree within itself.
 
-A run in which every side lost has nobody left to demand anything of. Who wants to join by nodes
-that are all gone, or never joined themselves, waits for ever, and may.
+A run in which every side lost has no node left to demand anything of. A node whose seeds are all
+gone, or never joined, waits for ever, and may.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import World
 
 SETTLED_WITHIN = 45.0
+"""Seconds within which all nodes must agree after the faults, and for which they must then do
+so."""
 STAYS_FOR = 5.0
 STOPS_WITHIN = 2.0
 STOPPED_WITHIN = 30.0
-LOOK_EVERY = 0.25
+"""Seconds that a process needs to stop its work at most, and within which all must have ended."""
+CHECK_EVERY_S = 0.25
+"""Seconds between two checks of a condition."""
 LANES_SHOWN = 60
 EVENTS_PER_SECOND_MAX = 500
-"""More events than that per node and simulated second: the machines do not come to rest."""
+"""More events per node and simulated second mean that the machines do not come to rest."""
 
 
 class Drawn(Protocol):
-    """What a run was made from."""
+    """The options of a run, of either kind."""
 
     @property
     def seed(self) -> int: ...
@@ -50,7 +55,7 @@ class Drawn(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """What did not hold in a run, and when."""
+    """A violated rule, and when."""
 
     rule: str
     detail: str
@@ -61,8 +66,8 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """How a run ended. `settled_s`: how long after healing everybody agreed; None if they never
-    did. `digest` is equal for equal runs. `counts`: what else there was, by name."""
+    """The outcome of a run. `settled_s`: seconds from healing until all nodes agreed; None if they
+    never did. `digest` is equal for equal runs. `counts`: other counts, by name."""
 
     options: Drawn
     broken: Broken | None
@@ -74,7 +79,7 @@ class RunOutcome:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def report(self) -> str:
-        """What a person needs to understand a violation and to see it again."""
+        """Describe a violation, and how to replay it."""
         if self.broken is None:
             return f"seed {self.options.seed}: nothing is broken"
         broken = self.broken
@@ -91,8 +96,8 @@ class RunOutcome:
 
 
 def simulate(options: Options, settings: ClusterSettings | None = None) -> RunOutcome:
-    """Run these options, with other settings than theirs if some are given. Two calls with the same
-    options give the same outcome, in any process."""
+    """Run these options, with other settings than theirs if given. Two calls with the same options
+    have the same outcome, in any process."""
     world = World(f"world {options.seed}", settings or options.settings())
     world.on_step = Checks(world, gentle=options.gentle).after
     began = world.now
@@ -115,16 +120,16 @@ def simulate(options: Options, settings: ClusterSettings | None = None) -> RunOu
 
 
 def broken_by(world: World, rule: str, detail: str) -> Broken:
-    """What did not hold, with the picture of the moment."""
+    """Return the violation, with the world's state at this moment."""
     lanes = tuple(world.trace.lanes(LANES_SHOWN))
     return Broken(rule, detail, world.now, lanes, world.picture())
 
 
 def _two_phases(world: World, options: Options) -> float:
-    """Run to the end; returns how long it took to agree after the faults.
+    """Run to the end. Return the seconds from healing until all nodes agreed.
 
     Raises:
-        Violation: something does not hold.
+        Violation: a rule is broken.
     """
     faults = Faults(world, options)
     faults.begin()
@@ -134,7 +139,7 @@ def _two_phases(world: World, options: Options) -> float:
     while why := unsettled(world):
         if world.now - healed > SETTLED_WITHIN:
             raise Violation("I9", f"{SETTLED_WITHIN:g} s after the faults: {why}")
-        advance(world, LOOK_EVERY)
+        advance(world, CHECK_EVERY_S)
     settled = world.now - healed
     advance(world, STAYS_FOR)
     if why := unsettled(world):
@@ -144,30 +149,30 @@ def _two_phases(world: World, options: Options) -> float:
 
 
 def stop_all(world: World, options: Options, run: Callable[[float], None]) -> None:
-    """The whole cluster stops by one command, while messages are lost again.
+    """Stop the whole cluster by one command, while messages are lost again.
 
     Raises:
-        Violation: somebody does not end, or is downed.
+        Violation: a process does not end, or is downed.
     """
     up = [p for p in members(world) if p.machine.view.status is Status.UP]
     if not up:
         return
     cluster = [p for p in members(world) if up[0].machine.view.member(p.id)]
     world.network.loss, world.stops_within_s = options.loss, STOPS_WITHIN
-    world.trace.mark(world.now, up[0].name, "is told that the whole cluster shall stop")
-    world.give(up[0], ev.PrepareForShutdown())
+    world.trace.mark(world.now, up[0].name, "stops the whole cluster")
+    world.deliver(up[0], ev.PrepareForShutdown())
     told = world.now
     while waiting := [p for p in cluster if p.running]:
         if world.now - told > STOPPED_WITHIN:
             raise Violation("stop", f"{waiting[0].id} still runs after {STOPPED_WITHIN:g} s")
-        run(LOOK_EVERY)
+        run(CHECK_EVERY_S)
     downed = [p for p in cluster if p.stopped != "left"]
     if downed:
         raise Violation("stop", f"{downed[0].id} ended as {downed[0].stopped!r}")
 
 
-def advance(world: World, seconds: float, look: Callable[[], None] = lambda: None) -> None:
-    """Let so much time pass, and `look` after each step.
+def advance(world: World, seconds: float, check: Callable[[], None] = lambda: None) -> None:
+    """Let `seconds` pass, and call `check` after each step.
 
     Raises:
         Violation: the machines do not come to rest.
@@ -177,30 +182,30 @@ def advance(world: World, seconds: float, look: Callable[[], None] = lambda: Non
     world.later(seconds, lambda: None)
     while world.now < end:
         world.step()
-        look()
+        check()
         if world.events > bound:
             raise Violation("I12", "the machines do not come to rest")
 
 
 def members(world: World) -> list[Process]:
-    """The processes that take part in a cluster."""
+    """Return the processes that take part in a cluster."""
     return [process for process in world.running() if process.member]
 
 
 def _may_hope(world: World, process: Process) -> bool:
-    """True if one of those by whom it wants to join is a member."""
+    """True if one of the process's seeds is a member."""
     seeds = (world.nodes.get(seed.host) for seed in process.seeds)
     return any(seed is not None and seed.member for seed in seeds)
 
 
 def _may_work(world: World, present: list[Process]) -> bool:
-    """False while so few have joined that nobody may become Up yet."""
+    """False while too few nodes have joined for any to become Up."""
     ever_up = any(m.up_number for p in present for m in p.machine.view.members)
     return ever_up or len(present) >= world.settings.min_members
 
 
 def unsettled(world: World) -> str:
-    """Why the cluster is not at peace; empty if it is."""
+    """Return why the cluster has not settled. Empty if it has."""
     present = members(world)
     if not present:
         return ""
@@ -222,13 +227,13 @@ def unsettled(world: World) -> str:
 
 def _apart(world: World, a: Process, b: Process) -> bool:
     """True if a store that granted a lease twice has left them in two clusters: one has removed the
-    other, or those by whom it joined have."""
+    other, or the nodes by which it joined have."""
     removed = a.id in b.machine.gossip.tombstones or b.id in a.machine.gossip.tombstones
     return world.leases.twice and removed
 
 
 def _differs(process: Process, running: list[NodeId], status: Status) -> str:
-    """What its picture lacks, if these run and have that status."""
+    """Return what is wrong in the process's view, if these nodes run and have that status."""
     seen = [(m.node, m.status) for m in process.machine.view.members]
     if seen != [(node, status) for node in running]:
         missing = [str(node) for node in running if (node, status) not in seen]

@@ -1,13 +1,12 @@
-"""The world: processes, the wires between them, and a shell around every machine.
+"""The world: processes, the network between them, and a shell around each machine.
 
-This is the shell that a node has around its `ClusterMembership` machine, with virtual time instead
-of timers and wires of its own instead of sockets. Every message is encoded and decoded on its way.
-A process hears another only if it has subscribed to it; a dead one's port refuses connections,
-unless its whole machine is gone; a paused one does nothing, and what reaches it waits.
+It is the shell that a node has around its `ClusterMembership` machine, with virtual time instead of
+timers and a simulated network instead of sockets. Every message is encoded and decoded on its way.
+A process receives messages of another only if it has subscribed to it. The port of a dead process
+refuses connections, unless its whole machine is gone. A paused process does nothing, and events
+wait for it.
 
-
-`on_step` is called after each event that a machine has handled; whoever checks something hangs
-there.
+`on_step` is called after each event that a machine has handled; `checks` uses it.
 
 Not here: which faults happen (`faults`), what must hold (`checks`).
 """
@@ -45,19 +44,20 @@ PROBE_WITHIN = 1.0
 RECONNECT = 1.0
 """Seconds between two attempts to connect to a publisher behind a wall."""
 
-TOLD = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.CommandRefused)
-"""What a process's application is told."""
+APPLICATION_EFFECTS = (ev.ViewChanged, ev.Notice, ev.Stopped, ev.CommandRefused)
+"""The effects that a process's application receives."""
 
 PUBLISHED = (Heartbeat, HeartbeatReply, GossipStatus, GossipSeen, GossipState)
 
 
 def address_of(name: str) -> Address:
-    """Where the node with this name is."""
+    """Return the address of the node with this name."""
     return Address(name, PORT)
 
 
 class World(Timeline):
-    """Everything there is. `nodes` holds the latest process of each name, `by_id` all of them."""
+    """All processes, the network and the store. `nodes` holds the latest process of each name,
+    `by_id` all of them."""
 
     def __init__(self, seed: int | str, settings: ClusterSettings | None = None) -> None:
         super().__init__(BEGINNING)
@@ -68,14 +68,14 @@ class World(Timeline):
         self.trace = Trace()
         self.events = 0
         self.stops_within_s = 0.05
-        """How long at most a process needs to stop what runs in it."""
+        """Seconds, at most, that a process needs to stop its work."""
         self.nodes: dict[str, Process] = {}
         self.by_id: dict[NodeId, Process] = {}
         self.on_step: Callable[[Process], None] = lambda _: None
         self.encode: Callable[[Message], bytes] = encode
         self.decode: Callable[[bytes], Message] = decode
 
-    # -- the cast ------------------------------------------------------------------------------
+    # -- processes -----------------------------------------------------------------------------
 
     def add(
         self,
@@ -87,7 +87,7 @@ class World(Timeline):
         settings: ClusterSettings | None = None,
         rate: float = 1.0,
     ) -> Process:
-        """A new process at this name's address; a former one there must be dead."""
+        """Start a process at this name's address; a former one there must be dead."""
         member = Member(NodeId(name, PORT, self.rng.getrandbits(64)), GOSSIP_PORT, roles=roles)
         return self.admit(member, cluster, settings or self.settings, fingerprint or {}, rate)
 
@@ -99,7 +99,7 @@ class World(Timeline):
         fingerprint: Mapping[str, str],
         rate: float,
     ) -> Process:
-        """A process with a machine for this member."""
+        """Start a process with a machine for this member."""
         name = member.node.host
         former = self.nodes.get(name)
         assert former is None or not former.alive, f"{name} still runs"
@@ -111,32 +111,33 @@ class World(Timeline):
         return process
 
     def enter(self, process: Process, *seeds: str) -> None:
-        """Let it join by these seeds; without any it founds a cluster."""
+        """Let the process join by these seeds; without any it founds a cluster."""
         addresses = tuple(address_of(seed) for seed in seeds)
-        self.give(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
+        self.deliver(process, ev.JoinSeeds(addresses) if seeds else ev.JoinSelf())
 
     def leave(self, process: Process) -> None:
-        """SIGTERM: it goes in good order."""
+        """Let the process leave gracefully, as SIGTERM does."""
         process.leaving = True
-        self.give(process, ev.Leave(process.id))
+        self.deliver(process, ev.Leave(process.id))
 
     def names(self) -> list[str]:
-        """Everybody who may be behind a wall."""
+        """Return the names that a wall may separate."""
         return list(self.nodes)
 
     def running(self) -> list[Process]:
-        """The processes whose machines work."""
+        """Return the processes whose machines work."""
         return [p for p in self.nodes.values() if p.running]
 
     def picture(self) -> str:
-        """What every process sees."""
+        """Describe the view of every process."""
         lines = [f"at {self.now:.3f}"]
         return "\n".join(lines + [f"  {p.picture()}" for p in self.by_id.values()])
 
     # -- faults --------------------------------------------------------------------------------
 
     def kill(self, name: str, *, silent: bool = False) -> None:
-        """SIGKILL; `silent`: the whole machine, so that nothing refuses a connection."""
+        """Kill the process. `silent`: its whole machine dies, so that nothing refuses a
+        connection."""
         process = self.nodes[name]
         process.alive = False
         process.listening = silent
@@ -144,8 +145,8 @@ class World(Timeline):
             self._drop_connections(process)
 
     def wall_up(self, wall: Wall, breaking: float = 0.0) -> None:
-        """The wall stands from now on. A rejecting one breaks all connections through it, another
-        one the part `breaking`."""
+        """Raise the wall. A rejecting one breaks all connections through it, another one the part
+        `breaking`."""
         self.network.walls.append(wall)
         self.network.parted = True
         self.network.rejected = self.network.rejected or wall.rejecting
@@ -159,23 +160,23 @@ class World(Timeline):
                     self.later(soon, lambda p=process, o=other: self._disconnected(p, o))  # type: ignore[misc]
 
     def wall_down(self, wall: Wall) -> None:
-        """The wall is gone."""
+        """Remove the wall."""
         if wall in self.network.walls:
             self.network.walls.remove(wall)
 
     def pause(self, name: str, seconds: float) -> None:
-        """SIGSTOP: events wait until the node continues."""
+        """Pause the process, as SIGSTOP does: events wait until it continues."""
         process = self.nodes[name]
         process.paused_until = max(process.paused_until, self.now + seconds)
 
     # -- the shell -----------------------------------------------------------------------------
 
-    def give(self, process: Process, event: ev.Event) -> None:
-        """An event reaches the machine."""
+    def deliver(self, process: Process, event: ev.Event) -> None:
+        """Deliver an event to the machine."""
         if not process.running:
             return
         if self.now < process.paused_until:
-            self.later(process.paused_until - self.now, lambda: self.give(process, event))
+            self.later(process.paused_until - self.now, lambda: self.deliver(process, event))
             return
         if isinstance(event, ev.PubSubReceived):
             event = ev.PubSubReceived(event.sender, event.message, process.lag(self.now))
@@ -251,13 +252,13 @@ class World(Timeline):
             case _:
                 assert_never(effect)
         self.trace.hashed(self.now, process.name, type(effect).__name__, data)
-        if process.notify is not None and isinstance(effect, TOLD):
+        if process.notify is not None and isinstance(effect, APPLICATION_EFFECTS):
             process.notify(effect)
 
     def _soon(self, action: Callable[[], None]) -> None:
         self.later(self.network.delay(), action)
 
-    # -- the wires -----------------------------------------------------------------------------
+    # -- the network ---------------------------------------------------------------------------
 
     def _publish(self, process: Process, to: NodeId, what: str, data: bytes) -> None:
         copies = self.network.copies()
@@ -269,7 +270,7 @@ class World(Timeline):
     def _arrive(self, process: Process, to: NodeId, what: str, data: bytes) -> None:
         target = self.by_id.get(to)
         if target is None or not target.running:
-            fate = "nobody there"
+            fate = "no process there"
         elif self.network.walled(process.name, target.name):
             fate = "wall"
         elif process.id not in target.subscriptions:
@@ -281,13 +282,13 @@ class World(Timeline):
             return
         message = self.decode(data)
         assert isinstance(message, PUBLISHED)
-        self.give(target, ev.PubSubReceived(process.id, message))
+        self.deliver(target, ev.PubSubReceived(process.id, message))
 
     def _send(self, process: Process, to: Address | NodeId, what: str, data: bytes) -> None:
         def arrive() -> None:
             target = self.nodes.get(to.host)
             if target is None or not target.running or to not in (target.id, target.id.address):
-                fate = "nobody there"
+                fate = "no process there"
             else:
                 fate = "wall" if self.network.walled(process.name, target.name) else ""
             self.trace.arrow(self.now, process.name, to.host, what, fate)
@@ -295,19 +296,19 @@ class World(Timeline):
                 return
             message = self.decode(data)
             assert not isinstance(message, PUBLISHED)
-            self.give(target, ev.ControlReceived(process.id, message))
+            self.deliver(target, ev.ControlReceived(process.id, message))
 
         self._soon(arrive)
 
     def _connect(self, process: Process, other: NodeId) -> None:
-        """The subscription to a publisher, which is made again until it stands."""
+        """Connect the subscription to a publisher, repeatedly until it stands."""
         target = self.by_id.get(other)
         if target is None or not process.alive or other not in process.subscriptions:
             return
         if self.network.severed(process.name, target.name):
             self.later(RECONNECT, lambda: self._connect(process, other))
         else:
-            self.give(target, ev.PeerListening(process.id.uid))
+            self.deliver(target, ev.PeerListening(process.id.uid))
 
     def _probe(self, process: Process, other: NodeId) -> None:
         target = self.nodes.get(other.host)
@@ -325,20 +326,20 @@ class World(Timeline):
             outcome = ProbeOutcome.ALIVE if target.id == other else ProbeOutcome.OTHER
         self.trace.mark(self.now, process.name, f"probed {other.host}: {outcome.value}")
         delay = PROBE_WITHIN if outcome is ProbeOutcome.UNKNOWN else 0.0
-        self.later(delay, lambda: self.give(process, ev.ProbeResult(other, outcome)))
+        self.later(delay, lambda: self.deliver(process, ev.ProbeResult(other, outcome)))
 
     def _acquire(self, process: Process, name: str, owner: str, ttl: float) -> None:
         granted = self.leases.acquire(name, owner, ttl, self.now)
         answer = ev.LeaseResult(name, granted)
-        self.later(self.leases.delay(), lambda: self.give(process, answer))
+        self.later(self.leases.delay(), lambda: self.deliver(process, answer))
 
     def _exit(self, process: Process) -> None:
         process.alive = process.listening = False
         self._drop_connections(process)
 
     def _end(self, process: Process) -> None:
-        """Everything in it has stopped, since the whole cluster does."""
-        self.give(process, ev.Leave(process.id))
+        """End a process whose work has stopped because the whole cluster stops."""
+        self.deliver(process, ev.Leave(process.id))
 
     def _drop_connections(self, process: Process) -> None:
         for other in self.nodes.values():
@@ -348,5 +349,5 @@ class World(Timeline):
                 self._soon(lambda o=other: self._disconnected(o, process.id))  # type: ignore[misc]
 
     def _disconnected(self, process: Process, other: NodeId) -> None:
-        self.give(process, ev.PeerDisconnected(other))
+        self.deliver(process, ev.PeerDisconnected(other))
         self._soon(lambda: self._connect(process, other))

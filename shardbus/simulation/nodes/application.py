@@ -1,12 +1,12 @@
-"""Who sends, and what receives: the application of simulated nodes.
+"""The application of simulated nodes: the entities that receive, and the senders.
 
-Three entity types, for the three ways of keeping something: `plain` keeps nothing, `kept` saves its
-state with each letter, `remembered` comes back by itself. Each tells the witness what it sees. In
-some runs their starts wait or fail, and their ends wait.
+Three entity types, for the three ways of keeping state: `plain` keeps nothing, `kept` saves its
+state with each message, `remembered` is restarted by itself. Each reports to the checker. In some
+runs their starts wait or fail, and their ends wait.
 
-Senders live in nodes and in clients. Each sends letters in bursts, tells and asks in one line, to
-entities of its choice, until it is told to stop or its process ends. How many and to whom is in the
-`NodeOptions`; of a dense one some bursts are storms, each letter to an entity that nobody has used.
+Senders live in nodes and in clients. Each sends messages in bursts, tells and asks mixed, to drawn
+entities, until it is stopped or its process ends. `NodeOptions` has the counts. In a dense run some
+bursts are storms: each message goes to an entity that no sender has used.
 
 Source: docs/simulation.md.
 """
@@ -32,27 +32,27 @@ KINDS = {
     "dense": (PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, KEPT, REMEMBERED),
 }
 ASKS = 0.4
-"""The part of letters that are asks; in a dense load each burst has its own."""
+"""The part of messages that are asks. In a dense run each burst draws its own."""
 ASKS_DENSE = (0.0, 0.05, ASKS, 1.0)
 SLOW_S = 0.05
-"""The longest that a handler waits, now and then."""
+"""Seconds, at most, that a slow handler waits."""
 START_S = 0.5
-"""The same of a start and of an end."""
+"""Seconds, at most, that a slow start or end waits."""
 
 
 class NotReady(Exception):
-    """What an entity needs for its start is not there."""
+    """A planned failure of an entity's start."""
 
 
 @dataclass
 class MessageCount:
-    """The state of a `kept` entity: how many letters it has taken."""
+    """The state of a `kept` entity: the number of messages it has handled."""
 
     count: int = 0
 
 
 class SimApplication:
-    """The application of one run; its witness is there before the first letter."""
+    """The application of one run. `checker` must be set before the first message."""
 
     def __init__(self, load: NodeOptions) -> None:
         self.checker: DeliveryChecker
@@ -63,51 +63,51 @@ class SimApplication:
         self._declare(load.shards, load.limit)
 
     def _declare(self, shards: int, limit: int) -> None:
-        stage = self
+        application = self
 
         class Plain(Entity):
             def __init__(self) -> None:
-                stage.checker.started(self.context)
+                application.checker.on_started(self.context)
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
-                stage.checker.took(self.context, sender, seq)
-                await stage.think()
+                application.checker.on_handled(self.context, sender, seq)
+                await application.handle_slowly()
                 return seq
 
             @handler
             def note(self, sender: str, seq: int) -> int:
-                stage.checker.took(self.context, sender, seq)
+                application.checker.on_handled(self.context, sender, seq)
                 return seq
 
         class Slow(Plain):
             async def on_start(self) -> None:
-                await stage.begin()
+                await application.prepare_start()
 
             async def on_stop(self, reason: StopReason) -> None:
-                await stage.dawdle()
+                await application.wait_sometimes()
 
         class Kept(Entity):
             state: MessageCount
 
             def __init__(self) -> None:
-                stage.checker.started(self.context)
+                application.checker.on_started(self.context)
 
             async def on_start(self) -> None:
-                stage.checker.loaded(self.context, self.state.count)
-                await stage.begin()
+                application.checker.on_loaded(self.context, self.state.count)
+                await application.prepare_start()
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
-                stage.checker.took(self.context, sender, seq)
+                application.checker.on_handled(self.context, sender, seq)
                 self.state.count += 1
                 await self.save()
-                stage.checker.has_saved(self.context, self.state.count)
+                application.checker.on_saved(self.context, self.state.count)
                 return seq
 
             @handler
             def note(self, sender: str, seq: int) -> int:
-                stage.checker.took(self.context, sender, seq)
+                application.checker.on_handled(self.context, sender, seq)
                 return seq
 
         starts = self._slow_starts or self._failing_starts
@@ -123,35 +123,40 @@ class SimApplication:
         }
 
     def calm(self) -> None:
-        """From now on every start succeeds at once."""
+        """Let every start succeed at once from now on."""
         self._slow_starts = self._failing_starts = 0.0
 
-    async def begin(self) -> None:
-        """What an entity does as it starts."""
-        await self.dawdle()
+    async def prepare_start(self) -> None:
+        """Wait or fail, as the options say, when an entity starts."""
+        await self.wait_sometimes()
         if self._failing_starts and self.dice.random() < self._failing_starts:
             raise NotReady
 
-    async def dawdle(self) -> None:
-        """As it starts, or ends."""
+    async def wait_sometimes(self) -> None:
+        """Wait, as the options say, when an entity starts or ends."""
         if self._slow_starts and self.dice.random() < self._slow_starts:
             await asyncio.sleep(self.dice.uniform(0.0, START_S))
 
-    async def think(self) -> None:
-        """Most handlers are done at once."""
+    async def handle_slowly(self) -> None:
+        """Wait in some handlers. Most return at once."""
         if self.dice.random() < self._thinks:
             await asyncio.sleep(self.dice.uniform(0.0, SLOW_S))
 
 
 class SimSender:
-    """Sends from one process."""
+    """Sends messages from one process."""
 
     def __init__(
-        self, name: str, home: SimProcess, stage: SimApplication, dice: Random, load: NodeOptions
+        self,
+        name: str,
+        home: SimProcess,
+        application: SimApplication,
+        dice: Random,
+        load: NodeOptions,
     ) -> None:
         self.name, self.stopped = name, False
-        self._home, self._stage, self._dice, self._load = home, stage, dice, load
-        self._checker = stage.checker
+        self._home, self._application, self._dice, self._load = home, application, dice, load
+        self._checker = application.checker
         self._kinds = KINDS[load.density]
         self._fresh = 0
         home.spawn(self._run())
@@ -170,23 +175,23 @@ class SimSender:
                 await self._dense_burst(kind)
 
     async def _dense_burst(self, kind: str) -> None:
-        """To one entity, or a storm."""
+        """Send a burst to one entity, or a storm."""
         dice, load = self._dice, self._load
-        letters, asks = dice.randint(1, load.burst), dice.choice(ASKS_DENSE)
+        messages, asks = dice.randint(1, load.burst), dice.choice(ASKS_DENSE)
         handler = "note" if dice.random() < 0.5 else "take"
         storm = dice.random() < load.storms
         await self._burst(
-            kind, "" if storm else f"e{dice.randrange(load.entities)}", letters, asks, handler
+            kind, "" if storm else f"e{dice.randrange(load.entities)}", messages, asks, handler
         )
 
     async def _burst(
-        self, kind: str, entity_id: str, letters: int, asks: float = ASKS, handler: str = "take"
+        self, kind: str, entity_id: str, messages: int, asks: float = ASKS, handler: str = "take"
     ) -> None:
-        """So many letters to this entity; without one, to as many new ones."""
+        """Send that many messages to this entity; without an id, each to a new one."""
         dice, rests = self._dice, self._load.rests
         ref = self._ref(kind, entity_id) if entity_id else None
-        while letters and not self.stopped:
-            letters -= 1
+        while messages and not self.stopped:
+            messages -= 1
             if ref is None:
                 self._fresh += 1
                 to = f"{self.name}-{self._fresh}"
@@ -205,30 +210,30 @@ class SimSender:
 
     async def _send(self, kind: str, entity_id: str, ref: Any, asks: float, handler: str) -> None:
         asked = self._dice.random() < asks
-        letter = self._checker.send(self.name, self._home, kind, entity_id, asked)
+        message = self._checker.send(self.name, self._home, kind, entity_id, asked)
         call = getattr(ref, handler)
         try:
             if asked:
-                answer = call(self.name, letter.seq)
-                answer.add_done_callback(lambda done: self._hear(letter, kind, done))
+                answer = call(self.name, message.seq)
+                answer.add_done_callback(lambda done: self._on_reply(message, kind, done))
             else:
-                await call.tell(self.name, letter.seq)
+                await call.tell(self.name, message.seq)
         except BufferFull as full:
-            self._checker.failed(letter, full)
+            self._checker.on_failed(message, full)
 
     def _ref(self, kind: str, entity_id: str) -> Any:
         home = self._home
         if isinstance(home, SimClient):
             assert home.client is not None
-            return home.client.ref(self._stage.classes[kind], entity_id)
+            return home.client.ref(self._application.classes[kind], entity_id)
         assert isinstance(home, SimNode)
         return home.node.ref(kind, entity_id)
 
-    def _hear(self, letter: SentMessage, kind: str, done: asyncio.Future[Any]) -> None:
+    def _on_reply(self, message: SentMessage, kind: str, done: asyncio.Future[Any]) -> None:
         error = done.exception()
         if error is None:
-            self._checker.answered(letter, kind == REMEMBERED)
+            self._checker.on_answered(message, kind == REMEMBERED)
         elif isinstance(error, RequestError):
-            self._checker.failed(letter, error)
+            self._checker.on_failed(message, error)
         else:
             raise error

@@ -1,28 +1,28 @@
-"""What was sent and what became of it: the promises of sharding, judged from outside.
+"""The delivery checker: each message and its fate, judged from outside.
 
-Every letter (a tell or an ask with a number, from one sender to one entity) is written down when it
-is sent, when an entity handles it, and when its sender hears something. What must hold at once:
+Each message (a tell or an ask with a number, from one sender to one entity) is recorded when it is
+sent, when an entity handles it, and when its sender receives an answer or an error. At any time:
 
-    I1   an entity starts nowhere while another activation of it lives, unless that one's node has
-         been removed by others; only such a one goes on after a newer has started, and the store
-         lets it neither load nor save any more
-    I2   per sender and entity numbers only grow, and none comes twice
-    I6   of one epoch there is one coordinator, and epochs grow
-    said whoever was refused for certain was not handled, and whoever was answered was
+    I1   no activation starts while another one of the entity lives, unless the other's node was
+         removed by others; only such a node may go on after a newer activation has started, and
+         the store lets it neither load nor save any more
+    I2   per sender and entity the numbers handled only grow, and none comes twice
+    I6   an epoch has one coordinator, and epochs grow
+    said a message that was definitely refused was not handled, and one that was answered was
 
-And when all is quiet: every letter was handled, or refused, or was with a process that ended in
-disorder (I3, I4); entities that were remembered run (I5); nothing waits any more (I11).
+In the quiet after a run: each message was handled, or refused, or was with a process that ended
+without order (I3, I4); remembered entities run (I5); nothing waits any more (I11).
 
-A letter can be lost with a process only if it was under way in that time: it was sent before
-everybody knew of the end, and no later letter of its line had been handled before the end began.
+A message can be lost with a process only if it was under way at that time: it was sent before all
+nodes knew of the end, and no later message of its line had been handled before the end began.
 
-Whoever has been removed and does not know it may even be a coordinator, and may take the table for
-a moment: what starts there is nobody's predecessor.
+A removed node that does not know of its removal may be a coordinator, and may claim the table for a
+moment. What starts there is no activation's predecessor.
 
-A store that lost or brought back something excuses what rests on its word: two activations may then
-live at a time, and what was remembered may be forgotten.
+A store that lost or restored data excuses what depends on it: two activations may then live at a
+time, and remembered entities may be forgotten.
 
-Source: DESIGN section 9; N.3.
+Source: docs/simulation.md; N.3.
 """
 
 from __future__ import annotations
@@ -46,24 +46,24 @@ if TYPE_CHECKING:
     from shardbus.simulation.nodes.world import NodeWorld, SimNode, SimProcess
 
 CLIENT_LATE_S = 16.0
-"""A client gives a silent peer up after 15 s."""
+"""Seconds. A client gives a silent peer up after 15 s."""
 
 COUNTED = (
     "stopped", "buffer_full", "hop_limit", "refused", "mailbox_full", "unconfirmed", "undelivered",
 )  # fmt: skip
-"""Drops that are nobody's fault: deadlines that passed, bounds that were reached, peers that were
-given up."""
+"""The reasons of drops that are no defect: deadlines that passed, bounds that were reached, peers
+that were given up."""
 
 MOVED = "handoff_stopped"
-"""What a coordinator notes of a shard that has left its home."""
+"""The note of a coordinator when a shard has left its home."""
 
 Line = tuple[str, str, str]
-"""Sender, entity type, entity id: letters of one line keep their order."""
+"""Sender, entity type, entity id: messages of one line keep their order."""
 
 
 @dataclass(eq=False, slots=True)
 class SentMessage:
-    """`asked`: its sender waits for an answer."""
+    """One message. `asked`: its sender waits for an answer."""
 
     line: Line
     seq: int
@@ -73,24 +73,24 @@ class SentMessage:
     handled: bool = False
     outcome: str = ""
     passed_at: float = inf
-    """When a later letter of its line was handled and this one was not: it never will be."""
+    """When a later message of its line was handled before this one, which then never is."""
 
     def __str__(self) -> str:
         return f"{self.line} {self.seq}, sent at {self.sent_at:.3f}"
 
 
 class DeliveryChecker:
-    """See the module."""
+    """Records each message, and checks the rules of the module's text."""
 
-    def __init__(self, fleet: NodeWorld) -> None:
-        self.fleet = fleet
+    def __init__(self, world: NodeWorld) -> None:
+        self.world = world
         self.violation: Violation | None = None
-        """The first thing that did not hold."""
+        """The first violation."""
         self.sent = self.handled = self.refused = self.activations = 0
         self.acknowledged: dict[tuple[str, str], None] = {}
         """Entities of remembering types that have answered."""
         self.saved: dict[tuple[str, str], int] = {}
-        """Of entities that save: how much the store has acknowledged."""
+        """By entity that saves: the count that the store has acknowledged."""
         self._open: dict[tuple[Line, int], SentMessage] = {}
         self._seqs: dict[Line, int] = {}
         self._last: dict[Line, int] = {}
@@ -98,11 +98,11 @@ class DeliveryChecker:
         self._fences: dict[tuple[str, str], int] = {}
         self._denied: dict[tuple[Line, int], str] = {}
         self._epochs: dict[str, tuple[int, NodeId]] = {}
-        self._ends = UncleanExits(fleet)
-        fleet.store.on_stale = lambda what: self._broken("I1", what)
+        self._ends = UncleanExits(world)
+        world.store.on_stale = lambda what: self._broken("I1", what)
 
     def _broken(self, rule: str, detail: str) -> Violation:
-        """Kept, because whoever it is raised in may go on in spite of it."""
+        """Keep the violation: the code it is raised in may catch it."""
         self.violation = self.violation or Violation(rule, detail)
         return self.violation
 
@@ -111,176 +111,181 @@ class DeliveryChecker:
     def send(
         self, sender: str, by: SimProcess, entity_type: str, entity_id: str, asked: bool
     ) -> SentMessage:
-        """The next letter of that line."""
+        """Record the next message of that line."""
         line = (sender, entity_type, entity_id)
         seq = self._seqs[line] = self._seqs.get(line, 0) + 1
-        letter = SentMessage(line, seq, by, self.fleet.now, asked)
-        self._open[line, seq] = letter
+        message = SentMessage(line, seq, by, self.world.now, asked)
+        self._open[line, seq] = message
         self.sent += 1
-        return letter
+        return message
 
-    def answered(self, letter: SentMessage, remembers: bool) -> None:
-        """Its sender got an answer."""
-        if not letter.handled:
-            raise self._broken("said", f"{letter} was answered and not handled")
-        letter.outcome = "answered"
-        self._close(letter)
+    def on_answered(self, message: SentMessage, remembers: bool) -> None:
+        """Record that the sender received an answer."""
+        if not message.handled:
+            raise self._broken("said", f"{message} was answered and not handled")
+        message.outcome = "answered"
+        self._close(message)
         if remembers:
-            self.acknowledged[letter.line[1:]] = None
+            self.acknowledged[message.line[1:]] = None
 
-    def failed(self, letter: SentMessage, error: RequestError) -> None:
-        """Its sender got an error."""
-        letter.outcome = type(error).__name__
+    def on_failed(self, message: SentMessage, error: RequestError) -> None:
+        """Record that the sender received an error."""
+        message.outcome = type(error).__name__
         if error.definite:
             self.refused += 1
-            if letter.handled:
-                raise self._broken("said", f"{letter} was refused and handled")
-            self._denied[letter.line, letter.seq] = letter.outcome
-            self._open.pop((letter.line, letter.seq), None)
-        self._close(letter)
+            if message.handled:
+                raise self._broken("said", f"{message} was refused and handled")
+            self._denied[message.line, message.seq] = message.outcome
+            self._open.pop((message.line, message.seq), None)
+        self._close(message)
 
-    def _close(self, letter: SentMessage) -> None:
-        """It is settled if it was handled and its sender, if it waits, was told."""
-        if letter.handled and (letter.outcome or not letter.asked):
-            self._open.pop((letter.line, letter.seq), None)
+    def _close(self, message: SentMessage) -> None:
+        """Forget the message if it was handled and its sender, if it waits, has an outcome."""
+        if message.handled and (message.outcome or not message.asked):
+            self._open.pop((message.line, message.seq), None)
 
     # ---- entities
 
-    def started(self, cell: Context) -> None:
-        """An entity's object was made."""
+    def on_started(self, activation: Context) -> None:
+        """Record that an entity's object was made."""
         self.activations += 1
-        self._note(cell, "started")
-        key = (cell.entity_type, cell.entity_id)
-        node = NodeId.parse(cell.node)
+        self._note(activation, "started")
+        key = (activation.entity_type, activation.entity_id)
+        node = NodeId.parse(activation.node)
         if self._removed(node):
             return
-        if not self.fleet.store.lied:
-            for other in self._living(cell, node):
+        if not self.world.store.lied:
+            for other in self._living(activation, node):
                 if not self._removed(other):
                     raise self._broken("I1", f"{key} starts at {node} and lives at {other}")
-            if cell.fence < self._fences.get(key, 0):
-                raise self._broken("I1", f"{key} starts at {node} under fence {cell.fence:x} again")
-        self._fences[key] = max(cell.fence, self._fences.get(key, 0))
+            if activation.fence < self._fences.get(key, 0):
+                raise self._broken(
+                    "I1", f"{key} starts at {node} under fence {activation.fence:x} again"
+                )
+        self._fences[key] = max(activation.fence, self._fences.get(key, 0))
 
-    def took(self, cell: Context, sender: str, seq: int) -> None:
-        """An entity handles a letter."""
-        self._note(cell, f"took {sender} {seq}")
-        line = (sender, cell.entity_type, cell.entity_id)
-        letter = self._open.get((line, seq))
-        if letter is None or letter.handled:
+    def on_handled(self, activation: Context, sender: str, seq: int) -> None:
+        """Record that an entity handles a message."""
+        self._note(activation, f"took {sender} {seq}")
+        line = (sender, activation.entity_type, activation.entity_id)
+        message = self._open.get((line, seq))
+        if message is None or message.handled:
             why = self._denied.get((line, seq), "had been handled")
-            raise self._broken("I2", f"{line} {seq} is handled at {cell.node} and {why}")
-        within = self._within.get((line, cell.fence), 0)
+            raise self._broken("I2", f"{line} {seq} is handled at {activation.node} and {why}")
+        within = self._within.get((line, activation.fence), 0)
         if seq <= within:
-            raise self._broken("I2", f"{line} {seq} after {within} at {cell.node}")
-        self._within[line, cell.fence] = seq
-        fence = self._fences.get(line[1:], cell.fence)
-        if cell.fence == fence:
+            raise self._broken("I2", f"{line} {seq} after {within} at {activation.node}")
+        self._within[line, activation.fence] = seq
+        fence = self._fences.get(line[1:], activation.fence)
+        if activation.fence == fence:
             last = self._last.get(line, 0)
             if seq <= last:
-                raise self._broken("I2", f"{line} {seq} after {last} at {cell.node}")
+                raise self._broken("I2", f"{line} {seq} after {last} at {activation.node}")
             for missing in range(last + 1, seq):
                 self._pass(line, missing)
             self._last[line] = seq
-        elif not self.fleet.store.lied and not self._removed(NodeId.parse(cell.node)):
-            raise self._broken("I1", f"{line} {seq} is handled at {cell.node}, no home")
+        elif not self.world.store.lied and not self._removed(NodeId.parse(activation.node)):
+            raise self._broken("I1", f"{line} {seq} is handled at {activation.node}, no home")
         self.handled += 1
-        letter.handled = True
-        self._close(letter)
+        message.handled = True
+        self._close(message)
 
     def _pass(self, line: Line, seq: int) -> None:
-        letter = self._open.get((line, seq))
-        if letter is not None:
-            letter.passed_at = min(letter.passed_at, self.fleet.now)
+        message = self._open.get((line, seq))
+        if message is not None:
+            message.passed_at = min(message.passed_at, self.world.now)
 
-    def loaded(self, cell: Context, count: int) -> None:
-        """An entity that saves has its state."""
-        key = (cell.entity_type, cell.entity_id)
-        if count < self.saved.get(key, 0) and not self.fleet.store.lied:
+    def on_loaded(self, activation: Context, count: int) -> None:
+        """Check the loaded state of an entity that saves."""
+        key = (activation.entity_type, activation.entity_id)
+        if count < self.saved.get(key, 0) and not self.world.store.lied:
             raise self._broken("I1", f"{key} finds {count}, and {self.saved[key]} was acknowledged")
 
-    def has_saved(self, cell: Context, count: int) -> None:
-        """The store has acknowledged a save."""
-        key = (cell.entity_type, cell.entity_id)
+    def on_saved(self, activation: Context, count: int) -> None:
+        """Record that the store has acknowledged a save."""
+        key = (activation.entity_type, activation.entity_id)
         self.saved[key] = max(count, self.saved.get(key, 0))
 
-    def _note(self, cell: Context, what: str) -> None:
-        """Part of the run's history."""
-        place = f"{cell.entity_type} {cell.entity_id} {what}"
-        self.fleet.trace.hashed(self.fleet.now, cell.node, place)
+    def _note(self, activation: Context, what: str) -> None:
+        """Add an event to the run's history."""
+        place = f"{activation.entity_type} {activation.entity_id} {what}"
+        self.world.trace.hashed(self.world.now, activation.node, place)
 
-    def _living(self, cell: Context, node: NodeId) -> Iterator[NodeId]:
-        """Where else the entity is in memory."""
-        for resident in self.fleet.residents.values():
-            if resident.ended_at is not None or resident.process.id == node:
+    def _living(self, activation: Context, node: NodeId) -> Iterator[NodeId]:
+        """Return the other nodes that have the entity in memory."""
+        for sim_node in self.world.sim_nodes.values():
+            if sim_node.ended_at is not None or sim_node.process.id == node:
                 continue
-            kind = resident.node.kinds[cell.entity_type]
-            other = kind.host.find(cell.entity_id, cell.shard_id)
+            kind = sim_node.node.kinds[activation.entity_type]
+            other = kind.host.find(activation.entity_id, activation.shard_id)
             if other is not None and other.state < LifeState.REFUSING:
-                yield resident.process.id
+                yield sim_node.process.id
 
     def _removed(self, node: NodeId) -> bool:
-        """Somebody has removed it, or is about to: it is not one of theirs any more."""
-        for process in self.fleet.by_id.values():
+        """True if another node has removed it or declared it Down, or if its own membership has
+        ended."""
+        for process in self.world.by_id.values():
             gossip = process.machine.gossip
             member = gossip.members.get(node)
             if node in gossip.tombstones or (member and member.status is Status.DOWN):
                 return True
-        return bool(self.fleet.by_id[node].stopped)
+        return bool(self.world.by_id[node].stopped)
 
     # ---- coordinators
 
-    def claimed(self, entity_type: str, epoch: int, node: NodeId) -> None:
-        """A coordinator rules."""
+    def on_claimed(self, entity_type: str, epoch: int, node: NodeId) -> None:
+        """Record that a coordinator has claimed an epoch."""
         before, ruler = self._epochs.get(entity_type, (0, node))
-        if self.fleet.store.lied or (epoch, node) == (before, ruler):
+        if self.world.store.lied or (epoch, node) == (before, ruler):
             self._epochs[entity_type] = (max(epoch, before), node)
             return
         if epoch <= before:
             raise self._broken("I6", f"{node} claims epoch {epoch} of {entity_type} after {ruler}")
         self._epochs[entity_type] = (epoch, node)
 
-    # ---- in the end
+    # ---- after the run
 
-    def look(self) -> None:
-        """Every now and then."""
-        self._ends.look()
+    def check_exits(self) -> None:
+        """Check the nodes that have ended or were removed. Call it regularly."""
+        self._ends.check_exits()
 
     def lost(self) -> str:
-        """More letters than were counted as dropped of which nobody knows, though no disorderly end
-        explains them; empty if there are none."""
+        """Return why more messages are lost than were counted as dropped, without an unclean end
+        that explains them. Empty if none are."""
         lost: dict[str, list[SentMessage]] = {}
-        for letter in self._unaccounted():
-            if not self._excused(letter):
-                lost.setdefault(letter.line[1], []).append(letter)
-        for name, letters in lost.items():
-            dropped = sum(dropped_by(r, name) for r in self.fleet.everybody())
-            dropped += sum(c.lost_messages for c in self.fleet.clients.values())
-            if len(letters) > dropped:
-                return f"{letters[0]}: {len(letters)} are lost, {dropped} counted"
+        for message in self._unaccounted():
+            if not self._excused(message):
+                lost.setdefault(message.line[1], []).append(message)
+        for name, messages in lost.items():
+            dropped = sum(dropped_by(r, name) for r in self.world.all_nodes())
+            dropped += sum(c.lost_messages for c in self.world.clients.values())
+            if len(messages) > dropped:
+                return f"{messages[0]}: {len(messages)} are lost, {dropped} counted"
         return ""
 
     def _unaccounted(self) -> list[SentMessage]:
-        """Letters that were not handled, and whose senders are there and were not told so."""
+        """Return the messages that were not handled, and whose senders are alive and have no
+        outcome."""
         return [
-            letter
-            for letter in self._open.values()
-            if not letter.handled and not letter.outcome and letter.by.in_touch
+            message
+            for message in self._open.values()
+            if not message.handled and not message.outcome and message.by.in_touch
         ]
 
-    def _excused(self, letter: SentMessage) -> bool:
-        """Whether it may have been with somebody who ended in disorder. Clients may learn of an end
-        by silence alone, and of nothing from a node that is no member."""
-        late = 0.0 if letter.by.hosts else CLIENT_LATE_S
-        return self._ends.explain(letter.sent_at - late, letter.passed_at)
+    def _excused(self, message: SentMessage) -> bool:
+        """True if the message may have been with a process that ended uncleanly. Clients may learn
+        of an end by silence alone, and nothing from a node that is no member."""
+        late = 0.0 if message.by.hosts else CLIENT_LATE_S
+        return self._ends.explains(message.sent_at - late, message.passed_at)
 
     def counts(self) -> dict[str, int]:
-        """What there was. The letters are the sum of those that follow, up to the activations."""
+        """Return the counts of the run. `letters` is the sum of those that follow, up to the
+        activations."""
         told = [one for one in self._open.values() if not one.handled and one.outcome]
         silent = [one for one in self._open.values() if not one.handled and not one.outcome]
         there = self._unaccounted()
-        excused = sum(self._excused(letter) for letter in there)
-        notes = (resident.node.notes for resident in self.fleet.everybody())
+        excused = sum(self._excused(message) for message in there)
+        notes = (sim_node.node.notes for sim_node in self.world.all_nodes())
         return {
             "letters": self.sent,
             "handled": self.handled,
@@ -294,15 +299,15 @@ class DeliveryChecker:
         }
 
     def pending(self) -> int:
-        """Letters whose sender waits."""
+        """Return the number of messages whose sender waits."""
         waits = (one for one in self._open.values() if one.asked and not one.outcome)
         return sum(one.by.ended_at is None for one in waits)
 
-    def forgotten(self) -> str:
-        """A remembered entity that does not run; empty if there is none."""
-        if self.fleet.store.lied:
+    def missing_remembered(self) -> str:
+        """Return a remembered entity that does not run. Empty if there is none."""
+        if self.world.store.lied:
             return ""
-        nodes = [r.node for r in self.fleet.residents.values() if r.ended_at is None]
+        nodes = [r.node for r in self.world.sim_nodes.values() if r.ended_at is None]
         for entity_type, entity_id in self.acknowledged:
             if not any(_runs(node, entity_type, entity_id) for node in nodes):
                 return f"{entity_type} {entity_id} is remembered and does not run"
@@ -314,32 +319,34 @@ def _runs(node: Node, entity_type: str, entity_id: str) -> bool:
     return kind.host.find(entity_id, kind.router.shard_of(entity_id)) is not None
 
 
-def waiting(resident: SimNode) -> str:
-    """What a node still has in its hands; empty if it is at rest."""
-    for name, kind in resident.node.kinds.items():
+def waiting(sim_node: SimNode) -> str:
+    """Return what a node still holds. Empty if it is at rest."""
+    for name, kind in sim_node.node.kinds.items():
         if kind.router.region.buffered != (0, 0):
-            return f"{resident.name} buffers {kind.router.region.buffered} of {name}"
+            return f"{sim_node.name} buffers {kind.router.region.buffered} of {name}"
         if kind.router.buffered_asks:
-            return f"{resident.name} keeps asks of {name}"
+            return f"{sim_node.name} keeps asks of {name}"
         shards = kind.host.shards.values()
         cells = [
             *kind.host.active.values(),
             *(c for one in shards for c in one.activations.values()),
         ]
-        if busy := [cell.entity_id for cell in cells if cell.busy or cell.mailbox]:
-            return f"{resident.name} has {name} {busy[0]} at work"
-    return under_way(resident.name, resident.node.endpoint.sessions())
+        if busy := [
+            activation.entity_id for activation in cells if activation.busy or activation.mailbox
+        ]:
+            return f"{sim_node.name} has {name} {busy[0]} at work"
+    return session_waiting(sim_node.name, sim_node.node.endpoint.sessions())
 
 
-def under_way(name: str, sessions: list[Session]) -> str:
-    """A session on which something is under way; empty if there is none."""
+def session_waiting(name: str, sessions: list[Session]) -> str:
+    """Return a session on which something is under way. Empty if there is none."""
     for session in sessions:
         if session.open and (session.outstanding or session.waiting_asks or session.unflushed):
             return f"{name} waits for {session.name}"
     return ""
 
 
-def dropped_by(resident: SimNode, name: str) -> int:
-    """How many messages of a type a node says that it could not handle."""
-    counts = resident.node.kinds[name].host.counts.dropped
+def dropped_by(sim_node: SimNode, name: str) -> int:
+    """Return the number of messages of a type that a node reports as dropped."""
+    counts = sim_node.node.kinds[name].host.counts.dropped
     return sum(counts.get(reason, 0) for reason in COUNTED)

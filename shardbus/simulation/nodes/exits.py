@@ -1,8 +1,8 @@
-"""Who ended in disorder, and when: what a lost letter may have been lost with.
+"""Unclean exits: which nodes ended without order, and when. A lost message may have been with them.
 
-An end begins when somebody may first have given the node up, or when its process was no more, if
-that was earlier. It is over when every member knows of it. What was not under way between the two
-is not lost with that node.
+An exit begins when another node may first have given the node up, or when its process ended, if
+that was earlier. It is over when every member knows of it. A message that was not under way between
+the two is not lost with that node.
 
 Source: docs/simulation.md; N.3.
 """
@@ -19,73 +19,73 @@ from shardbus.membership.member import Status
 from shardbus.node.shutdown import LEFT
 from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.membership.process import Process
-from shardbus.simulation.membership.run import LOOK_EVERY
+from shardbus.simulation.membership.run import CHECK_EVERY_S
 
 if TYPE_CHECKING:
     from shardbus.simulation.nodes.world import NodeWorld, SimNode
 
 ENDS_WITHIN_S = 2.0
-"""So long a process goes on at most that has been told of its removal."""
+"""Seconds for which a process may go on after it learned of its removal."""
 
 
 @dataclass(slots=True)
 class NodeExit:
-    """The end of one node. `over_at`: everybody knew."""
+    """The end of one node. `over_at`: when all members knew of it."""
 
     since: float
     over_at: float = inf
 
 
 class UncleanExits:
-    """See the module."""
+    """The exits of a run."""
 
-    def __init__(self, fleet: NodeWorld) -> None:
-        self._fleet = fleet
+    def __init__(self, world: NodeWorld) -> None:
+        self._world = world
         self._ends: dict[NodeId, NodeExit] = {}
-        self._told: dict[SimNode, float] = {}
+        self._removed_at: dict[SimNode, float] = {}
 
-    def look(self) -> None:
-        """At most `LOOK_EVERY` apart: who is given up, of whose end does somebody not know, and who
-        goes on in spite of it?
+    def check_exits(self) -> None:
+        """Record new exits, and check that removed nodes end. Call it at most `CHECK_EVERY_S`
+        apart.
 
         Raises:
-            Violation: somebody who was removed does not end.
+            Violation: a removed node does not end.
         """
-        now = self._fleet.now
-        self._look_for_ghosts(now)
-        for process in self._fleet.running():
-            for node in _given_up(process):
-                self._ends.setdefault(node, NodeExit(now - LOOK_EVERY))
-        for resident in self._fleet.everybody():
-            if resident.ended_at is not None and not resident.known:
-                end = self._ends.setdefault(resident.process.id, NodeExit(resident.ended_at))
-                end.since = min(end.since, resident.ended_at)
-                if not self._missed(resident.process.id):
-                    resident.known, end.over_at = True, now
+        now = self._world.now
+        self._check_removed_nodes(now)
+        for process in self._world.running():
+            for node in _declared_dead(process):
+                self._ends.setdefault(node, NodeExit(now - CHECK_EVERY_S))
+        for sim_node in self._world.all_nodes():
+            if sim_node.ended_at is not None and not sim_node.known:
+                end = self._ends.setdefault(sim_node.process.id, NodeExit(sim_node.ended_at))
+                end.since = min(end.since, sim_node.ended_at)
+                if not self._still_a_member(sim_node.process.id):
+                    sim_node.known, end.over_at = True, now
 
-    def _look_for_ghosts(self, now: float) -> None:
-        """Whatever a node was doing: once it is removed, others have its shards."""
-        for resident in self._fleet.residents.values():
-            removed = resident.process.stopped not in ("", LEFT)
-            if not removed or resident.ended_at is not None or now < resident.loop.paused_until:
-                self._told.pop(resident, None)
-            elif now - self._told.setdefault(resident, now) > ENDS_WITHIN_S:
-                raise Violation("ends", f"{resident.name} goes on, though it has been removed")
+    def _check_removed_nodes(self, now: float) -> None:
+        """Check that removed nodes end: others have their shards by now."""
+        for sim_node in self._world.sim_nodes.values():
+            removed = sim_node.process.stopped not in ("", LEFT)
+            if not removed or sim_node.ended_at is not None or now < sim_node.loop.paused_until:
+                self._removed_at.pop(sim_node, None)
+            elif now - self._removed_at.setdefault(sim_node, now) > ENDS_WITHIN_S:
+                raise Violation("ends", f"{sim_node.name} still runs, though it has been removed")
 
-    def explain(self, since: float, until: float) -> bool:
-        """Whether something that was under way in that time may have been lost with somebody."""
-        badly = (r.process.id for r in self._fleet.everybody() if r.ended_badly)
+    def explains(self, since: float, until: float) -> bool:
+        """True if a message that was under way in that time may have been lost with an exit."""
+        badly = (r.process.id for r in self._world.all_nodes() if r.ended_badly)
         ends = (self._ends[node] for node in badly if node in self._ends)
         return any(end.since <= until and since <= end.over_at for end in ends)
 
-    def _missed(self, node: NodeId) -> bool:
-        living = (p for p in self._fleet.running() if p.member)
+    def _still_a_member(self, node: NodeId) -> bool:
+        living = (p for p in self._world.running() if p.member)
         members = (p.machine.view.member(node) for p in living)
         return any(m is not None and m.status is not Status.DOWN for m in members)
 
 
-def _given_up(process: Process) -> Iterator[NodeId]:
-    """Whom its machine takes for gone, or will."""
+def _declared_dead(process: Process) -> Iterator[NodeId]:
+    """Return the nodes that this machine holds for dead, or will."""
     gossip = process.machine.gossip
     yield from gossip.tombstones
     for node, member in gossip.members.items():

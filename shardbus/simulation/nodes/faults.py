@@ -1,8 +1,8 @@
-"""The faults of sharding: a `NodeOptions` turned into things that happen to a fleet.
+"""The faults of sharding: `NodeOptions` turned into events in a world of nodes.
 
-The store has its moods, connections break and hang, operators give orders: nodes are restarted in
-place one after the other, or told to leave and downed before they have. Everything else that
-happens to nodes is in `faults`, which works on a fleet as on any world.
+The store fails in the run's way, connections break and hang, operators give commands: nodes are
+restarted in place one after the other, or leave and are downed before they have left. All other
+faults of nodes are in `membership.faults`, which works on this world as on any.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ AWAY_S = 8.0
 SERVICE_S = 8.0
 SLEEP_S = (6.0, 25.0)
 PATIENCE_S = 2.0
-"""The longest that an operator waits for a node to leave before he downs it."""
+"""Seconds, at most, that an operator waits for a node to leave before he downs it."""
 SPELLS = 2
-"""How often a mood of the store comes."""
+"""The number of times that the store's failure occurs."""
 
 
 class NodeFaults:
-    """Brings them over the fleet."""
+    """Brings the faults of these options into the world."""
 
-    def __init__(self, fleet: NodeWorld, load: NodeOptions) -> None:
-        self.fleet, self.load = fleet, load
+    def __init__(self, world: NodeWorld, load: NodeOptions) -> None:
+        self.world, self.load = world, load
         self.dice = Random(f"troubles {load.seed}")
         self.over = False
         self.restart: Callable[[str], object] = lambda _: None
-        """Called with the name of a node that has left and shall be there again."""
+        """Called with the name of a node that has left and must come back."""
         self._rolling: dict[SimNode, None] = {}
-        fleet.on_depart = self._departed
+        world.on_exited = self._on_exited
 
     def begin(self) -> None:
-        """Let them come."""
-        load, store = self.load, self.fleet.store
-        self.fleet.exchange.room = load.room
+        """Schedule the faults."""
+        load, store = self.load, self.world.store
+        self.world.exchange.room = load.room
         store.slow_s = SLOW_S if load.store == "slow" else 0.0
         store.failing = FAILING if load.store == "failing" else 0.0
         moods: dict[str, Callable[[], None]] = {
@@ -51,43 +51,43 @@ class NodeFaults:
             "rolled back": self._roll_back,
         }
         kinds: tuple[tuple[int, Callable[[], None]], ...] = (
-            (load.cuts, self.fleet.exchange.cut),
+            (load.cuts, self.world.exchange.cut),
             (load.stops, self._stop_shards),
-            (load.services, self._serve),
+            (load.services, self._change_service),
             (load.rebalances, self._rebalance),
             (load.sleeps, self._sleep),
             (load.rolls, self._roll),
             (load.downs, self._down),
-            (load.hangs, self.fleet.exchange.hang),
+            (load.hangs, self.world.exchange.hang),
             (SPELLS if load.store in moods else 0, moods.get(load.store, self._forget)),
         )
         for times, what in kinds:
             for _ in range(times):
                 at = self.dice.uniform(0.1, 0.9) * load.faults.seconds
-                self.fleet.later(at, lambda w=what: self._happen(w))  # type: ignore[misc]
+                self.world.later(at, lambda w=what: self._happen(w))  # type: ignore[misc]
 
     def heal(self) -> None:
-        """From now on nothing goes wrong."""
+        """Let no fault happen from now on."""
         self.over = True
-        self.fleet.store.calm()
-        for resident in self._working():
-            self._set_service(resident, Service.OPEN)
+        self.world.store.calm()
+        for sim_node in self._working():
+            self._set_service(sim_node, Service.OPEN)
 
     def _happen(self, what: Callable[[], None]) -> None:
         if not self.over:
             what()
 
     def _mark(self, name: str, what: str) -> None:
-        self.fleet.trace.mark(self.fleet.now, name, what)
+        self.world.trace.mark(self.world.now, name, what)
 
     def _working(self) -> list[SimNode]:
-        residents = self.fleet.residents.values()
-        return [r for r in residents if r.ended_at is None and r.node.is_up]
+        sim_nodes = self.world.sim_nodes.values()
+        return [r for r in sim_nodes if r.ended_at is None and r.node.is_up]
 
     # ---- the store
 
     def _away(self) -> None:
-        store = self.fleet.store
+        store = self.world.store
         self._mark("", "the store is away")
         store.up = False
 
@@ -95,89 +95,89 @@ class NodeFaults:
             self._mark("", "the store is back")
             store.up = True
 
-        self.fleet.later(self.dice.uniform(0.2, AWAY_S), back)
+        self.world.later(self.dice.uniform(0.2, AWAY_S), back)
 
     def _forget(self) -> None:
         self._mark("", "the store forgets")
-        self.fleet.store.forget()
+        self.world.store.forget()
 
     def _roll_back(self) -> None:
-        store = self.fleet.store
-        store.keep()
+        store = self.world.store
+        store.snapshot()
 
         def back() -> None:
             self._mark("", "the store is rolled back")
             store.roll_back()
 
-        self.fleet.later(self.dice.uniform(0.5, AWAY_S), lambda: self._happen(back))
+        self.world.later(self.dice.uniform(0.5, AWAY_S), lambda: self._happen(back))
 
-    # ---- orders
+    # ---- commands
 
     def _stop_shards(self) -> None:
         shards = tuple(str(shard) for shard in range(self.load.shards) if self.dice.random() < 0.5)
-        self._mark("", f"shards {','.join(shards)} shall stop")
-        for resident in self._working():
-            for singleton in resident.node.singletons.values():
-                resident.loop.call_soon(singleton.coordination.handle, events.StopShards(shards))
+        self._mark("", f"shards {','.join(shards)} are stopped")
+        for sim_node in self._working():
+            for singleton in sim_node.node.singletons.values():
+                sim_node.loop.call_soon(singleton.coordination.handle, events.StopShards(shards))
 
     def _rebalance(self) -> None:
-        for resident in self._working():
-            for singleton in resident.node.singletons.values():
-                resident.loop.call_soon(singleton.coordination.handle, events.Rebalance())
+        for sim_node in self._working():
+            for singleton in sim_node.node.singletons.values():
+                sim_node.loop.call_soon(singleton.coordination.handle, events.Rebalance())
 
     def _sleep(self) -> None:
         if working := self._working():
-            struck = self.dice.choice(working)
+            victim = self.dice.choice(working)
             seconds = self.dice.uniform(*SLEEP_S)
-            self._mark(struck.name, f"sleeps for {seconds:.3f} s")
-            self.fleet.pause(struck.name, seconds)
+            self._mark(victim.name, f"sleeps for {seconds:.3f} s")
+            self.world.pause(victim.name, seconds)
 
-    def _some_leaver(self) -> SimNode | None:
-        """One that may go: another stays."""
-        staying = [resident for resident in self._working() if not resident.process.leaving]
+    def _draw_leaver(self) -> SimNode | None:
+        """Draw a node that may leave: another one stays."""
+        staying = [sim_node for sim_node in self._working() if not sim_node.process.leaving]
         return self.dice.choice(staying) if len(staying) > 1 else None
 
     def _roll(self) -> None:
-        struck = self._some_leaver()
-        if struck is not None:
-            self._mark(struck.name, "is asked to leave and to come back")
-            self._rolling[struck] = None
-            self.fleet.leave(struck.process)
+        victim = self._draw_leaver()
+        if victim is not None:
+            self._mark(victim.name, "is asked to leave and to come back")
+            self._rolling[victim] = None
+            self.world.leave(victim.process)
 
-    def _departed(self, resident: SimNode) -> None:
-        if resident in self._rolling:
-            self.restart(resident.name)
+    def _on_exited(self, sim_node: SimNode) -> None:
+        if sim_node in self._rolling:
+            self.restart(sim_node.name)
 
     def _down(self) -> None:
-        struck = self._some_leaver()
-        if struck is None:
+        victim = self._draw_leaver()
+        if victim is None:
             return
         waits = 0.0
         if self.dice.random() < 0.5:
-            self._mark(struck.name, "is asked to leave")
-            self.fleet.leave(struck.process)
+            self._mark(victim.name, "is asked to leave")
+            self.world.leave(victim.process)
             waits = self.dice.uniform(0.0, PATIENCE_S)
-        self.fleet.later(waits, lambda: self._happen(lambda: self._order_down(struck)))
+        self.world.later(waits, lambda: self._happen(lambda: self._command_down(victim)))
 
-    def _order_down(self, struck: SimNode) -> None:
-        tellers = [resident for resident in self._working() if resident is not struck]
-        if tellers and struck.ended_at is None:
-            self._mark(struck.name, "is downed by an operator")
-            self.fleet.give(self.dice.choice(tellers).process, ev.Down(struck.process.id))
+    def _command_down(self, victim: SimNode) -> None:
+        operators = [sim_node for sim_node in self._working() if sim_node is not victim]
+        if operators and victim.ended_at is None:
+            self._mark(victim.name, "is downed by an operator")
+            self.world.deliver(self.dice.choice(operators).process, ev.Down(victim.process.id))
 
-    def _serve(self) -> None:
+    def _change_service(self) -> None:
         working = self._working()
         if len(working) < 2:
             return
-        resident = self.dice.choice(working)
+        sim_node = self.dice.choice(working)
         service = self.dice.choice((Service.CORDONED, Service.DRAINING))
-        self._set_service(resident, service)
-        self.fleet.later(
-            self.dice.uniform(0.5, SERVICE_S), lambda: self._set_service(resident, Service.OPEN)
+        self._set_service(sim_node, service)
+        self.world.later(
+            self.dice.uniform(0.5, SERVICE_S), lambda: self._set_service(sim_node, Service.OPEN)
         )
 
-    def _set_service(self, resident: SimNode, service: Service) -> None:
-        if resident.ended_at is None:
-            self._mark(resident.name, f"is {service.value}")
-            process = resident.process
-            self.fleet.give(process, ev.SetService(process.id, service))
+    def _set_service(self, sim_node: SimNode, service: Service) -> None:
+        if sim_node.ended_at is None:
+            self._mark(sim_node.name, f"is {service.value}")
+            process = sim_node.process
+            self.world.deliver(process, ev.SetService(process.id, service))

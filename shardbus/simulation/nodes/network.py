@@ -1,19 +1,19 @@
-"""Connections of simulated processes: the wiring under the real endpoints and links.
+"""The simulated network of whole nodes: the connections under the real endpoints and links.
 
 A connection carries frames in both directions, each in its order, for as long as it stands:
 
-- what is sent while it does not stand waits at the end that connects, and is refused at a door;
-- a wall holds frames up. If it falls in time, they arrive; after `HEARTBEAT_S` both ends find the
-  connection broken. A wall that rejects breaks it soon, and so does the end of a process, unless
-  its whole machine vanished, or nothing gets through that could tell of it;
-- what was under way on a broken connection is lost. `cut` breaks one at any time, for no reason;
-  one that `hangs` swallows what is sent, in one direction or both, until it is found to be broken;
-- with a bound on the frames under way in one direction, one more finds no room;
-- the end that connects tries again for as long as it is not closed.
+- A frame sent while it does not stand waits at the connecting end, and is refused at a listener.
+- A wall holds frames up. If it falls in time, they arrive; after `HEARTBEAT_S` both ends find the
+  connection broken. A rejecting wall breaks it soon, and so does the end of a process, unless its
+  whole machine vanished, or a wall stops the notice of it.
+- Frames under way on a broken connection are lost. `cut` breaks a connection at any time, without a
+  reason. One that `hang` chooses swallows frames, in one direction or both, until it breaks.
+- With a bound on the frames under way in one direction, one more finds no room.
+- The connecting end tries again until it is closed.
 
-Who sends again what was lost, who notices a death, and who gives up: that is the code under test.
+Resending what was lost, noticing a death and giving up are the code under test, and not here.
 
-Source: docs/simulation.md; RELIABILITY, ZeroMQ.
+Source: docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -31,9 +31,11 @@ from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport.network import Connection, Listener, OnCut, OnFrame, SendResult
 
 HEARTBEAT_S = 5.0
-"""After so long behind a wall, or at a process that does nothing, a connection is broken."""
+"""Seconds behind a wall, or at a process that does nothing, after which a connection is broken."""
 RETRY_S = (0.05, 0.5)
+"""Seconds, drawn from this range, between two attempts to connect."""
 BREAKS_WITHIN_S = 1.0
+"""Seconds, at most, until a rejecting wall breaks a connection."""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,13 +48,13 @@ class FrameQueue:
     frames: deque[tuple[float, list[bytes]]] = field(default_factory=deque)
     last: float = 0.0
     stuck: bool = False
-    """What is sent stays under way until the connection breaks."""
+    """Frames sent stay under way until the connection breaks."""
 
 
 class SimExchange:
-    """All doors and connections of a world. `is_gone(name)`: nothing there answers, not even with a
-    refusal. `room`: so many frames may be under way in one direction of a connection; 0 is any
-    number."""
+    """All listeners and connections of a world. `is_gone(name)`: its machine is gone, and refuses
+    nothing. `room`: the frames that may be under way in one direction of a connection; 0 is no
+    bound."""
 
     def __init__(
         self,
@@ -62,26 +64,26 @@ class SimExchange:
         is_gone: Callable[[str], bool],
     ) -> None:
         self.timeline, self.network, self.rng, self.is_gone = timeline, network, rng, is_gone
-        self.doors: dict[Address, SimListener] = {}
+        self.listeners: dict[Address, SimListener] = {}
         self.connections: dict[SimConnection, None] = {}
         self.lost_frames = 0
         self.room = 0
         self._ids = 0
 
     def has_room(self, frames: int) -> bool:
-        """Whether one more may join so many that are under way."""
+        """True if one more frame may join those under way."""
         return not self.room or frames < self.room
 
     def fresh_id(self) -> bytes:
-        """The id that a door draws for a connection."""
+        """Return the id that a listener draws for a connection."""
         self._ids += 1
         return b"%d" % self._ids
 
-    # ---- what happens to them
+    # ---- faults
 
     def changed(self, breaking: float = 0.0) -> None:
-        """Walls came or went. Those that reject break what they part, others the part
-        `breaking`."""
+        """Apply that walls were raised or removed. Rejecting walls break the connections through
+        them, others the part `breaking`."""
         for connection in list(self.connections):
             if not connection.up:
                 continue
@@ -91,74 +93,76 @@ class SimExchange:
             elif self.network.rejects(a, b) or (breaking and self.rng.random() < breaking):
                 self.break_soon(connection, self.rng.uniform(0.0, BREAKS_WITHIN_S))
             else:
-                self._look_later(connection, lambda c=connection: self.network.severed(*c.ends))  # type: ignore[misc]
+                self._break_later(connection, lambda c=connection: self.network.severed(*c.ends))  # type: ignore[misc]
 
     def paused(self, name: str, is_paused: Callable[[], bool]) -> None:
-        """The process does nothing; nor does it answer ZeroMQ's heartbeats."""
+        """Apply that the process is paused: it does not answer ZeroMQ's heartbeats either."""
         for connection in list(self.connections):
             if connection.up and name in connection.ends:
-                self._look_later(connection, is_paused)
+                self._break_later(connection, is_paused)
 
     def ended(self, name: str, *, silent: bool) -> None:
-        """The process is no more. `silent`: nor is its machine, and nobody is told."""
-        for address in [a for a, door in self.doors.items() if door.name == name]:
-            del self.doors[address]
+        """Apply that the process has ended. `silent`: its machine too, so that no peer is
+        notified."""
+        for address in [a for a, listener in self.listeners.items() if listener.name == name]:
+            del self.listeners[address]
         for connection in list(self.connections):
             if name not in connection.ends:
                 continue
             if connection.name == name:
                 del self.connections[connection]
                 connection.closed = True
-            self.break_soon(connection, HEARTBEAT_S if silent else self.word_of_end(connection))
+            self.break_soon(connection, HEARTBEAT_S if silent else self.close_delay(connection))
 
-    def word_of_end(self, connection: SimConnection) -> float:
-        """How long it takes one end to learn that the other is closed."""
-        return HEARTBEAT_S if self.mute(connection) else self.network.delay()
+    def close_delay(self, connection: SimConnection) -> float:
+        """Return how long it takes one end to learn that the other is closed."""
+        return HEARTBEAT_S if self.is_mute(connection) else self.network.delay()
 
-    def mute(self, connection: SimConnection) -> bool:
-        """Whether something that is sent on it does not arrive now."""
+    def is_mute(self, connection: SimConnection) -> bool:
+        """True if a frame sent now does not arrive."""
         stuck = connection.inward.stuck or connection.outward.stuck
         return stuck or self.network.severed(*connection.ends)
 
     def cut(self) -> None:
-        """Break some connection that stands."""
+        """Break a drawn connection."""
         standing = [c for c in self.connections if c.up]
         if standing:
-            self.rng.choice(standing).break_up()
+            self.rng.choice(standing).break_now()
 
     def hang(self) -> None:
-        """Nothing arrives any more on some connection that stands, in one direction or in both;
-        after a while its ends notice."""
-        standing = [c for c in self.connections if c.up and not self.mute(c)]
+        """Let a drawn connection swallow frames, in one direction or in both, until its ends
+        notice."""
+        standing = [c for c in self.connections if c.up and not self.is_mute(c)]
         if standing:
             connection = self.rng.choice(standing)
             both = (connection.inward, connection.outward)
-            for lane in self.rng.choice((both, both[:1], both[1:])):
-                lane.stuck = True
+            for queue in self.rng.choice((both, both[:1], both[1:])):
+                queue.stuck = True
             self.break_soon(connection, self.rng.uniform(0.0, HEARTBEAT_S))
 
     def break_soon(self, connection: SimConnection, delay: float) -> None:
+        """Break the connection after `delay`, unless it has been made anew by then."""
         number = connection.number
 
         def do() -> None:
             if connection.up and connection.number == number:
-                connection.break_up()
+                connection.break_now()
 
         self.timeline.later(delay, do)
 
-    def _look_later(self, connection: SimConnection, is_so: Callable[[], bool]) -> None:
-        """Break it if that is so still after the heartbeat's patience."""
+    def _break_later(self, connection: SimConnection, is_so: Callable[[], bool]) -> None:
+        """Break the connection if that is still so after `HEARTBEAT_S`."""
         number = connection.number
 
-        def look() -> None:
+        def break_if_still_so() -> None:
             if connection.up and connection.number == number and is_so():
-                connection.break_up()
+                connection.break_now()
 
-        self.timeline.later(HEARTBEAT_S, look)
+        self.timeline.later(HEARTBEAT_S, break_if_still_so)
 
 
 class SimNetwork:
-    """The wiring of one process: `Network` over the exchange."""
+    """The network of one process: `Network` over the exchange."""
 
     missed_edges = 0
 
@@ -166,10 +170,10 @@ class SimNetwork:
         self.exchange, self.name, self._loop = exchange, name, loop
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """It has one already."""
+        """Do nothing: the process has its loop already."""
 
     def listen(self, host: str, port: int, name: str, on_frame: OnFrame, on_cut: OnCut) -> Listener:
-        """Open a door at this process's address."""
+        """Listen at this process's address."""
         return SimListener(self.exchange, Address(self.name, port), self.name, self._loop, on_frame)
 
     def connect(
@@ -189,15 +193,15 @@ class SimNetwork:
         if network.rejects(self.name, address.host):
             return False
         if network.severed(self.name, address.host) or exchange.is_gone(address.host):
-            await self._loop.create_future()  # nobody answers
-        return address in exchange.doors
+            await self._loop.create_future()  # no answer ever comes
+        return address in exchange.listeners
 
     def close(self) -> None:
-        """What is left is closed with its links."""
+        """Do nothing: connections are closed with their links."""
 
 
 class SimListener:
-    """Where others connect to."""
+    """A listening address."""
 
     def __init__(
         self,
@@ -210,7 +214,7 @@ class SimListener:
         self.name, self.loop, self.on_frame = name, loop, on_frame
         self.here: dict[bytes, SimConnection] = {}
         self._exchange, self._address = exchange, address
-        exchange.doors[address] = self
+        exchange.listeners[address] = self
 
     def send(self, to: bytes, head: bytes, body: bytes) -> SendResult:
         connection = self.here.get(to)
@@ -222,14 +226,14 @@ class SimListener:
         return SendResult.TAKEN
 
     def close(self) -> None:
-        if self._exchange.doors.get(self._address) is self:
-            del self._exchange.doors[self._address]
+        if self._exchange.listeners.get(self._address) is self:
+            del self._exchange.listeners[self._address]
         for connection in list(self.here.values()):
-            self._exchange.break_soon(connection, self._exchange.word_of_end(connection))
+            self._exchange.break_soon(connection, self._exchange.close_delay(connection))
 
 
 class SimConnection:
-    """One end that connects. `number` grows with each time it comes to stand."""
+    """The connecting end. `number` grows with each time that the connection is made."""
 
     def __init__(
         self,
@@ -244,13 +248,15 @@ class SimConnection:
         self.ends = (network.name, address.host)
         self._exchange, self._address, self._loop = network.exchange, address, loop
         self._on_up, self._on_down = on_up, on_down
-        self._door: SimListener | None = None
+        self._listener: SimListener | None = None
         self._id = b""
         self._waiting: list[list[bytes]] = []
         self.inward = FrameQueue(
-            address.host, network.name, lambda parts: loop.call_soon(self._take, on_frame, parts)
+            address.host,
+            network.name,
+            lambda parts: loop.call_soon(self._on_frames, on_frame, parts),
         )
-        self.outward = FrameQueue(network.name, address.host, self._hand_in)
+        self.outward = FrameQueue(network.name, address.host, self._deliver)
         self._exchange.connections[self] = None
         self._try_later(2 * self._exchange.network.delay())
 
@@ -266,16 +272,16 @@ class SimConnection:
         return True
 
     def close(self) -> None:
-        """What is under way still arrives, if nothing breaks."""
+        """Close. Frames under way still arrive, if nothing breaks."""
         self.closed = True
         exchange, now = self._exchange, self._exchange.timeline.now
         exchange.connections.pop(self, None)
         self._waiting.clear()
         if self.up:
             last = max(self.outward.last, now)
-            exchange.break_soon(self, HEARTBEAT_S if exchange.mute(self) else last - now + 0.001)
+            exchange.break_soon(self, HEARTBEAT_S if exchange.is_mute(self) else last - now + 0.001)
 
-    def _take(self, on_frame: OnFrame, parts: list[bytes]) -> None:
+    def _on_frames(self, on_frame: OnFrame, parts: list[bytes]) -> None:
         if not self.closed:
             on_frame(parts)
 
@@ -287,15 +293,15 @@ class SimConnection:
         if self.closed or self.up or self._loop.dead:
             return
         exchange = self._exchange
-        door = exchange.doors.get(self._address)
-        if door is None or exchange.network.severed(*self.ends):
+        listener = exchange.listeners.get(self._address)
+        if listener is None or exchange.network.severed(*self.ends):
             self._loop.call_soon(self._down)
             self._try_later(exchange.rng.uniform(*RETRY_S))
             return
-        self.up, self._door = True, door
+        self.up, self._listener = True, listener
         self.number += 1
         self._id = exchange.fresh_id()
-        door.here[self._id] = self
+        listener.here[self._id] = self
         self._loop.call_soon(self._now_up)
         waiting, self._waiting = self._waiting, []
         for parts in waiting:
@@ -309,47 +315,47 @@ class SimConnection:
         if not self.closed:
             self._on_down()
 
-    # ---- both
+    # ---- both ends
 
-    def put(self, lane: FrameQueue, parts: list[bytes]) -> None:
-        """On its way."""
+    def put(self, queue: FrameQueue, parts: list[bytes]) -> None:
+        """Put the frames on their way."""
         timeline = self._exchange.timeline
-        lane.last = max(lane.last, timeline.now + self._exchange.network.delay())
-        lane.frames.append((lane.last, parts))
-        if len(lane.frames) == 1:
-            timeline.later(lane.last - timeline.now, lambda: self._arrive(lane))
+        queue.last = max(queue.last, timeline.now + self._exchange.network.delay())
+        queue.frames.append((queue.last, parts))
+        if len(queue.frames) == 1:
+            timeline.later(queue.last - timeline.now, lambda: self._arrive(queue))
 
     def pump(self) -> None:
-        """A wall fell."""
-        for lane in (self.inward, self.outward):
-            self._arrive(lane)
+        """Deliver held frames: a wall fell."""
+        for queue in (self.inward, self.outward):
+            self._arrive(queue)
 
-    def _arrive(self, lane: FrameQueue) -> None:
-        """Hand over what has arrived; look again for the rest."""
+    def _arrive(self, queue: FrameQueue) -> None:
+        """Deliver the frames that have arrived; schedule the rest."""
         exchange, now = self._exchange, self._exchange.timeline.now
-        if not self.up or lane.stuck or exchange.network.severed(*self.ends):
+        if not self.up or queue.stuck or exchange.network.severed(*self.ends):
             return
-        frames = lane.frames
+        frames = queue.frames
         while frames and frames[0][0] <= now:
-            lane.deliver(frames.popleft()[1])
+            queue.deliver(frames.popleft()[1])
         if frames:
-            exchange.timeline.later(frames[0][0] - now, lambda: self._arrive(lane))
+            exchange.timeline.later(frames[0][0] - now, lambda: self._arrive(queue))
 
-    def _hand_in(self, parts: list[bytes]) -> None:
-        door = self._door
-        if door is not None:
-            door.loop.call_soon(door.on_frame, [self._id, *parts])
+    def _deliver(self, parts: list[bytes]) -> None:
+        listener = self._listener
+        if listener is not None:
+            listener.loop.call_soon(listener.on_frame, [self._id, *parts])
 
-    def break_up(self) -> None:
-        """It breaks; what is under way is lost."""
+    def break_now(self) -> None:
+        """Break the connection. Frames under way are lost."""
         self.up = False
-        for lane in (self.inward, self.outward):
-            self._exchange.lost_frames += len(lane.frames)
-            lane.frames.clear()
-            lane.stuck = False
-        if self._door is not None:
-            self._door.here.pop(self._id, None)
-            self._door = None
+        for queue in (self.inward, self.outward):
+            self._exchange.lost_frames += len(queue.frames)
+            queue.frames.clear()
+            queue.stuck = False
+        if self._listener is not None:
+            self._listener.here.pop(self._id, None)
+            self._listener = None
         if not self.closed:
             self._loop.call_soon(self._down)
             self._try_later(self._exchange.rng.uniform(*RETRY_S))

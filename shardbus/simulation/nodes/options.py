@@ -1,13 +1,13 @@
-"""What a seed brings to whole nodes: the faults of membership, those of sharding, and the letters.
+"""The options of a run of whole nodes: the faults of membership and of sharding, and the messages.
 
-`draw_load` draws all from the seed. The store of the tables has moods of its own; settings are
-drawn too, so that deadlines that never pass in a calm cluster do.
+`draw_node_options` draws all of them from the seed. The store of tables fails in ways of its own.
+Settings are drawn too, so that deadlines pass that never do in a calm cluster.
 
-Letters are thin or dense. Thin, every letter has time to meet a fault alone. Dense, they fill
-batches, windows and mailboxes, go to many entities and in storms to ids that nobody has used, and
-entities leave memory soon: what few letters do to a cluster, and what many do.
+Messages are thin or dense. In a thin run each message has time to meet a fault alone. In a dense
+run they fill batches, windows and mailboxes, go to many entities, and in storms to ids that no
+sender has used, and entities are passivated soon.
 
-Source: DESIGN section 9.
+Source: docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.simulation.membership.options import SECONDS, Options, draw
 
 STORES = {"sound": 4, "slow": 2, "failing": 3, "away": 2, "forgetful": 2, "rolled back": 2}
-"""Each mood of the store with its weight in the draw."""
+"""Each kind of store with its weight in the draw."""
 ALLOCATIONS = {"least-shards": 6, "threshold": 2, "consistent-hashing": 2}
 HURRIED = {
     "begin_handoff_timeout": 0.05,
@@ -40,38 +40,40 @@ class NodeOptions:
     clients: int = 1
     density: str = "thin"
     every_s: float = 0.3
-    """Between two bursts of one sender."""
+    """The mean time between two bursts of one sender."""
     burst: int = 6
-    """The most letters of one."""
+    """Messages in a burst, at most."""
     rests: float = 0.2
-    """How likely a sender rests between two letters of one."""
+    """The probability that a sender pauses between two messages of a burst."""
     entities: int = 6
-    """Ids of each type that are used again and again."""
+    """The number of ids of each type that are used again and again."""
     storms: float = 0.0
-    """The part of bursts of which each letter goes to an id of its own, which nobody has used."""
+    """The part of bursts in which each message goes to an id that no sender has used."""
     thinks: float = 0.1
-    """The part of letters whose handler waits."""
+    """The part of messages whose handler waits."""
     passivate_s: float = 120.0
     limit: int = 0
-    """Entities of the type that keeps nothing, in memory of one node; 0: any number."""
+    """Entities of the `plain` type in memory of one node, at most; 0 is no bound."""
     store: str = "sound"
     cuts: int = 0
-    """Connections that break for no reason."""
+    """Connections that break without a reason."""
     stops: int = 0
-    """How often an operator stops some shards."""
+    """The number of times an operator stops some shards."""
     services: int = 0
-    """How often somebody is cordoned or drained, and opened again."""
+    """The number of times a node is cordoned or drained, and opened again."""
     rebalances: int = 0
     sleeps: int = 0
-    """How often a node stands still until the others may have removed it, and then goes on."""
+    """The number of times a node is paused until the others may have removed it, and then
+    continues."""
     rolls: int = 0
-    """How often a node leaves, and the next process stands at its address within milliseconds."""
+    """The number of times a node leaves, and the next process starts at its address within
+    milliseconds."""
     downs: int = 0
-    """How often an operator downs a node, sometimes one that he has just told to leave."""
+    """The number of times an operator downs a node, sometimes one that is leaving."""
     hangs: int = 0
-    """Connections that swallow what is sent until they break."""
+    """Connections that swallow frames until they break."""
     room: int = 0
-    """Frames that may be under way in one direction of a connection; 0: any number."""
+    """Frames that may be under way in one direction of a connection; 0 is no bound."""
     slow_starts: float = 0.0
     """The part of starts and of ends that wait."""
     failing_starts: float = 0.0
@@ -81,15 +83,15 @@ class NodeOptions:
     mailbox: int = 10_000
     allocation: str = "least-shards"
     interval_s: float = 2.0
-    """Between two looks at the balance."""
+    """Seconds between two rebalancing passes."""
 
     @property
     def seed(self) -> int:
-        """Of everything."""
+        """The seed of the whole run."""
         return self.faults.seed
 
     def sharding(self) -> ShardingSettings:
-        """What every type of the run is set to."""
+        """Return the settings of every entity type."""
         hurry = HURRIED if self.hurried else {}
         return replace(
             ShardingSettings(),
@@ -103,24 +105,24 @@ class NodeOptions:
         )
 
     def lines(self) -> list[str]:
-        """Name and value of each."""
+        """Return name and value of each option."""
         own = [f"{f.name} = {getattr(self, f.name)!r}" for f in fields(self) if f.name != "faults"]
         return own + self.faults.lines()
 
     def command(self) -> str:
-        """What replays this run."""
+        """Return the command that replays this run."""
         return f"{self.faults.command()} --sharding --load {self.density}"
 
 
-def draw_load(
+def draw_node_options(
     seed: int,
     nodes: int | None = None,
     seconds: float = SECONDS,
     strategy: str | None = None,
     density: str | None = None,
 ) -> NodeOptions:
-    """The load of this seed; the number of nodes, the strategy and the density are drawn too if
-    none is given."""
+    """Draw the options of this seed. The number of nodes, the strategy and the density are drawn
+    too if not given."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -153,8 +155,8 @@ def draw_load(
 
 
 def _rough(calm: NodeOptions, dice: Random) -> NodeOptions:
-    """The same with what operators, sockets and entities' own code may bring. Sockets are not small
-    where deadlines are short: a Flush that is late counts as echoed, and order may go with it."""
+    """Add what operators, sockets and entities' own code may cause. Sockets are not small where
+    deadlines are short: a late Flush counts as echoed, and order may be lost with it."""
 
     def times(probability: float, most: int) -> int:
         value = dice.randint(1, most)
@@ -172,7 +174,7 @@ def _rough(calm: NodeOptions, dice: Random) -> NodeOptions:
 
 
 def _dense(thin: NodeOptions, dice: Random) -> NodeOptions:
-    """The same with many letters: some 20,000 in 30 s."""
+    """Return the same options with many messages: some 20,000 in 30 s."""
     burst = dice.choice((20, 60, 200))
     letters_per_s = dice.uniform(40.0, 200.0)
     return replace(

@@ -1,18 +1,18 @@
-"""One seed of whole nodes, from the first join to the verdict.
+"""A run of whole nodes, from the first join to the verdict.
 
-As a run of membership, in two phases. Safety: nodes join, senders send, faults happen, and both
-`checks` and the `witness` look on. Then everything heals, the cluster agrees, the senders fall
-silent, and in the quiet nothing may be missing:
+A run has two phases, as a run of membership has. Safety: nodes join, senders send, faults happen,
+and both the invariants of membership and the delivery checker are checked. Then all faults are
+healed, the cluster agrees, the senders stop, and in the quiet nothing may be missing:
 
-    every letter was handled, refused, or with somebody who ended in disorder    (I3, I4)
+    each message was handled, refused, or with a process that ended uncleanly    (I3, I4)
     remembered entities run                                                      (I5)
     each type has one coordinator, and table, store and regions agree            (I6, I7)
-    nobody buffers, nobody waits                                                 (I11)
+    nothing is buffered, and no sender waits                                     (I11)
 
-In the end the whole cluster stops by one command.
+In the end one command stops the whole cluster.
 
 A store that granted the lease of a downing decision twice leaves two clusters, which take turns at
-one table and one store: nothing is demanded of them in the quiet.
+one table and one store. Nothing is demanded of them in the quiet.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.faults import Faults
 from shardbus.simulation.membership.run import (
-    LOOK_EVERY,
+    CHECK_EVERY_S,
     SETTLED_WITHIN,
     RunOutcome,
     advance,
@@ -45,153 +45,156 @@ from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import NodeWorld, SimNode, SimProcess
 
 QUIET_WITHIN = 90.0
-"""Longer than the longest wait in a node: a Flush that nobody answers."""
+"""Seconds: longer than the longest wait in a node, that for a Flush without an answer."""
 SOME_MORE_S = 3.0
-"""So long senders go on after the faults."""
+"""Seconds for which senders go on after the faults."""
 
 
 class NodeRun:
-    """See the module."""
+    """One run of these options."""
 
     def __init__(self, load: NodeOptions) -> None:
         self.load = load
-        self.stage = SimApplication(load)
-        self.fleet = NodeWorld(
-            f"fleet {load.seed}", load.faults.settings(), load.sharding(), self.stage.bus.types
+        self.application = SimApplication(load)
+        self.world = NodeWorld(
+            f"fleet {load.seed}",
+            load.faults.settings(),
+            load.sharding(),
+            self.application.bus.types,
         )
-        self.checker = self.stage.checker = DeliveryChecker(self.fleet)
-        self.fleet.on_start = self._add_sender
-        self.fleet.on_step = Checks(self.fleet, gentle=False).after
+        self.checker = self.application.checker = DeliveryChecker(self.world)
+        self.world.on_start = self._add_sender
+        self.world.on_step = Checks(self.world, gentle=False).after
         self.senders: list[SimSender] = []
         self.settled_s: float | None = None
         self._counts: dict[str, int] | None = None
-        """What there was until the verdict: afterwards everybody ends."""
+        """The counts before the verdict; afterwards all processes end."""
 
     def run(self) -> RunOutcome:
-        """Run it."""
-        fleet, broken = self.fleet, None
-        began = fleet.now
-        with errors_logged(fleet.defects):
+        """Run to the verdict."""
+        world, broken = self.world, None
+        began = world.now
+        with errors_logged(world.defects):
             try:
                 self._phases()
             except Violation as violation:
-                broken = broken_by(fleet, violation.rule, violation.detail)
+                broken = broken_by(world, violation.rule, violation.detail)
             except Exception as raised:
-                broken = broken_by(fleet, "raised", f"{type(raised).__name__}: {raised}")
-            fleet.close()
+                broken = broken_by(world, "raised", f"{type(raised).__name__}: {raised}")
+            world.close()
         return RunOutcome(
             options=self.load,
             broken=broken,
-            simulated_s=fleet.now - began,
+            simulated_s=world.now - began,
             settled_s=self.settled_s,
-            survivors=len(members(fleet)),
-            events=fleet.events,
-            digest=fleet.trace.digest,
+            survivors=len(members(world)),
+            events=world.events,
+            digest=world.trace.digest,
             counts=self._counts or self.checker.counts(),
         )
 
     # ---- the phases
 
     def _phases(self) -> None:
-        fleet, load = self.fleet, self.load
-        faults, node_faults = Faults(fleet, load.faults), NodeFaults(fleet, load)
+        world, load = self.world, self.load
+        faults, node_faults = Faults(world, load.faults), NodeFaults(world, load)
         node_faults.restart = faults.restart
         faults.begin()
         node_faults.begin()
         for number in range(load.clients):
-            fleet.later(1.0 + number, lambda n=number: self._add_client(n))  # type: ignore[misc]
+            world.later(1.0 + number, lambda n=number: self._add_client(n))  # type: ignore[misc]
         self._advance(load.faults.seconds)
         faults.heal()
-        fleet.resume_all()
-        fleet.exchange.changed()
+        world.resume_all()
+        world.exchange.changed()
         node_faults.heal()
-        self.stage.calm()
+        self.application.calm()
         self.settled_s = self._until(self._unsettled, SETTLED_WITHIN, "I9")
         self._advance(SOME_MORE_S)
         for sender in self.senders:
             sender.stopped = True
-        self._until(self._unquiet, QUIET_WITHIN, "I11")
+        self._until(self._not_quiet, QUIET_WITHIN, "I11")
         self._verdict()
         self._counts = self.checker.counts()
-        for client in fleet.clients.values():
+        for client in world.clients.values():
             client.end(badly=False)
-            fleet.exchange.ended(client.name, silent=False)
-        stop_all(fleet, load.faults, self._advance)
+            world.exchange.ended(client.name, silent=False)
+        stop_all(world, load.faults, self._advance)
 
     def _advance(self, seconds: float) -> None:
-        def look() -> None:
+        def check() -> None:
             if self.checker.violation is not None:
                 raise self.checker.violation
-            if self.fleet.defects:
-                raise Violation("raised", self.fleet.defects[0])
+            if self.world.defects:
+                raise Violation("raised", self.world.defects[0])
 
-        end = self.fleet.now + seconds
-        while (left := end - self.fleet.now) > 0.0:
-            advance(self.fleet, min(left, LOOK_EVERY), look)
-            self.checker.look()
+        end = self.world.now + seconds
+        while (left := end - self.world.now) > 0.0:
+            advance(self.world, min(left, CHECK_EVERY_S), check)
+            self.checker.check_exits()
 
     def _until(self, why_not: Callable[[], str], within: float, rule: str) -> float:
-        """Wait until nothing is wrong any more; says how long it took.
+        """Wait until `why_not` returns an empty text. Return how long it took.
 
         Raises:
             Violation: of this rule, if it takes too long.
         """
-        began = self.fleet.now
+        began = self.world.now
         while why := why_not():
-            if self.fleet.now - began > within:
+            if self.world.now - began > within:
                 raise Violation(rule, f"{within:g} s later: {why}")
-            self._advance(LOOK_EVERY)
-        return self.fleet.now - began
+            self._advance(CHECK_EVERY_S)
+        return self.world.now - began
 
-    # ---- who sends
+    # ---- senders
 
     def _add_client(self, number: int) -> None:
-        self._add_sender(self.fleet.add_client(f"c{number + 1}"))
+        self._add_sender(self.world.add_client(f"c{number + 1}"))
 
     def _add_sender(self, home: SimProcess) -> None:
         name = f"s{len(self.senders) + 1}"
         dice = Random(f"sender {self.load.seed} {name}")
-        sender = SimSender(name, home, self.stage, dice, self.load)
+        sender = SimSender(name, home, self.application, dice, self.load)
         self.senders.append(sender)
 
     # ---- the quiet
 
     def _unsettled(self) -> str:
-        """Where everybody leaves, nobody need agree; but each waits, for as long as a hand-off may
-        take, for homes of what it has buffered."""
-        if all(process.leaving for process in members(self.fleet)):
+        """Return why the cluster has not settled. Where all nodes leave, they need not agree: each
+        waits, for as long as a hand-off may take, for homes of what it has buffered."""
+        if all(process.leaving for process in members(self.world)):
             return ""
-        return unsettled(self.fleet)
+        return unsettled(self.world)
 
     def _working(self) -> list[SimNode]:
-        residents = self.fleet.residents.values()
-        return [r for r in residents if r.ended_at is None and r.process.member]
+        sim_nodes = self.world.sim_nodes.values()
+        return [r for r in sim_nodes if r.ended_at is None and r.process.member]
 
-    def _unquiet(self) -> str:
-        """Why it is not quiet; empty if it is."""
+    def _not_quiet(self) -> str:
+        """Return why it is not quiet. Empty if it is."""
         working = self._working()
         up = any(r.process.machine.view.status is Status.UP for r in working)
-        if self.fleet.leases.twice or not up:
+        if self.world.leases.twice or not up:
             return ""
-        for resident in working:
-            if why := waiting(resident):
+        for sim_node in working:
+            if why := waiting(sim_node):
                 return why
-            for name, kind in resident.node.kinds.items():
+            for name, kind in sim_node.node.kinds.items():
                 if not kind.router.region.registered:
-                    return f"{resident.name} is not registered for {name}"
-        for client in self.fleet.clients.values():
+                    return f"{sim_node.name} is not registered for {name}"
+        for client in self.world.clients.values():
             if client.in_touch and (why := client.waiting()):
                 return why
-        for name in self.fleet.types:
-            if why := self._disagree(name, working):
+        for name in self.world.types:
+            if why := self._disagreement(name, working):
                 return why
         if pending := self.checker.pending():
             return f"{pending} senders wait for answers"
-        return self.checker.forgotten()
+        return self.checker.missing_remembered()
 
-    def _disagree(self, name: str, working: list[SimNode]) -> str:
-        """I6, I7."""
-        rulers = [r for r in working if rules(r.node, name)]
+    def _disagreement(self, name: str, working: list[SimNode]) -> str:
+        """Return where coordinator, table, store and regions disagree (I6, I7)."""
+        rulers = [r for r in working if has_coordinator(r.node, name)]
         if len(rulers) != 1:
             return f"{name} has {len(rulers)} coordinators"
         coordinator = rulers[0].node.singletons[name].coordination.coordinator
@@ -204,27 +207,27 @@ class NodeRun:
         }
         if table != hosted:
             return f"{name}: the table has {table}, hosted are {hosted}"
-        held = self.fleet.store.data.tables.get(name)
+        held = self.world.store.data.tables.get(name)
         stored = {s: (str(node), fence) for s, (node, fence) in held.homes.items()} if held else {}
-        if stored != table and not self.fleet.store.lied:
+        if stored != table and not self.world.store.lied:
             return f"{name}: the table has {table}, the store {stored}"
         return ""
 
     def _verdict(self) -> None:
-        if self.fleet.leases.twice or not self._working():
+        if self.world.leases.twice or not self._working():
             return
         if why := self.checker.lost():
             raise Violation("I3", why)
 
 
-def rules(node: Node, name: str) -> bool:
-    """A coordinator of the type rules there."""
+def has_coordinator(node: Node, name: str) -> bool:
+    """True if a ruling coordinator of the type is at this node."""
     found = node.singletons[name].coordination.coordinator
     return found is not None and found.state is CoordinatorState.RULING
 
 
 class LoggedExceptions(logging.Handler):
-    """Collects what is logged as an exception: somebody caught it and went on."""
+    """Collects exceptions that the code under test logged after catching them."""
 
     def __init__(self, found: list[str]) -> None:
         super().__init__(logging.ERROR)
@@ -237,7 +240,7 @@ class LoggedExceptions(logging.Handler):
 
 @contextmanager
 def errors_logged(found: list[str]) -> Iterator[None]:
-    """Collect them, and let nothing else be logged."""
+    """Collect logged exceptions, and let nothing else be logged."""
     logger, handler = logging.getLogger("shardbus"), LoggedExceptions(found)
     level, propagate = logger.level, logger.propagate
     logger.setLevel(logging.ERROR)
@@ -252,11 +255,11 @@ def errors_logged(found: list[str]) -> Iterator[None]:
 
 
 def describe(record: logging.LogRecord) -> str:
-    """A record with an exception, in one line."""
+    """Describe a record with an exception in one line."""
     error = record.exc_info[1] if record.exc_info else None
     return f"{record.name}: {record.getMessage()}: {type(error).__name__}: {error}"
 
 
-def simulate_fleet(load: NodeOptions) -> RunOutcome:
-    """Run this load. Two calls with the same give the same outcome, in any process."""
+def simulate_nodes(load: NodeOptions) -> RunOutcome:
+    """Run these options. Two calls with the same options have the same outcome, in any process."""
     return NodeRun(load).run()

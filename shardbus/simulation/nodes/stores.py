@@ -1,14 +1,14 @@
-"""The state store of a simulated cluster, and its bad days.
+"""The state store of a simulated cluster, with its failures.
 
 Behind it is the real store in memory, with its fences and epochs. Between it and a process there is
-a way: a request takes time, is carried out when it arrives, whatever has become of its sender, and
-the answer takes time again. The server may be slow, may be out of reach, may fail before or after
-it did its work, may lose everything, and may come back with what it had a while ago.
+latency: a request takes time, is carried out when it arrives, whatever has become of its sender,
+and the answer takes time again. The server may be slow or out of reach, may fail before or after it
+did its work, may lose everything, and may return to an earlier state.
 
-`lied` says that it lost or brought back something: what it said before does not hold any more. As
-long as it has not, whatever it lets a former home do with an entity's state is told to `on_stale`.
+`lied` is True once it lost or restored data: its earlier answers do not hold any more. Until then,
+each access that it grants to a former home of an entity's state is reported to `on_stale`.
 
-Source: docs/simulation.md; DESIGN section 8; C.12, C.20, C.35, N.7.
+Source: docs/simulation.md; N.7.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from shardbus.store.protocol import Lease, Save, StoredTable
 
 T = TypeVar("T")
 
-WAY_S = (0.0003, 0.008)
-"""One way, usually."""
+LATENCY_S = (0.0003, 0.008)
+"""Seconds of one way, usually."""
 TIMEOUT_S = 2.0
+"""Seconds for which a process waits for an answer."""
 
 
 class StoreServer:
-    """What all processes share. The attributes are what may be changed at any time."""
+    """The server that all processes share. Its attributes may be changed at any time."""
 
     def __init__(self, timeline: Timeline, rng: Random) -> None:
         self.timeline, self.rng = timeline, rng
@@ -43,30 +44,31 @@ class StoreServer:
         self.failing = 0.0
         """The part of requests that fail, half of them after the work."""
         self.slow_s = 0.0
-        """The longest way beside the usual."""
+        """The longest latency beyond the usual."""
         self.lied = False
         self.on_stale: Callable[[str], object] = lambda _: None
         self.saves: dict[int, None] = {}
-        """Those that were done: one that is repeated does nothing, and is no save."""
-        self._kept: MemoryData | None = None
+        """Operation ids of the saves that were done: a repeated one does nothing, and is not
+        counted."""
+        self._snapshot: MemoryData | None = None
         self._fences: dict[tuple[str, str], int] = {}
 
     def calm(self) -> None:
-        """From now on it answers, at once and truly."""
+        """Answer all requests from now on, quickly and correctly."""
         self.up, self.failing, self.slow_s = True, 0.0, 0.0
 
     def forget(self) -> None:
         """Lose everything."""
         self._replace(MemoryData())
 
-    def keep(self) -> None:
-        """What `roll_back` will come back to."""
-        self._kept = deepcopy(self.data)
+    def snapshot(self) -> None:
+        """Keep the state that `roll_back` returns to."""
+        self._snapshot = deepcopy(self.data)
 
     def roll_back(self) -> None:
-        """Come back with what was kept."""
-        if self._kept is not None:
-            self._replace(deepcopy(self._kept))
+        """Return to the state that was kept."""
+        if self._snapshot is not None:
+            self._replace(deepcopy(self._snapshot))
 
     def _replace(self, data: MemoryData) -> None:
         self.lied = True
@@ -75,21 +77,22 @@ class StoreServer:
         held.tables, held.states = data.tables, data.states
         held.remembered, held.leases = data.remembered, data.leases
 
-    def let(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
-        """It has loaded or saved a state under this fence."""
+    def record_access(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
+        """Record that a state was loaded or saved under this fence. Report it if a higher fence had
+        access."""
         key = (entity_type, entity_id)
         highest = self._fences.get(key, 0)
         if fence < highest:
             self.on_stale(f"{key} is {what} under fence {fence:x} after {highest:x}")
         self._fences[key] = max(fence, highest)
 
-    def way(self) -> float:
-        """How long a request or an answer takes."""
+    def latency(self) -> float:
+        """Draw how long a request or an answer takes."""
         slow = self.rng.uniform(0.0, self.slow_s) if self.slow_s else 0.0
-        return self.rng.uniform(*WAY_S) + slow
+        return self.rng.uniform(*LATENCY_S) + slow
 
-    def fails(self) -> tuple[bool, bool]:
-        """Whether the next request is lost, and whether its answer is."""
+    def draw_failure(self) -> tuple[bool, bool]:
+        """Draw whether the next request is lost, and whether its answer is."""
         if not self.up:
             return True, True
         if self.failing and self.rng.random() < self.failing:
@@ -98,7 +101,7 @@ class StoreServer:
 
 
 def run_at_once(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine that never waits."""
+    """Return the result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -123,9 +126,9 @@ class SimStore:
     async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         server, loop = self._server, self._loop
         answer: asyncio.Future[T] = loop.create_future()
-        lost, unanswered = server.fails()
+        lost, unanswered = server.draw_failure()
 
-        def answered(result: T | Exception) -> None:
+        def on_answered(result: T | Exception) -> None:
             if answer.done():
                 return
             if isinstance(result, Exception):
@@ -140,11 +143,11 @@ class SimStore:
             except Exception as refused:
                 result = refused
             if not unanswered:
-                way = server.way()
-                server.timeline.later(way, lambda: loop.call_soon(answered, result))
+                latency = server.latency()
+                server.timeline.later(latency, lambda: loop.call_soon(on_answered, result))
 
         if not lost:
-            server.timeline.later(server.way(), carry_out)
+            server.timeline.later(server.latency(), carry_out)
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await answer
@@ -173,7 +176,7 @@ class SimStore:
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         async def load() -> bytes | None:
             data = await self._store.load_state(entity_type, entity_id, fence)
-            self._server.let("loaded", entity_type, entity_id, fence)
+            self._server.record_access("loaded", entity_type, entity_id, fence)
             return data
 
         return await self._ask(load)
@@ -186,7 +189,7 @@ class SimStore:
             for one, stale in zip(batch, results, strict=True):
                 if stale is None and one.op_id not in self._server.saves:
                     self._server.saves[one.op_id] = None
-                    self._server.let("saved", one.entity_type, one.entity_id, one.fence)
+                    self._server.record_access("saved", one.entity_type, one.entity_id, one.fence)
             return results
 
         return await self._ask(save)

@@ -1,16 +1,16 @@
-"""Whole nodes and clients in a world: the code of a node, but for sockets, threads and real time.
+"""The world of whole nodes and clients: production code without sockets, threads and real time.
 
-A process here has the loop of a `VirtualLoop`, the wires of an `SimExchange`, the store of a
-`StoreServer`, and for membership a `Cluster` machine that the world keeps, as a node's cluster
-thread keeps one. Everything else is what runs in production: node, links, sessions, regions,
-coordinators, singletons, hosts, entities, departure, and the client.
+A process here has a `VirtualLoop`, the connections of a `SimExchange`, the store of a
+`StoreServer`, and a `ClusterMembership` machine that the world keeps, as a node's cluster thread
+keeps one. All else is what runs in production: node, links, sessions, regions, coordinators,
+singletons, hosts, entities, shutdown, and the client.
 
-    start ──> the node listens and waits ──enter──> it joins ──leave──> it drains and goes
-                                                       └──kill, downed──> it is no more
+    start ──> the node listens and waits ──enter──> it joins ──leave──> it hands off and leaves
+                                                       └──kill, downed──> its process ends
 
-Not here: what is sent (`traffic`), what must hold (`sharding_checks`), which faults happen.
+Not here: the messages (`application`), what must hold (`checker`), which faults happen (`faults`).
 
-Source: DESIGN section 9; docs/simulation.md.
+Source: docs/simulation.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shardbus.transport.environment import Environment
 
 CLUSTER = "test"
 POST_S = 0.00005
-"""What an event needs from the application's loop to the cluster's."""
+"""Seconds that an event needs from the application's loop to the cluster's."""
 
 
 class SimMembership:
@@ -46,20 +46,20 @@ class SimMembership:
 
     def __init__(
         self,
-        resident: SimNode,
+        sim_node: SimNode,
         me: Member,
         cluster: str,
         settings: ClusterSettings,
         fingerprint: Mapping[str, str],
         notify: Callable[[Any], None],
     ) -> None:
-        self._fleet = resident.fleet
-        self.process = self._fleet.admit(me, cluster, settings, fingerprint, resident.loop.rate)
+        self._world = sim_node.world
+        self.process = self._world.admit(me, cluster, settings, fingerprint, sim_node.loop.rate)
         self.process.notify = notify
 
     @property
     def dropped_frames(self) -> dict[str, int]:
-        """There are no sockets to drop any."""
+        """Empty: there are no sockets that drop frames."""
         return {}
 
     @property
@@ -68,76 +68,77 @@ class SimMembership:
 
     @property
     def overview(self) -> Overview:
-        return self.process.machine.overview(self.process.clock(self._fleet.now))
+        return self.process.machine.overview(self.process.clock(self._world.now))
 
     def start(self) -> None:
-        """The machine is there."""
+        """Do nothing: the machine exists already."""
 
     def post(self, event: ev.Event) -> None:
-        self._fleet.later(POST_S, lambda: self._fleet.give(self.process, event))
+        self._world.later(POST_S, lambda: self._world.deliver(self.process, event))
 
     def app_alive(self) -> None:
-        """The loop turns."""
+        """Do nothing: the simulated loop never stalls."""
 
     async def close(self) -> None:
-        """It ends with the process."""
+        """Do nothing: the machine ends with the process."""
 
 
 class SimProcess:
-    """A process: its loop and its tasks. `ended_badly`: not in good order, so that what it had may
+    """A process: its loop and its tasks. `ended_badly`: it ended without order, so what it held may
     be lost."""
 
-    def __init__(self, fleet: NodeWorld, name: str, rate: float) -> None:
-        self.fleet, self.name = fleet, name
-        self.loop = VirtualLoop(fleet, self._failed, rate)  # type: ignore[abstract]
+    def __init__(self, world: NodeWorld, name: str, rate: float) -> None:
+        self.world, self.name = world, name
+        self.loop = VirtualLoop(world, self._failed, rate)  # type: ignore[abstract]
         self.environment = Environment(
-            fleet.rng.getrandbits(64),
-            SimNetwork(fleet.exchange, name, self.loop),
-            Random(fleet.rng.getrandbits(32)),
+            world.rng.getrandbits(64),
+            SimNetwork(world.exchange, name, self.loop),
+            Random(world.rng.getrandbits(32)),
         )
         self.ended_at: float | None = None
         self.ended_badly = False
         self.known = False
-        """Everybody knows that it has ended."""
+        """True once all members know that it has ended."""
         self.hosts = False
-        """It is a node."""
+        """True for a node."""
 
     @property
     def in_touch(self) -> bool:
-        """It has not ended in disorder, and is connected with a cluster."""
+        """True if it has not ended uncleanly, and is connected with a cluster."""
         return not self.ended_badly
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run it here."""
+        """Run the coroutine in this process."""
         self.loop.create_task(work)
 
     def _failed(self, context: dict[str, Any]) -> None:
-        """Told of, not raised: this may be called where nothing may be raised."""
+        """Record an exception that no code caught. It is not raised: this may be called where none
+        may be."""
         defect = f"{self.name}: {context.get('message')}: {context.get('exception')!r}"
-        self.fleet.defects.append(defect)
+        self.world.defects.append(defect)
 
     def end(self, *, badly: bool) -> None:
-        """It is no more."""
+        """End the process."""
         if self.ended_at is None:
-            self.ended_at, self.ended_badly = self.fleet.now, badly
+            self.ended_at, self.ended_badly = self.world.now, badly
             self.loop.kill()
 
 
 class SimNode(SimProcess):
     """A process with a node."""
 
-    def __init__(self, fleet: NodeWorld, name: str, rate: float, settings: Settings) -> None:
-        super().__init__(fleet, name, rate)
+    def __init__(self, world: NodeWorld, name: str, rate: float, settings: Settings) -> None:
+        super().__init__(world, name, rate)
         self.hosts = True
         self.node = Node(
             CLUSTER,
-            fleet.types,
+            world.types,
             settings,
-            SimStore(fleet.store, self.loop),
+            SimStore(world.store, self.loop),
             environment=self.environment,
             membership=self._membership,
         )
-        self._told_to_leave = asyncio.Event()
+        self._leave_requested = asyncio.Event()
         self.process: Process
         self.spawn(self._live())
         self.loop.run_now()
@@ -158,15 +159,15 @@ class SimNode(SimProcess):
         return made
 
     def leave(self) -> None:
-        """SIGTERM."""
-        self.loop.call_soon(self._told_to_leave.set)
+        """Let the node leave, as SIGTERM does."""
+        self.loop.call_soon(self._leave_requested.set)
 
     async def _live(self) -> None:
-        """As `runtime.run` does it."""
+        """Run the node as `node.run` does."""
         node = self.node
         await node.start()
         node.join(f"{self.name}:0")
-        told = asyncio.ensure_future(self._told_to_leave.wait())
+        told = asyncio.ensure_future(self._leave_requested.wait())
         ends: set[asyncio.Future[Any]] = {told, node.stopped, node.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
@@ -174,18 +175,18 @@ class SimNode(SimProcess):
         if not node.stopped.done():
             in_order = await leave(node, lambda text: None)
         await node.close()
-        self.loop.call_soon(self.fleet.depart, self, in_order)
+        self.loop.call_soon(self.world.on_exit, self, in_order)
 
 
 class SimClient(SimProcess):
     """A process with a client."""
 
-    def __init__(self, fleet: NodeWorld, name: str) -> None:
-        super().__init__(fleet, name, 1.0)
+    def __init__(self, world: NodeWorld, name: str) -> None:
+        super().__init__(world, name, 1.0)
         self.client: AsyncClient | None = None
 
     def waiting(self) -> str:
-        """What it still has in its hands; empty if it is at rest."""
+        """Return what the client still holds. Empty if it is at rest."""
         if self.client is None:
             return ""
         if buffered := self.client.buffered:
@@ -194,17 +195,17 @@ class SimClient(SimProcess):
 
     @property
     def lost_messages(self) -> int:
-        """Tells of which the client says that they may be lost."""
+        """Tells that the client reports as possibly lost."""
         return self.client.lost_messages if self.client is not None else 0
 
     @property
     def in_touch(self) -> bool:
         contact = self.client.contact if self.client is not None else None
-        process = self.fleet.by_id.get(contact) if contact is not None else None
+        process = self.world.by_id.get(contact) if contact is not None else None
         return process is not None and process.member
 
     def connect(self, names: list[str]) -> None:
-        """Begin; any of these nodes will do."""
+        """Connect to any of these nodes."""
         self.spawn(self._connect(names))
 
     async def _connect(self, names: list[str]) -> None:
@@ -219,7 +220,7 @@ class SimClient(SimProcess):
 
 
 class NodeWorld(World):
-    """The world of whole nodes. `types`: what every node runs."""
+    """The world of whole nodes. `types`: the entity types of every node."""
 
     def __init__(
         self,
@@ -233,52 +234,52 @@ class NodeWorld(World):
         self.store = StoreServer(self, Random(f"store {seed}"))
         wires = Random(f"wires {seed}")
         self.exchange = SimExchange(self, self.network, wires, self._is_gone)
-        self.residents: dict[str, SimNode] = {}
+        self.sim_nodes: dict[str, SimNode] = {}
         self.former: list[SimNode] = []
         self.clients: dict[str, SimClient] = {}
         self.defects: list[str] = []
-        """What was raised in a process and caught by nobody."""
+        """Exceptions that no code in a process caught."""
         self.on_start: Callable[[SimNode], None] = lambda _: None
-        """Called with each node that there is."""
-        self.on_depart: Callable[[SimNode], None] = lambda _: None
-        """Called with each that has come to its own end."""
+        """Called with each new node."""
+        self.on_exited: Callable[[SimNode], None] = lambda _: None
+        """Called with each node that has come to its own end."""
 
     def add(
         self, name: str, *, roles: tuple[str, ...] = (), rate: float = 1.0, **_: Any
     ) -> Process:
-        """A node that listens, and joins when it is told to."""
-        if name in self.residents:
-            self.former.append(self.residents[name])
+        """Start a node that listens, and joins later by `enter`."""
+        if name in self.sim_nodes:
+            self.former.append(self.sim_nodes[name])
         own = NodeSettings(host=name, port=PORT, join="manual", roles=roles)
         settings = Settings(node=own, cluster=self.settings, sharding=self.sharding)
-        resident = self.residents[name] = SimNode(self, name, rate, settings)
-        self.on_start(resident)
-        return resident.process
+        sim_node = self.sim_nodes[name] = SimNode(self, name, rate, settings)
+        self.on_start(sim_node)
+        return sim_node.process
 
     def close(self) -> None:
-        """Nothing runs any more."""
-        for resident in (*self.everybody(), *self.clients.values()):
-            resident.loop.kill()
+        """Kill all processes."""
+        for sim_node in (*self.all_nodes(), *self.clients.values()):
+            sim_node.loop.kill()
 
     def add_client(self, name: str) -> SimClient:
-        """A client that looks for the nodes there are."""
+        """Start a client that connects to the present nodes."""
         client = self.clients[name] = SimClient(self, name)
-        client.connect(list(self.residents))
+        client.connect(list(self.sim_nodes))
         return client
 
     def enter(self, process: Process, *seeds: str) -> None:
-        """Its application is told; the machine will hear of it."""
-        resident = self.residents[process.name]
+        """Let the node's application join by these seeds."""
+        sim_node = self.sim_nodes[process.name]
         joins = [str(address_of(seed)) for seed in seeds]
-        resident.loop.call_soon(resident.node.join_by, joins)
+        sim_node.loop.call_soon(sim_node.node.join_by, joins)
 
     def leave(self, process: Process) -> None:
         process.leaving = True
-        self.residents[process.name].leave()
+        self.sim_nodes[process.name].leave()
 
-    def everybody(self) -> list[SimNode]:
-        """Every node that ever was."""
-        return [*self.former, *self.residents.values()]
+    def all_nodes(self) -> list[SimNode]:
+        """Return every node that ever was."""
+        return [*self.former, *self.sim_nodes.values()]
 
     def names(self) -> list[str]:
         return [*self.nodes, *self.clients]
@@ -287,21 +288,21 @@ class NodeWorld(World):
 
     def kill(self, name: str, *, silent: bool = False) -> None:
         super().kill(name, silent=silent)
-        self.residents[name].end(badly=True)
+        self.sim_nodes[name].end(badly=True)
         self.exchange.ended(name, silent=silent)
 
     def pause(self, name: str, seconds: float) -> None:
         super().pause(name, seconds)
-        loop, until = self.residents[name].loop, self.nodes[name].paused_until
+        loop, until = self.sim_nodes[name].loop, self.nodes[name].paused_until
         loop.paused_until = until
         self.exchange.paused(name, lambda: loop.paused_until > self.now)
 
     def resume_all(self) -> None:
-        """Nobody is paused any more."""
+        """Continue all paused processes."""
         for process in self.nodes.values():
             process.paused_until = min(process.paused_until, self.now)
-        for resident in self.residents.values():
-            resident.loop.resume()
+        for sim_node in self.sim_nodes.values():
+            sim_node.loop.resume()
 
     def wall_up(self, wall: Wall, breaking: float = 0.0) -> None:
         super().wall_up(wall, breaking)
@@ -311,13 +312,13 @@ class NodeWorld(World):
         super().wall_down(wall)
         self.exchange.changed()
 
-    def depart(self, resident: SimNode, in_order: bool) -> None:
-        """The process has come to its own end."""
-        if resident.ended_at is None:
-            resident.end(badly=not in_order)
-            self._exit(resident.process)
-            self.exchange.ended(resident.name, silent=False)
-            self.on_depart(resident)
+    def on_exit(self, sim_node: SimNode, in_order: bool) -> None:
+        """Record that the process has come to its own end."""
+        if sim_node.ended_at is None:
+            sim_node.end(badly=not in_order)
+            self._exit(sim_node.process)
+            self.exchange.ended(sim_node.name, silent=False)
+            self.on_exited(sim_node)
 
     def _is_gone(self, name: str) -> bool:
         process = self.nodes.get(name)

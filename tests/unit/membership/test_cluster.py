@@ -40,7 +40,7 @@ DECISION = DETECTION + DEFAULTS.downing.stable_after + 2.0
 
 
 def leave(net: Net, node: Node) -> None:
-    net.give(node, ev.Leave(node.id))
+    net.deliver(node, ev.Leave(node.id))
 
 
 def stir(net: Net, dice: random.Random) -> None:
@@ -314,7 +314,7 @@ def test_a_late_join_in_the_name_of_a_member_is_believed_only_if_that_is_gone(
     elif fate != "lives":
         net.kill("n02", silent=fate == "vanished")
     late = Member(NodeId("n02", second.id.port, 999), 1)
-    net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    net.deliver(first, ev.ControlReceived(late.node, Join(GREETING, late)))
     net.run(1.5 * AT_ONCE)
     view = first.machine.view
     assert (view.member(second.id) is not None, view.member(late.node) is None) == (stays, stays)
@@ -327,10 +327,10 @@ def test_a_late_join_that_was_not_believed_is_forgotten(doubted_before: float) -
     net = Net(13)
     first, second, _ = net.start(3)
     if doubted_before:
-        net.give(first, ev.PeerDisconnected(second.id))
+        net.deliver(first, ev.PeerDisconnected(second.id))
         net.run(doubted_before)
     late = Member(NodeId("n02", second.id.port, 999), 1)
-    net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    net.deliver(first, ev.ControlReceived(late.node, Join(GREETING, late)))
     net.run(3 * AT_ONCE)
     assert second.running
     net.kill("n02")
@@ -349,7 +349,7 @@ def test_a_member_that_is_flagged_and_cannot_be_reached_gives_way(fate: str, sta
         net.kill("n02", silent=True)
     net.until(lambda: bool(first.machine.view.unreachable), DETECTION)
     late = Member(NodeId("n02", second.id.port, 999), 1)
-    net.give(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    net.deliver(first, ev.ControlReceived(late.node, Join(GREETING, late)))
     net.run(1.5 * AT_ONCE)
     view = first.machine.view
     assert (view.member(second.id) is not None, view.member(late.node) is None) == (stays, stays)
@@ -374,9 +374,9 @@ def test_TC12_a_paused_node_accuses_nobody_and_learns_its_fate() -> None:
 def test_TC4_a_node_declared_down_stops_and_is_removed() -> None:
     net = Net(15)
     nodes = net.start(3)
-    net.give(nodes[2], ev.Down(nodes[0].id))
+    net.deliver(nodes[2], ev.Down(nodes[0].id))
     net.until(lambda: nodes[0].stopped == "downed" and net.agreed(["n02", "n03"]), AT_ONCE)
-    net.give(nodes[2], ev.Down(nodes[0].id))
+    net.deliver(nodes[2], ev.Down(nodes[0].id))
     assert nodes[2].refused == [f"{nodes[0].id} is no member"]
 
 
@@ -499,8 +499,8 @@ def test_one_bad_link_costs_one_node_and_bad_cables_only_their_owner() -> None:
 def test_epochs_spread() -> None:
     net = Net(23)
     nodes = net.start(4)
-    net.give(nodes[3], ev.RecordEpoch("counter", 7))
-    net.give(nodes[2], ev.RecordEpoch("counter", 6))
+    net.deliver(nodes[3], ev.RecordEpoch("counter", 7))
+    net.deliver(nodes[2], ev.RecordEpoch("counter", 6))
     net.until(lambda: all(n.machine.view.epochs.get("counter") == 7 for n in nodes), AT_ONCE)
 
 
@@ -545,7 +545,7 @@ def test_TC32_a_member_does_not_join_again() -> None:
     net = Net(24)
     first, _ = net.start(2)
     before = first.machine.gossip
-    net.give(first, ev.JoinSelf())
+    net.deliver(first, ev.JoinSelf())
     net.enter(first, "n02")
     assert first.refused == ["this node has joined already"] * 2
     assert first.machine.gossip is before

@@ -24,7 +24,7 @@ FAR = 1e6
 
 
 def prepare(net: Net, name: str) -> None:
-    net.give(net.nodes[name], ev.PrepareForShutdown())
+    net.deliver(net.nodes[name], ev.PrepareForShutdown())
 
 
 def everybody_left(net: Net) -> bool:
@@ -120,10 +120,10 @@ def test_TC7_members_may_still_leave() -> None:
     prepare(net, "n01")
     net.run(1)
     leaver = net.nodes["n03"]
-    net.give(net.nodes["n02"], ev.Leave(leaver.id))
+    net.deliver(net.nodes["n02"], ev.Leave(leaver.id))
     net.run(1)
     assert leaver.stopped == ""  # somebody else's wish does not end a process that is about to end
-    net.give(leaver, ev.Leave(leaver.id))
+    net.deliver(leaver, ev.Leave(leaver.id))
     assert leaver.stopped == "left"
 
 
@@ -176,7 +176,7 @@ def test_S3_41_a_member_is_removed_on_the_spot_though_the_cluster_cannot_agree()
     net.kill("n03", silent=True)
     net.run(30)
     assert not nodes[0].machine.view.converged
-    net.give(nodes[0], ev.Remove(nodes[3].id))
+    net.deliver(nodes[0], ev.Remove(nodes[3].id))
     assert nodes[3].id not in nodes[0].machine.gossip.members
     net.until(lambda: nodes[3].id in nodes[1].machine.gossip.tombstones, SOON)
     assert nodes[2].id in nodes[1].machine.gossip.members
@@ -185,7 +185,7 @@ def test_S3_41_a_member_is_removed_on_the_spot_though_the_cluster_cannot_agree()
 def test_who_is_removed_and_lives_learns_it_and_ends() -> None:
     net = Net(9)
     nodes = net.start(3)
-    net.give(nodes[0], ev.Remove(nodes[2].id))
+    net.deliver(nodes[0], ev.Remove(nodes[2].id))
     net.until(lambda: nodes[2].stopped == "downed", SOON)
     net.until(lambda: net.agreed(["n01", "n02"]), SOON)
 
@@ -193,7 +193,7 @@ def test_who_is_removed_and_lives_learns_it_and_ends() -> None:
 def test_a_node_does_not_remove_itself_nor_a_stranger() -> None:
     net = Net(10)
     node = net.start(1)[0]
-    net.give(node, ev.Remove(node.id))
-    net.give(node, ev.Remove(D))
+    net.deliver(node, ev.Remove(node.id))
+    net.deliver(node, ev.Remove(D))
     assert node.refused == ["a node cannot remove itself", f"{D} is no member"]
     assert node.view == [("n01", "up")]

@@ -66,7 +66,7 @@ def test_TC12_who_is_quarantined_goes_and_of_two_that_accuse_each_other_one(
 def test_S1_25_a_quarantined_member_is_downed_learns_it_and_may_start_anew() -> None:
     net = Net(1)
     nodes = net.start(3)
-    net.give(nodes[0], ev.Quarantine(nodes[1].id))
+    net.deliver(nodes[0], ev.Quarantine(nodes[1].id))
     net.until(lambda: nodes[1].stopped == "downed", DECIDED)
     story = [type(notice) for notice in nodes[2].notices]
     assert seen.QuarantinedMember in story
@@ -80,19 +80,19 @@ def test_TC38_a_quarantined_member_stays_so_however_well_it_answers() -> None:
     settings = replace(settings, downing=replace(settings.downing, strategy="none"))
     net = Net(2, settings)
     nodes = net.start(3)
-    net.give(nodes[0], ev.Quarantine(nodes[1].id))
+    net.deliver(nodes[0], ev.Quarantine(nodes[1].id))
     net.run(60)
     for node in nodes:
         assert node.machine.view.quarantined == (nodes[1].id,)
         assert not node.machine.view.converged
-    net.give(nodes[2], ev.Down(nodes[1].id))
+    net.deliver(nodes[2], ev.Down(nodes[1].id))
     net.until(lambda: net.agreed(["n01", "n03"]), 1.0)
 
 
 def test_TC12_the_normal_end_of_another_quarantines_nobody() -> None:
     net = Net(3)
     nodes = net.start(3)
-    net.give(nodes[0], ev.Leave(nodes[0].id))
+    net.deliver(nodes[0], ev.Leave(nodes[0].id))
     net.until(lambda: net.agreed(["n02", "n03"]), 2.0)
     net.run(30)
     assert net.agreed(["n02", "n03"])
@@ -102,8 +102,8 @@ def test_nobody_quarantines_itself_or_a_stranger() -> None:
     net = Net(4)
     node = net.start(1)[0]
     before = node.machine.gossip
-    net.give(node, ev.Quarantine(node.id))
-    net.give(node, ev.Quarantine(C))
+    net.deliver(node, ev.Quarantine(node.id))
+    net.deliver(node, ev.Quarantine(C))
     assert node.machine.gossip is before
 
 
@@ -111,6 +111,6 @@ def test_gossip_still_reaches_who_is_quarantined() -> None:
     """It must learn what became of it, also in a cluster of two."""
     net = Net(5)
     nodes = net.start(2)
-    net.give(nodes[0], ev.Quarantine(nodes[1].id))
+    net.deliver(nodes[0], ev.Quarantine(nodes[1].id))
     net.until(lambda: nodes[1].stopped == "downed", DECIDED)
     net.until(lambda: nodes[0].view == [("n01", "up")], 1.0)
