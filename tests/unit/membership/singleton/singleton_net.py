@@ -361,15 +361,20 @@ class Net:
             self.ended_at = None
             self.change(node, Status.DOWN)
             lag = self.dice.uniform(*self.nature.lag)
-            self.at(self.now + lag, lambda: node.into(ho.MembershipEnded(False)))
+            self.at(self.now + lag, lambda: self.membership_ended(node))
             self.at(self.now + lag + 1, lambda: self.change(node, None))
+
+    def membership_ended(self, node: Node) -> None:
+        """The node learns from its own membership that it was downed."""
+        node.into(ho.MembershipEnded(False))
+        assert node.instance is None, f"{node.name} has an instance after it was downed"
 
     def split(self, nodes: list[Node], seconds: float) -> None:
         """These nodes are cut off. The rest downs them; they find out by themselves, later."""
         for node in nodes:
             self.walls[node.me] = 1
             self._lose(node, False)
-            self.at(self.now + seconds, lambda n=node: n.into(ho.MembershipEnded(False)))  # type: ignore[misc]
+            self.at(self.now + seconds, lambda n=node: self.membership_ended(n))  # type: ignore[misc]
             self.at(self.now + seconds + 1, lambda n=node: self.end(n))  # type: ignore[misc]
 
     def _lose(self, node: Node, proved: bool) -> None:

@@ -217,13 +217,13 @@ def a_downed_node_goes_on(patch: Patch) -> None:
 
 
 def one_that_has_left_is_forgotten_at_once(patch: Patch) -> None:
-    miss = Predecessors._miss
+    on_gone = Predecessors._on_gone
 
     def careless(self: Predecessors, member: Member, before: MembershipView, now: float) -> None:
-        miss(self, member, before, now)
+        on_gone(self, member, before, now)
         self._departures.pop(member.node, None)
 
-    patch.setattr(Predecessors, "_miss", careless)
+    patch.setattr(Predecessors, "_on_gone", careless)
 
 
 def nobody_is_asked_twice_nor_given_up(patch: Patch) -> None:
@@ -235,7 +235,7 @@ PLANTS: dict[Plant, tuple[Nature, str]] = {
     a_lost_done_is_waited_for_for_ever: (ROUGH, "in the end"),
     done_is_said_before_the_instance_has_stopped: (GENTLE, "two act"),
     the_second_oldest_rules_as_well: (GENTLE, "two act"),
-    a_downed_node_goes_on: (ROUGH, "in the end"),
+    a_downed_node_goes_on: (ROUGH, "after it was downed"),
     one_that_has_left_is_forgotten_at_once: (HASTY, "two act"),
     nobody_is_asked_twice_nor_given_up: (ROUGH, "without a deadline"),
 }
