@@ -1,2 +1,2 @@
-"""State stores: where shard tables, entity state, remembered entities and leases outlive the
-process."""
+"""State stores: they keep shard tables, entity state, remembered entities and leases across the end
+of a process."""

@@ -1,5 +1,4 @@
-"""Entities' state in the store, as entities see it: one load at a time, saves in shared round
-trips.
+"""The state of entities in the store: single loads, and saves that share round trips.
 
 Source: docs/how-to/keep-state.md; docs/architecture.md.
 """
@@ -14,7 +13,8 @@ from shardbus.store.protocol import StateStore
 
 
 class EntityStates:
-    """The keeper of a node's entities, with what it measured."""
+    """Loads and saves the state of a node's entities, and measures the store. `uid` is the node's,
+    from which operation ids are drawn."""
 
     def __init__(self, store: StateStore, uid: int) -> None:
         self._store = store
@@ -25,7 +25,7 @@ class EntityStates:
         self.calls = 0
 
     async def load(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
-        """The stored state, under a fence that is raised to `fence`."""
+        """Return the stored state, None if there is none; raise its stored fence to `fence`."""
         began = time.perf_counter()
         try:
             return await self._store.load_state(entity_type, entity_id, fence)
@@ -36,7 +36,7 @@ class EntityStates:
             self._measure(began)
 
     async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
-        """Write it; returns when the store has it."""
+        """Write the state; return when the store has it. `data` None removes the state."""
         began = time.perf_counter()
         try:
             await self._group.save(entity_type, entity_id, fence, data)
@@ -48,7 +48,7 @@ class EntityStates:
 
     @property
     def silent_ago(self) -> float | None:
-        """For how many seconds it is past that the store gave no answer; None: it always did."""
+        """Return the seconds since the store last gave no answer, None if it always answered."""
         return None if self._silent_at is None else time.perf_counter() - self._silent_at
 
     def _failed(self, error: Exception) -> None:

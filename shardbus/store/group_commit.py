@@ -1,12 +1,12 @@
 """Group commit: the saves of many entities share a round trip to the store.
 
-A save waits for nobody when the store is idle: it goes with the others of its loop turn. While a
-write is in flight, everything that arrives is collected for the next one; the busier the store, the
-larger the batches. A batch is bounded in number and bytes, and holds at most one save of an entity,
-so that a repeated batch ends as the first would have.
+When the store is idle, a save is written at once, together with the others of its loop turn. While
+a write is in flight, further saves are collected for the next one; the slower the store, the larger
+the batches. A batch is bounded in number and bytes. It holds at most one save of an entity, so that
+to repeat a batch is safe.
 
-A batch that got no answer is sent again with the same operation ids, a bounded number of times, and
-then fails for each of its callers: what is stored is then the old value or the new one.
+A batch without an answer is sent again with the same operation ids, a bounded number of times. Then
+it fails for each of its callers; the store has either the old value or the new one.
 
 Source: docs/how-to/keep-state.md; C.20; docs/architecture.md.
 """
@@ -33,7 +33,7 @@ class _Waiting:
 
 
 class SaveGroup:
-    """Collects saves for `store`. `op_ids` yields an unused operation id each time; a batch is
+    """Collects saves for `store`. `op_ids` yields an unused operation id for each save. A batch is
     tried `attempts` times, `pause` seconds apart."""
 
     def __init__(
@@ -47,11 +47,11 @@ class SaveGroup:
         self._writer: asyncio.Task[None] | None = None
 
     async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
-        """Return once the store has it. A cancelled call may still be written.
+        """Return once the store has the state. A cancelled call may still be written.
 
         Raises:
-            StaleFence: a newer activation loaded or wrote. Nothing was written.
-            StoreUnavailable: the store did not answer; it may or may not have been written.
+            StaleFence: a newer activation loaded or saved the state. Nothing was written.
+            StoreUnavailable: the store did not answer; the state may or may not have been written.
         """
         save = Save(entity_type, entity_id, fence, data, next(self._op_ids))
         waiting = _Waiting(save, asyncio.get_running_loop().create_future())
@@ -102,7 +102,8 @@ class SaveGroup:
 
 
 def op_ids(uid: int) -> Iterator[int]:
-    """Operation ids of the node with this uid: 63 bits each, as good as unique in the cluster."""
+    """Yield operation ids for the node with this uid: 63 random bits each, so that a collision in
+    the cluster is negligible."""
     dice = random.Random(uid)
     while True:
         yield dice.getrandbits(63)

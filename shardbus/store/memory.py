@@ -1,9 +1,9 @@
-"""A store in memory: for tests, for one process, and as the shortest statement of what every store
-must do.
+"""A store in memory: for tests, for a single process, and as the shortest description of what every
+store must do.
 
-`MemoryData` is what a server would hold; several `MemoryStore` objects may share one, as several
-nodes share a Redis. No method of a `MemoryStore` awaits anything, so each is one atomic step of the
-event loop.
+`MemoryData` is the content of the store; several `MemoryStore` objects may share one, as several
+nodes share a Redis server. No method of a `MemoryStore` awaits anything, so each is one atomic step
+of the event loop.
 
 Source: docs/architecture.md; N.23.
 """
@@ -56,7 +56,7 @@ class _Lease:
 
 @dataclass(slots=True)
 class MemoryData:
-    """What the store holds. Empty it to play a server that lost its memory."""
+    """The content of a store. Empty it to imitate a server that lost its data."""
 
     tables: dict[str, _Table] = field(default_factory=dict)
     states: dict[tuple[str, str], _State] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class MemoryData:
 
 
 class MemoryStore:
-    """A `StateStore` over a `MemoryData`. `clock` gives seconds and times the leases."""
+    """A `StateStore` over a `MemoryData`. `clock` returns seconds and times the leases."""
 
     def __init__(
         self, data: MemoryData | None = None, *, clock: Callable[[], float] = time.monotonic

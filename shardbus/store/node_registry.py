@@ -1,11 +1,12 @@
-"""The addresses of the nodes that run, in the store: for a command that must not run beside any.
+"""The addresses of running nodes in the store, for commands that must not run beside any node.
 
-A node that hosts nothing is in no table. So each writes its address here once it listens, before it
-joins, and takes it away when it ends. One that is killed leaves its address behind; whoever reads
-the roll knocks there before he believes it. A node that comes back at its address is meant again.
+A node that hosts nothing is in no shard table. So each node registers its address once it listens,
+before it joins, and removes it when it ends. A node that is killed leaves its address behind, so a
+reader must connect to an address before it relies on it. A node that restarts at the same address
+is registered by the same entry.
 
-They are kept as remembered entities of a reserved type, all under one fence, for nobody takes over
-from anybody. So every store that can remember entities can keep them.
+The addresses are stored as remembered entities of a reserved type, all under one fence, because no
+node takes over from another. So every store that can remember entities can hold them.
 
 Source: S2.54; docs/how-to/operate.md.
 """
@@ -19,25 +20,25 @@ from shardbus.ids import Address
 from shardbus.store.protocol import StateStore
 
 RESERVED = "$nodes"
-"""The entity type under which they are kept; no application can have one of that name."""
+"""The entity type of the addresses; no application can have a type of that name."""
 SHARD, FENCE = "all", 1
 PAGE = 1000
 
 
 async def register(store: StateStore, node: Address) -> None:
-    """A node listens there. Again does no harm. Raises StoreUnavailable."""
+    """Record that a node listens at this address. May be repeated. Raises StoreUnavailable."""
     await store.add_remembered(RESERVED, SHARD, [str(node)], FENCE)
 
 
 async def remove(store: StateStore, nodes: Collection[Address]) -> None:
-    """None listens there any more. Raises StoreUnavailable."""
+    """Forget these addresses. Raises StoreUnavailable."""
     if nodes:
         await store.remove_remembered(RESERVED, SHARD, [str(node) for node in nodes], FENCE)
 
 
 async def registered(store: StateStore) -> set[Address]:
-    """Where nodes listen, or did until they were killed. What is no address is left out. Raises
-    StoreUnavailable."""
+    """Return the addresses at which nodes listen, or listened until they were killed. Entries that
+    are no address are left out. Raises StoreUnavailable."""
     found: set[Address] = set()
     cursor: str | None = None
     while True:

@@ -1,4 +1,4 @@
-"""From a store URL to a store.
+"""Open the store that a URL names.
 
 | URL | store |
 |---|---|
@@ -8,9 +8,9 @@
 | `redis+sentinel://host:port,host:port[/db]?master=name` | the master that the sentinels name |
 | `redis+cluster://host:port,host:port` | a Redis Cluster, found through any of these nodes |
 
-`rediss+sentinel` and `rediss+cluster` are the same with TLS. Any other scheme is looked up in the
-entry point group `shardbus.stores`: its value is a callable `(url, *, cluster, timeout) ->
-StateStore`. What a store needs is imported only when a URL asks for it.
+`rediss+sentinel` and `rediss+cluster` use TLS. Any other scheme is looked up in the entry point
+group `shardbus.stores`; an entry is a callable `(url, *, cluster, timeout) -> StateStore`. The
+module of a store and its client library are imported only when a URL needs them.
 
 Source: docs/architecture.md; docs/reference/settings.md; N.23.
 """
@@ -31,10 +31,11 @@ DURABILITIES = ("disk", "cache")
 
 
 def open_store(url: str, *, cluster: str, timeout: float = 2.0) -> StateStore:
-    """The store that `url` names, not yet started. `timeout` bounds each of its calls, in seconds.
+    """Return the store that `url` names, not started yet. `timeout` bounds each of its calls, in
+    seconds.
 
     Raises:
-        ConfigError: no store is known by that scheme, or the URL is wrong.
+        ConfigError: the scheme is unknown, or the URL is wrong.
     """
     scheme, mark, _ = url.partition("://")
     if not mark:

@@ -1,18 +1,18 @@
-"""What shardbus keeps, and what it asks of whoever keeps it.
+"""The interface of a state store, and the rules that an implementation must follow.
 
 Two rules make a store safe to retry and safe to share:
 
-- **Fenced.** A table is written under an epoch, an entity's state under a fence, both numbers that
-  only grow. The store compares on its own side, in the same atomic step as the write, and refuses
-  what is older. *Loading* an entity's state raises its fence, so that a predecessor cannot write
-  between its successor's load and first save.
-- **Idempotent.** A write carries an operation id. A client that got no answer sends it again; the
-  store remembers the last one applied and answers «done» without applying it twice.
+- **Fenced.** A table is written under an epoch, an entity's state under a fence; both are numbers
+  that only grow. The store compares them in the same atomic step as the write, and refuses an older
+  number. *Loading* an entity's state raises its fence, so that an earlier activation cannot write
+  between the load and the first save of the next one.
+- **Idempotent.** A write carries an operation id. A client without an answer sends the write again;
+  the store remembers the last operation applied and does not apply it twice.
 
-An implementation turns its client's failures into `StoreUnavailable`, always within `timeout`
-seconds.
+An implementation turns the failures of its client library into `StoreUnavailable`, always within
+`timeout` seconds.
 
-Source: docs/architecture.md; S0.32, S2.29; C.12, C.20, C.35.
+Source: docs/architecture.md; S0.32, S2.29.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from shardbus.ids import NodeId
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """The shard table of one entity type, as stored. `layout` names the shard function, as in
+    """The stored shard table of one entity type. `layout` names the shard function, as in
     `crc32/100`."""
 
     epoch: int
     layout: str
     homes: Mapping[str, tuple[NodeId, int]]
-    """Shard to its node and fence."""
+    """The node and the fence of each shard that has a home."""
     dropped: tuple[str, ...] = ()
-    """What else was stored and cannot be true, each with the reason; see `store.rows`."""
+    """Stored rows that are invalid, each with the reason; see `store.rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A lease as granted. `counter` grows with each change of owner and fences what the owner does
-    elsewhere."""
+    """A granted lease. `counter` grows with each change of owner, so that the owner can use it as a
+    fence elsewhere."""
 
     name: str
     owner: str
@@ -64,35 +64,34 @@ class StateStore(Protocol):
     """A durable place for shard tables, entity state, remembered entities and leases."""
 
     async def start(self) -> None:
-        """Connect, create what is missing, and refuse a server that may lose or evict what it is
-        given.
+        """Connect, create what is missing, and refuse a server that may lose or evict data.
 
         Raises:
-            StoreUnavailable: it cannot be reached.
-            ConfigError: it can, and is unfit; the message names the setting.
+            StoreUnavailable: the server cannot be reached.
+            ConfigError: the server is unfit; the message names its setting.
         """
 
     async def close(self) -> None:
-        """Let go. Never raises."""
+        """Close the connection. Never raises."""
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
-        """The table, or None if none was ever claimed. Rows that cannot be true are left out and
-        named in `dropped`.
+        """Return the table, None if none was ever claimed. Invalid rows are left out and named in
+        `dropped`.
 
         Raises:
-            StoreError: the epoch or the layout cannot be read.
+            StoreError: the epoch or the layout is unreadable.
         """
 
     async def claim_epoch(self, entity_type: str, epoch: int, layout: str) -> StoredTable:
         """Become the writer of the table under `epoch`; the table keeps its homes. Returns the
-        table as it is now, as `load_table` does.
+        table, as `load_table` does.
 
         A repeated claim of the stored epoch with the same layout by the same store object answers
-        as the first did.
+        as the first one.
 
         Raises:
             StaleEpoch: the stored epoch is not lower.
-            ConfigError: the stored layout is another and the table is not empty; both are named.
+            ConfigError: the stored layout differs and the table is not empty; both are named.
         """
         ...
 
@@ -103,68 +102,69 @@ class StateStore(Protocol):
         homes: Mapping[str, tuple[NodeId, int] | None],
         op_id: int,
     ) -> None:
-        """Set these shards' homes (None: the shard has none) in one atomic step.
+        """Set the homes of these shards (None: no home) in one atomic step.
 
         Raises:
             StaleEpoch: the stored epoch differs. Nothing was written.
         """
 
     async def remove_table(self, entity_type: str) -> bool:
-        """Forget every home. Only for a cluster that is stopped. True if there was one.
+        """Remove every home. Only for a cluster that is stopped. Returns True if there was a home.
 
-        The epoch stays: fences are drawn above it, and entities' stored fences must not be ahead of
-        those of the next cluster.
+        The epoch stays: fences are drawn above it, and the stored fences of entities must not be
+        ahead of those of the next cluster.
         """
         ...
 
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
-        """The entity's state, None if there is none; raises the stored fence to `fence` in the same
-        atomic step.
+        """Return the entity's state, None if there is none; raise the stored fence to `fence` in
+        the same atomic step.
 
         Raises:
             StaleFence: the stored fence is higher. Nothing changed.
         """
 
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
-        """Write many entities' states in one round trip. Each is atomic by itself; the answer is in
-        their order: None where it was written (or had been, under this operation id), StaleFence
-        where it was refused."""
+        """Write the states of many entities in one round trip. Each write is atomic by itself. The
+        answers are in the order of `saves`: None for a write that was applied (now, or earlier
+        under this operation id), StaleFence for one that was refused."""
         ...
 
     async def add_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        """Remember these entities as running in the shard. None at all raises the shard's fence,
-        as a new home does before it reads.
+        """Remember these entities as running in the shard. An empty list only raises the shard's
+        fence; a new home does that before it reads.
 
         Raises:
             StaleFence: the shard's stored fence is higher (`entity_id` is then the shard). Nothing
-        was written."""
+                was written.
+        """
 
     async def remove_remembered(
         self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
     ) -> None:
-        """Forget them. Raises as `add_remembered`."""
+        """Forget these entities of the shard. Raises as `add_remembered`."""
 
     async def page_remembered(
         self, entity_type: str, shard: str, cursor: str | None, limit: int
     ) -> tuple[list[str], str | None]:
-        """Up to `limit` (give or take) remembered entities after `cursor`, and the next cursor,
-        None at the end. An entity that is there throughout is in at least one page; pages may
-        repeat one."""
+        """Return about `limit` remembered entities after `cursor`, and the next cursor, None at the
+        end. An entity that is remembered all the time is in at least one page; pages may repeat an
+        entity."""
         ...
 
     async def remembered_shards(self, entity_type: str) -> list[str]:
-        """Every shard that has remembered entities, and perhaps some that had."""
+        """Return every shard that has remembered entities, and perhaps some that had."""
         ...
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
-        """The lease for `ttl` seconds if it is free, run out, or already `owner`'s; None while
-        another holds it."""
+        """Return the lease for `ttl` seconds if it is free, has run out, or is `owner`'s already;
+        None while another owner holds it."""
 
     async def renew_lease(self, lease: Lease, ttl: float) -> bool:
-        """Hold it for `ttl` seconds from now. False: it is lost."""
+        """Extend the lease to `ttl` seconds from now. Returns False if it is lost."""
         ...
 
     async def release_lease(self, lease: Lease) -> None:
-        """Give it back if it is still held under this counter."""
+        """Free the lease if it is still held under this counter."""

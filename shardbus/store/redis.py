@@ -1,9 +1,9 @@
 """The store in Redis: one server, a master under Sentinels, or a Redis Cluster.
 
-Each step of the protocol is one script (redis_scripts) sent over the link (redis_link). Nothing
-here depends on the version of the wire protocol, because scripts answer in lists.
+Each step of the protocol is one script (`redis_scripts`), sent over the link (`redis_link`). This
+module does not depend on the version of Redis's wire protocol, because scripts answer in lists.
 
-Source: docs/architecture.md; B.164, C.15, C.20, N.1, N.6, N.7.
+Source: docs/architecture.md; N.1, N.6, N.7.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CHUNK_BYTES = 512 * 1024
 
 
 class RedisStore:
-    """A `StateStore` at the Redis of `url`, under keys that begin with `prefix`. `connect` replaces
-    the client."""
+    """A `StateStore` in the Redis server of `url`, under keys that begin with `prefix`. `timeout`
+    bounds each call, in seconds. `connect` replaces the client, for tests."""
 
     def __init__(
         self,
@@ -194,8 +194,7 @@ class RedisStore:
 
 
 def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
-    """Cut the saves into groups of one type, bounded in number and bytes, as indexes into
-    `saves`."""
+    """Yield groups of saves of one type, bounded in number and bytes, as indexes into `saves`."""
     groups: dict[str, list[int]] = {}
     sizes: dict[str, int] = {}
     for i, save in enumerate(saves):

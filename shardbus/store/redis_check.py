@@ -1,7 +1,8 @@
-"""Is this Redis fit to hold what must not be lost? Asked once, when the store starts.
+"""Check, when the store starts, that a Redis server will not lose data.
 
-A server that may evict our keys, or keeps nothing on disk, is refused with the setting's name. One
-that does not tell (a managed service that forbids INFO or CONFIG) is taken, with a warning.
+A server that may evict keys, or that keeps nothing on disk, is refused; the error names the setting
+of the server. A server that hides its settings (a managed service that forbids INFO or CONFIG) is
+accepted with a warning.
 
 Source: N.7.
 """
@@ -24,16 +25,17 @@ log = logging.getLogger("shardbus.store")
 
 
 async def check_server(client: RedisClient, shown: str, durability: str, within: float) -> bool:
-    """Look at the server, `within` seconds. Returns whether each write must wait for a sync.
+    """Check the server within `within` seconds. Returns True if each write must wait for a sync of
+    the server's log.
 
     Raises:
-        ConfigError: the server is unfit, or does not let us in; the message names the setting.
-        StoreUnavailable: it does not answer, or is a replica.
+        ConfigError: the server is unfit, or refuses the user; the message names the setting.
+        StoreUnavailable: the server does not answer, or is a replica.
     """
     try:
         async with asyncio.timeout(within):
             await client.execute_command("EVAL", "return 1", 0)
-            told = await _ask(client, "INFO")
+            answer = await _ask(client, "INFO")
             save = _value(await _ask(client, "CONFIG GET", "save"))
             appendfsync = _value(await _ask(client, "CONFIG GET", "appendfsync"))
     except (AuthenticationError, NoPermissionError) as error:
@@ -44,21 +46,21 @@ async def check_server(client: RedisClient, shown: str, durability: str, within:
     except Exception as error:  # The client library's errors have no common root.
         cause = str(error) or f"no answer within {within:g} s"
         raise StoreUnavailable(f"{shown} cannot be reached: {cause}") from None
-    for info in _servers(told):
+    for info in _servers(answer):
         judge(info, save, appendfsync, shown, durability)
-    if told is None:
-        log.warning("%s does not tell whether it may evict keys, or keeps a log", shown)
+    if answer is None:
+        log.warning("%s hides its settings: it may evict keys, or keep nothing on disk", shown)
     return durability == "fsync" and appendfsync != "always"
 
 
 def judge(
     info: dict[str, Any], save: str | None, appendfsync: str | None, shown: str, durability: str
 ) -> None:
-    """Judge one server by what it told. `save` and `appendfsync` are None where it did not.
+    """Check the settings of one server. `save` and `appendfsync` are None if the server hides them.
 
     Raises:
-        ConfigError: it is unfit.
-        StoreUnavailable: it is a replica.
+        ConfigError: the server is unfit.
+        StoreUnavailable: the server is a replica.
     """
     version = _version(str(info.get("redis_version", "")))
     if version and version < OLDEST:
@@ -70,7 +72,7 @@ def judge(
     policy = str(info.get("maxmemory_policy", ""))
     if policy.startswith("allkeys"):
         raise ConfigError(
-            f"store.url: {shown} may evict what is stored: its maxmemory-policy is {policy}",
+            f"store.url: {shown} may evict stored data: its maxmemory-policy is {policy}",
             hint="set maxmemory-policy to noeviction",
         )
     if durability == "cache" or "aof_enabled" not in info:
@@ -81,7 +83,7 @@ def judge(
     if durability == "fsync" and not syncs:
         raise ConfigError(
             f"store.url: {shown} cannot sync each write",
-            hint="set appendonly to yes and appendfsync to always (from Redis 7.2 on, or everysec)",
+            hint="set appendonly to yes and appendfsync to always (or to everysec, from Redis 7.2)",
         )
     if not appends and save == "":
         raise ConfigError(
@@ -90,7 +92,7 @@ def judge(
         )
     if not appends:
         log.warning(
-            "%s keeps snapshots only: a crash takes what is newer; set appendonly to yes", shown
+            "%s keeps only snapshots: a crash loses newer writes; set appendonly to yes", shown
         )
 
 
@@ -101,16 +103,16 @@ async def _ask(client: RedisClient, *command: str) -> Any:
         return None
 
 
-def _servers(told: Any) -> list[dict[str, Any]]:
-    """INFO as one answer, or as one for each server of a cluster."""
-    if not told:
+def _servers(answer: Any) -> list[dict[str, Any]]:
+    """Return the INFO of each server: one, or all servers of a cluster."""
+    if not answer:
         return []
-    nested = [value for value in told.values() if isinstance(value, dict) and "role" in value]
-    return nested or [told]
+    nested = [value for value in answer.values() if isinstance(value, dict) and "role" in value]
+    return nested or [answer]
 
 
 def _value(answer: Any) -> str | None:
-    """The value of a CONFIG GET that asked for one setting: a mapping, a list, or nothing."""
+    """Return the value in the answer to CONFIG GET of one setting: a mapping, a list, or empty."""
     if not answer:
         return None
     values = list(answer.values()) if isinstance(answer, dict) else answer[1::2]

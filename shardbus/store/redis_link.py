@@ -1,16 +1,14 @@
-"""The way to a Redis server: one queue, one task, one connection, many callers.
+"""The link to a Redis server: one queue, one task and one connection for many callers.
 
-Callers put a script call into the queue and wait. The task sends everything that waits as one
-pipeline and hands out the answers, so that callers share round trips, keep their order, and can be
-cancelled at any moment without an answer reaching the wrong one: only the task ever reads.
+A caller queues a script call and waits. The task sends everything queued as one pipeline and
+distributes the answers. So callers share round trips and keep their order, and a caller can be
+cancelled at any moment without mixing up answers: only the task reads.
 
-An answer that does not come, or one that says that this server cannot write now (READONLY, LOADING,
-MASTERDOWN and the like), drops the connection. The task connects anew, which looks the master up
-again, and sends what is still waited for. How long that goes on is the callers' own limit: each
-waits `timeout` seconds and then gets `StoreUnavailable`. The client library's own retries are off,
-because a repeat must carry a new sequence number (see redis_scripts).
-
-Source: C.16, C.20.
+The task drops the connection if no answer comes, or if the server cannot write now (READONLY,
+LOADING, MASTERDOWN and similar). It connects again, which finds the current master, and sends the
+calls that still wait. A caller waits at most `timeout` seconds and then gets `StoreUnavailable`.
+The client library's own retries are off, because a repeated call must carry a new sequence number
+(see `redis_scripts`).
 """
 
 from __future__ import annotations
@@ -33,8 +31,8 @@ BATCH_BYTES = 4 * 1024 * 1024
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.2
 
-# What a server answers that may soon, or elsewhere, be able to do it: as the client library's
-# errors, and as words, because an error inside a script, or an unknown one, keeps its word.
+# Errors of a server after which a later call, or another server, may succeed: as exceptions of the
+# client library, and as words, because an error inside a script, or an unknown one, is only text.
 TRANSIENT_ERRORS = (
     redis_errors.ReadOnlyError,
     redis_errors.ConnectionError,
@@ -55,7 +53,7 @@ class RedisPipeline(Protocol):
 
 
 class RedisClient(Protocol):
-    """What the link needs of a client of redis-py, for one server or for a cluster."""
+    """The methods of a redis-py client that the link uses, for one server or for a cluster."""
 
     def pipeline(self, transaction: Any = ...) -> Any: ...
     def execute_command(self, *args: Any) -> Any: ...
@@ -70,7 +68,7 @@ class _Call:
     size: int
     answer: asyncio.Future[Any]
     in_full: bool = False
-    """Send the script's text: the server does not know its digest."""
+    """Send the text of the script, because the server does not know its digest."""
 
     def command(self, session: str, sequence: int) -> tuple[Value, ...]:
         name = ("EVAL", self.script.source) if self.in_full else ("EVALSHA", self.script.sha)
@@ -79,7 +77,8 @@ class _Call:
 
 
 class RedisLink:
-    """Calls scripts through the client that `connect` makes. `shown` names the server in errors."""
+    """Calls scripts through the clients that `connect` creates. `session` names the store object in
+    every call; `shown` names the server in errors; `timeout` bounds a call, in seconds."""
 
     def __init__(
         self,
@@ -103,16 +102,16 @@ class RedisLink:
         self._open = False
 
     def open(self, *, sync_key: str | None) -> None:
-        """Take calls from now on; with `sync_key`, answer them once the server has synced its log.
+        """Accept calls. With `sync_key`, answer them only once the server has synced its log.
 
-        The server waits for what this connection wrote. A repeated call whose first write went over
-        another connection writes nothing, so each batch also writes to the key of that name.
+        The server syncs what this connection wrote. A repeated call whose first write went over
+        another connection writes nothing, so each batch also writes to the key `sync_key`.
         """
         self._sync_key = sync_key
         self._open = True
 
     async def close(self) -> None:
-        """Give up what waits, and the connection."""
+        """Fail the waiting calls and close the connection."""
         self._open = False
         task, self._task = self._task, None
         if task is not None:
@@ -128,7 +127,8 @@ class RedisLink:
         """Run `script` on the server and return its reply: bytes, int, None or a list of them.
 
         Raises:
-            StoreUnavailable: no answer in time, or an error as the answer; the script may have run.
+            StoreUnavailable: the server did not answer in time, or answered with an error; the
+            script may have run.
         """
         if not self._open:
             raise StoreUnavailable(f"the store {self._shown} is not open")
@@ -200,7 +200,7 @@ class RedisLink:
         return replies
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
-        """Answer the calls; return those that must be sent again."""
+        """Answer the calls. Returns those that must be sent again."""
         again: list[_Call] = []
         self._failure = ""
         for call, reply in zip(batch, replies, strict=True):

@@ -1,10 +1,10 @@
-"""The store's steps as Lua, so that Redis compares and writes in one atomic step on its own side.
+"""The store's steps as Lua scripts, so that Redis compares and writes in one atomic step.
 
-Every script takes the session of the store object as ARGV[1] and a sequence number as ARGV[2],
-which grows with every command the object sends, repeats included. What a script writes, it signs
-with both. A command that was given up on may still reach the server later, over the connection that
-was abandoned, and would overwrite what its own sender wrote after it; it is recognised by the lower
-number and answered `late`. A live sender that is told so sends its command again.
+Every script receives the session of the store object as ARGV[1] and a sequence number as ARGV[2],
+which grows with every command of that object, repeats included. A script signs what it writes with
+both. A command whose sender has given up may still reach the server later, over its old connection,
+and would overwrite a newer write of the same sender. The script recognises it by the lower number
+and answers `late`. A sender that receives `late` sends its command again.
 
 Numbers of 63 bits do not fit a Lua number. Fences, epochs and sequence numbers are therefore texts
 of a fixed width, which compare as the numbers do.
@@ -17,11 +17,11 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
 | `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
-| `<prefix>:sync` | hash | something to write where writes are waited for |
+| `<prefix>:sync` | hash | `sequence`, written so that each batch writes something |
 
 Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
 
-Source: C.20, N.1, N.6.
+Source: N.1, N.6.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SEQUENCE_WIDTH = 15
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script and the digest under which a server that has seen it knows it."""
+    """A Lua script, and its digest, by which a server that has cached the script finds it."""
 
     source: str
     sha: str = field(init=False)
@@ -46,7 +46,7 @@ class Script:
         object.__setattr__(self, "sha", digest)
 
 
-# `signed` is session and sequence as some write left them: is this command older than that write?
+# `signed` is the session and sequence of an earlier write. True if this command is older than it.
 _LATE = """
 local session, seq = ARGV[1], ARGV[2]
 local function late(signed)
@@ -122,7 +122,7 @@ return {'ok', redis.call('HGET', KEYS[1], 'data')}
 )
 
 # KEYS entities; ARGV from 3 on: fence, op, '1' with data or '0' without, data, for each of them.
-# Nothing is written before all have been looked at, so that `late` means that none was.
+# All are checked before one is written, so that `late` means that none was written.
 SAVE_STATES = Script(
     _LATE
     + """
@@ -180,7 +180,7 @@ PAGE_REMEMBERED = Script(
     "return redis.call('ZRANGEBYLEX', KEYS[1], ARGV[3], '+', 'LIMIT', 0, ARGV[4])"
 )
 
-# KEYS shards. A shard whose list is empty is in it too.
+# KEYS shards. The answer includes shards whose list is empty.
 REMEMBERED_SHARDS = Script("return redis.call('HKEYS', KEYS[1])")
 
 _NOW = """
@@ -189,8 +189,8 @@ local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local function text(number) return string.format('%.0f', number) end
 """
 
-# KEYS lease; ARGV 3 owner, 4 ttl in ms. An end further ahead than the lease's own length comes from
-# a clock that was set back since, and is pulled in.
+# KEYS lease; ARGV 3 owner, 4 ttl in ms. If the end is further ahead than the length of the lease,
+# the clock was set back since; the end is then moved to that length from now.
 ACQUIRE_LEASE = Script(
     _NOW
     + """

@@ -1,7 +1,8 @@
-"""From a Redis URL to a client: one server, the master that Sentinels name, or a Redis Cluster.
+"""Redis URLs and the clients for them: one server, the master that Sentinels name, or a Redis
+Cluster.
 
-Timeouts are explicit and the library's own retries are off: its defaults would outlive a lease.
-With TLS, the server's certificate and host name are always checked.
+Timeouts are explicit and the client library's own retries are off, because its defaults last longer
+than a lease. With TLS, the certificate and the host name of the server are always checked.
 
 Source: docs/reference/settings.md.
 """
@@ -32,7 +33,7 @@ PORTS = {"redis": 6379, "redis+cluster": 6379, "redis+sentinel": 26379}
 
 @dataclass(frozen=True, slots=True)
 class RedisUrl:
-    """A Redis URL, taken apart. `kind` is its scheme without the mark of TLS."""
+    """The parts of a Redis URL. `kind` is its scheme without the `s` of TLS."""
 
     kind: str
     tls: bool
@@ -48,7 +49,7 @@ class RedisUrl:
         """Read `scheme://[user[:password]@]host[:port][,host[:port]...][/db][?option=value&...]`.
 
         Raises:
-            ConfigError: it is not of that form, or an option is unknown or misplaced.
+            ConfigError: the URL is not of that form, or an option is unknown or misplaced.
         """
         scheme, _, rest = url.partition("://")
         kind = scheme.replace("rediss", "redis", 1)
@@ -75,8 +76,8 @@ class RedisUrl:
         )
 
     def connector(self, timeout: float) -> Callable[[], RedisClient]:
-        """A function that makes a client. It connects at its first command, and anew looks up who
-        is the master."""
+        """Return a function that creates a client. Each client connects at its first command, and
+        then finds the current master."""
         shared: dict[str, Any] = {
             "socket_timeout": timeout / 2,
             "socket_connect_timeout": timeout / 4,
@@ -105,7 +106,7 @@ class RedisUrl:
 
 
 class _SentinelClient:
-    """A client of the master, which takes its Sentinels' connections with it when it is closed."""
+    """A client of the master; closing it also closes the connections to the Sentinels."""
 
     def __init__(self, sentinel: Sentinel, master: Redis) -> None:
         self._sentinel = sentinel

@@ -1,20 +1,20 @@
-"""Stored tables, read with care: what a store gives back need not be what was written.
+"""Read stored shard tables, and leave out invalid rows.
 
-A disk that failed, a restore of half a backup, a hand at the keyboard: a row that cannot be true
-must not stop the coordinator, for nobody would get a home any more. So a row is taken if it is
-sound by itself, and named in `dropped` if not:
+A failed disk, a partial restore or a manual edit may leave invalid rows. Such a row must not stop
+the coordinator, because no shard would get a home any more. Each row is checked by itself; an
+invalid one is named in `dropped`:
 
     shard   an id: 1 to 256 bytes of UTF-8 without control characters
     node    host:port#uid
     fence   a whole number, 1 to 2**63 - 1
     twice   of two rows for one shard the higher fence counts
 
-What is dropped has no home, as far as the table says. Regions report what they host to a new
-coordinator, so the shard is found again if it still runs, and otherwise gets a new home, whose row
-takes the place of the bad one. A table whose epoch or layout cannot be read is not guessed at:
-writers could no longer be told apart. That is a StoreError, and the coordinator asks again.
+The shard of a dropped row has no home in the table. Regions report the shards that they host to a
+new coordinator, so the shard is found again if it still runs; otherwise it gets a new home, whose
+row replaces the invalid one. A table with an unreadable epoch or layout is a StoreError, because
+writers could not be told apart; the coordinator reads it again later.
 
-Source: C.12, N.6.
+Source: N.6.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Row = tuple[object, object, object]
 
 
 def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row]) -> StoredTable:
-    """The table of these rows, as far as they are sound.
+    """Return the table of those rows that are valid.
 
     Raises:
-        StoreError: the epoch or the layout cannot be read.
+        StoreError: the epoch or the layout is unreadable.
     """
     homes: dict[str, tuple[NodeId, int]] = {}
     dropped: list[str] = []
@@ -47,7 +47,7 @@ def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row
             continue
         known = homes.get(shard)
         if known is not None:
-            dropped.append(f"{_shown(shard)}: it is there twice")
+            dropped.append(f"{_shown(shard)}: it is stored twice")
         if known is None or known[1] < fence:
             homes[shard] = (node, fence)
     number = epoch_of(entity_type, epoch)
@@ -55,7 +55,7 @@ def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row
 
 
 def epoch_of(entity_type: str, value: object) -> int:
-    """A stored epoch. Raises as `table_of`."""
+    """Return a stored epoch as a number. Raises as `table_of`."""
     try:
         return _number("epoch", value, 0)
     except ConfigError as wrong:
@@ -63,7 +63,7 @@ def epoch_of(entity_type: str, value: object) -> int:
 
 
 def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
-    """The error of `claim_epoch` for a table that was cut into shards another way."""
+    """Return the error of `claim_epoch` for a table with another shard layout."""
     return ConfigError(
         f"{entity_type!r} is declared with the shard layout {layout!r}, the store has {stored!r}",
         hint="declare the stored layout, or stop the cluster and use `shardbus data remove`",
@@ -94,7 +94,7 @@ def _text(what: str, value: object) -> str:
     except UnicodeDecodeError:
         raise ConfigError(f"{what} {value!r:.60} is not UTF-8") from None
     if not isinstance(text, str):
-        raise ConfigError(f"{what} {text!r:.60} is no text")
+        raise ConfigError(f"{what} {text!r:.60} is not text")
     return text
 
 

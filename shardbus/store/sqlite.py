@@ -1,9 +1,8 @@
-"""The store in an SQLite file: the default, for one machine; any number of its processes may share
-the file.
+"""The store in an SQLite file: the default, for one machine, whose processes may share the file.
 
-The file is created with mode 0600, its folder with 0700. With `durability` disk, every answered
-write has been synced; with cache, a loss of power may take the last ones (a crash of the process
-takes none).
+The file is created with mode 0600, its folder with 0700. With `durability=disk` every answered
+write has been synced. With `durability=cache` a loss of power may lose the last writes; a crash of
+the process loses none.
 
 Source: docs/architecture.md; N.23.
 """
@@ -22,15 +21,15 @@ from shardbus.store.sqlite_worker import SqliteWorker
 
 
 def machine_clock() -> float:
-    """Seconds of a clock that all processes of the machine share, which goes on while the machine
-    sleeps where the system offers such a one."""
+    """Return the seconds of a clock that all processes of the machine share. It includes time in
+    suspend if the system has such a clock."""
     boottime: int | None = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class SqliteStore:
-    """A `StateStore` in the file at `path`. `cluster` keeps the clusters of one file apart; `clock`
-    times leases."""
+    """A `StateStore` in the file at `path`. `cluster` separates the clusters of one file; `timeout`
+    bounds each call, in seconds; `clock` times leases."""
 
     def __init__(
         self,

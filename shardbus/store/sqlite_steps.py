@@ -1,15 +1,14 @@
-"""What the SQLite store does to its file: the schema, and one function for each step of the
-protocol.
+"""The schema of the SQLite store, and one method for each step of the store protocol.
 
 Every step runs inside a transaction that its caller began, on a connection in autocommit mode, and
 checks before it writes. Rows carry the number of their cluster, so that several clusters may share
-a file. Fences, epochs and operation ids are 63 bits, which is what an SQLite integer holds.
+a file. Fences, epochs and operation ids have 63 bits, as many as an SQLite integer holds.
 
-A lease's end is kept as a time of the machine's clock. That clock may be set back, or start again
-with the machine; an end that lies further ahead than the lease's own length is therefore pulled in
-to that length by whoever asks.
+The end of a lease is stored as a time of the machine's clock. That clock may be set back, or start
+again with the machine. A node that asks for a lease whose end is further ahead than the length of
+the lease therefore moves the end to that length from now.
 
-Source: docs/architecture.md; C.12, C.20, N.6.
+Source: docs/architecture.md; N.6.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND na
 
 
 def prepare(db: sqlite3.Connection, path: str) -> None:
-    """Create the tables in a new file; leave one that has them as it is.
+    """Create the tables in a new file; do nothing if the file has them.
 
     Raises:
         ConfigError: the file belongs to another program, or to a newer shardbus. Nothing was
@@ -78,7 +77,7 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """The steps of one cluster, `cluster` being its number in the file. `claimer` names the store
+    """The steps of one cluster. `cluster` is its number in the file; `claimer` names the store
     object that asks."""
 
     db: sqlite3.Connection
@@ -87,7 +86,7 @@ class Steps:
 
     @classmethod
     def of(cls, db: sqlite3.Connection, cluster: str, claimer: str) -> Steps:
-        """The steps for the cluster of that name, which gets a number if it has none."""
+        """Return the steps for the cluster of that name; assign a number if it has none."""
         db.execute("INSERT OR IGNORE INTO cluster (name) VALUES (?)", (cluster,))
         (number,) = db.execute("SELECT number FROM cluster WHERE name = ?", (cluster,)).fetchone()
         return cls(db, number, claimer)

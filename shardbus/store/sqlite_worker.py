@@ -1,14 +1,13 @@
-"""One thread that owns the connection to an SQLite file, and the queue through which the event loop
-asks it.
+"""The thread that owns the connection to an SQLite file, and its queue of requests.
 
-The thread takes everything that waits and runs it in one transaction, so that many callers share
-one sync of the disk; each request sits in a savepoint of its own, and a refused one undoes nothing
-of its neighbours. Requests run in the order in which they came. One that its caller gave up on
-before its turn is not run.
+The thread runs everything that is queued in one transaction, so that many callers share one sync of
+the disk. Each request has a savepoint of its own, so that a refused request undoes nothing of the
+others. Requests run in the order of their arrival. A request whose caller gives up before its turn
+does not run.
 
-After an error of the file the connection is dropped and the next request opens a new one. The same
-happens when the file at the path is no longer the one that was opened: a process that went on
-writing to a removed file would not see what the others write to its successor.
+After an error of the file the thread closes the connection, and the next request opens a new one.
+It also does so when the file at the path has been replaced: a process that writes to a removed file
+would not see the writes of others to the new one.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ class SqliteWorker:
         self._file: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """Start the thread. Does nothing if it runs."""
+        """Start the thread. Does nothing if it runs already."""
         if self._thread is None:
             self._queue = queue.SimpleQueue()
             self._thread = threading.Thread(
@@ -72,8 +71,8 @@ class SqliteWorker:
             self._thread.start()
 
     async def close(self) -> None:
-        """Let the thread finish what it was given and end; wait for it, but not for a disk that
-        hangs."""
+        """Wait until the thread has run the queued requests and has ended, at most `timeout`
+        seconds, because a disk may hang."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
@@ -83,8 +82,8 @@ class SqliteWorker:
         """Run `step` in the thread.
 
         Raises:
-            StoreUnavailable: the file failed, or there was no answer in time; the step may have
-            run. StoreError, ConfigError: the step raised it; it changed nothing.
+            StoreUnavailable: the file failed, or the thread gave no answer in time; the step may
+                have run. StoreError, ConfigError: the step raised it and changed nothing.
         """
         if self._thread is None:
             raise StoreUnavailable(f"the store sqlite:///{self._path} is not open")
@@ -98,7 +97,7 @@ class SqliteWorker:
         except TimeoutError:
             raise StoreUnavailable(
                 f"{self._path} gave no answer within {self._timeout:g} s",
-                hint="is its disk slow, or does another process hold its lock?",
+                hint="check whether its disk is slow or another process holds its lock",
             ) from None
         finally:
             request.abandoned = True
@@ -163,7 +162,7 @@ class SqliteWorker:
 
 
 def unavailable(path: Path, error: Exception) -> Exception:
-    """What the caller is told when the file fails: the cause in words, by SQLite's error code."""
+    """Return the error for callers when the file fails, with the cause by SQLite's error code."""
     if isinstance(error, ShardBusError):
         return error
     name = getattr(error, "sqlite_errorname", "") or ""
@@ -179,11 +178,11 @@ _CAUSES = {
     "SQLITE_BUSY": _LOCK,
     "SQLITE_LOCKED": _LOCK,
     "SQLITE_FULL": ("cannot grow: the disk is full", "free some space"),
-    "SQLITE_CORRUPT": ("is damaged", "restore it from a backup, or move it away to begin anew"),
+    "SQLITE_CORRUPT": ("is damaged", "restore it from a backup, or move it away to start empty"),
     "SQLITE_NOTADB": ("is not an SQLite database, or is damaged", "name another file in store.url"),
     "SQLITE_READONLY": ("may not be written", _MODES),
     "SQLITE_CANTOPEN": ("cannot be opened", _MODES),
-    "SQLITE_IOERR": ("has a disk that fails", "look at the system's log"),
+    "SQLITE_IOERR": ("is on a disk that fails", "see the system log"),
 }
 
 
@@ -204,7 +203,7 @@ def _answer(batch: list[_Request]) -> None:
         try:
             loop.call_soon_threadsafe(_settle, [r for r in batch if r.loop is loop])
         except RuntimeError:
-            continue  # The loop is closed, and with it everyone who waited in it.
+            continue  # The loop is closed, and its callers with it.
 
 
 def _settle(batch: list[_Request]) -> None:

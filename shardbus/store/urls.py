@@ -23,7 +23,7 @@ _NAME_MAX = 200
 
 
 def family(url: str) -> str:
-    """What kind of store `url` names: `sqlite`, `memory`, `redis`, or its scheme."""
+    """Return the kind of store that `url` names: `sqlite`, `memory`, `redis`, or its scheme."""
     scheme, mark, _ = url.partition("://")
     if not mark:
         return "sqlite"
@@ -31,7 +31,7 @@ def family(url: str) -> str:
 
 
 def default_url(cluster: str) -> str:
-    """The store of a cluster that names none: a file under the user's state directory."""
+    """Return the URL for a cluster without `store.url`: a file in the user's state directory."""
     state = os.environ.get("XDG_STATE_HOME", "")
     home = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
     name = quote(cluster, safe=" ")
@@ -41,16 +41,15 @@ def default_url(cluster: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """The URL as it may be shown: without its passwords."""
+    """Return the URL without its passwords and tokens, for logs and errors."""
     return _SECRET_OPTION.sub(r"\1***", _USER_INFO.sub(r"\1***", url))
 
 
 def split_options(url: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, str]]:
-    """The URL without its query, and the query's options.
+    """Return the URL without its query, and the query's options.
 
     Raises:
-        ConfigError: an option is not among the allowed, is given twice, or `durability` has no such
-        value.
+        ConfigError: an option is not in `allowed`, or is given twice.
     """
     base, _, query = url.partition("?")
     options: dict[str, str] = {}
@@ -66,10 +65,10 @@ def split_options(url: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, st
 
 
 def check_durability(value: str, allowed: tuple[str, ...]) -> str:
-    """Return `value` if the store can keep that promise.
+    """Return `value`, the durability that a URL asks for.
 
     Raises:
-        ConfigError: it is none of `allowed`.
+        ConfigError: it is not in `allowed`.
     """
     if value not in allowed:
         raise ConfigError(f"store.url: durability is one of {', '.join(allowed)}, not {value!r}")

@@ -27,7 +27,7 @@ def test_of_two_rows_for_one_shard_the_higher_fence_counts() -> None:
     for rows in ([("7", A, 5), ("7", B, 6)], [("7", B, 6), ("7", A, 5)]):
         table = table_of("counter", 3, "crc32/100", rows)
         assert table.homes == {"7": (B, 6)}
-        assert table.dropped == ("shard '7': it is there twice",)
+        assert table.dropped == ("shard '7': it is stored twice",)
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_of_two_rows_for_one_shard_the_higher_fence_counts() -> None:
         ((b"\xff", str(A), 1), "is not UTF-8"),
         (("", str(A), 1), "1 to 256 bytes"),
         (("7", b"\xff", 1), "is not UTF-8"),
-        (("7", None, 1), "is no text"),
+        (("7", None, 1), "is not text"),
         (("7", "10.0.0.1:7355", 1), "not a node"),
         (("7", str(A), None), "fence None is not 1 to"),
         (("7", str(A), True), "fence True is not 1 to"),
