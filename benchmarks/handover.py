@@ -66,7 +66,7 @@ async def started(url: str, nodes: list[Node]) -> Node:
         views = [n.view for n in nodes]
         up = [Status.UP] * len(nodes)
         agreed = all(v is not None and [m.status for m in v.members] == up for v in views)
-        return agreed and all(n.kinds["thing"].router.region.registered for n in nodes)
+        return agreed and all(n.regions["thing"].router.region.registered for n in nodes)
 
     await wait(settled, f"{len(nodes)} nodes")
     return node
@@ -82,7 +82,7 @@ class Prober:
         self.waits: list[float] = []
         self.unanswered = 0
         self._asks: set[asyncio.Task[None]] = set()
-        router: Any = node.kinds["thing"].router
+        router: Any = node.regions["thing"].router
         handle = router.handle
 
         def listen(event: events.RegionEvent) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
+from shardbus.admin.shard_control import ShardControl
 from shardbus.cluster import Cluster, RunningNode
 from shardbus.config.options import closest, read, unknown
 from shardbus.config.settings import ShardingSettings
@@ -177,7 +178,7 @@ class ShardBus:
             ConfigError: there is no such type.
         """
         known = self._type(kind)
-        return Region(known.interface, lambda: self._running().kinds[known.name], ASK_TIMEOUT_MS)
+        return Region(known.interface, lambda: self._running().regions[known.name], ASK_TIMEOUT_MS)
 
     def start_proxy(self, kind: str | type) -> Region:
         """Host nothing of a type in this process, and only send to it [S2.37]. To be called before
@@ -198,7 +199,8 @@ class ShardBus:
         Raises:
             LocalProtocolError: no node runs here.
         """
-        return ExternalAllocation(self._running().shard_control, name)
+        node = self._running()
+        return ExternalAllocation(ShardControl(node.regions, node.rpc), name)
 
     @property
     def cluster(self) -> Cluster:

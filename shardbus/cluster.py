@@ -16,7 +16,6 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from shardbus.admin.shard_control import ShardControl
 from shardbus.errors import ConfigError, NodeLost
 from shardbus.ids import NodeId
 from shardbus.membership.gossip import META_BYTES_MAX, META_NAME_MAX
@@ -46,8 +45,9 @@ from shardbus.membership.view import (
     UnreachableMember,
 )
 from shardbus.node.phases import Phases
+from shardbus.node.rpc import NodeRpc
 from shardbus.node.subscriptions import Subscription, Subscriptions
-from shardbus.routing.region import Owner
+from shardbus.shells.region import RegionShell
 
 __all__ = [
     "Cluster",
@@ -86,13 +86,12 @@ class RunningNode(Protocol):
     me: NodeId
     subscriptions: Subscriptions
     phases: Phases
+    rpc: NodeRpc
 
     @property
-    def kinds(self) -> Mapping[str, Owner]: ...
-    @property
-    def shard_control(self) -> ShardControl: ...
-    def ref(self, kind: object, entity_id: str) -> object: ...
-    def set_active_entity_limit(self, kind: object, limit: int) -> None: ...
+    def regions(self) -> Mapping[str, RegionShell]: ...
+    def ref(self, entity_type: object, entity_id: str) -> object: ...
+    def set_active_entity_limit(self, entity_type: object, limit: int) -> None: ...
     def write_meta(self, name: str, data: bytes) -> None: ...
 
 

@@ -134,6 +134,7 @@ def _run(
     bus: ShardBus, settings: Settings, ready_fd: int | None, leash: SupervisorLink | None = None
 ) -> int:
     """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
+    from shardbus.admin.pages import administer
     from shardbus.errors import ConfigError
     from shardbus.node.run import run_node
     from shardbus.store.opening import open_store
@@ -144,7 +145,7 @@ def _run(
         settings = replace(settings, store=own)
     open_store(settings.store.url, cluster=bus.name)  # a URL that is no good is usage
     try:
-        return run_node(bus, settings, ready_fd=ready_fd, leash=leash)
+        return run_node(bus, settings, administer, ready_fd=ready_fd, supervisor=leash)
     except ConfigError as refused:
         raise CommandFailure(refused.message, refused.hint, code=ExitCode.FAILED) from refused
 

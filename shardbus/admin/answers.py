@@ -1,232 +1,286 @@
-"""What a node says for itself over HTTP: `http.api.NodeApi`, answered from the node's own picture
-and by questions to the nodes that know. What it says of one entity type stands in `type_pages`.
+"""A node's answers to the questions that other nodes ask for their operators (`node.rpc`).
 
-Source: docs/reference/http.md; B.142, B.143.
+The coordinator of a type knows where its shards are; each node knows what runs on it. Commands to a
+coordinator are questions, too: they are answered once they are stored or done, and a refusal is an
+answer. A node that does not run the type's coordinator answers None.
+
+`checkup` is what `shardbus doctor` compares between nodes: the shards that run here, the expected
+coordinators, the lag of the loop, the clock, and the settings that differ from their defaults. Here
+nothing is judged.
+
+Source: docs/reference/http.md; S2.82-S2.84.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
-from shardbus.admin.checkup import collect
-from shardbus.admin.metrics import render
-from shardbus.admin.type_answers import TypeAnswers
-from shardbus.errors import ConfigError, Refused
-from shardbus.http.api import Check, Checks, Json
-from shardbus.membership import events as cluster
-from shardbus.membership.member import Member, Service, Status
-from shardbus.membership.view import MembershipView
-from shardbus.node.event_log import fact, picture
+from shardbus.admin.metrics import VERSION
+from shardbus.admin.services import AdminServices
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import Refused, ShardBusError
+from shardbus.ids import Address, NodeId
+from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.events import Rebalance
+from shardbus.shells.coordinator import CoordinatorShell
+from shardbus.shells.region import region_of
+from shardbus.store.urls import default_url, mask_url
 
-STALLED_S = 10.0
+STOP_PART = 0.5
+"""The part of the asker's timeout that stopping shards may take; then the answer names the shards
+that are still to stop."""
+COMPARED = ("cluster", "sharding")
+"""Sections of the settings in which the nodes of a cluster should agree."""
 
 
-class Admin(TypeAnswers):
-    """See the module."""
+class NodeAnswers:
+    """Answers the questions of other nodes, from one node's state."""
 
-    @property
-    def cluster_name(self) -> str:
-        return self._node.cluster_name
+    def __init__(self, node: AdminServices) -> None:
+        self._node = node
 
-    # ---- the cluster
-
-    async def cluster(self) -> Json:
-        """Membership as this node sees it, and where the coordinators are."""
-        node, view = self._node, self._node.view
-        coordinators: dict[str, object] = {}
-        for name, kind in node.kinds.items():
-            if kind.coordinator is not None:
-                epoch = kind.router.region.epoch
-                coordinators[name] = {"node": str(kind.coordinator), "epoch": epoch}
-        oldest = view.oldest() if view is not None else None
-        return {
-            "cluster": node.cluster_name,
-            "self": str(node.me),
-            "status": self._status(),
-            "leader": str(view.leader) if view is not None and view.leader else None,
-            "oldest": str(oldest.node) if oldest is not None else None,
-            "converged": view.converged if view is not None else False,
-            "members": len(view.members) if view is not None else 0,
-            "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
-            "coordinators": coordinators,
-        }
-
-    def _status(self) -> str:
-        status = self._node.view.status if self._node.view is not None else None
-        return status.value if status is not None else "joining"
-
-    async def nodes(self) -> Json:
-        """Every member with what it hosts; who does not answer in time has empty counts."""
-        view = self._node.view
-        if view is None:
-            return {"nodes": []}
-        stats = await self._node.rpc.ask_all("stats")
-        return {"nodes": [self._row(m, stats.get(m.node), view) for m in view.members]}
-
-    @staticmethod
-    def _row(member: Member, stats: Any, view: Any) -> Json:
-        oldest = view.oldest()
-        stats = stats or {}
-        return {
-            "node": str(member.node),
-            "address": str(member.node.address),
-            "http": member.http,
-            "status": member.status.value,
-            "reachable": member.node not in view.unreachable,
-            "roles": list(member.roles),
-            "shards": {name: len(shards) for name, shards in stats.items()},
-            "entities": {name: sum(shards.values()) for name, shards in stats.items()},
-            "version": member.version,
-            "service": member.service.value,
-            "oldest": oldest is not None and member.node == oldest.node,
-            "leader": member.node == view.leader,
-        }
-
-    async def types(self) -> Json:
-        """The entity types of this application."""
-        rows = []
-        for name, kind in self._node.kinds.items():
-            settings = kind.settings
-            rows.append(
-                {
-                    "type": name,
-                    "shards": kind.kind.interface.shards,
-                    "layout": kind.kind.interface.layout,
-                    "role": settings.role,
-                    "coordinator_role": kind.coordinator_role,
-                    "remember": settings.remember,
-                    "hosted_here": kind.hosts,
-                    "coordinator": str(kind.coordinator) if kind.coordinator else None,
-                    "active_entity_limit": kind.host.passivator.limit,
-                    "entities_here": kind.host.entities,
-                }
-            )
-        return {"types": rows}
-
-    # ---- decisions and news
-
-    async def downing(self) -> Json:
-        """How this node decides after a split, and what it last decided."""
-        settings = self._node.settings.cluster.downing
-        return {
-            "node": str(self._node.me),
-            "strategy": settings.strategy,
-            "stable_after": settings.stable_after,
-            "decisions": self._node.decisions.page(),
-        }
-
-    async def gossip(self) -> Json:
-        """Who has seen which version of the membership, and who stands in the way."""
-        seen = self._node.cluster.overview
-        return {
-            "node": str(self._node.me),
-            "version": seen.version,
-            "seen": [str(n) for n in seen.seen],
-            "waiting_for": [str(n) for n in seen.waiting_for],
-            "versions": {str(n): word for n, word in seen.versions.items()},
-            "unreachable": [
-                {"observer": str(observer), "subject": str(subject), "is": flag.name.lower()}
-                for observer, subject, flag in seen.records
-            ],
-            "tombstones": seen.tombstones,
-            "phi": {str(n): round(phi, 3) for n, phi in seen.phis.items()},
-            "meta": {
-                name: data.decode(errors="replace")
-                for name, data in self._node.subscriptions.view.meta.items()
-            },
-        }
-
-    async def checkup(self) -> Json:
-        """What every member and the store say about themselves, for the doctor to compare."""
-        return await collect(self._node)
-
-    async def events(self) -> AsyncIterator[Json]:
-        """The membership as it is now, then what happens."""
-        subscription = self._node.subscriptions.subscribe()
-        try:
-            async for event in subscription:
-                yield picture(event) if isinstance(event, MembershipView) else fact(event)
-        finally:
-            subscription.close()
-
-    # ---- health
-
-    def liveness(self) -> Checks:
-        """This process works. Never asks the store or another node."""
-        ended = self._node.stopped.done()
-        lag = self._node.lag
-        return {
-            "loop": Check(lag < STALLED_S, f"{lag:.3f} s late"),
-            "membership": Check(not ended, self._node.stopped.result() if ended else "running"),
-        }
-
-    def readiness(self) -> Checks:
-        """This node is Up and its regions are registered with their coordinators."""
-        status = self._node.view.status if self._node.view is not None else None
-        phase = self._node.phases.current
-        checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
-        for name, kind in self._node.kinds.items():
-            known = kind.coordinator is not None and kind.router.region.registered
-            detail = f"coordinator {kind.coordinator}" if known else "not registered yet"
-            if not known and kind.stranger is not None and kind.stranger == kind.coordinator:
-                detail = kind.missing
-            if self._nobody_has(kind.settings.role):
-                role = kind.settings.role
-                known, detail = True, f"nobody hosts it: no member is up with role {role!r}"
-            elif not known and self._nobody_has(kind.coordinator_role):
-                role = kind.coordinator_role
-                detail = f"nobody coordinates it: no member is up with role {role!r}"
-            checks[f"coordinator:{name}"] = Check(known, detail)
-        return checks
-
-    def _nobody_has(self, role: str) -> bool:
-        view = self._node.view
-        return bool(role) and view is not None and view.oldest(role) is None
-
-    def metrics(self) -> bytes:
-        """The metrics in Prometheus's text format."""
-        return render(self._node)
-
-    # ---- writes
-
-    async def leave(self, node: str | None) -> Json:
-        """Begin to hand off and leave."""
-        target = self._node.me if node is None else self._member(node)
-        if not await self._node.rpc.ask(target, "leave"):
-            raise ConfigError(f"{target} is not able to leave now")
-        return {"node": str(target), "leaving": True}
-
-    async def down(self, node: str, *, force: bool) -> Json:
-        """Declare a member dead; with `force`, remove it without asking the others."""
-        target = self._member(node)
-        if force and target == self._node.me:
-            raise Refused(f"{target} is this node: a node cannot remove itself")
-        self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
-        return {"node": str(target), "down": True, "removed": force}
-
-    async def serve(self, node: str, service: str) -> Json:
-        """Cordon, uncordon or drain a member. The last that is open stays so: shards without a home
-        would wait for nobody."""
-        target = self._member(node, itself=True)
-        others = [m for m in self._node.subscriptions.view.members if m.node != target]
-        if service != Service.OPEN.value and not any(
-            m.status is Status.UP and m.service is Service.OPEN for m in others
+    def register(self) -> None:
+        """Answer questions through the node's `NodeRpc` from now on."""
+        for answer in (
+            self.stats,
+            self.table,
+            self.shard,
+            self.plan,
+            self.rebalance,
+            self.running,
+            self.entities,
+            self.leave,
+            self.places,
+            self.place,
+            self.slow,
+            self.stop,
+            self.limit,
+            self.checkup,
         ):
-            raise Refused(f"no other member would take shards than {target}")
-        self._node.cluster.post(cluster.SetService(target, Service(service)))
-        return {"node": str(target), "service": service}
+            self._node.rpc.register(answer.__name__, answer)
 
-    async def join(self, seeds: tuple[str, ...]) -> Json:
-        """Begin to join."""
-        if self._node.joining:
-            raise Refused("this node has joined already", hint="node.join = manual lets it wait")
-        self._node.join_by(seeds)
-        return {"node": str(self._node.me), "joining": True, "seeds": list(seeds)}
+    # ---- what runs on this node
 
-    async def shut_down(self) -> Json:
-        """Stop the whole cluster."""
-        if not self._node.is_up:
-            raise Refused(f"this node is {self._status()}: ask one that is up")
-        self._node.cluster.post(cluster.PrepareForShutdown())
-        return {"cluster": self._node.cluster_name, "stopping": True}
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Entity types to their shards here, each with its number of entities in memory."""
+        return {
+            name: {shard: hosted.live for shard, hosted in region.host.shards.items()}
+            for name, region in self._node.regions.items()
+        }
+
+    def running(self, name: str, shard: str, entity_id: str) -> bool:
+        """True if the entity is in memory here."""
+        return region_of(self._node.regions, name).host.find(entity_id, shard) is not None
+
+    def entities(
+        self, name: str, shard: str, prefix: str, after: str, limit: int
+    ) -> list[list[str]]:
+        """Up to `limit` entities (id, shard) in memory here, sorted by id, with ids above
+        `after`."""
+        host = region_of(self._node.regions, name).host
+        shards = [shard] if shard else list(host.shards)
+        found = [(i, s) for s in shards for i in host.ids(s) if i.startswith(prefix) and i > after]
+        return [list(row) for row in sorted(found)[:limit]]
+
+    def limit(self, name: str, wanted: int | None) -> list[int] | None:
+        """The limit on entities in memory here, their number, and how many were evicted. `wanted`
+        is set as the new limit. None if this node does not host the type, or the type takes no
+        limit."""
+        region = region_of(self._node.regions, name)
+        if not region.hosts:
+            return None
+        if wanted is not None:
+            try:
+                region.host.set_active_entity_limit(wanted)
+            except Refused:
+                return None
+        passivator = region.host.passivator
+        return [passivator.limit, region.host.entities, passivator.evicted]
+
+    def leave(self) -> bool:
+        """Begin to leave, as at a SIGTERM. False if this node cannot yet."""
+        if self._node.on_leave is None:
+            return False
+        self._node.on_leave()
+        return True
+
+    def checkup(self) -> dict[str, Any]:
+        """This node's state, for comparison with that of other nodes."""
+        node = self._node
+        types = {}
+        for name, shell in node.regions.items():
+            region = shell.router.region
+            types[name] = {
+                "coordinator": str(shell.coordinator) if shell.coordinator is not None else None,
+                "epoch": region.epoch,
+                "registered": region.registered,
+                "buffered": region.buffered[0],
+                "layout": shell.entity_type.interface.layout,
+                "shards": {shard: hosted.fence for shard, hosted in shell.host.shards.items()},
+            }
+        url = node.settings.store.url or default_url(node.cluster_name)
+        return {
+            "build": VERSION,
+            "version": node.settings.node.version,
+            "time": time.time(),
+            "lag": node.lag,
+            "store": mask_url(url),
+            "store_silent_ago": node.states.silent_ago,
+            "settings": dict(_changed_settings(node)),
+            "types": types,
+        }
+
+    # ---- what a coordinator on this node knows
+
+    def table(self, name: str) -> dict[str, Any] | None:
+        """The coordinator's table of a type."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        homes = coordinator.table.homes
+        load_of = coordinator.rebalancing.load_of
+        shards = [
+            [shard, str(home.node), home.fence, coordinator.state_of(shard), load_of(shard)]
+            for shard, home in homes.items()
+        ]
+        return {"epoch": coordinator.epoch, "shards": shards, **_pace(coordinator)}
+
+    def shard(self, name: str, shard: str) -> dict[str, Any] | None:
+        """The home of a shard and its changes, each with its age in seconds."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        home, now = coordinator.table.homes.get(shard), self._node.loop.time()
+        changes = []
+        for c in coordinator.history.of(shard):
+            ends = (node and str(node) for node in (c.source, c.target))
+            changes.append([now - c.at, *ends, c.why, c.epoch, c.fence, c.seconds])
+        return {
+            "epoch": coordinator.epoch,
+            "node": str(home.node) if home is not None else None,
+            "fence": home.fence if home is not None else None,
+            "state": coordinator.state_of(shard),
+            "changes": changes,
+        }
+
+    def plan(self, name: str, add: int, remove: list[str]) -> dict[str, Any] | None:
+        """The moves that would follow if `add` nodes came and those in `remove` went."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        seen = coordinator.plan(add, tuple(NodeId.parse(node) for node in remove))
+        nodes = {**seen.before, **seen.after}
+        return {
+            "moves": [[shard, str(a), str(b)] for shard, (a, b) in seen.moved.items()],
+            "nodes": [[str(n), seen.before.get(n, 0), seen.after.get(n, 0)] for n in nodes],
+            "rounds": seen.rounds,
+            "settled": seen.settled,
+            **_pace(coordinator),
+        }
+
+    def places(self, name: str) -> dict[str, Any] | None:
+        """The places that were set for shards of the type."""
+        if self._coordinator(name) is None:
+            return None
+        places = self._shell(name).overrides.places
+        return {"places": {shard: str(place) for shard, place in places.items()}}
+
+    # ---- commands to a coordinator on this node
+
+    def rebalance(self, name: str) -> dict[str, Any] | None:
+        """Check the balance now."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        self._shell(name).handle(Rebalance())
+        return _pace(coordinator)
+
+    async def slow(self, name: str, paused: bool | None, moves: int | None) -> Any:
+        """Pause or resume rebalancing, and bound the moves at a time; answered once it is
+        stored."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        try:
+            await self._shell(name).override(lambda current: current.slowed(paused, moves))
+        except ShardBusError as e:
+            return _refusal(e)
+        return _pace(coordinator)
+
+    async def stop(self, name: str, shards: list[str]) -> Any:
+        """Stop these shards; the answer lists those that have stopped and those still to stop."""
+        if self._coordinator(name) is None:
+            return None
+        settings = region_of(self._node.regions, name).settings
+        patience = STOP_PART * settings.shard_region_query_timeout
+        try:
+            left = await self._shell(name).stop_shards(shards, patience)
+        except ShardBusError as e:
+            return _refusal(e)
+        return {"stopped": [s for s in shards if s not in left], "stopping": left}
+
+    async def place(self, name: str, changes: dict[str, str]) -> dict[str, Any] | None:
+        """Set the places of shards; an empty text takes a place away. Answered once it is
+        stored."""
+        coordinator = self._coordinator(name)
+        if coordinator is None:
+            return None
+        try:
+            if not coordinator.rebalancing.takes_places:
+                raise Refused(
+                    f"{name!r} has a strategy of its own, which would move the shard back",
+                    hint=f"set sharding.types.{name}.allocation = external to place it by hand",
+                )
+            places = {s: Address.parse(text) if text else None for s, text in changes.items()}
+            await self._shell(name).override(lambda current: current.placed(places))
+        except ShardBusError as e:
+            return _refusal(e)
+        return self.places(name)
+
+    def _shell(self, name: str) -> CoordinatorShell:
+        return self._node.singletons[name].coordinator
+
+    def _coordinator(self, name: str) -> Coordinator | None:
+        """The coordinator of a type, if it rules here."""
+        region_of(self._node.regions, name)
+        machine = self._shell(name).machine
+        rules = machine is not None and machine.state in (
+            CoordinatorState.RULING,
+            CoordinatorState.RETIRING,
+        )
+        return machine if rules else None
+
+
+def _pace(coordinator: Coordinator) -> dict[str, Any]:
+    """How fast the coordinator moves shards, and why it may not."""
+    balance = coordinator.rebalancing
+    moving, most = balance.moves_in_flight
+    held = balance.why_not()
+    return {"paused": balance.paused, "held": held, "moving": moving, "moves_at_a_time": most}
+
+
+def _refusal(error: ShardBusError) -> dict[str, Any]:
+    """A refusal as an answer, which `ShardControl` raises again."""
+    return {"refused": [type(error).__name__, error.message, error.hint]}
+
+
+def _changed_settings(node: AdminServices) -> Iterator[tuple[str, str]]:
+    """The settings that differ from their defaults, as texts."""
+    for section in COMPARED:
+        value = getattr(node.settings, section)
+        yield from _differences(section, value, type(value)())
+    for name, region in node.regions.items():
+        yield from _differences(f"sharding.types.{name}", region.settings, ShardingSettings())
+
+
+def _differences(key: str, value: Any, default: Any) -> Iterator[tuple[str, str]]:
+    for field in fields(value):
+        here, usual = getattr(value, field.name), getattr(default, field.name)
+        if is_dataclass(here):
+            yield from _differences(f"{key}.{field.name}", here, usual)
+        elif here != usual and field.name != "types":
+            yield f"{key}.{field.name}", str(here)

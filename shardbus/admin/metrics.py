@@ -1,7 +1,8 @@
-"""What a node counts, in Prometheus's text format. Collected when asked: the hot path only adds to
-plain integers.
+"""A node's metrics in Prometheus's text format.
 
-Source: docs/reference/http.md; B.55, B.150.
+They are collected at each request: the hot path only adds to plain integers.
+
+Source: docs/reference/http.md.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -20,16 +20,14 @@ from prometheus_client.core import (
     SummaryMetricFamily,
 )
 
+from shardbus.admin.services import AdminServices
 from shardbus.sharding.coordinator.history import BUCKETS
 from shardbus.transport.send_buffer import SEND_BUFFER_FULL
-
-if TYPE_CHECKING:
-    from shardbus.node.node import Node
 
 VERSION = "0.1.0"
 
 
-def render(node: Node) -> bytes:
+def render(node: AdminServices) -> bytes:
     """Every metric of the node, now."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(node))
@@ -37,7 +35,7 @@ def render(node: Node) -> bytes:
 
 
 class _Collector:
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: AdminServices) -> None:
         self._node = node
 
     def collect(self) -> Iterator[Metric]:
@@ -46,7 +44,7 @@ class _Collector:
         yield from self._cluster()
 
     def _messages(self) -> Iterable[Metric]:
-        kinds, endpoint = self._node.kinds, self._node.endpoint
+        regions, endpoint = self._node.regions, self._node.endpoint
         received = _counter("messages_received", "Messages handed to entities")
         forwarded = _counter("messages_forwarded", "Messages that arrived here and were sent on")
         dropped = _counter("messages_dropped", "Messages that no handler saw", "reason")
@@ -55,12 +53,12 @@ class _Collector:
             refused.add_metric([name, reason], count)
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
         pauses = _counter("sender_pauses", "Times that a sender had to wait for a mailbox")
-        for name, kind in kinds.items():
-            received.add_metric([name], kind.host.counts.accepted)
-            forwarded.add_metric([name], kind.relayed_messages)
-            buffered.add_metric([name], kind.router.region.buffered[0])
-            pauses.add_metric([name], kind.host.runner.mailbox_limits.pauses)
-            for reason, count in sorted(kind.host.counts.dropped.items()):
+        for name, region in regions.items():
+            received.add_metric([name], region.host.counts.accepted)
+            forwarded.add_metric([name], region.relayed_messages)
+            buffered.add_metric([name], region.router.region.buffered[0])
+            pauses.add_metric([name], region.host.runner.mailbox_limits.pauses)
+            for reason, count in sorted(region.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
         for name, count in sorted(endpoint.send_buffer_limit.refused.items()):
             dropped.add_metric([name, SEND_BUFFER_FULL], count)
@@ -87,14 +85,14 @@ class _Collector:
         entities = _gauge("entities", "Entities in memory")
         limit = _gauge("active_entity_limit", "Entities that may be in memory, 0 for any number")
         shards = _gauge("shards", "Shards hosted here")
-        for name, kind in self._node.kinds.items():
-            counts = kind.host.counts
+        for name, region in self._node.regions.items():
+            counts = region.host.counts
             failures.add_metric([name], counts.failures)
-            evicted.add_metric([name], kind.host.passivator.evicted)
+            evicted.add_metric([name], region.host.passivator.evicted)
             cut_off.add_metric([name], counts.cut_off)
-            entities.add_metric([name], kind.host.entities)
-            limit.add_metric([name], kind.host.passivator.limit)
-            shards.add_metric([name], len(kind.host.shards))
+            entities.add_metric([name], region.host.entities)
+            limit.add_metric([name], region.host.passivator.limit)
+            shards.add_metric([name], len(region.host.shards))
             for cause, count in sorted(counts.started.items()):
                 started.add_metric([name, cause], count)
             for reason, count in sorted(counts.stopped.items()):
@@ -112,9 +110,9 @@ class _Collector:
             "From the beginning of a move, or a node's end, until the store has the next home",
             labels=["entity_type"],
         )
-        for name, kind in self._node.kinds.items():
-            waiting.add_metric([name], kind.host.recovery.waiting)
-            coordinator = self._node.singletons[name].coordination.coordinator
+        for name, region in self._node.regions.items():
+            waiting.add_metric([name], region.host.recovery.waiting)
+            coordinator = self._node.singletons[name].coordinator.machine
             if coordinator is not None:
                 history = coordinator.history
                 moves.add_metric([name], _buckets(history.moved), history.moved_seconds)
@@ -133,8 +131,8 @@ class _Collector:
             for watched, value in node.watching.overview.phis.items():
                 phi.add_metric([str(watched)], value)
         epoch = _gauge("coordinator_epoch", "Highest coordinator epoch seen")
-        for name, kind in node.kinds.items():
-            epoch.add_metric([name], kind.router.region.epoch)
+        for name, region in node.regions.items():
+            epoch.add_metric([name], region.router.region.epoch)
         lag = GaugeMetricFamily("shardbus_loop_lag_seconds", "How late the application loop is")
         lag.add_metric([], node.lag)
         errors = CounterMetricFamily("shardbus_store_errors", "Store calls that failed")
@@ -149,7 +147,7 @@ class _Collector:
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:
-    """So many took at most so long, with all that took less."""
+    """Cumulative counts per upper bound, in seconds."""
     bounds = [*(f"{bound:g}" for bound in BUCKETS), "+Inf"]
     return list(zip(bounds, accumulate(counts), strict=True))
 

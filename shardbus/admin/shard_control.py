@@ -1,79 +1,57 @@
-"""What people ask of the coordinator of a type, through any node.
+"""Commands to the coordinator of a type, through any node.
 
-The asked node finds the coordinator and asks it (`questions`); what the coordinator refuses comes
-back as the error that it raised there.
+The node that gets the command asks the coordinator (`answers`). What the coordinator refuses is
+raised here as the error that it raised there.
 
-Source: B.63, B.69, B.77, N.10, S3.19; docs/reference/http.md.
+Source: docs/reference/http.md; S3.19.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from shardbus.errors import (
-    ConfigError,
-    Refused,
-    ShardBusError,
-    StoreUnavailable,
-    UnknownEntityType,
-)
+from shardbus.errors import ConfigError, Refused, ShardBusError, StoreUnavailable
 from shardbus.ids import Address, NodeId
-
-if TYPE_CHECKING:
-    from shardbus.node.rpc import NodeRpc
-    from shardbus.shells.region import RegionShell
+from shardbus.node.rpc import NodeRpc
+from shardbus.shells.region import RegionShell, region_of
 
 REFUSALS: Mapping[str, type[ShardBusError]] = {
     error.__name__: error for error in (ConfigError, Refused, StoreUnavailable)
 }
-
+"""Errors of a coordinator that its asker raises again, by name."""
 
 SHARDS_MAX = 10_000
 """Shards that one command may name."""
 
 Place = NodeId | Address | str
-"""A node, or the address of one that may not be there yet, also as text."""
+"""A node, or the address of a node that may not run yet; a text is either."""
 
 
 def address_of(place: Place) -> Address:
-    """The address alone, for whoever lives there shall host.
+    """The address alone: a later node at the same address counts, too.
 
     Raises:
-        ConfigError: the text is no address.
+        ConfigError: the text is not an address.
     """
     if isinstance(place, NodeId):
         return place.address
     return place if isinstance(place, Address) else Address.parse(place.partition("#")[0])
 
 
-class ShardControlServices(Protocol):
-    """The node."""
-
-    kinds: dict[str, RegionShell]
-    rpc: NodeRpc
-
-
 class ShardControl:
-    """See the module. Every method raises UnknownEntityType for a type that there is not, Refused
-    if the coordinator is not known, and RequestError if it does not answer."""
+    """Asks coordinators. Every method raises UnknownEntityType for an unknown type, Refused if the
+    coordinator is not known, and RequestError if it does not answer."""
 
-    def __init__(self, node: ShardControlServices) -> None:
-        self._node = node
-
-    def kind(self, name: str) -> RegionShell:
-        """The type, as this node runs it."""
-        kind = self._node.kinds.get(name)
-        if kind is None:
-            raise UnknownEntityType(f"there is no entity type {name!r}")
-        return kind
+    def __init__(self, regions: Mapping[str, RegionShell], rpc: NodeRpc) -> None:
+        self._regions, self._rpc = regions, rpc
 
     async def ask(self, name: str, question: str, *args: object) -> Any:
-        """What the type's coordinator answers."""
-        coordinator = self.kind(name).coordinator
+        """The answer of the type's coordinator."""
+        coordinator = region_of(self._regions, name).coordinator
         answer = None
         if coordinator is not None:
-            answer = await self._node.rpc.ask(coordinator, question, name, *args, of=name)
+            answer = await self._rpc.ask(coordinator, question, name, *args, of=name)
         if not answer:
             raise Refused(f"the coordinator of {name!r} is not known yet", hint="try again")
         if isinstance(answer, dict) and "refused" in answer:
@@ -84,44 +62,49 @@ class ShardControl:
     async def rebalance(
         self, name: str, *, paused: bool | None = None, moves: int | None = None
     ) -> dict[str, Any]:
-        """Look at the balance of a type now; or pause that, or resume it, or bound the moves at a
-        time (0: as the settings say). What was told is stored when this returns. Returns how fast
-        it goes now: `paused`, `held` (why nothing moves for balance), `moving` and
-        `moves_at_a_time`."""
+        """Check the balance of a type now; with `paused` or `moves`, pause or resume rebalancing,
+        or bound the moves at a time (0: as configured), which is stored when this returns.
+
+        Returns:
+            `paused`, `held` (why no shard moves for balance), `moving` and `moves_at_a_time`.
+        """
         if paused is None and moves is None:
             return dict(await self.ask(name, "rebalance"))
         return dict(await self.ask(name, "slow", paused, moves))
 
     async def stop(self, name: str, shards: Sequence[str]) -> dict[str, Any]:
-        """Stop these shards where they are, until somebody sends to them. Returns those that have
-        `stopped`, and those that are `stopping` and had not by the time of the answer.
+        """Stop these shards until a message arrives for them.
+
+        Returns:
+            `stopped`: the shards that have stopped; `stopping`: those that are still to stop.
 
         Raises:
-            ConfigError: the type has no such shard, or there are too many.
+            ConfigError: the type has no such shard, or there are more than `SHARDS_MAX`.
         """
         self._check_shards(name, shards)
         return dict(await self.ask(name, "stop", list(dict.fromkeys(shards))))
 
     async def places(self, name: str) -> dict[str, Address]:
-        """Where somebody said that shards shall live."""
+        """The places that were set for shards of a type."""
         found = await self.ask(name, "places")
         return {shard: Address.parse(place) for shard, place in found["places"].items()}
 
     async def place(self, name: str, changes: Mapping[str, Address | None]) -> dict[str, Address]:
-        """These shards shall live there, or, None, where the strategy likes; returns every place.
-        It is stored when this returns, and done as soon as it can be.
+        """Set the places of shards; None takes a place away. The places are stored when this
+        returns, and the shards move as soon as they can. Returns every place.
 
         Raises:
-            ConfigError: the type has no such shard. Refused: its strategy is not `external`.
-            StoreUnavailable: the old or the new places count.
+            ConfigError: the type has no such shard.
+            Refused: the type's strategy is not `external`.
+            StoreUnavailable: either the old or the new places are stored.
         """
         self._check_shards(name, changes)
-        told = {shard: str(place) if place else "" for shard, place in changes.items()}
-        found = await self.ask(name, "place", told)
+        wanted = {shard: str(place) if place else "" for shard, place in changes.items()}
+        found = await self.ask(name, "place", wanted)
         return {shard: Address.parse(place) for shard, place in found["places"].items()}
 
     def _check_shards(self, name: str, shards: Collection[str]) -> None:
-        has_shard = self.kind(name).router.has_shard
+        has_shard = region_of(self._regions, name).router.has_shard
         for shard in shards:
             if not has_shard(shard):
                 raise ConfigError(f"{name!r} has no shard {shard!r}")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
-from functools import partial
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
@@ -355,13 +354,13 @@ class Host:
 
     # ---- periodic work, and figures
 
-    def sweeps(self, tick: int) -> dict[str, Callable[[], None]]:
-        """Return the work to do about once a second, by name: measure mailboxes, cut off entities
-        that do not stop, passivate."""
+    def sweeps(self) -> dict[str, Callable[[int], object]]:
+        """Return the work to do about once a second, by name, each with the current tick as its
+        argument: measure mailboxes, cut off entities that do not stop, passivate."""
         return {
-            "mailboxes": self.runner.mailbox_limits.sweep,
-            "stopping": partial(self.stopper.sweep, tick),
-            "passivation": partial(self.passivator.sweep, tick),
+            "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
+            "stopping": self.stopper.sweep,
+            "passivation": self.passivator.sweep,
         }
 
     def set_active_entity_limit(self, limit: int) -> None:

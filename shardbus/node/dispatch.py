@@ -1,21 +1,25 @@
-"""The switchboard: who gets what arrives on a node's links.
+"""The dispatcher: hands what arrives on a node's sessions to the part that handles it.
 
-Messages go to the entity type that they name, machines' messages to that type's region, coordinator
-or singleton. A client may ask where shards live and what a type is; it may not speak as a region
-does, nor ask what only nodes ask each other.
+Messages for entities go to the region of the type that they name. Messages of machines go to that
+type's region, coordinator or singleton. A client may ask where shards live and what a type is; it
+may not send what only regions send, nor ask what only nodes ask each other.
 
-Source: S0.10, S2.37; C.36; B.57, B.130.
+Source: docs/architecture.md; S0.10, S2.37.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
 
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages as handover
 from shardbus.node.rpc import NodeRpc
 from shardbus.sharding import events, messages
+from shardbus.shells.region import RegionShell
+from shardbus.shells.singleton import SingletonShell
+from shardbus.transport.drop_reports import DropTallies, RefusedTells
+from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import (
@@ -28,9 +32,6 @@ from shardbus.wire.control import (
     encode_control,
 )
 
-if TYPE_CHECKING:
-    from shardbus.node.node import Node
-
 FOR_COORDINATOR: frozenset[type] = frozenset(
     {
         messages.Register,
@@ -42,108 +43,130 @@ FOR_COORDINATOR: frozenset[type] = frozenset(
         messages.GracefulShutdownRequest,
     }
 )
-"""What members' regions say to a coordinator."""
+"""What the regions of members send to a coordinator."""
 
 
 class Dispatcher:
-    """See the module; the receiver of every session of a node."""
+    """The receiver of every session of a node.
 
-    def __init__(self, node: Node) -> None:
+    Args:
+        regions, singletons: by entity type.
+        rpc: answers the questions of other nodes.
+        drops, refused: count messages that this node, or another, dropped.
+        hosting_members: the members that host shards now.
+    """
+
+    def __init__(
+        self,
+        regions: Mapping[str, RegionShell],
+        singletons: Mapping[str, SingletonShell],
+        rpc: NodeRpc,
+        drops: DropTallies,
+        refused: RefusedTells,
+        hosting_members: Callable[[], tuple[NodeId, ...]],
+    ) -> None:
         self.clients: dict[NodeId, Session] = {}
         """Sessions of clients, by the id that stands for the client."""
-        self._node = node
+        self._regions, self._singletons, self._rpc = regions, singletons, rpc
+        self._drops, self._refused, self._hosting_members = drops, refused, hosting_members
+        self._endpoint: Endpoint
+
+    def attach(self, endpoint: Endpoint) -> None:
+        """Use this endpoint, whose sessions deliver here."""
+        self._endpoint = endpoint
 
     def on_tells(self, session: Session, run: TellRun) -> None:
-        """Messages for entities."""
-        kind = self._node.kinds.get(run.type)
-        if kind is None:
-            self._node.endpoint.count_drop("unknown_type")
-            drops = self._node.drops
+        """Hand tells to the region of their type."""
+        region = self._regions.get(run.type)
+        if region is None:
+            self._endpoint.count_drop("unknown_type")
+            drops = self._drops
             mark = session.mark or drops.mark(session)
             drops.drop(mark, run.type, "unknown_type", len(run.ids))
         else:
-            kind.on_tells(session, run)
+            region.on_tells(session, run)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
-        """Messages for entities whose senders wait, and questions of other nodes."""
-        kind = self._node.kinds.get(run.type)
-        if kind is not None:
-            kind.on_asks(session, run)
+        """Hand asks to the region of their type, and questions of nodes to the answers."""
+        region = self._regions.get(run.type)
+        if region is not None:
+            region.on_asks(session, run)
         elif run.type == NodeRpc.TYPE and session.tag not in self.clients:
-            self._node.rpc.asked(session, run)
+            self._rpc.asked(session, run)
         else:
-            self._node.endpoint.count_drop("unknown_type")
+            self._endpoint.count_drop("unknown_type")
             for corr in run.corrs:
                 session.fail(corr, UnknownEntityType(f"there is no entity type {run.type!r}"))
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
-        """A message that another node sends on."""
-        kind = self._node.kinds.get(message.type)
-        if kind is not None:
-            kind.on_relayed(session, message)
+        """Hand a message that another node forwards to the region of its type."""
+        region = self._regions.get(message.type)
+        if region is not None:
+            region.on_relayed(session, message)
         elif message.corr:
             session.fail(message.corr, UnknownEntityType(f"no entity type {message.type!r}"))
 
     def on_flush(self, session: Session, flush: Flush) -> None:
-        """A flush for a shard."""
-        kind = self._node.kinds.get(flush.type)
-        if kind is not None:
-            kind.on_flush(session, flush)
+        """Hand a flush to its region; echo one for a type that does not run here."""
+        region = self._regions.get(flush.type)
+        if region is not None:
+            region.on_flush(session, flush)
         else:
             session.reply(flush.corr, b"")
 
     def on_control(self, session: Session, control: Control) -> None:
-        """A message for a machine."""
+        """Hand a machine's message to the machine; count it if its sender may not send it."""
         message = decode_control(control)
         if isinstance(message, Describe):
             self._describe(session, control.type)
             return
         if isinstance(message, Refusals) and session.tag not in self.clients:
-            self._node.refused.record(session.name, message)
+            self._refused.record(session.name, message)
             return
         if isinstance(message, Goodbye):
-            if message.node in self._node.hosting_members():
-                self._node.endpoint.count_drop("not_allowed")
+            if message.node in self._hosting_members():
+                self._endpoint.count_drop("not_allowed")
             else:
-                self._node.endpoint.departures.on_notice(message.node)
+                self._endpoint.departures.on_notice(message.node)
             return
-        kind = self._node.kinds.get(control.type)
-        if kind is None or not isinstance(session.tag, NodeId):
+        region = self._regions.get(control.type)
+        if region is None or not isinstance(session.tag, NodeId):
             if isinstance(message, messages.Register):
-                self._describe(session, control.type)  # its region shall know why nobody answers
-            self._node.endpoint.count_drop("unknown_type")
+                self._describe(session, control.type)  # so that its region can log the reason
+            self._endpoint.count_drop("unknown_type")
             return
         sender: NodeId = session.tag
         if isinstance(message, messages.GetShardHome) and sender in self.clients:
-            shards = tuple(s for s in message.shards if kind.router.has_shard(s))
-            kind.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
+            shards = tuple(s for s in message.shards if region.router.has_shard(s))
+            region.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
         elif sender in self.clients:
-            self._node.endpoint.count_drop("not_allowed")
+            self._endpoint.count_drop("not_allowed")
         elif isinstance(message, TypeInfo):
-            kind.unknown_at(sender)
+            region.unknown_at(sender)
         elif isinstance(message, handover.MESSAGES):
-            self._node.singletons[control.type].received(sender, message)
+            self._singletons[control.type].received(sender, message)
         elif type(message) in FOR_COORDINATOR:
-            self._node.singletons[control.type].coordination.received(sender, message)  # type: ignore[arg-type]
+            self._singletons[control.type].coordinator.received(sender, message)  # type: ignore[arg-type]
         else:
-            kind.router.handle(events.MessageReceived(sender, message))  # type: ignore[arg-type]
+            region.router.handle(events.MessageReceived(sender, message))  # type: ignore[arg-type]
 
     def _describe(self, session: Session, name: str) -> None:
-        kind = self._node.kinds.get(name)
+        region = self._regions.get(name)
         info = TypeInfo(False, "", 0)
-        if kind is not None:
-            interface = kind.kind.interface
+        if region is not None:
+            interface = region.entity_type.interface
             info = TypeInfo(True, interface.layout, 0 if interface.shard_of else interface.shards)
         session.control(encode_control(name, info))
 
     def on_client(self, session: Session) -> None:
-        """A client has connected."""
+        """Send the list of hosting members to a client that has connected."""
         self.clients[session.tag] = session
-        session.control(encode_control("", Members(self._node.hosting_members())))
+        session.control(encode_control("", Members(self._hosting_members())))
 
-    def tell_clients(self, died: tuple[NodeId, ...] = ()) -> None:
-        """The members changed. Who `died` may still look alive to a client: a machine without power
+    def notify_clients(self, died: tuple[NodeId, ...] = ()) -> None:
+        """Send the changed list of hosting members to every client. `died` names members that
+        ended without leaving: to a client they may look alive, since a machine without power
         refuses no connection."""
-        news = encode_control("", Members(self._node.hosting_members(), died))
+        members = encode_control("", Members(self._hosting_members(), died))
         for session in self.clients.values():
-            session.control(news)
+            session.control(members)

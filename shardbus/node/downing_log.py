@@ -45,7 +45,7 @@ class DowningLog:
     def __init__(self) -> None:
         self._kept: deque[Json] = deque(maxlen=KEPT)
 
-    def hear(self, event: DomainEvent) -> None:
+    def record(self, event: DomainEvent) -> None:
         """Log an event; keep it if it is a decision."""
         if not isinstance(event, DowningDecided):
             level = logging.DEBUG if isinstance(event, QUIET) else logging.INFO

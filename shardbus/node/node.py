@@ -1,14 +1,16 @@
-"""A node: two loops, wired together.
+"""A node: composes the parts of two loops.
 
-The cluster thread knows who is in the cluster; this, the application loop, runs links, entities,
-coordinators and HTTP. They exchange immutable events only: what the cluster thread says arrives by
-`call_soon_threadsafe`, and what it must know is posted to it.
+The cluster thread runs membership. The application loop, in this module, runs sessions, regions,
+entities, coordinators and HTTP. The two exchange immutable events only: an effect of membership
+arrives by `call_soon_threadsafe`, and events for membership are posted to the cluster thread.
 
-    start   store, cluster thread, ROUTER, types, HTTP, then join
-    go      hand everything off and leave, or stop with the whole cluster (`departure`)
-    downed  stop at once: others may have our shards already
+    start   open the store, listen on the ROUTER, create the regions
+    join    start membership, and join unless the operator decides when
+    leave   hand everything off and leave, or stop with the whole cluster (`shutdown`)
+    close   release everything at once; a node that is downed does only this, since other nodes may
+            run its shards already
 
-Source: docs/architecture.md; S0.1, S1.60-S1.62, S2.52; B.12, B.14, B.15.
+Source: docs/architecture.md; S0.1, S1.60-S1.62, S2.52.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, cast, get_args
 
-from shardbus.admin.shard_control import ShardControl
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
-from shardbus.errors import ShardBusError, UnknownEntityType
+from shardbus.errors import ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
@@ -38,36 +40,44 @@ from shardbus.node.rpc import NodeRpc
 from shardbus.node.session_loss import SessionLoss
 from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
-from shardbus.node.ticker import Ticker
+from shardbus.node.ticker import SECOND, Ticker
 from shardbus.routing.refs import ASK_TIMEOUT_MS, Ref
 from shardbus.sharding import events
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
-from shardbus.shells.region import RegionShell
+from shardbus.shells.region import RegionShell, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import StateStore
 from shardbus.store.urls import family
+from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.send_buffer import SendBufferLimit
+from shardbus.transport.session import Session
+from shardbus.transport.task_set import TaskSet
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
-from shardbus.wire.schema import Interface
 
 log = logging.getLogger("shardbus.node")
 
 CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
 
+UNREACHABLE_TIMEOUT_S = 0.5
+"""For an answer of a member that is unreachable."""
+
 
 class Node:
-    """See the module. `stopped` is done when membership is over, with its reason; `cluster_stops`
-    when everybody knows that the whole cluster ends."""
+    """One node of a cluster, in the running loop.
+
+    `stopped` is done when membership has ended, with its reason; `cluster_stops` when all members
+    know that the whole cluster stops. `on_leave` begins to leave, once the process can.
+    """
 
     def __init__(
         self,
@@ -83,34 +93,33 @@ class Node:
         self._make_membership = membership
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
         self.view: MembershipView | None = None
-        self.kinds: dict[str, RegionShell] = {}
+        self.regions: dict[str, RegionShell] = {}
         self.singletons: dict[str, SingletonShell] = {}
         self.notes: dict[tuple[str, str], int] = {}
-        """What the machines noted, by entity type and kind."""
+        """Notes of the machines, counted by entity type and name."""
         self.decisions = DowningLog()
         self.phases = Phases(settings.shutdown)
-        self.quarantine = StalledPeers(settings.cluster.quarantine_after)
+        self.stalled_peers = StalledPeers(settings.cluster.quarantine_after)
+        self.drops, self.refused = DropTallies(), RefusedTells()
+        self.rpc = NodeRpc(self._query_timeout, self._member_ids)
+        self.dispatcher = Dispatcher(
+            self.regions, self.singletons, self.rpc, self.drops, self.refused, self.hosting_members
+        )
+        self.on_leave: Callable[[], None] | None = None
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
-        """Who was unreachable in the last view but one."""
-        self.dispatcher = Dispatcher(self)
-        self.session_loss, self.drops, self.refused = (
-            SessionLoss(self),
-            DropTallies(),
-            RefusedTells(),
-        )
-        self.shard_control = ShardControl(self)
-        self._leases: set[asyncio.Task[None]] = set()
-        self._ticker = Ticker(self)
+        """Members that were unreachable in the view before the last."""
+        self._leases = TaskSet()
         self._thread: MembershipRunner | None = None
 
     # ---- start
 
     async def start(self) -> None:
-        """Listen, host nothing yet, and begin to join.
+        """Open the store, listen, and create the regions; no shard runs yet.
 
         Raises:
-            ConfigError: a port is taken, or a setting is unfit. StoreUnavailable: no store.
+            ConfigError: a port is taken, or a setting is invalid.
+            StoreUnavailable: the store does not answer.
         """
         guard(self)
         self.loop = asyncio.get_running_loop()
@@ -127,43 +136,74 @@ class Node:
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.subscriptions = Subscriptions(self.me)
         self.states = EntityStates(self.store, uid)
-        self.endpoint = Endpoint(
-            self.cluster_name,
-            str(self.me),
-            uid,
+        self.endpoint = self._make_endpoint(uid)
+        self._ticker = Ticker(self.endpoint.clock, self.loop)
+        self.rpc.start(self.me, self.endpoint)
+        self.dispatcher.attach(self.endpoint)
+        self.session_loss = SessionLoss(
+            self.regions,
+            self.endpoint,
             self.dispatcher,
-            node=self.me,
-            on_lost=self.session_loss.session_lost,
-            on_client=self.dispatcher.on_client,
-            on_membership=self._on_membership,
-            network=self.environment.network,
-            send_buffer_limit=SendBufferLimit(settings.send_buffer_bytes),
+            self.rpc,
+            self.drops,
+            self.is_member,
+            self.loop,
         )
         self.endpoint.start(host, port)
         clock, send_buffer_limit = self.endpoint.clock, self.endpoint.send_buffer_limit
         self.loopback = Loopback(str(self.me), self.loop, clock, self.dispatcher, send_buffer_limit)
         self.loopback.tag = self.me
-        self.rpc = NodeRpc(self)
-        for name, kind in self.types.items():
-            self._add_kind(name, kind, chosen[name])
+        for name, entity_type in self.types.items():
+            self._add_type(name, entity_type, chosen[name])
+        self._add_periodic_tasks()
         self._ticker.start()
 
-    def _add_kind(self, name: str, kind: EntityType, chosen: ShardingSettings) -> None:
-        hosts = kind.hosted_by(chosen.role, self.settings.node)
-        strategy = strategy_for(name, self.settings.sharding, chosen, kind.strategy)
-        made = RegionShell(kind, chosen, self, self.states, self.ref, hosts=hosts)
-        made.sampling.switch(on=isinstance(strategy, LeastLoad))
-        self.kinds[name] = made
+    def _make_endpoint(self, uid: int) -> Endpoint:
+        return Endpoint(
+            self.cluster_name,
+            str(self.me),
+            uid,
+            self.dispatcher,
+            node=self.me,
+            on_lost=self._session_lost,
+            on_client=self.dispatcher.on_client,
+            on_membership=self._on_membership,
+            network=self.environment.network,
+            send_buffer_limit=SendBufferLimit(self.settings.node.send_buffer_bytes),
+        )
+
+    def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
+        hosts = entity_type.hosted_by(chosen.role, self.settings.node)
+        strategy = strategy_for(name, self.settings.sharding, chosen, entity_type.strategy)
+        region = RegionShell(entity_type, chosen, self, self.states, self.ref, hosts=hosts)
+        region.sampling.switch(on=isinstance(strategy, LeastLoad))
+        self.regions[name] = region
 
         def make() -> Coordinator:
-            return Coordinator(name, self.me, kind.interface.layout, chosen, strategy)
+            layout = entity_type.interface.layout
+            return Coordinator(name, self.me, layout, chosen, strategy)
 
         margin = self.settings.cluster.downing.down_removal_margin
-        self.singletons[name] = SingletonShell(self.kinds[name], make, self, margin)
+        self.singletons[name] = SingletonShell(region, make, self, margin)
+
+    def _add_periodic_tasks(self) -> None:
+        """Register what runs at every tick, and the sweeps that run once a second."""
+        add = self._ticker.add
+        for name, region in self.regions.items():
+            add(f"time of {name}", region.advance)
+        for name, region in self.regions.items():
+            for what, sweep in region.host.sweeps().items():
+                add(f"{what} of {name}", sweep, SECOND)
+            add(f"loads of {name}", region.report_loads, SECOND)
+            add(f"handlers of {name}", partial(region.find_slow_handlers, self.slow), SECOND)
+        add("quarantine", lambda tick: self.quarantine_stalled_peers(), SECOND)
+        add("loopback", lambda tick: self.loopback.expire())
+        add("drops", self.drops.report)
+        add("refusals", lambda tick: self._log_refused())
 
     def join(self, http: str) -> None:
-        """Start membership, and join unless somebody else shall say when. `http`: where this node's
-        HTTP is."""
+        """Start membership, and join unless `node.join` is `manual`. `http`: HOST:PORT of this
+        node's HTTP."""
         settings = self.settings.node
         member = Member(
             node=self.me,
@@ -174,8 +214,8 @@ class Node:
         )
         shared = fingerprint(self.settings.cluster.downing)
         shared["store.url"] = family(self.settings.store.url)
-        for kind in self.kinds.values():
-            shared |= kind.shared
+        for region in self.regions.values():
+            shared |= region.shared
         self._thread = self.cluster = self._make_membership(
             member,
             self.cluster_name,
@@ -186,20 +226,21 @@ class Node:
             stalled=self.slow.stalled,
         )
         self.cluster.start()
+        self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
         if settings.join == "auto":
             self.join_by(settings.seeds)
 
     def join_by(self, seeds: Iterable[str]) -> None:
-        """Begin to join by these seeds, HOST:PORT; without any, found a cluster."""
+        """Begin to join through these seeds, HOST:PORT; without any, found a cluster."""
         addresses = tuple(Address.parse(seed) for seed in seeds)
         self.joining = True
         self.cluster.post(cluster.JoinSeeds(addresses) if addresses else cluster.JoinSelf())
 
-    # ---- what the cluster thread says
+    # ---- effects of membership
 
     def _notified(self, effect: object) -> None:
-        """Called in the cluster thread."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended: so has this node
+        """Hand an effect to the loop; called in the cluster thread."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and the node with it
             self.loop.call_soon_threadsafe(self._on_cluster, effect)
 
     def _on_cluster(self, effect: object) -> None:
@@ -209,9 +250,7 @@ class Node:
             case cluster.SendControl(to=to, message=message):
                 self.endpoint.send_membership(to, gossip.encode(message))
             case cluster.AcquireLease():
-                task = self.loop.create_task(self._acquire(effect))
-                self._leases.add(task)
-                task.add_done_callback(self._leases.discard)
+                self._leases.spawn(self._acquire(effect))
             case cluster.Stopped(reason=reason):
                 for singleton in self.singletons.values():
                     singleton.left(gracefully=reason == "left")
@@ -221,7 +260,7 @@ class Node:
                 log.error("the cluster refuses: %s", reason)
                 self.refusals.append(reason)
             case cluster.Notice(event=event):
-                self.decisions.hear(event)
+                self.decisions.record(event)
                 self.subscriptions.on_notice(event)
             case _:
                 pass
@@ -246,20 +285,20 @@ class Node:
             if node not in alive and node != self.me:
                 self.session_loss.member_gone(node, died=self._died(node))
         for singleton in self.singletons.values():
-            singleton.look(view)
+            singleton.update(view)
         ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
         if ready and not self.cluster_stops.done():
             self.cluster_stops.set_result(None)
-        self.dispatcher.tell_clients()
+        self.dispatcher.notify_clients()
 
     def _died(self, node: NodeId) -> bool:
-        """Whether a member that is removed was lost; otherwise it left."""
+        """True if a removed member was lost, and did not leave."""
         seen = self.view.member(node) if self.view is not None else None
         return node in self._suspects or (seen is not None and seen.status is Status.DOWN)
 
     @property
     def lag(self) -> float:
-        """Seconds by which this loop is late, as the cluster thread sees it."""
+        """Seconds by which this loop is late, as the cluster thread measures it."""
         return self._thread.lag if self._thread is not None else 0.0
 
     @property
@@ -274,22 +313,25 @@ class Node:
 
     @property
     def is_up(self) -> bool:
-        """This node is a full member, so that its regions may register."""
+        """True if this node is a full member, so that its regions may register."""
         return self.view is not None and self.view.status in HOSTING
 
     def _on_membership(self, sender: NodeId, body: bytes) -> None:
         message = gossip.decode(body)
-        if self._thread is None:  # listens, and does not join yet; who wants an answer asks again
+        if self._thread is None:  # this node does not join yet; the sender repeats its message
             self.endpoint.count_drop("early")
         elif isinstance(message, CONTROL_MESSAGES):
             self.cluster.post(cluster.ControlReceived(sender, cast("ControlMessage", message)))
         else:
             self.endpoint.count_drop("unexpected")
 
-    # ---- what types and coordinators need
+    def _session_lost(self, session: Session, unsent: list[Unsent]) -> None:
+        self.session_loss.session_lost(session, unsent)
+
+    # ---- services of regions and coordinators
 
     def send(self, to: NodeId, entity_type: str, message: object) -> None:
-        """Send a machine's message to a node's machine, or to a client."""
+        """Send a machine's message to a machine of a node, or to a client."""
         control = encode_control(entity_type, message)
         if to == self.me:
             self.loopback.control(control)
@@ -299,73 +341,89 @@ class Node:
             self.endpoint.session_to(to.address, to).control(control)
 
     def write_meta(self, name: str, data: bytes) -> None:
-        """The application writes bytes for every node."""
+        """Spread bytes of the application to every node with the gossip."""
         self.cluster.post(cluster.SetMeta(name, data))
 
     def is_member(self, node: NodeId) -> bool:
-        """Whether membership says when this node's process ends."""
+        """True if membership reports when this node's process ends."""
         return node in self._peers
 
     def coordinator_of(self, entity_type: str) -> NodeId | None:
-        """Where the type's coordinator is, if that is known."""
-        return self.kinds[entity_type].coordinator
+        """The node of the type's coordinator, if it is known."""
+        return self.regions[entity_type].coordinator
 
     def epoch_claimed(self, entity_type: str, epoch: int) -> None:
-        """A coordinator here rules under this epoch: let gossip spread it."""
+        """Spread the epoch of a coordinator on this node, and register the region here with it."""
         self.cluster.post(cluster.RecordEpoch(entity_type, epoch))
-        self.kinds[entity_type].router.handle(events.CoordinatorAt(self.me))
+        self.regions[entity_type].router.handle(events.CoordinatorAt(self.me))
 
     def note(self, entity_type: str, note: events.Note) -> None:
-        """Count and log what a machine noted."""
+        """Count and log a machine's note."""
         key = (entity_type, note.kind)
         self.notes[key] = self.notes.get(key, 0) + note.count
         log.log(level_of(note), "%s: %s", entity_type, remark(note))
 
-    def ref(self, kind: Any, entity_id: str) -> Any:
-        """A reference for code inside this node.
+    def _member_ids(self) -> list[NodeId]:
+        return [m.node for m in self.view.members] if self.view is not None else []
+
+    def _query_timeout(self, node: NodeId, entity_type: str) -> float:
+        """Seconds to wait for a node's answer: few if the node is unreachable."""
+        region = self.regions.get(entity_type)
+        settings = self.settings.sharding if region is None else region.settings
+        seconds = settings.shard_region_query_timeout
+        lost = self.view is not None and node in self.view.unreachable
+        return min(seconds, UNREACHABLE_TIMEOUT_S) if lost else seconds
+
+    # ---- services of the application
+
+    def ref(self, entity_type: Any, entity_id: str) -> Any:
+        """A reference for code inside this node. `entity_type`: its class or its name.
 
         Raises:
-            UnknownEntityType: no such type here.
+            UnknownEntityType: this application has no such type.
         """
-        return Ref(self._kind(kind).router, entity_id, ASK_TIMEOUT_MS)
+        return Ref(region_of(self.regions, entity_type).router, entity_id, ASK_TIMEOUT_MS)
 
-    def set_active_entity_limit(self, kind: Any, limit: int) -> None:
-        """Another limit on the type's entities in memory here; 0 is none.
+    def set_active_entity_limit(self, entity_type: Any, limit: int) -> None:
+        """Bound the type's entities in memory on this node to `limit`; 0 is no bound.
 
         Raises:
-            UnknownEntityType: no such type here. Refused: its entities are remembered.
+            UnknownEntityType: this application has no such type.
+            Refused: the type's entities are remembered.
         """
-        self._kind(kind).host.set_active_entity_limit(limit)
+        region_of(self.regions, entity_type).host.set_active_entity_limit(limit)
 
-    def _kind(self, kind: Any) -> RegionShell:
-        interface = getattr(kind, "__shardbus_interface__", None)
-        name = interface.name if isinstance(interface, Interface) else kind
-        if name not in self.kinds:
-            raise UnknownEntityType(f"there is no entity type {name!r}")
-        return self.kinds[name]
+    # ---- periodic tasks
 
     def quarantine_stalled_peers(self) -> None:
-        """Part from members that answer heartbeats and take no message. Called about once a
-        second."""
+        """Quarantine members that answer heartbeats and acknowledge no message. Called about once
+        a second."""
         suspects = self.view.unreachable if self.view is not None else ()
         reachable = self._peers.keys() - set(suspects)
-        for node in self.quarantine.look(self.endpoint.sessions(), reachable, self.loop.time()):
-            log.error("%s answers heartbeats but takes no message: quarantined", node)
+        now = self.loop.time()
+        for node in self.stalled_peers.check(self.endpoint.sessions(), reachable, now):
+            log.error("%s answers heartbeats but acknowledges no message: quarantined", node)
             self.cluster.post(cluster.Quarantine(node))
+
+    def _log_refused(self) -> None:
+        if line := self.refused.log_line(self.loop.time()):
+            log.warning("%s", line)
 
     # ---- the end
 
     async def close(self) -> None:
-        """Let go of everything, hard. Safe at any time after `start`."""
+        """Release everything at once. May be called at any time after `start`."""
         self._ticker.stop()
         for singleton in self.singletons.values():
             singleton.close()
-        self.session_loss.stopper()
-        self.drops.report(self.endpoint.clock.tick, last=True)  # ahead of the goodbye
-        for kind in self.kinds.values():
-            kind.close()
+        self.session_loss.closing()
+        # The report leaves ahead of the departure notice.
+        self.drops.report(self.endpoint.clock.tick, last=True)
+        for region in self.regions.values():
+            region.close()
         ends = [singleton.end() for singleton in self.singletons.values()]
-        await asyncio.gather(*ends, *(kind.shard_leases.end() for kind in self.kinds.values()))
+        leases = (region.shard_leases.end() for region in self.regions.values())
+        await asyncio.gather(*ends, *leases)
         if self._thread is not None:
             await self._thread.close()
         sessions = self.endpoint.sessions()

@@ -1,17 +1,19 @@
-"""Running a node as a process: signals, the ready line, exit codes.
+"""Runs a node as a process: signals, the ready line, exit codes.
 
-    0 drained · 1 failed · 4 store unreachable · 6 refused by the cluster · 7 drain deadline passed
+    0 left · 1 failed · 4 store unreachable · 6 refused by the cluster · 7 drain deadline passed
 
-The first SIGTERM or SIGINT hands off and leaves, phase by phase; the second stops at once. When the
-whole cluster stops, the node ends by itself and hands nothing off. Each phase has its time, but no
-timeout ends a function that blocks the loop, nor a task that takes no cancelling. So from the first
-signal on a thread waits for the end, a while longer than all phases may take, and then ends the
-process; and so it does for 15 s when the node was downed, perhaps because its loop is blocked.
+The first SIGTERM or SIGINT starts the phases of leaving; the second stops the node at once. When
+the whole cluster stops, the node ends by itself and hands nothing off.
 
-A node that a supervisor started is told to leave by its leash, too, and reports there instead of on
-standard output.
+Each phase has a timeout, but no timeout ends a function that blocks the loop, or a task that
+ignores its cancellation. So from the first signal on a thread waits for somewhat longer than all
+phases may take, and then ends the process. After the node was downed, perhaps because its loop is
+blocked, that thread waits for 15 s.
 
-Source: docs/reference/cli.md; B.12, B.15, B.141.
+A node that a supervisor started also leaves at the supervisor's command, and reports through its
+link instead of on standard output.
+
+Source: docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from functools import partial
 from traceback import walk_stack
 from typing import Any, Protocol, TypeVar
 
-from shardbus.admin.answers import Admin
 from shardbus.config.settings import Settings
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.slow_handlers import places
 from shardbus.errors import ShardBusError, StoreUnavailable
+from shardbus.http.api import NodeApi
 from shardbus.http.app import create_app
 from shardbus.http.server import serve
 from shardbus.membership.events import SetService, Stopped
@@ -54,19 +56,20 @@ log = logging.getLogger("shardbus.node")
 
 READY_POLL_S = 0.02
 CALLBACKS_S = 5.0
-OVER_S = 15.0
+DOWNED_S = 15.0
 """For a node that was downed to end; it hands nothing off."""
 AFTERWARDS_S = 10.0
-"""For callbacks and sockets after the last phase."""
-STRIKE_S = 1.0
-"""For the store to forget that this node runs. If it does not, a command will knock in vain."""
+"""For callbacks and sockets, after the last phase."""
+REMOVE_S = 1.0
+"""For the store to remove this node from its registry. A node that stays there costs a command one
+connection attempt."""
 GC_THRESHOLDS = (20_000, 20, 50)
 T = TypeVar("T")
 OK, FAILED, UNREACHABLE, REFUSED, NOT_DRAINED = 0, 1, 4, 6, 7
 
 
 class Application(Protocol):
-    """What a node runs: a ShardBus."""
+    """The application that a node runs: a ShardBus."""
 
     name: str
     types: dict[str, EntityType]
@@ -76,13 +79,13 @@ class Application(Protocol):
 
 
 class _Deadline:
-    """Ends the process if it has not ended by then."""
+    """Ends the process at a deadline, whatever its loop does."""
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
 
     def set(self, node: Node, seconds: float = 0.0) -> None:
-        """The node begins to leave, or shall, while its loop may be stuck."""
+        """End the process in `seconds`; by default when the phases of leaving must have ended."""
         self.cancel()
         main = threading.main_thread().ident
         seconds = seconds or leaves_within(node)
@@ -91,20 +94,20 @@ class _Deadline:
         self._timer.start()
 
     def cancel(self) -> None:
-        """It has ended."""
+        """Let the process run."""
         if self._timer is not None:
             self._timer.cancel()
 
     @staticmethod
     def _end(node: Node, thread: int) -> None:
         place = " < ".join(places(walk_stack(sys._current_frames().get(thread))))
-        phase = node.phases.current or "what keeps the loop"
-        _say(f"error: {phase} does not end, at {place}: this process is stopped")
+        phase = node.phases.current or "a blocked loop"
+        _print(f"error: {phase} does not end, at {place}: this process is stopped")
         os._exit(NOT_DRAINED)
 
 
 class _Signals:
-    """Counts the requests to stop."""
+    """The requests to stop, as events: the first and the second."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -121,31 +124,42 @@ class _Signals:
 
 
 def leaves_within(node: Node) -> float:
-    """Seconds after which a node that was told to leave has ended, if need be by force."""
+    """Seconds within which a leaving node has ended, by force if necessary."""
     return node.phases.total(longest_move(node)) + AFTERWARDS_S
 
 
 def run_node(
     bus: Application,
     settings: Settings,
+    administer: Callable[[Node], NodeApi],
     *,
     ready_fd: int | None = None,
-    leash: SupervisorLink | None = None,
+    supervisor: SupervisorLink | None = None,
 ) -> int:
-    """Run a node until it is told to stop; returns the exit code of docs/reference/cli.md."""
-    # What a node keeps, entities above all, lives long and is seldom cyclic: Python's defaults
-    # would look through a million of them again and again while they start.
+    """Run a node until it has left or failed.
+
+    Args:
+        administer: lets the node answer operators, and returns its pages.
+        ready_fd: a descriptor that gets a line when the node is ready.
+        supervisor: the link to the process that started this one.
+
+    Returns:
+        An exit code of docs/reference/cli.md.
+    """
+    # Entities live long and are seldom cyclic. With Python's defaults the collector would go
+    # through a million of them again and again while they start.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     deadline = _Deadline()
+    run = _NodeRun(bus, settings, administer, ready_fd, supervisor, deadline)
     try:
-        return asyncio.run(_watched(_run(bus, settings, ready_fd, deadline, leash)))
+        return asyncio.run(_with_descriptors(run.run()))
     finally:
         deadline.cancel()
 
 
-async def _watched(run: Coroutine[Any, Any, int]) -> int:
-    """Run it with as many descriptors as there may be, and an eye on them."""
+async def _with_descriptors(run: Coroutine[Any, Any, int]) -> int:
+    """Run it with the highest limit of file descriptors, and warn when they run out."""
     file_descriptors = FileDescriptors(asyncio.get_running_loop())
     file_descriptors.start()
     try:
@@ -154,82 +168,127 @@ async def _watched(run: Coroutine[Any, Any, int]) -> int:
         file_descriptors.stop()
 
 
-async def _run(
-    bus: Application,
-    settings: Settings,
-    ready_fd: int | None,
-    deadline: _Deadline,
-    leash: SupervisorLink | None,
-) -> int:
-    signals = _Signals()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, signals.stop)
-    known = await _unless_stopped(with_version(settings.node, bus.version_source), signals)
-    if known is None:
-        return OK
-    settings = replace(settings, node=known)
-    url = settings.store.url or default_url(bus.name)
-    store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
+class _NodeRun:
+    """One run of a node, from its start to its exit code."""
 
-    def membership(*args: Any, notify: Callable[[object], None], **more: Any) -> ClusterThread:
-        """Once it is over, so is the process, though what it waits for may keep its loop."""
+    def __init__(
+        self,
+        bus: Application,
+        settings: Settings,
+        administer: Callable[[Node], NodeApi],
+        ready_fd: int | None,
+        supervisor: SupervisorLink | None,
+        deadline: _Deadline,
+    ) -> None:
+        self._bus, self._settings, self._administer = bus, settings, administer
+        self._ready_fd, self._supervisor, self._deadline = ready_fd, supervisor, deadline
+        self._signals = _Signals()
 
-        def told(effect: object) -> None:
+    async def run(self) -> int:
+        """Start, live and leave. Returns the exit code."""
+        loop, signals, bus = asyncio.get_running_loop(), self._signals, self._bus
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, signals.stop)
+        versioned = with_version(self._settings.node, bus.version_source)
+        own = await _unless_stopped(versioned, signals)
+        if own is None:
+            return OK
+        settings = replace(self._settings, node=own)
+        url = settings.store.url or default_url(bus.name)
+        store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
+        node = Node(bus.name, bus.types, settings, store, membership=self._membership)
+        self._node = node
+        api = self._administer(node)
+        server = serve(create_app(api, settings.http), settings.http.host, settings.http.port)
+        self._attach_supervisor(node, loop)
+        try:
+            await node.start()
+            await node_registry.register(store, node.me.address)
+            bus.attach(node)
+            await server.start()
+            node.on_leave = signals.stop
+            node.join(f"{settings.http.host}:{server.port}")
+            self._report("serves", node, server.port, leave_within=leaves_within(node))
+            ready = asyncio.ensure_future(self._announce(node, api, server.port, mask_url(url)))
+            code = await _live(node, signals)
+            ready.cancel()
+            if code is None:
+                self._deadline.set(node)
+                code = await _leave(node, signals)
+        except StoreUnavailable as e:
+            _print(f"error: {e}")
+            code = UNREACHABLE
+        except ShardBusError as e:
+            _print(f"error: {e}")
+            code = FAILED
+        finally:
+            if hasattr(node, "endpoint"):
+                await node.subscriptions.end(CALLBACKS_S)
+            bus.attach(None)
+            await server.stop()
+            if hasattr(node, "endpoint"):
+                await _close(node)
+        return code
+
+    def _membership(
+        self, *args: Any, notify: Callable[[object], None], **more: Any
+    ) -> ClusterThread:
+        """A cluster thread that sets a deadline when membership ends other than by leaving: the
+        application's loop may be blocked."""
+
+        def notify_with_deadline(effect: object) -> None:
             if isinstance(effect, Stopped) and effect.reason != LEFT:
-                deadline.set(node, OVER_S)
+                self._deadline.set(self._node, DOWNED_S)
             notify(effect)
 
-        return ClusterThread(*args, notify=told, **more)
+        return ClusterThread(*args, notify=notify_with_deadline, **more)
 
-    node = Node(bus.name, bus.types, settings, store, membership=membership)
-    server = serve(create_app(Admin(node), settings.http), settings.http.host, settings.http.port)
-    if leash is not None:
-        close = partial(_begin_to_close, node, leash)
-        late = partial(deadline.set, node)
-        leash.attach(LoopCaller(loop, close, signals.first.set, signals.stop_at_once, late))
-    try:
-        await node.start()
-        await node_registry.register(store, node.me.address)
-        bus.attach(node)
-        await server.start()
-        node.rpc.on_leave = signals.stop
-        node.join(f"{settings.http.host}:{server.port}")
-        if leash is not None:
-            _report(leash, "serves", node, server.port, leave_within=leaves_within(node))
-        told = _announce(node, ready_fd, server.port, mask_url(url), leash)
-        ready = asyncio.ensure_future(told)
-        code = await _live(node, signals)
-        ready.cancel()
-        if code is None:
-            deadline.set(node)
-            code = await _go(node, signals)
-    except StoreUnavailable as e:
-        _say(f"error: {e}")
-        code = UNREACHABLE
-    except ShardBusError as e:
-        _say(f"error: {e}")
-        code = FAILED
-    finally:
-        if hasattr(node, "endpoint"):
-            await node.subscriptions.end(CALLBACKS_S)
-        bus.attach(None)
-        await server.stop()
-        if hasattr(node, "endpoint"):
-            await _let_go(node)
-    return code
+    def _attach_supervisor(self, node: Node, loop: asyncio.AbstractEventLoop) -> None:
+        if self._supervisor is None:
+            return
+        signals = self._signals
+        close = partial(_begin_to_cordon, node, self._supervisor)
+        late = partial(self._deadline.set, node)
+        self._supervisor.attach(
+            LoopCaller(loop, close, signals.first.set, signals.stop_at_once, late)
+        )
+
+    async def _announce(self, node: Node, api: NodeApi, http: int, store: str) -> None:
+        """Report once that the node is Up and its regions are registered."""
+        while not all(check.ok for check in api.readiness().values()):
+            await asyncio.sleep(READY_POLL_S)
+        assert node.view is not None
+        up = sum(m.status is Status.UP for m in node.view.members)
+        if self._supervisor is not None:
+            self._report("ready", node, http, cluster=node.cluster_name, up=up, store=store)
+            return
+        host = node.settings.http.host
+        print(
+            f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
+            f"http://{host}:{http}, store {store}",
+            flush=True,
+        )
+        notify("READY=1")
+        if self._ready_fd is not None:
+            os.write(self._ready_fd, b"ready\n")
+            os.close(self._ready_fd)
+
+    def _report(self, what: str, node: Node, http: int, **facts: object) -> None:
+        if self._supervisor is not None:
+            address, where = str(node.me.address), [node.settings.http.host, http]
+            self._supervisor.report(what, node=address, http=where, **facts)
 
 
-async def _let_go(node: Node) -> None:
-    """Close the node. The store shall know that it is gone."""
+async def _close(node: Node) -> None:
+    """Remove the node from the store's registry, and close it."""
     with contextlib.suppress(TimeoutError, ShardBusError):
-        async with asyncio.timeout(STRIKE_S):
+        async with asyncio.timeout(REMOVE_S):
             await node_registry.remove(node.store, [node.me.address])
     await node.close()
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T | None:
-    """What comes of it; None if the node shall stop before."""
+    """The result of the work; None if a signal to stop comes first."""
     doing = asyncio.ensure_future(work)
     first = asyncio.ensure_future(signals.first.wait())
     await asyncio.wait({doing, first}, return_when=asyncio.FIRST_COMPLETED)
@@ -241,7 +300,8 @@ async def _unless_stopped(work: Coroutine[Any, Any, T], signals: _Signals) -> T 
 
 
 async def _live(node: Node, signals: _Signals) -> int | None:
-    """Wait until the node shall leave (None), or has ended by itself (its exit code)."""
+    """Wait for the first signal or the stop of the cluster (None), or until membership has ended
+    (the exit code)."""
     first = asyncio.ensure_future(signals.first.wait())
     ends: set[asyncio.Future[Any]] = {first, node.stopped, node.cluster_stops}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -253,72 +313,50 @@ async def _live(node: Node, signals: _Signals) -> int | None:
 
 
 def _ended(node: Node) -> int:
-    """The exit code of how membership has ended."""
+    """The exit code for the reason with which membership ended."""
     reason = node.stopped.result()
     if reason == LEFT:
         return OK
-    _say(f"error: this node stops: {reason}")
+    _print(f"error: this node stops: {reason}")
     if not reason.startswith("join failed"):
         return FAILED
     return REFUSED if node.refusals else UNREACHABLE
 
 
-async def _go(node: Node, signals: _Signals) -> int:
+async def _leave(node: Node, signals: _Signals) -> int:
     """Leave, phase by phase, unless a second signal comes."""
-    leaving = asyncio.ensure_future(leave(node, _say))
+    leaving = asyncio.ensure_future(leave(node, _print))
     again = asyncio.ensure_future(signals.second.wait())
     ends: set[asyncio.Future[Any]] = {leaving, again}
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     again.cancel()
     if not leaving.done():
         leaving.cancel()
-        _say("stopped before everything was handed off")
+        _print("stopped before everything was handed off")
         return FAILED
     if leaving.result():
-        _say("left the cluster")
+        _print("left the cluster")
         return OK
     if node.stopped.done() and node.stopped.result() != LEFT:
         return _ended(node)
-    _say("stopped before everything was handed off")
+    _print("stopped before everything was handed off")
     return NOT_DRAINED
 
 
-async def _announce(
-    node: Node, ready_fd: int | None, http: int, store: str, leash: SupervisorLink | None
-) -> None:
-    """Say once that the node is Up and its regions are registered."""
-    while not all(check.ok for check in Admin(node).readiness().values()):
-        await asyncio.sleep(READY_POLL_S)
-    assert node.view is not None
-    up = sum(m.status is Status.UP for m in node.view.members)
-    if leash is not None:
-        _report(leash, "ready", node, http, cluster=node.cluster_name, up=up, store=store)
-        return
-    host = node.settings.http.host
-    print(
-        f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
-        f"http://{host}:{http}, store {store}",
-        flush=True,
-    )
-    notify("READY=1")
-    if ready_fd is not None:
-        os.write(ready_fd, b"ready\n")
-        os.close(ready_fd)
+def _begin_to_cordon(node: Node, supervisor: SupervisorLink) -> None:
+    """Begin to take no further shard."""
+    cordoning = node.loop.create_task(_cordon(node, supervisor))
+    node.stopped.add_done_callback(lambda _: cordoning.cancel())
 
 
-def _begin_to_close(node: Node, leash: SupervisorLink) -> None:
-    """Take no shard any more."""
-    closing = node.loop.create_task(_close(node, leash))
-    node.stopped.add_done_callback(lambda _: closing.cancel())
-
-
-async def _close(node: Node, leash: SupervisorLink) -> None:
-    """Say so when all know; one that is no member yet has nothing to say."""
+async def _cordon(node: Node, supervisor: SupervisorLink) -> None:
+    """Report when every member knows that this one takes no further shard; at once if this node is
+    not a member yet."""
     if node.view is not None and node.is_up:
         node.cluster.post(SetService(node.me, Service.CORDONED))
         while not (node.view.converged and _service(node) is not Service.OPEN):
             await asyncio.sleep(READY_POLL_S)
-    leash.say("closed")
+    supervisor.report("closed")
 
 
 def _service(node: Node) -> Service:
@@ -326,17 +364,12 @@ def _service(node: Node) -> Service:
     return mine.service if mine is not None else Service.CORDONED
 
 
-def _report(leash: SupervisorLink, what: str, node: Node, http: int, **facts: object) -> None:
-    address, where = str(node.me.address), [node.settings.http.host, http]
-    leash.say(what, node=address, http=where, **facts)
-
-
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"shardbus: {text}", file=sys.stderr, flush=True)
 
 
 def notify(state: str) -> None:
-    """systemd's notification, if it started us."""
+    """Notify systemd, if it started this process."""
     address = os.environ.get("NOTIFY_SOCKET")
     if address:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:

@@ -1,120 +1,144 @@
-"""What becomes of messages when another process ends, or only the link to it.
+"""What becomes of messages when another process, or only the session to it, ends.
 
-A member that left may still pass on what it was sent, and says goodbye when it has done so; if
-that does not come, its sessions end after a while. One that died says nothing any more: what had
-never left for it goes to the next home, ahead of what waits, since it is older; what had, and was
-not acknowledged, may have arrived or not, and is counted. While a member lives, a new link takes
-the place of a lost one. One that is no member any more has ended only when our own link to it has,
-for what never left on that comes back then, and must not come too late. When it does, whatever else
-may yet come from one that left is refused, here and wherever we send from then on
-(`transport.goodbyes`).
+    member lives        a new session takes the place of the lost one, and sends what was not sent
+    member died         what was never sent goes to the next home, ahead of newer messages; what
+                        was sent and not acknowledged may have arrived, and is counted
+    member left         it may still forward messages, and sends a departure notice when it has
+                        finished; without that notice its sessions end after `DEPART_S`
+    no member, session  the messages that were never sent come back only when this node's own
+    still open          session ends; until then the node does not count as gone
 
-A node that ends itself counts what it had sent or passed on and nobody has acknowledged, and tells
-those for whom it did.
+When the session to a member that left has ended, whatever arrives from it later is refused, here
+and at every node that this node sends to from then on (`transport.departures`). Otherwise a message
+could arrive behind a newer one.
 
-Source: docs/architecture.md; S3.58-S3.64; C.5; N.3.
+A node that ends itself counts what it sent or forwarded without an acknowledgement, and reports it
+to the senders of forwarded messages.
+
+Source: docs/architecture.md; S3.58-S3.64.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
 
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
+from shardbus.node.dispatch import Dispatcher
+from shardbus.node.rpc import NodeRpc
 from shardbus.sharding import events
+from shardbus.shells.region import RegionShell
 from shardbus.transport.asks import Unsent
+from shardbus.transport.drop_reports import DropTallies
+from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session, tells_by_mark
-
-if TYPE_CHECKING:
-    from shardbus.node.node import Node
 
 log = logging.getLogger("shardbus.node")
 
 DEPART_S = 30.0
-"""So long at most may a member that left go on passing messages on."""
+"""Seconds for which a member that left may forward messages, at most."""
 
 
 class SessionLoss:
-    """See the module."""
+    """Settles the messages of sessions that end.
 
-    def __init__(self, node: Node) -> None:
-        self._node = node
+    Args:
+        regions: by entity type.
+        endpoint: owns the sessions.
+        dispatcher: knows the clients' sessions.
+        rpc: has questions on the sessions, too.
+        drops: counts, by session, what this node forwarded and lost.
+        is_member: True if membership reports when the node's process ends.
+    """
+
+    def __init__(
+        self,
+        regions: Mapping[str, RegionShell],
+        endpoint: Endpoint,
+        dispatcher: Dispatcher,
+        rpc: NodeRpc,
+        drops: DropTallies,
+        is_member: Callable[[NodeId], bool],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._regions, self._endpoint, self._dispatcher = regions, endpoint, dispatcher
+        self._rpc, self._drops, self._is_member = rpc, drops, is_member
+        self._loop = loop
         self._left: dict[NodeId, None] = {}
-        """Who has left, and may still pass messages on."""
+        """Nodes that left, and may still forward messages."""
         self._parting: NodeId | None = None
-        """Of whose end everything is being told now."""
+        """The node whose sessions are being given up now."""
 
     def member_gone(self, gone: NodeId, *, died: bool) -> None:
-        """Membership has removed it."""
-        node = self._node
+        """Settle what was sent to a member that membership has removed."""
         error = NodeLost(f"{gone} is gone")
         if died:
-            node.endpoint.remove(gone, error)  # first: what comes back is older than what waits
-            node.dispatcher.tell_clients(died=(gone,))
+            self._endpoint.remove(gone, error)  # first: what comes back is older than what waits
+            self._dispatcher.notify_clients(died=(gone,))
         else:
-            node.loop.call_later(DEPART_S, node.endpoint.remove, gone, error)
-            if node.endpoint.watch(gone):
+            self._loop.call_later(DEPART_S, self._endpoint.remove, gone, error)
+            if self._endpoint.watch(gone):
                 self._left[gone] = None
-                for kind in node.kinds.values():
-                    kind.router.handle(events.NodeLeft(gone))
+                for region in self._regions.values():
+                    region.router.handle(events.NodeLeft(gone))
                 return
-        for kind in node.kinds.values():
-            kind.router.handle(events.NodeGone(gone))
+        for region in self._regions.values():
+            region.router.handle(events.NodeGone(gone))
 
     def session_lost(self, session: Session, unsent: list[Unsent]) -> None:
-        """A session has ended; `unsent` never left on it."""
-        node = self._node
+        """Settle a session that has ended; `unsent` was never sent on it."""
         if self._parting is not None and session.tag == self._parting:
-            return  # by its own session, while what comes back by ours is still to be told
-        if node.dispatcher.clients.get(session.tag) is session:
-            del node.dispatcher.clients[session.tag]
-            for kind in node.kinds.values():
-                kind.router.handle(events.NodeGone(session.tag))
+            return  # a session that the peer opened; this node's own brings back the messages
+        clients = self._dispatcher.clients
+        if clients.get(session.tag) is session:
+            del clients[session.tag]
+            for region in self._regions.values():
+                region.router.handle(events.NodeGone(session.tag))
             return
-        by_kind: dict[str, list[Unsent]] = {name: [] for name in node.kinds}
-        rpc = [message for message in unsent if message.key[0] not in by_kind]
-        node.rpc.unsent(rpc, session.lost or NodeLost(f"{session.name} is gone"))
+        by_type: dict[str, list[Unsent]] = {name: [] for name in self._regions}
+        questions = [message for message in unsent if message.key[0] not in by_type]
+        self._rpc.unsent(questions, session.lost or NodeLost(f"{session.name} is gone"))
         for message in unsent:
-            if message.key[0] in by_kind:
-                by_kind[message.key[0]].append(message)
-        member = node.is_member(session.tag)
+            if message.key[0] in by_type:
+                by_type[message.key[0]].append(message)
+        member = self._is_member(session.tag)
         is_node = isinstance(session.tag, NodeId)
-        ended = is_node and not member and not node.endpoint.watch(session.tag)
+        ended = is_node and not member and not self._endpoint.watch(session.tag)
         if ended and session.tag in self._left:
             self._part(session.tag)
-        for name, kind in node.kinds.items():
+        for name, region in self._regions.items():
             if lost := session.unconfirmed.get(name):
-                kind.host.counts.drop("unconfirmed", lost)
+                region.host.counts.drop("unconfirmed", lost)
             if member:
-                kind.router.reconnect(session)
-                kind.router.resend(by_kind[name])
+                region.router.reconnect(session)
+                region.router.resend(by_type[name])
             elif ended:
-                kind.router.gone(session.tag, by_kind[name])
+                region.router.gone(session.tag, by_type[name])
 
     def _part(self, left: NodeId) -> None:
-        """It passes nothing on any more: what has come from it is handed out before anything newer
-        can be, here and at others, and the rest is not taken."""
+        """Give up the sessions of a node that left and forwards nothing any more. What has come
+        from it is handed out before anything newer can be, here and elsewhere; the rest is
+        refused."""
         del self._left[left]
-        endpoint = self._node.endpoint
-        endpoint.departures.announce(left)
+        self._endpoint.departures.announce(left)
         self._parting = left
         try:
-            endpoint.end_sessions(left, NodeLost(f"{left} has left"))
+            self._endpoint.end_sessions(left, NodeLost(f"{left} has left"))
         finally:
             self._parting = None
 
-    def stopper(self) -> None:
-        """This node ends: tell those for whom it has passed on what nobody has acknowledged."""
-        for session in self._node.endpoint.outgoing_sessions:
+    def closing(self) -> None:
+        """Count forwarded tells that no node has acknowledged, for the reports to their senders."""
+        for session in self._endpoint.outgoing_sessions:
             for (name, via), lost in tells_by_mark(session.unacknowledged()).items():
-                self._node.drops.drop(via, name, "unconfirmed", lost)
+                self._drops.drop(via, name, "unconfirmed", lost)
 
     def closed(self, sessions: Iterable[Session]) -> None:
-        """This node ends, and these with it."""
+        """Count and log the unacknowledged messages of the sessions that this node closed."""
         sessions = list(sessions)
-        for name, kind in self._node.kinds.items():
+        for name, region in self._regions.items():
             if lost := sum(session.unconfirmed.get(name, 0) for session in sessions):
-                kind.host.counts.drop("unconfirmed", lost)
-                log.warning("%d messages of %r may be lost: nobody has confirmed them", lost, name)
+                region.host.counts.drop("unconfirmed", lost)
+                log.warning("%d messages of %r may be lost: no acknowledgement came", lost, name)

@@ -1,40 +1,66 @@
-"""How a node goes, if nothing forces it to: phase by phase (`phases`).
+"""How a node leaves in good order, phase by phase (`phases`).
 
-    hand off    its shards move to the others; or, if the whole cluster stops, they end where they
-                are, and nobody gets them
-    leave       clients are asked to part, the member leaves, and what is under way gets some time
+    hand off    its shards move to other nodes; if the whole cluster stops, they end here, and no
+                node gets them
+    leave       clients are asked to leave, the member leaves the cluster, and messages under way
+                get some time
 
-Sockets are closed afterwards, by the owner. If the shards are not handed off in time, the node does
-not leave: others may start them only once this process has ended. A node that is downed meanwhile
-stops at once, in whatever phase.
+The owner closes the sockets afterwards. If the shards are not handed off in time, the node does not
+leave: other nodes may start the shards only once this process has ended. A node that is downed in
+any phase stops at once.
 
-Source: S1.61, S3.39; B.12, B.141, C.8.
+Source: docs/architecture.md; S1.61, S3.39.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
 
+from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
-from shardbus.node.phases import HAND_OFF, LAST, LEAVE, PHASES, Progress
-
-if TYPE_CHECKING:
-    from shardbus.node.node import Node
+from shardbus.node.dispatch import Dispatcher
+from shardbus.node.phases import HAND_OFF, LAST, LEAVE, PHASES, Phases, Progress
+from shardbus.shells.cluster_thread import MembershipRunner
+from shardbus.shells.region import RegionShell
+from shardbus.shells.singleton import SingletonShell
+from shardbus.transport.endpoint import Endpoint
 
 LEFT = "left"
-"""How membership ends in good order."""
+"""The reason with which membership ends in good order."""
 PART_S = 5.0
+"""For messages under way, at most."""
 PART_FIRST_S = 1.0
-"""Of a member, for clients to part: those that wait for long answers stay until it has left."""
-LOOK_S = 0.02
+"""For clients to leave while this node is a member, at most. Clients that wait for late answers
+stay until it has left."""
+POLL_S = 0.02
 
 
-async def leave(node: Node, progress: Progress) -> bool:
-    """Go through the phases. Ends in any case; whether everything was handed off and the member has
-    left, each in its time. If the others have downed this node, they have its shards: nothing is
-    waited for."""
+class LeavingNode(Protocol):
+    """What leaving needs of a node."""
+
+    me: NodeId
+    loop: asyncio.AbstractEventLoop
+    endpoint: Endpoint
+    dispatcher: Dispatcher
+    phases: Phases
+    cluster: MembershipRunner
+    stopped: asyncio.Future[str]
+    cluster_stops: asyncio.Future[None]
+
+    @property
+    def regions(self) -> Mapping[str, RegionShell]: ...
+    @property
+    def singletons(self) -> Mapping[str, SingletonShell]: ...
+    def hosting_members(self) -> tuple[NodeId, ...]: ...
+    def is_member(self, node: NodeId) -> bool: ...
+
+
+async def leave(node: LeavingNode, progress: Progress) -> bool:
+    """Go through the phases; returns in any case. True if everything was handed off and the member
+    has left, each within its timeout. If other nodes have downed this one, they have its shards,
+    and it waits for nothing."""
     going = asyncio.ensure_future(_go_through(node, progress))
     try:
         ends: set[asyncio.Future[Any]] = {going, node.stopped}
@@ -46,7 +72,7 @@ async def leave(node: Node, progress: Progress) -> bool:
         going.cancel()
 
 
-async def _go_through(node: Node, progress: Progress) -> bool:
+async def _go_through(node: LeavingNode, progress: Progress) -> bool:
     work = {HAND_OFF: _hand_off, LEAVE: _leave}
     in_time = True
     for phase in PHASES:
@@ -57,75 +83,76 @@ async def _go_through(node: Node, progress: Progress) -> bool:
     return in_time
 
 
-async def _hand_off(node: Node, progress: Progress) -> None:
-    """Move everything away. If the whole cluster stops, or turns out to, there is nowhere to move
-    to."""
+async def _hand_off(node: LeavingNode, progress: Progress) -> None:
+    """Hand off every shard. Stop the shards here instead if the whole cluster stops, also if that
+    becomes known meanwhile."""
     if not node.cluster_stops.done():
         progress(f"handing off {_hosted(node)} shards")
-        drained = asyncio.gather(*(kind.shutdown() for kind in node.kinds.values()))
+        drained = asyncio.gather(*(region.shutdown() for region in node.regions.values()))
         ends: set[asyncio.Future[Any]] = {drained, node.cluster_stops}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if drained.done():
-            await _for_a_while(node, lambda: not _awaits_homes(node), longest_move(node))
+            await _until(node, lambda: not _awaits_homes(node), longest_move(node))
             return
     progress(f"the whole cluster stops: stopping {_hosted(node)} shards")
-    await asyncio.gather(*(kind.stop_here() for kind in node.kinds.values()))
+    await asyncio.gather(*(region.stop_here() for region in node.regions.values()))
 
 
-async def _leave(node: Node, progress: Progress) -> None:
+async def _leave(node: LeavingNode, progress: Progress) -> None:
     if not node.cluster_stops.done():
         progress("leaving the cluster")
-        if _has_heirs(node):  # a member can ask where to pass on what clients still send
+        if _others_host(node):  # a member can still ask for the homes of what clients send
             _part_with_clients(node)
-            await _for_a_while(node, lambda: not node.endpoint.clients, PART_FIRST_S)
+            await _until(node, lambda: not node.endpoint.clients, PART_FIRST_S)
     node.cluster.post(cluster.Leave(node.me))
     if await asyncio.shield(node.stopped) != LEFT:
         return
     _part_with_clients(node)
-    await _for_a_while(node, lambda: not _busy(node) and not _hands_over(node))
+    await _until(node, lambda: not _busy(node) and not _hands_over(node), PART_S)
 
 
-def _part_with_clients(node: Node) -> None:
+def _part_with_clients(node: LeavingNode) -> None:
     node.endpoint.announce_leaving()
     for session in node.dispatcher.clients.values():
         session.flush()
 
 
-def longest_move(node: Node) -> float:
-    """Seconds that a shard may take to move; so long may messages wait here for its home. May be
-    called from any thread."""
-    return max((kind.settings.handoff_timeout for kind in tuple(node.kinds.values())), default=0.0)
+def longest_move(node: LeavingNode) -> float:
+    """The longest `handoff_timeout` of a type, in seconds: messages may wait here that long for a
+    home. May be called from any thread."""
+    regions = tuple(node.regions.values())
+    return max((region.settings.handoff_timeout for region in regions), default=0.0)
 
 
-async def _for_a_while(node: Node, condition: Callable[[], bool], seconds: float = PART_S) -> None:
-    """Wait for it, but not for ever."""
+async def _until(node: LeavingNode, condition: Callable[[], bool], seconds: float) -> None:
+    """Wait for the condition, at most for `seconds`."""
     deadline = node.loop.time() + seconds
     while not condition() and node.loop.time() < deadline:
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_S)
 
 
-def _hosted(node: Node) -> int:
-    return sum(len(kind.host.shards) for kind in node.kinds.values())
+def _hosted(node: LeavingNode) -> int:
+    return sum(len(region.host.shards) for region in node.regions.values())
 
 
-def _awaits_homes(node: Node) -> bool:
-    """Something waits here for a shard that goes elsewhere, and there is an elsewhere."""
-    buffered = any(kind.router.region.buffered[0] for kind in node.kinds.values())
-    return buffered and _has_heirs(node)
+def _awaits_homes(node: LeavingNode) -> bool:
+    """True if messages wait here for shards that another node can host."""
+    buffered = any(region.router.region.buffered[0] for region in node.regions.values())
+    return buffered and _others_host(node)
 
 
-def _has_heirs(node: Node) -> bool:
-    """Somebody else may host what was here."""
+def _others_host(node: LeavingNode) -> bool:
+    """True if another member hosts shards."""
     return any(other != node.me for other in node.hosting_members())
 
 
-def _hands_over(node: Node) -> bool:
-    """A coordinator here has not ended, and the next one may wait for it."""
+def _hands_over(node: LeavingNode) -> bool:
+    """True if a coordinator here has not ended: its successor may wait for it."""
     return any(singleton.ending for singleton in node.singletons.values())
 
 
-def _busy(node: Node) -> bool:
-    """Somebody still talks to us, or waits for what we sent on."""
+def _busy(node: LeavingNode) -> bool:
+    """True if clients are connected, or members have not acknowledged or answered messages."""
     if node.endpoint.clients:
         return True
     return any(

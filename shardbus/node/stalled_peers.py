@@ -39,7 +39,7 @@ class StalledPeers:
         self._stalls: dict[Session, StalledSession] = {}
         self._looked_at: float | None = None
 
-    def look(
+    def check(
         self, sessions: Iterable[Session], reachable: Collection[NodeId], now: float
     ) -> list[NodeId]:
         """Whom to quarantine. Sessions with others than the `reachable` members do not count."""

@@ -1,21 +1,21 @@
-"""What ties a node to the process that supervises it: one end of a socket.
+"""The link between a node and the process that supervises it: a socket.
 
-    the node says      serves    it listens; where, and within how long it leaves once told to
-                       ready     it is Up, with its regions registered
-                       closed    it takes no shard any more, and all members know
-    it is told         close     take no shard any more
-                       leave     as by a first SIGTERM; said twice it means no more
-                       stop      stop at once
-    the socket ends    the supervisor is gone, however it went: leave
+    the node reports     serves    it listens; its addresses, and the seconds it needs to leave
+                         ready     it is Up, with its regions registered
+                         closed    it takes no further shard, and all members know
+    commands             close     take no further shard
+                         leave     as a first SIGTERM; a second one changes nothing
+                         stop      stop at once
+    the socket closes    the supervisor has ended, for whatever reason: leave
 
-A line is one JSON object, or one word. A thread of its own reads it, so that it is heard while a
-handler keeps the loop waiting: from then on the process has a deadline, and no node outlives its
-supervisor. Before the node has begun there is nothing to leave, and the process just ends.
+A report is one line with a JSON object; a command is one word on a line. A thread of its own reads
+commands, so that they arrive while a handler blocks the loop: the process has a deadline from then
+on, and no node outlives its supervisor. Before the node has started, a command ends the process.
 
-A node's output goes through pipes to its supervisor. If that is gone, nobody reads them any more:
-they are replaced by /dev/null, or what the node says while it leaves would fail.
+A node's output goes through pipes to its supervisor. When the supervisor has ended, the pipes have
+no reader; they are replaced by /dev/null, or writes would fail while the node leaves.
 
-Source: docs/reference/cli.md; B.12, C.8.
+Source: docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STDOUT, STDERR = 1, 2
 
 
 class SupervisedNode(Protocol):
-    """What shall leave. Each of them may be called more than once, from any thread."""
+    """What commands act on. Each method may be called more than once, from any thread."""
 
     def close(self) -> None: ...
 
@@ -44,7 +44,7 @@ class SupervisedNode(Protocol):
 
 
 class SupervisorLink:
-    """See the module. `fd` is the socket's descriptor, which was inherited."""
+    """The node's end of the link. `fd` is the inherited descriptor of the socket."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -52,38 +52,39 @@ class SupervisorLink:
         self._lock = threading.Lock()
 
     def hold(self) -> None:
-        """Begin to listen."""
+        """Start to read commands."""
         self._socket.set_inheritable(False)
         threading.Thread(target=self._listen, name="shardbus-leash", daemon=True).start()
 
     def attach(self, node: SupervisedNode) -> None:
-        """From now on there is something to leave."""
+        """Let commands act on this node."""
         with self._lock:
             self._node = node
 
-    def say(self, what: str, **facts: object) -> None:
-        """Tell the supervisor, if there still is one."""
+    def report(self, what: str, **facts: object) -> None:
+        """Send a report to the supervisor, if it still runs."""
         with suppress(OSError):
             self._socket.sendall(json.dumps({"is": what, **facts}).encode() + b"\n")
 
     def _listen(self) -> None:
         with suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
-                self._on_word(line.strip())
-        _silence()
-        self._on_word(b"leave")
+                self._on_command(line.strip())
+        _discard_output()
+        self._on_command(b"leave")
 
-    def _on_word(self, word: bytes) -> None:
+    def _on_command(self, command: bytes) -> None:
         with self._lock:
             node = self._node
             if node is None:
                 os._exit(OK)
-        orders = {b"close": node.close, b"stop": node.stop}
-        orders.get(word, node.leave)()
+        commands = {b"close": node.close, b"stop": node.stop}
+        commands.get(command, node.leave)()
 
 
 class LoopCaller:
-    """Calls into a loop from another thread; `late` at once, for the loop may be stuck."""
+    """Passes commands from another thread into the loop. Calls `late` at once: the loop may be
+    blocked."""
 
     def __init__(
         self,
@@ -108,11 +109,11 @@ class LoopCaller:
         self._call(self._stop)
 
     def _call(self, function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop has ended: so has the node
+        with suppress(RuntimeError):  # the loop has ended, and the node with it
             self._loop.call_soon_threadsafe(function)
 
 
-def _silence() -> None:
+def _discard_output() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (STDOUT, STDERR):
         os.dup2(nowhere, descriptor)

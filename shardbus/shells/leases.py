@@ -1,20 +1,20 @@
-"""The shell of one owner's leases: it carries out what the machine says, against the store.
+"""The shell of one owner's leases: runs the lease machine against the store.
 
-Calls of one turn are made together, and the stores put what waits into few round trips. An answer
-that takes longer than a renewal may is none.
+Calls of one turn start together, and stores combine waiting calls into few round trips. A call that
+takes longer than a renewal may has failed.
 
-Time is that of the machine, and goes on while it sleeps, where the system has such a clock. But the
-loop's timers stand still then, and after a pause the loop may handle what has arrived before it
-looks at them. So whoever is about to let something happen under a lease calls `look` first.
+Time is the machine's clock, which goes on while the machine sleeps, if the system has such a clock.
+The loop's timers do not, and after a pause the loop may handle messages before timers. So code that
+is about to act under a lease calls `check` first.
 
-Source: B.59, B.99, B.100; docs/guarantees.md.
+Source: docs/guarantees.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Protocol, TypeVar
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.errors import StoreError
@@ -23,76 +23,77 @@ from shardbus.sharding.events import Note
 from shardbus.sharding.leases import Leases
 from shardbus.store.protocol import StateStore
 from shardbus.store.sqlite import machine_clock
+from shardbus.transport.task_set import TaskSet
+
+T = TypeVar("T")
 
 END_S = 1.0
-"""How long a node that ends waits for its leases to be given back; then they run out."""
+"""Seconds for the release of leases when a node ends; after that they expire."""
 
 
 class LeaseHolder(Protocol):
     """What runs under leases."""
 
     def on_held(self, name: str) -> None:
-        """It may start."""
+        """Start: the lease is held."""
 
     def on_lost(self, name: str, left: float) -> None:
-        """It must have stopped in so many seconds; `drop` when it has."""
+        """Stop within `left` seconds, and call `drop` then."""
 
     def on_free(self, name: str) -> None:
-        """What `drop` gave up is given back."""
+        """Continue after `drop`: the lease is released."""
 
     def on_note(self, note: Note) -> None:
-        """What logs and metrics want to know."""
+        """Count and log a note."""
 
 
 class LeaseShell:
-    """See the module. `clock` gives seconds."""
+    """Acquires, renews and releases leases for one holder. `clock` gives seconds."""
 
     def __init__(
-        self, store: StateStore, owner: str, settings: ShardingSettings, tenant: LeaseHolder
+        self, store: StateStore, owner: str, settings: ShardingSettings, holder: LeaseHolder
     ) -> None:
         self.clock: Callable[[], float] = machine_clock
-        self._store, self._owner, self._tenant = store, owner, tenant
+        self._store, self._owner, self._holder = store, owner, holder
         self._ttl = settings.lease_ttl
         self._machine = Leases(settings.lease_ttl, settings.lease_retry_interval)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         self._closed = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     def want(self, name: str) -> None:
-        """Get it and keep it; `on_held` says when."""
+        """Acquire the lease and keep it; `on_held` reports when it is held."""
         self._handle(ls.WantLease(name))
 
     def drop(self, name: str) -> None:
-        """Give it back; `on_free` says when, and at once if it was never ours."""
+        """Release the lease; `on_free` reports when, at once if it was never held."""
         self._handle(ls.DropLease(name))
 
     def holds(self, name: str) -> bool:
-        """Whether what it is for may go on."""
+        """True if the lease is held."""
         return self._machine.state_of(name) is ls.LeaseState.HELD
 
-    def look(self) -> None:
-        """Give up what is over, though no timer has said so yet."""
+    def check(self) -> None:
+        """Give up leases that have expired, though their timer has not fired yet."""
         end = self._machine.first_end
         if end is not None and self.clock() >= end:
             self._tick()
 
     async def end(self) -> None:
-        """Nothing runs under any of them any more: give all back, if that is quick."""
+        """Release every lease, within `END_S`; nothing runs under them any more."""
         for name in self._machine.names:
             self.drop(name)
-        if self._tasks:
-            await asyncio.wait(set(self._tasks), timeout=END_S)
+        await self._tasks.wait(END_S)
         self.close()
 
     def close(self) -> None:
-        """Do nothing more."""
+        """Stop timers and calls."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
 
     def _handle(self, event: ls.Event) -> None:
         self._perform(self._machine.handle(event, self.clock()))
@@ -104,19 +105,19 @@ class LeaseShell:
         for effect in effects:
             match effect:
                 case ls.AcquireCall():
-                    self._spawn(self._acquire(effect))
+                    self._tasks.spawn(self._acquire(effect))
                 case ls.RenewCall():
-                    self._spawn(self._renew(effect))
+                    self._tasks.spawn(self._renew(effect))
                 case ls.ReleaseCall():
-                    self._spawn(self._release(effect))
+                    self._tasks.spawn(self._release(effect))
                 case ls.LeaseHeld(name):
-                    self._tenant.on_held(name)
+                    self._holder.on_held(name)
                 case ls.LeaseLost(name, left):
-                    self._tenant.on_lost(name, left)
+                    self._holder.on_lost(name, left)
                 case ls.LeaseFree(name):
-                    self._tenant.on_free(name)
+                    self._holder.on_free(name)
                 case Note():
-                    self._tenant.on_note(effect)
+                    self._holder.on_note(effect)
         self._arm()
 
     def _arm(self) -> None:
@@ -134,15 +135,11 @@ class LeaseShell:
         self._timer = None
         self._tick()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def _acquire(self, asked: ls.AcquireCall) -> None:
         try:
-            async with asyncio.timeout(self._ttl * ls.RENEW):
-                lease = await self._store.acquire_lease(asked.name, self._owner, self._ttl)
+            lease = await self._in_time(
+                self._store.acquire_lease(asked.name, self._owner, self._ttl)
+            )
         except (StoreError, TimeoutError):
             self._handle(ls.LeaseCallFailed(asked.name, asked.ticket))
         else:
@@ -151,8 +148,7 @@ class LeaseShell:
     async def _renew(self, asked: ls.RenewCall) -> None:
         name = asked.lease.name
         try:
-            async with asyncio.timeout(self._ttl * ls.RENEW):
-                kept = await self._store.renew_lease(asked.lease, self._ttl)
+            kept = await self._in_time(self._store.renew_lease(asked.lease, self._ttl))
         except (StoreError, TimeoutError):
             self._handle(ls.LeaseCallFailed(name, asked.ticket))
         else:
@@ -161,8 +157,11 @@ class LeaseShell:
     async def _release(self, asked: ls.ReleaseCall) -> None:
         name = asked.lease.name
         try:
-            async with asyncio.timeout(self._ttl * ls.RENEW):
-                await self._store.release_lease(asked.lease)
+            await self._in_time(self._store.release_lease(asked.lease))
         except (StoreError, TimeoutError):
-            self._tenant.on_note(Note("lease_kept", f"{name}: it runs out by itself"))
+            self._holder.on_note(Note("lease_kept", f"{name}: it expires by itself"))
         self._handle(ls.LeaseReturned(name, asked.ticket))
+
+    async def _in_time(self, call: Awaitable[T]) -> T:
+        async with asyncio.timeout(self._ttl * ls.RENEW):
+            return await call

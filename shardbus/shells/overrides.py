@@ -1,10 +1,10 @@
-"""The directions of one entity type in the store.
+"""The store of an entity type's overrides: what operators set for its coordinator.
 
-They are kept as the state of an entity of a reserved type, under the coordinator's epoch in place
-of a fence: reading them raises it, and a coordinator that was replaced is refused. So every store
-that can keep an entity can keep them.
+They are kept as the state of an entity of a reserved type, with the coordinator's epoch as the
+fence. Reading them raises the fence, so that a replaced coordinator is refused. So any store that
+keeps entities can keep overrides.
 
-Source: B.69, B.77, C.35; docs/architecture.md.
+Source: docs/architecture.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardbus.sharding.overrides import Overrides
 log = logging.getLogger("shardbus.coordinator")
 
 RESERVED = "$directions"
-"""The entity type under which they are kept; no application can have one of that name."""
+"""The entity type under which they are kept; names of applications cannot begin with $."""
 
 
 class _Stored(msgspec.Struct, omit_defaults=True):
@@ -31,18 +31,19 @@ class _Stored(msgspec.Struct, omit_defaults=True):
 
 
 class OverridesStore:
-    """Reads and writes them."""
+    """Reads and writes the overrides of one entity type."""
 
-    def __init__(self, entity_type: str, keeper: StateLoader) -> None:
-        self._name, self._keeper = entity_type, keeper
+    def __init__(self, entity_type: str, states: StateLoader) -> None:
+        self._name, self._states = entity_type, states
 
     async def load(self, epoch: int) -> Overrides:
-        """What was told, by whoever coordinates under this epoch.
+        """The stored overrides, for the coordinator of this epoch.
 
         Raises:
-            StaleFence: one with a higher epoch has read or written them. StoreUnavailable.
+            StaleFence: a coordinator with a higher epoch has read or written them.
+            StoreUnavailable: the store does not answer.
         """
-        data = await self._keeper.load(RESERVED, self._name, epoch)
+        data = await self._states.load(RESERVED, self._name, epoch)
         if data is None:
             return Overrides()
         try:
@@ -50,12 +51,12 @@ class OverridesStore:
             places = {shard: Address.parse(at) for shard, at in found.places.items()}
             return Overrides(places, found.paused, max(0, found.moves))
         except (msgspec.DecodeError, ConfigError) as e:
-            log.error("the directions for %r cannot be read, and count as none: %s", self._name, e)
+            log.error("the overrides of %r cannot be read and are ignored: %s", self._name, e)
             return Overrides()
 
-    async def save(self, epoch: int, told: Overrides) -> None:
-        """Keep them. Raises as `load`; after StoreUnavailable either the old or the new ones are
-        kept."""
-        places = {shard: str(place) for shard, place in told.places.items()}
-        stored = _Stored(places, told.paused, told.moves)
-        await self._keeper.save(RESERVED, self._name, epoch, msgspec.msgpack.encode(stored))
+    async def save(self, epoch: int, overrides: Overrides) -> None:
+        """Store the overrides. Raises as `load`; after StoreUnavailable either the old or the new
+        ones are stored."""
+        places = {shard: str(place) for shard, place in overrides.places.items()}
+        stored = _Stored(places, overrides.paused, overrides.moves)
+        await self._states.save(RESERVED, self._name, epoch, msgspec.msgpack.encode(stored))

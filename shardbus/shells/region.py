@@ -1,20 +1,26 @@
-"""One entity type on one node: its host, its router and its coordinator, and what passes between
-them.
+"""The shell of a region: one entity type on one node, with its host and its router.
 
-The way of a message, from the link to the handler: a run of messages of one type and method
-arrives; each id is looked up among the active entities and handed over. An id that is not there
-takes the slow
-path: its shard lives here and lets it in (start the entity), or the region machine has the word (it
-buffers, or sends it on).
+The way of a message from the session to the handler: a run of messages of one type and method
+arrives; each entity id is looked up among the activations and the message is handed over. An id
+without an activation takes the slow path. If its shard runs here and is open to the session, the
+entity is started; otherwise the region machine buffers the message or forwards it.
 
-Source: S0.10, S0.14, S0.15, S2.22-S2.24; docs/architecture.md.
+    session ──run──> RegionShell ──> activation's mailbox
+                         │
+                         └──> router (region machine) ──> another node, a buffer, the coordinator
+
+A message forwarded from here keeps its deadline. A message that its entity has deferred has no
+deadline on this node any more, since it waits as long as the entity wants; on the way it gets one
+of `FORWARD_TIMEOUT_MS`.
+
+Source: docs/architecture.md; S0.10, S0.14, S0.15, S2.22-S2.24.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -24,33 +30,41 @@ from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.host import Host
 from shardbus.entities.reentrancy import NodeRouter
 from shardbus.entities.runner import read_ahead
+from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import ConfigError, Unhandled
+from shardbus.errors import ConfigError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.refs import start_entity
 from shardbus.sharding import events, messages
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.shells.forwarding import LATEST_MS, ForwardedAsk, passed_on
 from shardbus.shells.load_sampling import LoadSampling
 from shardbus.shells.shard_leases import ShardLeases
 from shardbus.store.protocol import StateStore
+from shardbus.transport.asks import CoarseClock, Failure
 from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Chain, Flush, Relayed, TellRun
+from shardbus.wire.schema import Interface
 
 log = logging.getLogger("shardbus.sharding")
 
 START_MS = 30_000
 
 EVERY_NODE = "*"
-"""As `coordinator_role`: whatever role the type has."""
+"""As `coordinator_role`: any node may coordinate, whatever role the type has."""
+
+FORWARD_TIMEOUT_MS = 86_400_000
+"""For a forwarded message that has no deadline."""
+
+LOAD_REPORTS = 2
+"""Reports to the coordinator in one `rebalance_interval`."""
 
 
 class RegionServices(Protocol):
-    """What a type needs from its node."""
+    """What a region needs from its node."""
 
     me: NodeId
     endpoint: Endpoint
@@ -64,29 +78,55 @@ class RegionServices(Protocol):
     def note(self, entity_type: str, note: events.Note) -> None: ...
 
 
+class ForwardedAsk:
+    """Passes the answer to a message that this node forwarded back to the session it came from."""
+
+    __slots__ = ("_corr", "_session")
+
+    def __init__(self, session: Session, corr: int) -> None:
+        self._session, self._corr = session, corr
+
+    def resolve(self, payload: bytes) -> None:
+        if self._session.lost is None:
+            self._session.reply(self._corr, payload)
+
+    def fail(self, error: Failure) -> None:
+        if self._session.lost is None:
+            self._session.fail(self._corr, error)
+
+
 class RegionShell:
-    """See the module."""
+    """Runs the region of one entity type.
+
+    Args:
+        entity_type, settings: what the application declared and configured.
+        node: the services of the node.
+        states: loads the state of entities.
+        ref: makes references for handlers.
+        hosts: False for a proxy, which only sends.
+    """
 
     def __init__(
         self,
-        kind: EntityType,
+        entity_type: EntityType,
         settings: ShardingSettings,
         node: RegionServices,
-        keeper: StateLoader,
+        states: StateLoader,
         ref: Callable[[Any, str], Any],
         *,
         hosts: bool,
     ) -> None:
-        self.kind, self.name, self.settings, self.hosts = kind, kind.name, settings, hosts
+        self.entity_type, self.name = entity_type, entity_type.name
+        self.settings, self.hosts = settings, hosts
         self._node = node
         loop = asyncio.get_running_loop()
         self._loop = loop
         self.host = Host(
-            kind,
+            entity_type,
             settings,
             str(node.me),
             loop,
-            keeper,
+            states,
             ref,
             lambda shard: self.shard_leases.stopped(shard),
             node.store,
@@ -94,18 +134,18 @@ class RegionShell:
             self._start_elsewhere,
         )
         self.host.passes_on = True
-        drop, name = node.drops.drop, kind.name
+        drop, name = node.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
         self.shard_leases: ShardLeases = ShardLeases(self, self.host, node.store, node.me, settings)
-        self._look = self.shard_leases.look
-        interface = kind.interface
-        region = ShardRegion(kind.name, node.me, interface.layout, settings, proxy=not hosts)
+        self._check_leases = self.shard_leases.check
+        interface = entity_type.interface
+        region = ShardRegion(self.name, node.me, interface.layout, settings, proxy=not hosts)
         self.router: NodeRouter = NodeRouter(interface, region, self, loop, node.endpoint.clock)
         self.sampling = LoadSampling(self.router.shard_of)
         self.coordinator: NodeId | None = None
-        """Where this node believes the coordinator to be."""
+        """The node on which this node expects the coordinator."""
         self.stranger: NodeId | None = None
-        """A node that should have the coordinator, and does not know the type."""
+        """A node that should run the coordinator, and does not know the type."""
         self.drained: asyncio.Future[None] = loop.create_future()
         self.relayed_messages = 0
         self._stopping: list[str] = []
@@ -119,16 +159,16 @@ class RegionShell:
 
     @property
     def coordinator_role(self) -> str:
-        """The role of the nodes among which the oldest coordinates; empty is every node."""
+        """The role of the nodes among which the oldest coordinates; empty means every node."""
         wanted = self.settings.coordinator_role or self.settings.role
         return "" if wanted == EVERY_NODE else wanted
 
     @property
     def shared(self) -> dict[str, str]:
-        """What every node that knows the type must say alike: where its entities live, who may
-        coordinate them, and what runs only with a lease."""
+        """Settings that must be equal on every node that knows the type: the layout, the roles of
+        hosts and coordinators, and the use of leases."""
         values = {
-            "layout": self.kind.interface.layout,
+            "layout": self.entity_type.interface.layout,
             "role": self.settings.role,
             "coordinator_role": self.coordinator_role,
             "use_lease": self.settings.use_lease,
@@ -138,10 +178,10 @@ class RegionShell:
     # ---- what arrives
 
     def on_tells(self, session: Session, run: TellRun) -> None:
-        """Messages to which nobody waits for an answer."""
-        if self._look is not None:
-            self._look()
-        invoker = self.kind.invokers.get(run.method)
+        """Deliver tells, to which no sender waits for an answer."""
+        if self._check_leases is not None:
+            self._check_leases()
+        invoker = self.entity_type.invokers.get(run.method)
         via = session.mark or self._node.drops.mark(session)
         if invoker is None:
             self.host.counts.drop("unhandled", len(run.ids), via)
@@ -150,7 +190,7 @@ class RegionShell:
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
             activation = self._enter(session, entity_id)
             if activation is None:
-                self._pass_on(session, entity_id, Message(invoker, payload, None, corr, 0), 0)
+                self._forward(session, entity_id, Message(invoker, payload, None, corr, 0), 0)
             return activation
 
         mailbox_limits = self._mailbox_limits
@@ -166,13 +206,13 @@ class RegionShell:
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
-            self.sampling.take(counts.accepted, run.ids)
+            self.sampling.sample(counts.accepted, run.ids)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
-        """Messages whose senders wait."""
-        if self._look is not None:
-            self._look()
-        invoker = self.kind.invokers.get(run.method)
+        """Deliver asks, whose senders wait for an answer."""
+        if self._check_leases is not None:
+            self._check_leases()
+        invoker = self.entity_type.invokers.get(run.method)
         if invoker is None:
             self.host.counts.drop("unhandled", len(run.ids))
             text = (
@@ -184,7 +224,7 @@ class RegionShell:
                 session.fail(corr, Unhandled(text))
             return
         if run.timeout_ms <= 0:
-            self.host.counts.drop("expired", len(run.ids))  # held on its way for too long
+            self.host.counts.drop("expired", len(run.ids))  # it was under way for too long
             return
         deadline = self._node.endpoint.clock.after(run.timeout_ms)
 
@@ -192,7 +232,7 @@ class RegionShell:
             activation = self._enter(session, entity_id, run.chain)
             if activation is None:
                 message = Message(invoker, payload, session, corr, deadline, run.chain)
-                self._pass_on(session, entity_id, message, 0)
+                self._forward(session, entity_id, message, 0)
             return activation
 
         rows = zip(run.ids, run.payloads, run.corrs, strict=True)
@@ -201,13 +241,13 @@ class RegionShell:
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
-            self.sampling.take(counts.accepted, run.ids)
+            self.sampling.sample(counts.accepted, run.ids)
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
-        """A message that another node, or our own router, sends on."""
-        if self._look is not None:
-            self._look()
-        invoker = self.kind.invokers.get(message.method)
+        """Deliver a message that another node, or this node's router, forwards."""
+        if self._check_leases is not None:
+            self._check_leases()
+        invoker = self.entity_type.invokers.get(message.method)
         local = session is self._node.loopback
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
@@ -217,22 +257,22 @@ class RegionShell:
             if asker is not None:
                 session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
             return
-        if not local:  # from there it was counted when it came
+        if not local:  # a local one was counted when it arrived
             counts = self.host.counts
             counts.accepted += 1
             if counts.accepted >= self.sampling.mark:
-                self.sampling.take(counts.accepted, (message.id,))
+                self.sampling.sample(counts.accepted, (message.id,))
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
-        waiting = Message(invoker, message.payload, asker, corr, deadline, message.chain)
+        arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         activation = self._find(message.id) or self._enter(session, message.id, message.chain)
         if activation is not None:
-            self.host.runner.receive(activation, waiting)
+            self.host.runner.receive(activation, arrived)
         else:
-            self._pass_on(session, message.id, waiting, message.hops)
+            self._forward(session, message.id, arrived, message.hops)
 
     def _enter(self, session: Session, entity_id: str, chain: Chain = ()) -> Activation | None:
-        """The entity, started if need be; None if its shard does not let this session's messages
-        in."""
+        """The activation of the entity, started if need be; None if its shard does not run here or
+        is closed to this session."""
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError:
@@ -243,8 +283,8 @@ class RegionShell:
         activation = hosted.activations.get(entity_id)
         return activation or self.host.activate(hosted, entity_id, chain=chain)
 
-    def _pass_on(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
-        """The message is not for this node: let the region machine decide."""
+    def _forward(self, session: Session, entity_id: str, message: Message, hops: int) -> None:
+        """Let the region machine buffer or forward a message that cannot be delivered here."""
         try:
             shard = self.router.shard_of(entity_id)
         except ConfigError as e:
@@ -257,13 +297,20 @@ class RegionShell:
         self.router.arrived(envelope, None if local else session.tag)
 
     def _envelope(self, shard: str, entity_id: str, message: Message, hops: int) -> PendingMessage:
+        """The message for another node, forwarded `hops` times before."""
         self.relayed_messages += 1
-        key = self.router.key(message.invoker.name)
-        latest = self._node.endpoint.clock.after(LATEST_MS)
-        return passed_on(key, shard, entity_id, message, hops, latest)
+        invoker, payload, asker, corr, deadline, chain = message
+        key = self.router.key(invoker.name)
+        waiter = ForwardedAsk(asker, corr) if asker is not None else None
+        until = min(deadline, self._node.endpoint.clock.after(FORWARD_TIMEOUT_MS))
+        via = min(corr, 0)
+        return PendingMessage(
+            key, shard, entity_id, payload, hops + 1, waiter, None, until, chain, via
+        )
 
     def on_flush(self, session: Session, flush: Flush) -> None:
-        """Answer if the shard lives here and everything before has come in; else send it on."""
+        """Echo the flush if the shard runs here and all earlier messages have arrived; otherwise
+        forward it."""
         local = session is self._node.loopback
         hosted = self.host.shards.get(flush.shard)
         if hosted is not None and hosted.lets_in(session, local):
@@ -280,7 +327,7 @@ class RegionShell:
         )
         self.router.arrived(envelope, None if local else session.tag)
 
-    # ---- what the router asks for
+    # ---- services of the router
 
     def out_for(self, node: NodeId) -> Session:
         """The session to a node; to this one, the loopback."""
@@ -290,11 +337,11 @@ class RegionShell:
         return self._node.endpoint.session_to(node.address, node, probe=not known)
 
     def is_here(self, node: NodeId) -> bool:
-        """Whether that is this node."""
+        """True if `node` is this node."""
         return node == self._node.me
 
     def perform(self, effect: events.RegionEffect) -> None:
-        """Carry out what the region machine says about anything but routes."""
+        """Perform the region machine's effects that do not concern routes."""
         match effect:
             case events.SendCoordinator(message=message):
                 coordinator = self._node.coordinator_of(self.name)
@@ -316,7 +363,7 @@ class RegionShell:
             case events.Note():
                 self._node.note(self.name, effect)
             case _:
-                log.error("nothing performs a %s", type(effect).__name__)
+                log.error("no part of this node performs a %s", type(effect).__name__)
 
     def _stop_shards(self) -> None:
         shards, self._stopping = self._stopping, []
@@ -326,11 +373,11 @@ class RegionShell:
         await start_entity(self.router, entity_id, START_MS)
 
     def ready(self, shard: str) -> None:
-        """The shard has started."""
+        """Report that the shard has started."""
         self._loop.call_soon(self.router.handle, events.ShardReady(shard))
 
     def down(self, shard: str) -> None:
-        """Nothing of the shard runs here any more."""
+        """Report that the shard has stopped here, and forward the messages it left."""
         if self._stopped_here is None:
             left = self.host.take_left(shard)
             self.router.stopped(shard, [self._envelope(shard, i, m, 0) for i, m in left])
@@ -338,40 +385,40 @@ class RegionShell:
             self._stopped_here.set_result(None)
 
     def rehouse(self, shard: str) -> None:
-        """The shard had to stop, and shall run somewhere."""
+        """Ask for a new home for a shard whose lease was lost."""
         if self._stopped_here is None:
             asked = messages.GetShardHome((shard,))
             self.router.handle(events.MessageReceived(self._node.me, asked))
 
     def note(self, note: events.Note) -> None:
-        """What became of the type's leases."""
+        """Log a note of the leases."""
         self._node.note(self.name, note)
 
     def dropped(self, reason: str, count: int, via: int = Origin.UNREPORTED) -> None:
-        """The router could not send messages."""
+        """Count messages that the router could not send."""
         self.host.counts.drop(reason, count, via)
 
-    # ---- news
+    # ---- the node's side
 
     def unknown_at(self, node: NodeId) -> None:
-        """The node that should have the coordinator runs an application without this type."""
+        """Log that the node which should run the coordinator does not know this type."""
         if self.stranger != node:
             self.stranger = node
             log.warning("%s; messages wait for a coordinator", self.missing)
 
     @property
     def missing(self) -> str:
-        """Why there is no coordinator."""
+        """The reason why there is no coordinator, for people."""
         return f"{self.stranger} does not know entity type {self.name!r}: is it an older version?"
 
     def shutdown(self) -> asyncio.Future[None]:
-        """Move everything away; done when nothing runs here."""
+        """Hand off every shard; done when none runs here."""
         self._stop_reason = StopReason.SHUTDOWN
         self.router.handle(events.Shutdown())
         return self.drained
 
     def stop_here(self) -> asyncio.Future[None]:
-        """Stop everything where it is, and tell nobody: the whole cluster stops. Done when nothing
+        """Stop every shard without a hand-off, because the whole cluster stops; done when none
         runs here."""
         self._stopped_here = self._loop.create_future()
         self.host.passes_on = False
@@ -382,16 +429,48 @@ class RegionShell:
         return self._stopped_here
 
     def close(self) -> None:
-        """Stop the clock, and cut off what is still running. What never found its home is counted
-        and named."""
+        """Stop at once. Messages that never found a home are counted and logged."""
         if left := self.router.region.buffered[0] - self.router.buffered_asks.flushes:
             self.host.counts.drop("undelivered", left)
             log.warning("%d messages of %r found no home before this node ended", left, self.name)
         self.router.close()
         self.host.close()
 
+    # ---- periodic tasks
+
     def advance(self, tick: int) -> None:
-        """Coarse time goes on."""
+        """Move the coarse time of the entities on, and fail asks that have expired."""
         self.host.runner.advance(tick)
         if self.router.buffered_asks:
             self._node.endpoint.asks_timed_out += self.router.expire()
+
+    def report_loads(self, tick: int) -> None:
+        """Send the loads of the shards here to the coordinator, `LOAD_REPORTS` times in one
+        `rebalance_interval`, if the allocation strategy uses them. Called about once a second."""
+        sampling, interval = self.sampling, self.settings.rebalance_interval / LOAD_REPORTS
+        due = tick - sampling.reported >= int(1000 * interval) // CoarseClock.TICK_MS
+        if not (sampling.on and due and self.hosts and self.router.region.registered):
+            return
+        sampling.reported = tick
+        loads = sampling.read(self.host.counts.accepted, self._loop.time())
+        if loads is not None and self.coordinator is not None:
+            report = messages.ShardLoads(self._node.me, loads)
+            self._node.send(self.coordinator, self.name, report)
+
+    def find_slow_handlers(self, slow: SlowHandlers, tick: int) -> None:
+        """Report handlers that have waited for `slow_handler_after`. Called about once a second."""
+        slow.check(self.host.runner.running_handlers, self.settings.slow_handler_after, tick)
+
+
+def region_of(regions: Mapping[str, RegionShell], entity_type: str | type) -> RegionShell:
+    """The region of an entity type, given by its name or its class.
+
+    Raises:
+        UnknownEntityType: this application has no such type.
+    """
+    interface = getattr(entity_type, "__shardbus_interface__", None)
+    name = interface.name if isinstance(interface, Interface) else entity_type
+    region = regions.get(name) if isinstance(name, str) else None
+    if region is None:
+        raise UnknownEntityType(f"there is no entity type {name!r}")
+    return region

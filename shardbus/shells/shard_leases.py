@@ -1,17 +1,17 @@
-"""The shards of one type that run on one node, between the region, which says what shall run here,
+"""The shards of one type on one node, between the region machine, which decides what runs here,
 and the host, which runs it.
 
-Without leases that is one step. With them (`use_lease`), a shard waits for its lease before it
-starts, and it has not stopped for the coordinator before the lease is given back:
+Without leases a shard starts and stops at once. With them (`use_lease`), a shard waits for its
+lease before it starts, and counts as stopped once the lease is released:
 
     StartShard ──> lease ──> host: start ──> ShardReady
-    StopShard ───> host: stop ──> lease back ──> ShardDown
+    StopShard ───> host: stop ──> release ──> ShardDown
 
-A shard whose lease is lost stops: every entity after its current message, and what is still running
-when the time is up is cut off. That is a ShardDown that nobody asked for. Then the coordinator is
-asked for a home, as a message would, so that the shard starts again where the lease is to be had.
+A shard whose lease is lost stops: each entity after its current message, and what still runs at the
+end of the lease is cut off. That is a ShardDown without a request. This node then asks the
+coordinator for a home, as a message would, so that the shard starts where its lease can be held.
 
-Source: B.59; T.SU12; docs/guarantees.md.
+Source: docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from shardbus.store.protocol import StateStore
 LEASED = ("shards", "both")
 
 
-class ShardLeaseListener(Protocol):
-    """The type on this node: hears what became of its shards."""
+class ShardOwner(Protocol):
+    """The region on this node, which is told what became of its shards."""
 
     name: str
 
@@ -43,57 +43,57 @@ class ShardLeaseListener(Protocol):
 
 
 class ShardLeases:
-    """See the module."""
+    """Starts and stops shards, under leases if the type uses them."""
 
     def __init__(
         self,
-        landlord: ShardLeaseListener,
+        region: ShardOwner,
         host: Host,
         store: StateStore,
         me: NodeId,
         settings: ShardingSettings,
     ) -> None:
-        self._landlord, self._host = landlord, host
-        self._prefix = f"shard/{quote(landlord.name, safe='')}/"
+        self._region, self._host = region, host
+        self._prefix = f"shard/{quote(region.name, safe='')}/"
         self._waiting: dict[str, int] = {}
-        """Shards that wait for their lease, and the fence under which they will start."""
+        """Shards that wait for their lease, with the fence under which they start."""
         self._homeless: dict[str, None] = {}
         """Shards that stop because their lease was lost."""
         self._over = False
-        self.leasing: LeaseShell | None = None
+        self.leases: LeaseShell | None = None
         if settings.use_lease in LEASED:
-            self.leasing = LeaseShell(store, str(me), settings, self)
+            self.leases = LeaseShell(store, str(me), settings, self)
 
     @property
-    def look(self) -> Callable[[], None] | None:
-        """To be called before anything from outside is handled; None without leases."""
-        return self.leasing.look if self.leasing is not None else None
+    def check(self) -> Callable[[], None] | None:
+        """Gives up expired leases; called before a message is handled. None without leases."""
+        return self.leases.check if self.leases is not None else None
 
     def start(self, shard: str, fence: int) -> None:
-        """The region wants the shard to run."""
-        if self.leasing is None:
+        """Start the shard, once its lease is held."""
+        if self.leases is None:
             self._start(shard, fence)
         else:
             self._waiting[shard] = fence
-            self.leasing.want(self._prefix + shard)
+            self.leases.want(self._prefix + shard)
 
     def stopped(self, shard: str) -> None:
-        """The host says that nothing of the shard runs any more, or that it never ran."""
+        """Release the lease of a shard that has stopped, or that never started."""
         self._waiting.pop(shard, None)
-        if self.leasing is None:
-            self._landlord.down(shard)
+        if self.leases is None:
+            self._region.down(shard)
         else:
-            self.leasing.drop(self._prefix + shard)
+            self.leases.drop(self._prefix + shard)
 
     async def end(self) -> None:
-        """Nothing runs here any more, and nobody needs to hear of it."""
+        """Release every lease without reports to the region."""
         self._over = True
-        if self.leasing is not None:
-            await self.leasing.end()
+        if self.leases is not None:
+            await self.leases.end()
 
     def _start(self, shard: str, fence: int) -> None:
         self._host.start_shard(shard, fence)
-        self._landlord.ready(shard)
+        self._region.ready(shard)
 
     # ---- what becomes of leases
 
@@ -112,10 +112,10 @@ class ShardLeases:
         if self._over:
             return
         shard = name.removeprefix(self._prefix)
-        self._landlord.down(shard)
+        self._region.down(shard)
         if shard in self._homeless:
             del self._homeless[shard]
-            self._landlord.rehouse(shard)
+            self._region.rehouse(shard)
 
     def on_note(self, note: Note) -> None:
-        self._landlord.note(note)
+        self._region.note(note)

@@ -1,21 +1,21 @@
-"""Who coordinates one entity type now: the shell of its singleton, on every node.
+"""The shell of a singleton: decides, on every node, which node coordinates one entity type.
 
-    membership ──view──> Singleton ──Prepare, Begin, Retire, Halt──> Coordination
-        │                  │  ^  └──Tell──> another node's             │
-        │                  │  └───────────────Ruling, Over─────────────┘
-        └──who is oldest───┴──> the region, which registers there
+    membership ──view──> Singleton ──Prepare, Start, Retire, Halt──> CoordinatorShell
+        │                  │  ^  └──SendHandOver──> another node's        │
+        │                  │  └────────────started, ended─────────────────┘
+        └──the oldest──────┴──> the region, which registers there
 
-The oldest is that of the nodes with the type's role, or with `coordinator_role`, if that is set:
-then a node may coordinate that hosts nothing.
+The coordinator belongs to the oldest of the nodes with the type's role, or with `coordinator_role`
+if that is set; then a node may coordinate a type that it does not host.
 
-The region turns to the next oldest as soon as membership shows it, though the leaving one may still
-rule: the next one keeps what it is asked until its turn has come.
+A region turns to the next oldest node as soon as membership shows it, though the leaving
+coordinator may still rule. The next coordinator keeps what regions send until it rules.
 
 With `use_lease`, the coordinator begins once this node holds the lease of the type's singleton, and
-is over once it is given back. If the lease is lost, the coordinator stops at once; that counts as
-an end by itself, and it begins again when the lease is to be had.
+has ended once the lease is released. When the lease is lost, the coordinator stops at once. That
+counts as an end of its own, and it begins again when this node holds the lease again.
 
-Source: B.60, B.97, B.99, T.G4, S0.18, S0.33, S2.62; docs/architecture.md.
+Source: docs/architecture.md; S0.18, S0.33, S2.62.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ START_MS = 30_000
 
 
 class SingletonServices(Protocol):
-    """What a succession needs from its node."""
+    """What a singleton needs from its node."""
 
     me: NodeId
     store: StateStore
@@ -68,156 +68,156 @@ class SingletonServices(Protocol):
 
 
 class SingletonShell:
-    """See the module; also the office of the type's coordination.
+    """Runs the singleton of one entity type, and owns the type's coordinator.
 
     Args:
-        kind: the type; its region is told where to register.
+        region: the type's region, which registers with the coordinator.
         make: builds a fresh coordinator.
-        node: what else is here.
-        removal_margin: of `cluster.downing`.
+        node: the services of the node.
+        removal_margin: `cluster.downing.down_removal_margin`, in seconds.
     """
 
     def __init__(
         self,
-        kind: RegionShell,
+        region: RegionShell,
         make: Callable[[], Coordinator],
         node: SingletonServices,
         removal_margin: float,
     ) -> None:
-        self.singleton = Singleton(kind.name, node.me, kind.coordinator_role, removal_margin)
-        settings = kind.settings
-        self._lease = f"singleton/{quote(kind.name, safe='')}"
-        self._leasing: LeaseShell | None = None
+        self.singleton = Singleton(region.name, node.me, region.coordinator_role, removal_margin)
+        settings = region.settings
+        self._lease = f"singleton/{quote(region.name, safe='')}"
+        self._leases: LeaseShell | None = None
         if settings.use_lease in LEASED:
-            self._leasing = LeaseShell(node.store, str(node.me), settings, self)
+            self._leases = LeaseShell(node.store, str(node.me), settings, self)
         self._epoch: int | None = None
         """Of a coordinator that waits for the lease."""
         self._ended = False
-        """It has, and the lease is on its way back."""
-        self.coordination = CoordinatorShell(
-            kind.name,
+        """The coordinator has ended, and the lease is being released."""
+        self.coordinator = CoordinatorShell(
+            region.name,
             make,
             node.store,
             self,
-            OverridesStore(kind.name, node.states),
-            patience=settings.updating_state_timeout,
+            OverridesStore(region.name, node.states),
+            store_timeout=settings.updating_state_timeout,
             remember=settings.remember,
-            look=self._leasing.look if self._leasing is not None else lambda: None,
+            check_lease=self._leases.check if self._leases is not None else lambda: None,
         )
-        self._kind, self._node = kind, node
+        self._region, self._node = region, node
         self._machine_timer = MachineTimer(self.singleton.deadline, self._tick)
 
-    def look(self, view: MembershipView) -> None:
-        """Membership changed: who coordinates the type now; if it is this node, over whom. While
-        the whole cluster stops, nodes that end are not missed: nothing gets a new home."""
-        kind, name = self._kind, self._kind.name
+    def update(self, view: MembershipView) -> None:
+        """Apply a new view of membership. While the whole cluster stops, the coordinator keeps its
+        members: no shard gets a new home."""
+        region, name = self._region, self._region.name
         epoch = view.epochs.get(name, 0)
         live = tuple(m.node for m in view.members if m.status in REGISTERING)
         way_out = (Status.LEAVING, Status.EXITING)
         closed = {m.node: m.service for m in view.members if m.service is not Service.OPEN}
         unfit = tuple(m.node for m in view.members if m.status in way_out or m.node in closed)
         silent = tuple(n for n in view.unreachable if n in live and n not in unfit)
-        if not set(live) <= {*unfit, *silent}:  # who is silent starts no shard now
+        if not set(live) <= {*unfit, *silent}:  # a silent node would not start a shard now
             unfit += silent
-        emptying = tuple(node for node in closed if closed[node] is Service.DRAINING)
+        draining = tuple(node for node in closed if closed[node] is Service.DRAINING)
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
         unsettled = bool(view.unreachable) or arriving
-        versions = {m.node: m.version for m in view.members if m.has_role(kind.settings.role)}
-        members = events.MembersChanged(live, unfit, unsettled, emptying, versions)
+        versions = {m.node: m.version for m in view.members if m.has_role(region.settings.role)}
+        members = events.MembersChanged(live, unfit, unsettled, draining, versions)
         if view.stopping:
-            self.coordination.freeze()
+            self.coordinator.freeze()
         else:
-            self.coordination.update(members, epoch)
+            self.coordinator.update(members, epoch)
         self._handle(messages.MembershipSeen(view, view.stopping))
         if epoch:
-            kind.router.handle(events.EpochSeen(epoch))
-        oldest = view.oldest(kind.coordinator_role)
+            region.router.handle(events.EpochSeen(epoch))
+        oldest = view.oldest(region.coordinator_role)
         node = oldest.node if oldest is not None and view.status in REGISTERING else None
-        if node != kind.coordinator:
-            kind.coordinator = node
-            kind.router.handle(events.CoordinatorAt(node))
+        if node != region.coordinator:
+            region.coordinator = node
+            region.router.handle(events.CoordinatorAt(node))
 
     def received(self, sender: NodeId, message: messages.Message) -> None:
-        """Another node's singleton speaks."""
+        """Handle a message of another node's singleton."""
         self._handle(messages.HandOverReceived(sender, message))
 
     def left(self, *, gracefully: bool) -> None:
-        """Membership is over."""
+        """Handle the end of this node's membership."""
         self._handle(messages.MembershipEnded(gracefully))
 
     @property
     def ending(self) -> bool:
-        """A coordinator here is on its way out, and somebody may wait for it."""
+        """True if a coordinator here is about to end, and its successor may wait for it."""
         return self.singleton.ending
 
     def close(self) -> None:
         """Stop at once."""
         self._machine_timer.stop()
-        self.coordination.stop()
+        self.coordinator.stop()
 
-    # ---- the office of the coordination
+    # ---- services of the coordinator
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None:
-        """A machine's message."""
+        """Send a machine's message."""
         self._node.send(to, entity_type, message)
 
     def epoch_claimed(self, entity_type: str, epoch: int) -> None:
-        """The coordinator here rules."""
+        """Report that the coordinator here rules."""
         self._handle(messages.InstanceStarted(epoch))
         self._node.epoch_claimed(entity_type, epoch)
 
-    def over(self, entity_type: str) -> None:
-        """The coordinator here has ended."""
-        if self._leasing is None:
+    def ended(self, entity_type: str) -> None:
+        """Report that the coordinator here has ended, once its lease is released."""
+        if self._leases is None:
             self._handle(messages.InstanceStopped())
         else:
             self._ended = True
-            self._leasing.drop(self._lease)
+            self._leases.drop(self._lease)
 
-    def wake(self, entity_type: str, shards: list[str]) -> list[str]:
-        """These shards shall have homes, though no message is there for them. Returns those that
+    def ask_homes(self, entity_type: str, shards: list[str]) -> list[str]:
+        """Ask for the homes of these shards, as messages for them would. Returns the shards that
         the type's shard function does not give any more."""
-        router = self._kind.router
+        router = self._region.router
         known = tuple(shard for shard in shards if router.has_shard(shard))
         router.handle(events.MessageReceived(self._node.me, GetShardHome(known)))
         return [shard for shard in shards if shard not in known]
 
     async def start_entity(self, entity_type: str, entity_id: str) -> None:
-        """The entity shall run where its shard is."""
-        await start_entity(self._kind.router, entity_id, START_MS)
+        """Start the entity on the node of its shard."""
+        await start_entity(self._region.router, entity_id, START_MS)
 
     def note(self, entity_type: str, note: events.Note) -> None:
-        """What a machine noted."""
+        """Count and log a machine's note."""
         self._node.note(entity_type, note)
 
     # ---- the lease of the singleton
 
     def on_held(self, name: str) -> None:
-        """The coordinator may begin."""
+        """Begin: this node holds the lease."""
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
-            self.coordination.begin(epoch)
+            self.coordinator.begin(epoch)
 
     def on_lost(self, name: str, left: float) -> None:
-        """It may not go on."""
-        self.coordination.stop()
-        self.over(self._kind.name)
+        """Stop at once: the lease is lost."""
+        self.coordinator.stop()
+        self.ended(self._region.name)
 
     def on_free(self, name: str) -> None:
-        """Another one may begin."""
+        """Report the end: the lease is released, and another node may get it."""
         ended, self._ended = self._ended, False
         if ended:
             self._handle(messages.InstanceStopped())
 
     def on_note(self, note: events.Note) -> None:
-        """What became of the lease."""
-        self.note(self._kind.name, note)
+        """Count and log a note about the lease."""
+        self.note(self._region.name, note)
 
     async def end(self) -> None:
-        """Nothing is coordinated here any more."""
-        if self._leasing is not None:
+        """Release the lease; no coordinator runs here any more."""
+        if self._leases is not None:
             self._ended, self._epoch = False, None
-            await self._leasing.end()
+            await self._leases.end()
 
     # ---- the machine
 
@@ -230,18 +230,18 @@ class SingletonShell:
         self._perform(self.singleton.tick(now))
 
     def _perform(self, effects: list[messages.Effect]) -> None:
-        name = self._kind.name
+        name = self._region.name
         for effect in effects:
             match effect:
                 case messages.SendHandOver(to=to, message=message):
                     self._node.send(to, name, message)
                 case messages.PrepareInstance():
-                    self.coordination.prepare()
+                    self.coordinator.prepare()
                 case messages.StartInstance(epoch=epoch):
                     self._begin(epoch)
                 case messages.RetireInstance():
                     self._epoch = None
-                    self.coordination.retire()
+                    self.coordinator.retire()
                 case messages.HaltInstance():
                     self._halt()
                 case messages.SingletonStateChanged(after=after, why=why):
@@ -251,14 +251,14 @@ class SingletonShell:
         self._machine_timer.arm()
 
     def _begin(self, epoch: int) -> None:
-        if self._leasing is None:
-            self.coordination.begin(epoch)
+        if self._leases is None:
+            self.coordinator.begin(epoch)
         else:
             self._epoch = epoch
-            self._leasing.want(self._lease)
+            self._leases.want(self._lease)
 
     def _halt(self) -> None:
-        self.coordination.stop()
+        self.coordinator.stop()
         self._epoch = None
-        if self._leasing is not None:
-            self._leasing.drop(self._lease)
+        if self._leases is not None:
+            self._leases.drop(self._lease)

@@ -10,7 +10,8 @@ from typing import Any
 
 import httpx
 
-from shardbus.admin.answers import Admin
+from shardbus.admin.answers import NodeAnswers
+from shardbus.admin.pages import AdminPages
 from shardbus.app import ShardBus
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.config.settings import (
@@ -66,6 +67,7 @@ class Nodes:
         settings = Settings(node=own, cluster=self._cluster, store=self.store)
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, MemoryStore(self.data))
+        NodeAnswers(node).register()
         await node.start()
         self.all.append(node)
         node.join("127.0.0.1:0")
@@ -112,12 +114,12 @@ class Nodes:
 
 def ready(node: Node) -> bool:
     """What /readyz says."""
-    return all(check.ok for check in Admin(node).readiness().values())
+    return all(check.ok for check in AdminPages(node).readiness().values())
 
 
 def http(node: Node) -> httpx.AsyncClient:
     """The node's HTTP, without a port."""
-    transport = httpx.ASGITransport(app=create_app(Admin(node), HttpSettings()))
+    transport = httpx.ASGITransport(app=create_app(AdminPages(node), HttpSettings()))
     return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1")
 
 
@@ -125,6 +127,6 @@ def hosts(nodes: list[Node], entity_type: str) -> dict[str, list[Node]]:
     """Shard to the nodes that host it now."""
     found: dict[str, list[Node]] = {}
     for node in nodes:
-        for shard in node.kinds[entity_type].host.shards:
+        for shard in node.regions[entity_type].host.shards:
             found.setdefault(shard, []).append(node)
     return found

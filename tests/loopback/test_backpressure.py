@@ -62,7 +62,7 @@ async def started(nodes: Nodes, app: Application, **sharding: Any) -> tuple[Node
 
 
 def mailbox_limits(node: Node) -> MailboxLimits:
-    return node.kinds["line"].host.runner.mailbox_limits
+    return node.regions["line"].host.runner.mailbox_limits
 
 
 async def plea(node: Node, client: AsyncClient) -> None:
@@ -78,12 +78,12 @@ async def plea(node: Node, client: AsyncClient) -> None:
 
 
 def mailbox(node: Node, entity_id: str) -> int:
-    activation = node.kinds["line"].host.active[entity_id]
+    activation = node.regions["line"].host.active[entity_id]
     return len(activation.mailbox or ())
 
 
 def dropped(node: Node) -> dict[str, int]:
-    return node.kinds["line"].host.counts.dropped
+    return node.regions["line"].host.counts.dropped
 
 
 async def test_a_slow_entity_slows_its_sender_and_loses_nothing(nodes: Nodes) -> None:

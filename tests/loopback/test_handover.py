@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.answers import Admin
+from shardbus.admin.pages import AdminPages
 from shardbus.membership.singleton.singleton import SingletonState
 from shardbus.node.node import Node
 from shardbus.sharding import messages
@@ -40,14 +40,14 @@ def rulers(nodes: list[Node]) -> list[Node]:
     """Where a coordinator acts."""
     found = []
     for node in nodes:
-        coordinator = node.singletons["counter"].coordination.coordinator
+        coordinator = node.singletons["counter"].coordinator.machine
         if coordinator is not None and coordinator.state in REIGNS:
             found.append(node)
     return found
 
 
 def epoch_of(node: Node) -> int:
-    coordinator = node.singletons["counter"].coordination.coordinator
+    coordinator = node.singletons["counter"].coordinator.machine
     return coordinator.epoch if coordinator is not None else 0
 
 
@@ -165,26 +165,26 @@ async def test_TG3_a_downed_node_stops_its_coordinator_at_once(nodes: Nodes) -> 
     await until(lambda: rulers([first, second]) == [first], "the first rules")
     singleton = first.singletons["counter"]
     singleton.left(gracefully=False)
-    assert singleton.coordination.coordinator is None
+    assert singleton.coordinator.machine is None
     assert singleton.singleton.state is SingletonState.ENDED
 
 
 async def test_what_regions_ask_too_early_is_kept_for_the_one_that_is_next(nodes: Nodes) -> None:
     bus, _ = application()
     first, second = await nodes.cluster(bus, 2)
-    coordination = second.singletons["counter"].coordination
+    coordinator = second.singletons["counter"].coordinator
     heard: list[object] = []
-    handle = coordination.handle
+    handle = coordinator.handle
 
     def listen(event: Any) -> None:
         heard.append(event)
         handle(event)
 
-    coordination.handle = listen  # type: ignore[method-assign]
+    coordinator.handle = listen  # type: ignore[method-assign]
     early = messages.GetShardHome(("7",))
-    coordination.received(first.me, early)
+    coordinator.received(first.me, early)
     assert heard == []
-    coordination.prepare()
+    coordinator.prepare()
     assert [getattr(event, "message", None) for event in heard].count(early) == 1
 
 
@@ -195,9 +195,9 @@ async def test_B60_a_node_that_hosts_nothing_coordinates_and_hands_over_to_the_n
     roles = {"role": "worker", "coordinator_role": "control"}
     workers = [await nodes.start(bus, up=False, roles=("worker",), **roles)]
     await until(lambda: workers[0].is_up, "the oldest of all")
-    checks = Admin(workers[0]).readiness()
+    checks = AdminPages(workers[0]).readiness()
     assert checks["coordinator:counter"].detail == (
-        "nobody coordinates it: no member is up with role 'control'"
+        "no member coordinates it: none is up with role 'control'"
     )
     assert not checks["coordinator:counter"].ok
     first = await nodes.start(bus, roles=("control",), **roles)
@@ -208,7 +208,7 @@ async def test_B60_a_node_that_hosts_nothing_coordinates_and_hands_over_to_the_n
     asking = Asking(workers[1])
     await asking.more(30)
     assert rulers(everybody) == [first]
-    homes = {node.me: len(node.kinds["counter"].host.shards) for node in everybody}
+    homes = {node.me: len(node.regions["counter"].host.shards) for node in everybody}
     assert homes[first.me] == homes[second.me] == 0
     assert min(homes[worker.me] for worker in workers) > 0
     before = list(nodes.data.tables["counter"].homes)
@@ -254,4 +254,4 @@ async def test_B60_any_node_may_coordinate_a_type_with_a_role(nodes: Nodes) -> N
     await asking.more()
     await asking.stop()
     assert rulers([first, worker]) == [first]
-    assert not first.kinds["counter"].host.shards
+    assert not first.regions["counter"].host.shards

@@ -121,7 +121,7 @@ async def test_B59_a_shard_that_moves_takes_its_lease_along(nodes: Nodes) -> Non
     await touch(nodes)
     second = await nodes.start(bus, use_lease="shards")
     await nodes.agree(2)
-    await until(lambda: second.kinds["counter"].host.shards and at_home(nodes), "the balance")
+    await until(lambda: second.regions["counter"].host.shards and at_home(nodes), "the balance")
     await nodes.leave(second)
     await touch(nodes)
     assert at_home(nodes)
@@ -136,10 +136,10 @@ async def test_TSU12_a_shard_whose_lease_is_lost_stops_and_starts_again_when_it_
 ) -> None:
     node = await nodes.start(application(), use_lease="shards")
     assert await touch(nodes) == [1] * SHARDS
-    before = node.kinds["counter"].host.shards["3"].fence
+    before = node.regions["counter"].host.shards["3"].fence
     stranger = Stranger(nodes)
     await stranger.take("shard/counter/3")
-    await until(lambda: "3" not in node.kinds["counter"].host.shards, "the shard's end")
+    await until(lambda: "3" not in node.regions["counter"].host.shards, "the shard's end")
     assert [*STOPS] == [(entity(3), StopReason.FAILURE)]
     assert node.notes[("counter", "lease_lost")] == 1
     client = await nodes.client()
@@ -148,7 +148,7 @@ async def test_TSU12_a_shard_whose_lease_is_lost_stops_and_starts_again_when_it_
     assert not waits.done()
     await stranger.give_back("shard/counter/3")
     assert await waits == 1, "a new incarnation"
-    assert node.kinds["counter"].host.shards["3"].fence > before
+    assert node.regions["counter"].host.shards["3"].fence > before
 
 
 @pytest.mark.long
@@ -159,7 +159,7 @@ async def test_B59_a_shard_that_lost_its_lease_runs_again_though_nobody_sends_to
     await touch(nodes)
     stranger = Stranger(nodes)
     await stranger.take("shard/counter/3")
-    await until(lambda: "3" not in node.kinds["counter"].host.shards, "the shard's end")
+    await until(lambda: "3" not in node.regions["counter"].host.shards, "the shard's end")
     await stranger.give_back("shard/counter/3")
     await until(lambda: at_home(nodes), "the shard's return")
 
@@ -175,9 +175,9 @@ async def test_B59_a_node_that_wakes_up_late_stops_its_shards_before_it_handles_
 ) -> None:
     node = await nodes.start(application(), use_lease="shards")
     assert await touch(nodes) == [1] * SHARDS
-    kind = node.kinds["counter"]
-    assert kind.shard_leases.leasing is not None
-    kind.shard_leases.leasing.clock = jump(node, 10 * TTL)
+    kind = node.regions["counter"]
+    assert kind.shard_leases.leases is not None
+    kind.shard_leases.leases.clock = jump(node, 10 * TTL)
     assert await touch(nodes) == [1] * SHARDS, "new incarnations, under new leases"
     assert node.notes[("counter", "lease_lost")] == SHARDS
     assert at_home(nodes)
@@ -189,7 +189,7 @@ async def test_TG4_a_coordinator_begins_once_its_lease_is_to_be_had(nodes: Nodes
     node = await nodes.start(application(), up=False, use_lease="both")
     await until(lambda: node.notes.get(("counter", "lease_refused")), "a refused lease")
     assert not ready(node)
-    assert node.singletons["counter"].coordination.coordinator is None
+    assert node.singletons["counter"].coordinator.machine is None
     await stranger.give_back("singleton/counter")
     await until(lambda: ready(node), "readiness")
     assert await touch(nodes) == [1] * SHARDS
@@ -200,28 +200,28 @@ async def test_TG4_a_coordinator_that_lost_its_lease_stops_and_begins_anew_when_
 ) -> None:
     node = await nodes.start(application(), use_lease="singleton")
     await touch(nodes)
-    coordination = node.singletons["counter"].coordination
-    assert coordination.coordinator is not None
-    before = coordination.coordinator.epoch
+    coordinator = node.singletons["counter"].coordinator
+    assert coordinator.machine is not None
+    before = coordinator.machine.epoch
     stranger = Stranger(nodes)
     await stranger.take("singleton/counter")
-    await until(lambda: coordination.coordinator is None, "its end")
+    await until(lambda: coordinator.machine is None, "its end")
     assert await touch(nodes) == [2] * SHARDS, "known homes work without it"
     await stranger.give_back("singleton/counter")
-    await until(lambda: coordination.coordinator is not None, "the next one")
-    assert coordination.coordinator.epoch > before
+    await until(lambda: coordinator.machine is not None, "the next one")
+    assert coordinator.machine.epoch > before
     assert owners(nodes) == {}, "shards have no leases here"
 
 
 async def test_TG4_a_paused_coordinator_decides_nothing_when_it_wakes_up(nodes: Nodes) -> None:
     first, second = await nodes.cluster(application(), 2, use_lease="singleton")
     singleton = first.singletons["counter"]
-    assert singleton._leasing is not None
-    singleton._leasing.clock = jump(first, 10 * TTL)
+    assert singleton._leases is not None
+    singleton._leases.clock = jump(first, 10 * TTL)
     client = await nodes.client(second)
     assert await client.ask("counter", entity(1), "add", 1) == 1
     assert first.notes[("counter", "lease_lost")] == 1
-    assert first.kinds["counter"].router.region.epoch > 1, "the one that answered is another"
+    assert first.regions["counter"].router.region.epoch > 1, "the one that answered is another"
 
 
 async def test_TG4_the_oldest_gives_the_lease_back_when_it_leaves(nodes: Nodes) -> None:

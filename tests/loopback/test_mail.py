@@ -89,7 +89,7 @@ async def test_S4_17_what_was_put_aside_travels_in_order_before_what_comes_later
     client = await nodes.client(second)
     early = [asyncio.ensure_future(client.ask("door", "a", "enter", n)) for n in range(3)]
     own = [asyncio.ensure_future(second.ref("door", "a").enter(n)) for n in range(10, 13)]
-    activation = first.kinds["door"].host.find
+    activation = first.regions["door"].host.find
     await until(
         lambda: (c := activation("a", "0")) and c.extras and len(c.extras.stash) == 6, "stashes"
     )
@@ -101,7 +101,7 @@ async def test_S4_17_what_was_put_aside_travels_in_order_before_what_comes_later
     for sender in ([0, 1, 2, 3, 4], [10, 11, 12]):
         assert [n for n in entered(second) if n in sender] == sender
     assert await leaving
-    assert first.kinds["door"].host.counts.dropped == {}
+    assert first.regions["door"].host.counts.dropped == {}
 
 
 async def test_C18_what_waits_for_one_that_is_cut_off_is_handled_at_the_next_home(
@@ -109,7 +109,7 @@ async def test_C18_what_waits_for_one_that_is_cut_off_is_handled_at_the_next_hom
 ) -> None:
     first, second = await two(nodes, handoff_timeout=1.0)
     stuck = asyncio.ensure_future(second.ref("door", "b").stuck())
-    busy = first.kinds["door"].host.find
+    busy = first.regions["door"].host.find
     await until(lambda: (c := busy("b", "0")) and c.busy, "the handler that does not end")
     early = [asyncio.ensure_future(second.ref("door", "b").at_once(n)) for n in range(1, 5)]
     await until(lambda: (c := busy("b", "0")) and len(c.mailbox or ()) == 4, "the mailbox")
@@ -119,7 +119,7 @@ async def test_C18_what_waits_for_one_that_is_cut_off_is_handled_at_the_next_hom
     with pytest.raises(EntityFailed):
         await stuck
     assert await leaving
-    assert first.kinds["door"].host.counts.cut_off == 1
+    assert first.regions["door"].host.counts.cut_off == 1
 
 
 @pytest.mark.parametrize("told", [False, True])
@@ -129,7 +129,7 @@ async def test_what_waits_for_one_that_cannot_start_here_is_handled_at_the_next_
     first, second = await two(nodes, **({"stop_message": "bye"} if told else {}))
     Door.fails.append(str(first.me))
     early = [asyncio.ensure_future(second.ref("door", "c").at_once(n)) for n in range(1, 4)]
-    await until(lambda: first.kinds["door"].host.counts.failures > 1, "attempts")
+    await until(lambda: first.regions["door"].host.counts.failures > 1, "attempts")
     leaving = asyncio.ensure_future(shutdown.leave(first, lambda text: None))
     assert await asyncio.gather(*early) == [str(second.me)] * 3
     assert await leaving
@@ -140,9 +140,9 @@ async def test_when_the_whole_cluster_stops_it_is_refused(nodes: Nodes) -> None:
     node = await nodes.start(bus)
     client = await nodes.client(node)
     waiting = asyncio.ensure_future(client.ask("door", "a", "enter", 1))
-    find = node.kinds["door"].host.find
+    find = node.regions["door"].host.find
     await until(lambda: (c := find("a", "0")) and c.extras and c.extras.stash, "the stash")
-    await node.kinds["door"].stop_here()
+    await node.regions["door"].stop_here()
     with pytest.raises(Unhandled, match="stopped"):
         await waiting
-    assert node.kinds["door"].host.counts.dropped == {"stopped": 1}
+    assert node.regions["door"].host.counts.dropped == {"stopped": 1}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardbus import ConfigError, Entity, LocalProtocolError, ShardBus, StopReason, handler
-from shardbus.admin.answers import Admin
+from shardbus.admin.pages import AdminPages
 from shardbus.cluster import (
     Cluster,
     MemberJoined,
@@ -267,7 +267,7 @@ async def test_B12_TC7_a_cluster_stops_where_it_is(nodes: Nodes) -> None:
 
 async def test_B12_a_node_that_was_handing_off_stops_where_it_is_too(nodes: Nodes) -> None:
     pair = await nodes.cluster(application(), 2)
-    for kind in pair[0].kinds.values():
+    for kind in pair[0].regions.values():
         kind.shutdown = lambda: asyncio.get_running_loop().create_future()  # type: ignore[method-assign]
     leaving = asyncio.ensure_future(shutdown.leave(pair[0], lambda text: None))
     pair[1].cluster.post(ev.PrepareForShutdown())
@@ -304,7 +304,7 @@ async def test_S1_14_messages_flow_while_the_cluster_cannot_converge() -> None:
         )
         answers = [await client.ask("counter", f"e{i}", "add", i) for i in range(30)]
         assert answers == list(range(30))
-        assert {s for n in trio for s in n.kinds["counter"].host.shards} == set("012345")
+        assert {s for n in trio for s in n.regions["counter"].host.shards} == set("012345")
 
 
 async def test_TC17_large_messages_leave_heartbeats_alone(nodes: Nodes) -> None:
@@ -326,7 +326,7 @@ async def test_B152_a_drained_node_hosts_nothing_until_it_is_open_again(nodes: N
     client = await nodes.client()
     for i in range(60):
         await client.ask("counter", f"e{i}", "add", i)
-    host = trio[2].kinds["counter"].host
+    host = trio[2].regions["counter"].host
     assert host.shards
     trio[0].cluster.post(ev.SetService(trio[2].me, Service.DRAINING))
     await until(lambda: not host.shards, "an empty node")
@@ -335,7 +335,7 @@ async def test_B152_a_drained_node_hosts_nothing_until_it_is_open_again(nodes: N
     assert answers == list(range(60))
     assert not host.shards
     await nodes.leave(trio[1])
-    await until(lambda: len(trio[0].kinds["counter"].host.shards) == 6, "all on the open one")
+    await until(lambda: len(trio[0].regions["counter"].host.shards) == 6, "all on the open one")
     trio[0].cluster.post(ev.SetService(trio[2].me, Service.OPEN))
     await until(lambda: host.shards, "shards on a node that is open again")
 
@@ -346,16 +346,16 @@ async def test_C22_a_plan_comes_true_and_changes_nothing_before(nodes: Nodes) ->
     client = await nodes.client()
     for i in range(60):
         await client.ask("counter", f"e{i}", "add", i)
-    admin = Admin(first)
+    admin = AdminPages(first)
     plan = await admin.plan("counter", 1, ())
     assert [row["after"] for row in plan["nodes"]] == [3, 3]  # type: ignore[attr-defined]
     assert len(plan["moves"]) == 3  # type: ignore[arg-type]
-    assert len(first.kinds["counter"].host.shards) == 6
+    assert len(first.regions["counter"].host.shards) == 6
     second = await nodes.start(bus)
-    host = second.kinds["counter"].host
+    host = second.regions["counter"].host
     await admin.rebalance("counter", None, None)
     await until(lambda: len(host.shards) == 3, "half of the shards")
-    away = await Admin(second).plan("counter", 0, (str(first.me.address),))
+    away = await AdminPages(second).plan("counter", 0, (str(first.me.address),))
     assert [row["after"] for row in away["nodes"] if row["node"] == str(second.me)] == [6]  # type: ignore[attr-defined]
 
 
@@ -364,7 +364,7 @@ async def test_B152_a_cordoned_node_keeps_its_shards_and_gets_no_other(nodes: No
     client = await nodes.client()
     for i in range(60):
         await client.ask("counter", f"e{i}", "add", i)
-    kept = set(trio[2].kinds["counter"].host.shards)
+    kept = set(trio[2].regions["counter"].host.shards)
     assert kept
     trio[0].cluster.post(ev.SetService(trio[2].me, Service.CORDONED))
     await until(
@@ -372,7 +372,7 @@ async def test_B152_a_cordoned_node_keeps_its_shards_and_gets_no_other(nodes: No
         "the word to spread",
     )
     await nodes.leave(trio[1])
-    assert set(trio[2].kinds["counter"].host.shards) == kept
+    assert set(trio[2].regions["counter"].host.shards) == kept
     async with http(trio[0]) as http_client:
         rows = (await http_client.get("/v1/nodes")).json()["nodes"]
     assert [r["service"] for r in rows if r["node"] == str(trio[2].me)] == ["cordoned"]
@@ -380,7 +380,7 @@ async def test_B152_a_cordoned_node_keeps_its_shards_and_gets_no_other(nodes: No
 
 async def test_B152_the_last_open_member_is_not_closed(nodes: Nodes) -> None:
     pair = await nodes.cluster(application(), 2)
-    admin = Admin(pair[0])
+    admin = AdminPages(pair[0])
     assert (await admin.serve(str(pair[1].me), "draining"))["service"] == "draining"
     await until(
         lambda: (

@@ -25,7 +25,7 @@ from shardbus import (
     UnknownEntityType,
     handler,
 )
-from shardbus.admin.answers import Admin
+from shardbus.admin.pages import AdminPages
 from shardbus.config.settings import StoreSettings
 from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
@@ -120,7 +120,7 @@ async def test_messages_find_their_entities_across_nodes(nodes: Nodes) -> None:
             await asyncio.gather(*(node.ref("counter", i).ask("get") for i in IDS[1:])) == [3] * 59
         )
     assert {len(found) for found in hosts(three, "counter").values()} == {1}
-    assert [len(node.kinds["counter"].host.shards) for node in three] == [4, 4, 4]
+    assert [len(node.regions["counter"].host.shards) for node in three] == [4, 4, 4]
 
 
 async def test_a_client_learns_homes_and_sends_there_itself(nodes: Nodes) -> None:
@@ -129,12 +129,12 @@ async def test_a_client_learns_homes_and_sends_there_itself(nodes: Nodes) -> Non
     client = await nodes.client(three[1])
     homes = await asyncio.gather(*(client.ref(counter, i).where() for i in IDS))
     assert set(homes) == {str(node.me) for node in three}
-    forwarded = sum(node.kinds["counter"].relayed_messages for node in three)
-    accepted = [node.kinds["counter"].host.counts.accepted for node in three]
+    forwarded = sum(node.regions["counter"].relayed_messages for node in three)
+    accepted = [node.regions["counter"].host.counts.accepted for node in three]
     assert await asyncio.gather(*(client.ref(counter, i).where() for i in IDS)) == homes
-    assert sum(node.kinds["counter"].relayed_messages for node in three) == forwarded
+    assert sum(node.regions["counter"].relayed_messages for node in three) == forwarded
     for node, before in zip(three, accepted, strict=True):
-        assert node.kinds["counter"].host.counts.accepted - before == homes.count(str(node.me))
+        assert node.regions["counter"].host.counts.accepted - before == homes.count(str(node.me))
 
 
 async def test_entities_ask_each_other(nodes: Nodes) -> None:
@@ -258,9 +258,9 @@ async def test_a_buffer_without_a_home_is_bounded(nodes: Nodes) -> None:
         await ref.add.tell(1)
     with pytest.raises(BufferFull):
         await ref.add(1)
-    assert node.kinds["counter"].host.counts.dropped == {"buffer_full": 2}
+    assert node.regions["counter"].host.counts.dropped == {"buffer_full": 2}
     await nodes.start(bus, buffer_size=3, min_members=2)
-    await until(lambda: node.kinds["counter"].router.region.buffered[0] == 0, "a home")
+    await until(lambda: node.regions["counter"].router.region.buffered[0] == 0, "a home")
     assert await ref.add(1) == 4
 
 
@@ -277,7 +277,7 @@ async def test_an_ask_that_waits_for_a_home_times_out(nodes: Nodes) -> None:
 async def test_S2_65_asks_that_expired_give_their_room_to_what_is_alive(nodes: Nodes) -> None:
     bus, _ = application()
     node = await nodes.start(bus, buffer_size=3, min_members=2)
-    kind, ref, late = node.kinds["counter"], node.ref("counter", "x"), 3
+    kind, ref, late = node.regions["counter"], node.ref("counter", "x"), 3
 
     async def expire(count: int) -> None:
         asks = [node.ref("counter", f"x{n}").within(0.1).add(1) for n in range(count)]
@@ -411,7 +411,7 @@ async def test_TSU17_leaving_under_load_loses_and_reorders_nothing(nodes: Nodes)
     await until(lambda: outcomes, "the load")
     await nodes.leave(three[0])  # coordinator and contact
     new = await nodes.start(bus)
-    await until(lambda: new.kinds["counter"].host.shards, "shards on the new node")
+    await until(lambda: new.regions["counter"].host.shards, "shards on the new node")
     await nodes.leave(three[1])
     stop.set()
     await asyncio.gather(*work)
@@ -430,7 +430,7 @@ async def test_a_client_may_not_send_a_node_away(nodes: Nodes) -> None:
     bus, _ = application()
     [node] = await nodes.cluster(bus, 1)
     left: list[bool] = []
-    node.rpc.on_leave = lambda: left.append(True)
+    node.on_leave = lambda: left.append(True)
     client = await nodes.client()
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     [session] = client._endpoint.sessions()
@@ -474,7 +474,7 @@ async def test_a_type_may_bring_its_own_allocation_and_settings_of_that_type_win
     client = await nodes.client()
     for n in range(40):
         await client.call("page", f"p{n}", "where")
-    found = {shard: node.me for node in pair for shard in node.kinds["page"].host.shards}
+    found = {shard: node.me for node in pair for shard in node.regions["page"].host.shards}
     empty, both = ShardTable(1, ""), [node.me for node in pair]
     wanted = ConsistentHashing() if ring else LastInOrder()
     assert found == wanted.allocate(empty, {}, sorted(found), both)
@@ -485,7 +485,7 @@ async def test_the_settings_name_the_allocation_of_types_without_one(nodes: Node
     pair = await nodes.cluster(bus, 2, allocation="consistent-hashing")
     client = await nodes.client()
     await asyncio.gather(*(client.ref(counter, i).add(1) for i in IDS))
-    found = {shard: n.me for n in pair for shard in n.kinds["counter"].host.shards}
+    found = {shard: n.me for n in pair for shard in n.regions["counter"].host.shards}
     empty, both = ShardTable(1, ""), [node.me for node in pair]
     assert found == ConsistentHashing().allocate(empty, {}, sorted(found), both)
 
@@ -511,10 +511,10 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
     monkeypatch.setattr(
         second.rpc, "asked", lambda _, run: asked.append((run.method, run.timeout_ms))
     )
-    for kind in first.kinds.values():
+    for kind in first.regions.values():
         kind.coordinator = second.me
     for name, patience in (("counter", 200), ("page", 150)):
-        admin = Admin(first)
+        admin = AdminPages(first)
         await admin.shards(name)
         await admin.entities(name, None, "", 10, None)
         await admin.explain_shard(name, "1")
@@ -525,7 +525,7 @@ async def test_S2_57_a_question_about_a_type_waits_for_as_long_as_its_settings_s
         wanted = ["table", "stats", "entities", "shard", "limit", "rebalance", "places"]
         assert asked == [(question, patience) for question in wanted]
         asked.clear()
-    await Admin(first).nodes()
+    await AdminPages(first).nodes()
     assert asked == [("stats", 50)]
 
 
@@ -535,8 +535,8 @@ async def test_B54_a_page_of_shards_waits_once_for_a_coordinator_that_is_silent(
     first, second = await nodes.cluster(application()[0], 2, shard_region_query_timeout=600.0)
     asked: list[str] = []
     monkeypatch.setattr(second.rpc, "asked", lambda _, run: asked.append(run.method))
-    first.kinds["counter"].coordinator = second.me
-    page = asyncio.ensure_future(Admin(first).shards("counter"))
+    first.regions["counter"].coordinator = second.me
+    page = asyncio.ensure_future(AdminPages(first).shards("counter"))
     await until(lambda: sorted(asked) == ["stats", "table"], "both questions at once")
     page.cancel()
 

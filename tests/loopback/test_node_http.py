@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shardbus import ConfigError, Entity, Refused, ShardBus, UnknownEntityType, handler
-from shardbus.admin.answers import Admin
+from shardbus.admin.pages import AdminPages
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, http
@@ -73,7 +73,7 @@ async def test_the_nodes(nodes: Nodes) -> None:
     assert {row["node"] for row in said} == {str(node.me) for node in pair}
     for row in said:
         [node] = [node for node in pair if str(node.me) == row["node"]]
-        host = node.kinds["counter"].host
+        host = node.regions["counter"].host
         assert row == {
             "node": str(node.me),
             "address": str(node.me.address),
@@ -98,15 +98,15 @@ async def test_the_types(nodes: Nodes) -> None:
     assert (row["type"], row["shards"], row["layout"]) == ("counter", 6, "crc32/6")
     assert row["coordinator"] == str(pair[0].me)
     assert row["active_entity_limit"] == 0
-    assert row["entities_here"] == pair[1].kinds["counter"].host.entities
+    assert row["entities_here"] == pair[1].regions["counter"].host.entities
 
 
 async def test_B85_a_limit_is_set_on_one_node_on_all_and_from_inside(nodes: Nodes) -> None:
     pair = await two(nodes)
-    hosts = [node.kinds["counter"].host for node in pair]
+    hosts = [node.regions["counter"].host for node in pair]
     before = [host.entities for host in hosts]
     assert min(before) > 4
-    admin = Admin(pair[0])
+    admin = AdminPages(pair[0])
     said = await admin.set_limit("counter", 4, str(pair[1].me.address))
     assert [row["node"] for row in said["nodes"]] == [str(pair[1].me)]  # type: ignore[attr-defined]
     await until(lambda: hosts[1].entities == 4, "few entities on one")
@@ -131,7 +131,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(node
     bus.entity("meter", remember=True)(type("Meter", (Entity,), {}))
     bus.entity("gpu", role="gpu")(type("Gpu", (Entity,), {}))
     bus.attach(node := await nodes.start(bus))
-    admin = Admin(node)
+    admin = AdminPages(node)
     with pytest.raises(Refused, match="remembered"):
         await admin.set_limit("meter", 5, None)
     with pytest.raises(Refused, match="remembered"):
@@ -148,7 +148,7 @@ async def test_a_limit_that_cannot_be_is_refused_and_who_is_silent_is_named(node
     with pytest.raises(ConfigError, match="active_entity_limit"):
         bus.set_active_entity_limit("counter", -1)
     bus.set_active_entity_limit("counter", 7)
-    assert node.kinds["counter"].host.passivator.limit == 7
+    assert node.regions["counter"].host.passivator.limit == 7
 
     async def nobody(*asked: object, of: str) -> dict[NodeId, object]:
         return {}
@@ -171,7 +171,7 @@ async def test_the_shards(nodes: Nodes) -> None:
             assert set(row) == {"shard", "node", "state", "fence", "entities", "load"}
             assert row["state"] == "running"
             [host] = [n for n in pair if str(n.me) == row["node"]]
-            hosted = host.kinds["counter"].host.shards[row["shard"]]
+            hosted = host.regions["counter"].host.shards[row["shard"]]
             assert (row["fence"], row["entities"]) == (hosted.fence, hosted.live)
     await get(pair[0], "/v1/shards/nothing", 404)
 
@@ -179,8 +179,8 @@ async def test_the_shards(nodes: Nodes) -> None:
 async def test_every_node_knows_where_an_entity_is(nodes: Nodes) -> None:
     pair = await two(nodes)
     for i in IDS:
-        [host] = [node for node in pair if node.kinds["counter"].host.active.get(i)]
-        shard = host.kinds["counter"].router.shard_of(i)
+        [host] = [node for node in pair if node.regions["counter"].host.active.get(i)]
+        shard = host.regions["counter"].router.shard_of(i)
         for node in pair:
             assert await get(node, f"/v1/where/counter/{i}") == {
                 "type": "counter",
@@ -309,7 +309,7 @@ async def test_metrics_count_what_happened(nodes: Nodes) -> None:
             for sample in family.samples:
                 if sample.labels.get("entity_type") == "counter":
                     totals[sample.name] = totals.get(sample.name, 0) + sample.value
-    host = [node.kinds["counter"].host for node in pair]
+    host = [node.regions["counter"].host for node in pair]
     assert totals["shardbus_messages_received_total"] == len(IDS) + 1
     assert totals["shardbus_entity_failures_total"] == 1
     assert totals["shardbus_entities"] == len(IDS)
@@ -347,7 +347,7 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
     bus = application()
     [first] = await nodes.cluster(bus, 1)
     known = IDS[0]
-    shard = first.kinds["counter"].router.shard_of(known)
+    shard = first.regions["counter"].router.shard_of(known)
     await first.ref("counter", known).add(1)
     second = await nodes.start(bus)
     await nodes.agree(2)
@@ -362,7 +362,7 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
     assert entity["history"] == said["history"] == [], "it is a new coordinator's"
     third = await nodes.start(bus)
     await nodes.agree(2)
-    there = third.kinds["counter"].host.shards
+    there = third.regions["counter"].host.shards
     await until(lambda: len(there) == 3, "the balance")
     ways = [str(second.me), str(third.me), "rebalance"]
     for moved in there:
@@ -371,7 +371,7 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
         assert [move["from"], move["to"], move["why"]] == ways
         assert (move["epoch"], move["fence"]) == (page["epoch"], page["fence"])
     name = "shardbus_handoff_duration_seconds"
-    text = Admin(second).metrics().decode()
+    text = AdminPages(second).metrics().decode()
     assert f'{name}_bucket{{entity_type="counter",le="+Inf"}} 3.0' in text
     assert f'{name}_count{{entity_type="counter"}} 3.0' in text
     for page in ("explain", "entities"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.answers import Admin
+from shardbus.admin.pages import AdminPages
 from shardbus.entities.entity_type import StopReason
 from shardbus.errors import ConfigError, Refused
 from shardbus.ids import NodeId, shard_of
@@ -100,7 +100,7 @@ async def test_TS18_a_shard_lives_where_somebody_said(nodes: Nodes) -> None:
 async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) -> None:
     bus = application(allocation="external")
     trio = await nodes.cluster(bus, 3)
-    await Admin(trio[1]).place("counter", {"5": str(trio[2].me), "6": "127.0.0.1:1"})
+    await AdminPages(trio[1]).place("counter", {"5": str(trio[2].me), "6": "127.0.0.1:1"})
     await nodes.leave(trio[0])
     told = await until(lambda: listed(trio[1]), "the next coordinator")
     assert told == {"5": str(trio[2].me.address), "6": "127.0.0.1:1"}
@@ -120,7 +120,7 @@ async def test_B69_places_outlive_the_coordinator_and_a_full_stop(nodes: Nodes) 
 async def listed(node: Node) -> dict[str, str] | None:
     """The places that a node tells of; None while there is no coordinator."""
     try:
-        rows = (await Admin(node).places("counter"))["places"]
+        rows = (await AdminPages(node).places("counter"))["places"]
     except Refused:
         return None
     return {row["shard"]: row["place"] for row in rows}  # type: ignore[attr-defined]
@@ -132,9 +132,9 @@ async def test_S319_a_shard_is_not_placed_where_its_strategy_would_not_leave_it(
     first, second = await nodes.cluster(application(), 2)
     for node in (first, second):
         with pytest.raises(Refused, match="move the shard back"):
-            await Admin(node).place("counter", {"1": str(second.me)})
+            await AdminPages(node).place("counter", {"1": str(second.me)})
         with pytest.raises(ConfigError, match="no shard '12'"):
-            await Admin(node).place("counter", {"12": str(second.me)})
+            await AdminPages(node).place("counter", {"12": str(second.me)})
     assert await listed(second) == {}
 
 
@@ -144,15 +144,16 @@ async def test_TSU16_shards_stop_on_command_and_start_again_at_the_next_message(
     first, second = await nodes.cluster(application(), 2)
     await touch(nodes, range(SHARDS))
     assert len(hosts(nodes.all, "counter")) == SHARDS
-    answer = await Admin(second).stop("counter", ("3", "4", "4", "5"))
+    answer = await AdminPages(second).stop("counter", ("3", "4", "4", "5"))
     assert (answer["stopped"], answer["stopping"]) == (["3", "4", "5"], [])
     assert hosts(nodes.all, "counter").keys().isdisjoint({"3", "4", "5"})
     client = await nodes.client()
     assert await client.ask("counter", entity(3), "add", 1) == 1, "a new incarnation"
     assert await client.ask("counter", entity(2), "add", 1) == 2
-    assert (await Admin(first).stop("counter", ("4",)))["stopped"] == ["4"], "it had not started"
+    stopped = await AdminPages(first).stop("counter", ("4",))
+    assert stopped["stopped"] == ["4"], "it had not started"
     with pytest.raises(ConfigError, match="no shard 'x'"):
-        await Admin(first).stop("counter", ("x",))
+        await AdminPages(first).stop("counter", ("x",))
 
 
 async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: Nodes) -> None:
@@ -169,14 +170,14 @@ async def test_TSU16_a_shard_that_takes_its_time_is_said_to_be_stopping(nodes: N
 
     node = await nodes.start(bus, shard_region_query_timeout=600.0)
     await touch(nodes, range(2))
-    answer = await Admin(node).stop("counter", ("1", "7"))
+    answer = await AdminPages(node).stop("counter", ("1", "7"))
     assert (answer["stopped"], answer["stopping"]) == (["7"], ["1"])
     gate.set()
     await until(lambda: stopped(node, "1"), "its end")
 
 
 async def stopped(node: Node, shard: str) -> bool:
-    answer = await Admin(node).stop("counter", (shard,))
+    answer = await AdminPages(node).stop("counter", (shard,))
     return answer["stopped"] == [shard]
 
 
@@ -184,21 +185,22 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
     bus = application()
     first = await nodes.start(bus)
     await touch(nodes, range(SHARDS))
-    paused = await Admin(first).rebalance("counter", True, 5)
+    paused = await AdminPages(first).rebalance("counter", True, 5)
     assert (paused["paused"], paused["rebalancing"], paused["moves_at_a_time"]) == (True, False, 5)
     second, third = [await nodes.start(bus) for _ in range(2)]
     await nodes.agree(3)
-    for page in (await Admin(third).shards("counter"), await Admin(third).plan("counter", 0, ())):
+    pages = AdminPages(third)
+    for page in (await pages.shards("counter"), await pages.plan("counter", 0, ())):
         assert (page["paused"], page["held"]) == (True, "an operator has paused it")
-    await Admin(third).rebalance("counter", None, None)
-    assert len(first.kinds["counter"].host.shards) == SHARDS
+    await AdminPages(third).rebalance("counter", None, None)
+    assert len(first.regions["counter"].host.shards) == SHARDS
     await nodes.leave(first)
-    kinds = [node.kinds["counter"] for node in (second, third)]
+    kinds = [node.regions["counter"] for node in (second, third)]
     await until(lambda: pace(third), "the next coordinator")
     assert await pace(third) == {"paused": True, "moves_at_a_time": 5}
     client = await nodes.client()
     assert await client.ask("counter", entity(3), "add", 1) == 1, "it was drained, and has a home"
-    await Admin(third).rebalance("counter", False, 0)
+    await AdminPages(third).rebalance("counter", False, 0)
     assert await pace(third) == {"paused": False, "moves_at_a_time": 100}
     await touch(nodes, range(SHARDS))
     await until(lambda: [len(kind.host.shards) for kind in kinds] == [6, 6], "the balance")
@@ -206,7 +208,7 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
 
 async def pace(node: Node) -> dict[str, object]:
     """How fast the coordinator moves shards; nothing while there is none."""
-    found = await Admin(node).shards("counter")
+    found = await AdminPages(node).shards("counter")
     wanted = {name: found[name] for name in ("paused", "moves_at_a_time")}
     return wanted if found["paused"] is not None else {}
 
@@ -248,11 +250,11 @@ async def test_TS14_a_strategy_of_the_users_own_places_and_moves_shards(nodes: N
     await touch(nodes, range(6, SHARDS))
     assert all(home(nodes, shard) is first for shard in range(6, SHARDS))
     own.movable = ("1", "3", "7")
-    await Admin(second).rebalance("counter", None, None)
+    await AdminPages(second).rebalance("counter", None, None)
     await at(nodes, 1, first)
     await at(nodes, 3, first)
     assert [home(nodes, shard) for shard in (0, 2, 4, 5, 7)] == [second] * 4 + [first]
-    plan = await Admin(second).plan("counter", 0, ())
+    plan = await AdminPages(second).plan("counter", 0, ())
     assert plan["moves"] == []
 
 
@@ -270,8 +272,8 @@ async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> 
     bus = application(allocation="least-load", rebalance_interval=0.5)
     first, second = await nodes.cluster(bus, 2)
     await touch(nodes, range(SHARDS))
-    assert len(first.kinds["counter"].host.shards) == SHARDS // 2
-    hot = [int(shard) for shard in first.kinds["counter"].host.shards][:4]
+    assert len(first.regions["counter"].host.shards) == SHARDS // 2
+    hot = [int(shard) for shard in first.regions["counter"].host.shards][:4]
     client = await nodes.client()
 
     async def busy() -> None:
@@ -281,7 +283,8 @@ async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> 
 
     sending = asyncio.ensure_future(busy())
     await until(lambda: sum(home(nodes, s) is second for s in hot) == 2, "half of the heat")
-    rows = {row["shard"]: row["load"] for row in (await Admin(second).shards("counter"))["shards"]}
+    shown: Any = await AdminPages(second).shards("counter")
+    rows = {row["shard"]: row["load"] for row in shown["shards"]}
     assert min(rows[str(shard)] for shard in hot) > max(
         load for shard, load in rows.items() if int(shard) not in hot
     )
@@ -293,6 +296,6 @@ async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> 
 async def test_where_nobody_goes_by_load_nobody_measures_it(nodes: Nodes) -> None:
     first, _ = await nodes.cluster(application(), 2)
     await touch(nodes, range(SHARDS))
-    assert not first.kinds["counter"].sampling.on
-    rows = (await Admin(first).shards("counter"))["shards"]
+    assert not first.regions["counter"].sampling.on
+    rows = (await AdminPages(first).shards("counter"))["shards"]
     assert {row["load"] for row in rows} == {None}

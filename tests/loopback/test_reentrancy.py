@@ -233,12 +233,12 @@ async def test_an_ask_that_is_sent_on_keeps_its_chain(nodes: Nodes) -> None:
     three = await spread(nodes, bus)
     home = {i: await home_of(three, i) for i in (A, B)}
     [third] = [node for node in three if node not in home.values()]
-    kind = home[B].kinds["stop"]
+    kind = home[B].regions["stop"]
     kind.router.route_of(A).out = kind.out_for(third.me)  # B's node believes that A lives there
     client = await nodes.client()
     with pytest.raises(EntityFailed, match="ReentrancyError"):
         await client.ref(stop, A).walk([B, A])
-    assert third.kinds["stop"].relayed_messages == 1
+    assert third.regions["stop"].relayed_messages == 1
 
 
 async def test_an_ask_that_waited_for_a_home_keeps_its_chain(nodes: Nodes) -> None:
@@ -276,8 +276,8 @@ async def test_what_comes_of_work_keeps_the_chain_of_who_waits_for_it(nodes: Nod
 
 async def home_of(nodes: list[Node], entity_id: str) -> Node:
     """The node where an entity lives."""
-    shard = nodes[0].kinds["stop"].router.shard_of(entity_id)
-    [home] = [node for node in nodes if shard in node.kinds["stop"].host.shards]
+    shard = nodes[0].regions["stop"].router.shard_of(entity_id)
+    [home] = [node for node in nodes if shard in node.regions["stop"].host.shards]
     return home
 
 
@@ -356,7 +356,7 @@ async def busy(nodes: Nodes, entity_id: str, queued: int = 0) -> None:
     """Wait until an entity's handler waits, and so many messages wait for it."""
 
     def is_so() -> bool:
-        activations = [node.kinds["stop"].host.active.get(entity_id) for node in nodes.all]
+        activations = [node.regions["stop"].host.active.get(entity_id) for node in nodes.all]
         return any(c and c.busy and len(c.mailbox or ()) == queued for c in activations)
 
     await until(is_so, f"{entity_id} busy, {queued} waiting")

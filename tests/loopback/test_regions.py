@@ -97,7 +97,7 @@ async def test_S2_13_S2_14_TSU21_the_id_is_in_the_message_or_in_an_envelope(node
         await region.tell(EntityEnvelope(number, "decrement"))
     assert await asyncio.gather(*(region.ask(Get(n)) for n in range(30))) == [1] * 30
     for shard, [node] in hosts(pair, "counter").items():
-        found = node.kinds["counter"].host.ids(shard)
+        found = node.regions["counter"].host.ids(shard)
         assert {extract_shard_id(i) for i in found} == {shard}
     assert len(hosts(pair, "counter")) == SHARDS
     bus.attach(None)
@@ -108,13 +108,13 @@ async def test_S0_4_a_client_computes_id_and_shard_as_the_nodes_do(nodes: Nodes)
     client = await nodes.client()
     region = client.region(Counter)
     await asyncio.gather(*(region.ask(EntityEnvelope(n, "increment")) for n in range(20)))
-    relayed = [node.kinds["counter"].relayed_messages for node in pair]
+    relayed = [node.regions["counter"].relayed_messages for node in pair]
     assert await region.ask(EntityEnvelope(7, Get(7))) == 1
     await region.tell(Envelope("7", "increment"))
     assert await region.ask(Get(7), timeout=10) == 2
     await region.ask(StartEntity("123"))
-    assert [node for node in pair if node.kinds["counter"].host.find("123", "3")] != []
-    assert [node.kinds["counter"].relayed_messages for node in pair] == relayed
+    assert [node for node in pair if node.regions["counter"].host.find("123", "3")] != []
+    assert [node.regions["counter"].relayed_messages for node in pair] == relayed
     stranger = await nodes.client()
     with pytest.raises(ConfigError, match="shard function of its own; name it by its class"):
         await stranger.ask("counter", "7", Get(7))
@@ -145,7 +145,7 @@ async def test_S4_4_what_nobody_knows_is_told_and_counted_where_it_was_sent(node
         await region.ask(EntityEnvelope(7, "multiply"))
     with pytest.raises(ConfigError, match="failed for the id 'x': ValueError"):
         await region.tell(Envelope("x", "increment"))
-    dropped: list[Any] = [node.kinds["counter"].host.counts.dropped for node in pair]
+    dropped: list[Any] = [node.regions["counter"].host.counts.dropped for node in pair]
     assert sum(counts.get("unhandled", 0) for counts in dropped) == 2
     assert dropped[0]["unhandled"] >= 1
     bus.attach(None)
@@ -155,7 +155,7 @@ async def test_S4_4_what_nobody_knows_is_told_and_counted_where_it_was_sent(node
 
 
 def shards_of(node: Node) -> set[str]:
-    return set(node.kinds["counter"].host.shards)
+    return set(node.regions["counter"].host.shards)
 
 
 async def visit(node: Node) -> set[str]:
@@ -215,7 +215,7 @@ async def test_S2_37_a_node_may_be_told_to_host_nothing_at_all(nodes: Nodes) -> 
     bus.entity("other")(type("Other", (Entity,), {}))
     nodes.own = {"proxies": ("*",)}
     proxy = await nodes.start(bus)
-    assert [kind.hosts for kind in proxy.kinds.values()] == [False, False]
+    assert [kind.hosts for kind in proxy.regions.values()] == [False, False]
     assert ready(proxy)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
-from shardbus.admin.answers import Admin
+from shardbus.admin.pages import AdminPages
 from shardbus.errors import NodeLost
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes
@@ -37,7 +37,7 @@ def application(shards: int = 12) -> ShardBus:
 
 def running(nodes: list[Node]) -> list[str]:
     """The entities in memory, on whichever node."""
-    hosts = [node.kinds["counter"].host for node in nodes]
+    hosts = [node.regions["counter"].host for node in nodes]
     return sorted(i for host in hosts for shard in host.shards for i in host.ids(shard))
 
 
@@ -106,7 +106,7 @@ async def test_B94_TS11_TSU10_they_find_their_shards_under_another_shard_functio
     again = await nodes.cluster(application(shards), 2)
     await until(lambda: running(again) == sorted(IDS), "everybody")
     await until(lambda: sorted(nodes.remembered("counter")) == sorted(IDS), "each on one list")
-    router = again[0].kinds["counter"].router
+    router = again[0].regions["counter"].router
     for (_, shard), row in nodes.data.remembered.items():
         assert {router.shard_of(i) for i in row.entity_ids} <= {shard}
 
@@ -150,8 +150,8 @@ async def test_N14_a_gauge_says_how_many_are_still_to_start(nodes: Nodes) -> Non
         entity_recovery_strategy="constant",
         entity_recovery_constant_rate_frequency=3600.0,
     )
-    host = node.kinds["counter"].host
+    host = node.regions["counter"].host
     await until(lambda: host.entities + host.recovery.waiting == len(IDS), "the lists were read")
     assert 0 < host.entities < len(IDS)
     wanted = f'entities_waiting_to_start{{entity_type="counter"}} {len(IDS) - host.entities}.0'
-    assert f"shardbus_{wanted}" in Admin(node).metrics().decode()
+    assert f"shardbus_{wanted}" in AdminPages(node).metrics().decode()

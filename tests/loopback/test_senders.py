@@ -126,7 +126,7 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
             return client.refused_messages
 
     produced = asyncio.get_running_loop().run_in_executor(None, produce)
-    await until(lambda: node.kinds["line"].host.runner.mailbox_limits.pauses, "a pause")
+    await until(lambda: node.regions["line"].host.runner.mailbox_limits.pauses, "a pause")
     app.gate.set()
     assert await produced == {}
     await until(lambda: len(app.told) == messages, "every message")
@@ -201,7 +201,7 @@ async def test_what_an_entity_that_stands_still_has_no_room_for_is_told(nodes: N
     for number in range(messages):
         await client.tell("line", "a", "put", number)
     await client.flush()
-    dropped = node.kinds["line"].host.counts.dropped
+    dropped = node.regions["line"].host.counts.dropped
     await until(lambda: client.refused_messages == dropped, "every drop")
     app.gate.set()
     await until(lambda: len(app.told) + dropped["mailbox_full"] == messages, "the others")
@@ -233,7 +233,7 @@ async def test_a_message_that_waited_here_for_its_shard_is_told_to_who_sent_it(
     node = await nodes.start(app.bus)
     client = await nodes.client()
     await client.ref(app.line, "a").where()
-    kind = node.kinds["line"]
+    kind = node.regions["line"]
     kind.host.set_arrivals(kind.router.shard_of("a"), False, None)
     await client.tell("line", "a", "put", "no number")
     await client.tell("line", "a", "put", 1)
@@ -273,5 +273,5 @@ async def test_a_client_of_an_older_build_is_told_nothing_and_is_served(
     await client.tell("line", "a", "put", 1)
     await client.flush()
     await until(lambda: app.told == [1], "what fits")
-    assert node.kinds["line"].host.counts.dropped == {"schema": 1}
+    assert node.regions["line"].host.counts.dropped == {"schema": 1}
     assert node.drops._tallies == {}

@@ -11,6 +11,7 @@ import pytest
 
 from examples import office
 from shardbus import Entity, ShardBus, StopReason, StoreUnavailable, UnknownEntityType, handler
+from shardbus.admin.answers import NodeAnswers
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as cluster
@@ -98,7 +99,7 @@ def homes(of: Iterable[Node]) -> dict[str, Node]:
 
 
 def loads(of: Iterable[Node]) -> list[int]:
-    return [len(node.kinds["counter"].host.shards) for node in of]
+    return [len(node.regions["counter"].host.shards) for node in of]
 
 
 async def crash(nodes: Nodes, node: Node) -> None:
@@ -131,7 +132,7 @@ async def test_TS1_from_one_node_to_four_and_back(nodes: Nodes) -> None:
     assert await ask_all(second, "add") == [2] * 60
 
     await ask_all(second, "passivate", IDS[:10])
-    running = [node.kinds["counter"].host for node in (first, second)]
+    running = [node.regions["counter"].host for node in (first, second)]
     await until(lambda: sum(host.entities for host in running) == 50, "passivation of ten")
     assert await ask_all(first, "add", IDS[:10]) == [3] * 10
     assert await ask_all(first, "add", IDS[10:]) == [3] * 50
@@ -180,7 +181,7 @@ async def test_TS3_a_leaving_coordinator_moves_its_own_shards_only(nodes: Nodes)
     four = await nodes.cluster(application(), 4)
     assert await ask_all(four[1], "add") == [1] * 60
     before = homes(four)
-    assert four[0].singletons["counter"].coordination.coordinator is not None
+    assert four[0].singletons["counter"].coordinator.machine is not None
     await nodes.leave(four[0])
     assert await ask_all(four[3], "add") == [2] * 60
     after = homes(four[1:])
@@ -199,8 +200,8 @@ async def test_TS6_TS7_who_leaves_is_followed_only_when_its_entities_have_stoppe
     assert await ask_all(stays, "add") == [1] * 60
     moving = [
         i
-        for shard in leaver.kinds["counter"].host.shards
-        for i in leaver.kinds["counter"].host.ids(shard)
+        for shard in leaver.regions["counter"].host.shards
+        for i in leaver.regions["counter"].host.ids(shard)
     ]
     assert 0 < len(moving) < 60
     Counter.log.clear()
@@ -269,7 +270,7 @@ async def test_TS4_TS5_after_a_downing_new_shards_start_lost_ones_move_and_other
     quiet()
     async with Nodes(PATIENT) as nodes:
         four = await nodes.cluster(application(shards=16), 4, **FAST)
-        shard_of = four[0].kinds["counter"].router.shard_of
+        shard_of = four[0].regions["counter"].router.shard_of
         old = [i for i in IDS if int(shard_of(i)) < SHARDS]
         new = [i for i in IDS if int(shard_of(i)) >= SHARDS]
         assert await ask_all(four[1], "add", old) == [1] * len(old)
@@ -306,7 +307,7 @@ async def test_S2_5_a_weakly_up_node_hosts_nothing_before_it_is_up() -> None:
         await until(lambda: third.view and third.view.status is Status.WEAKLY_UP, "weakly up")
         assert await ask_all(first, "add", IDS[:5]) == [1] * 5
         assert loads([third]) == [0]
-        assert not third.kinds["counter"].router.region.registered
+        assert not third.regions["counter"].router.region.registered
         assert not ready(third)
         early = asyncio.ensure_future(ask_all(third, "add", IDS[:5]))
         first.cluster.post(cluster.Down(second.me))
@@ -361,7 +362,7 @@ async def test_TS2_a_black_hole_delays_and_loses_nothing(nodes: Nodes) -> None:
     old, new = IDS[:20], IDS[20:]
     assert await ask_all(second, "add", old) == [1] * 20
     known = homes([first, second])
-    shard_of = first.kinds["counter"].router.shard_of
+    shard_of = first.regions["counter"].router.shard_of
     fresh = [i for i in new if shard_of(i) not in known]
     there = [i for i in old if known[shard_of(i)] is first]
     here = [i for i in old if known[shard_of(i)] is second]
@@ -384,7 +385,7 @@ async def test_TS2_without_a_store_new_shards_wait_and_known_ones_work(
     first, second = await nodes.cluster(application(), 2, coordinator_failure_backoff=0.1, **FAST)
     assert await ask_all(second, "add", IDS[:5]) == [1] * 5
     known = homes([first, second])
-    shard_of = first.kinds["counter"].router.shard_of
+    shard_of = first.regions["counter"].router.shard_of
     fresh = [i for i in IDS if shard_of(i) not in known]
     assert fresh
     write = MemoryStore.write_homes
@@ -425,7 +426,7 @@ async def test_TS13_types_live_where_their_role_is_and_messages_find_them(nodes:
     assert await where("order") == {str(shop.me)}
     assert await where("invoice") == {str(billing.me)}
     assert await where("visit") == {str(shop.me), str(billing.me)}
-    assert [len(kind.host.shards) for kind in door.kinds.values()] == [0, 0, 0]
+    assert [len(kind.host.shards) for kind in door.regions.values()] == [0, 0, 0]
     client = await nodes.client(door)
     assert await client.ref(office.Order, "1001").close() == 50000
 
@@ -474,9 +475,9 @@ async def test_TS23_while_the_whole_cluster_stops_messages_flow_and_nothing_move
     trio[2].cluster.post(cluster.PrepareForShutdown())
     await asyncio.gather(*(asyncio.wait_for(node.cluster_stops, PATIENCE_S) for node in trio))
     chosen.move = dict.fromkeys(known, trio[2].me)
-    coordinator = trio[0].singletons["counter"].coordination.coordinator
+    coordinator = trio[0].singletons["counter"].coordinator.machine
     assert coordinator is not None
-    trio[0].rpc.rebalance("counter")
+    NodeAnswers(trio[0]).rebalance("counter")
     for added in (2, 3):
         due = coordinator.deadline()
         await until(lambda due=due: coordinator.deadline() != due, "a look at the balance")
@@ -520,7 +521,7 @@ async def test_TS16_what_runs_where_is_shown_empty_full_and_after_a_leave(nodes:
 
     def true() -> dict[str, tuple[str, int]]:
         found = homes(nodes.all)
-        return {s: (str(n.me), n.kinds["counter"].host.shards[s].live) for s, n in found.items()}
+        return {s: (str(n.me), n.regions["counter"].host.shards[s].live) for s, n in found.items()}
 
     assert await shown() == {}
     assert await entities() == []
@@ -588,4 +589,4 @@ async def test_TSU17_many_types_start_at_once(nodes: Nodes) -> None:
     for node in pair:
         asks = [node.ref(name, i).add() for name in names for i in IDS[:10]]
         assert set(await asyncio.gather(*asks)) == {1 + pair.index(node)}
-    assert [len(kind.host.shards) for kind in pair[0].kinds.values()] != [0] * 30
+    assert [len(kind.host.shards) for kind in pair[0].regions.values()] != [0] * 30

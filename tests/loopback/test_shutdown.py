@@ -30,7 +30,7 @@ def application() -> tuple[ShardBus, Any]:
 
 
 def hosted(node: Node) -> int:
-    return sum(len(kind.host.shards) for kind in node.kinds.values())
+    return sum(len(kind.host.shards) for kind in node.regions.values())
 
 
 async def test_B141_every_phase_finds_the_node_as_it_should_be(nodes: Nodes) -> None:
@@ -104,7 +104,7 @@ async def test_a_handoff_that_is_late_ends_the_node_without_leaving(
     bus, counter = application()
     pair = await nodes.cluster(bus, 2)
     leaver, seen, said = pair[1], list[str](), list[str]()
-    for kind in leaver.kinds.values():
+    for kind in leaver.regions.values():
         never = asyncio.get_running_loop().create_future()
         monkeypatch.setattr(kind, "shutdown", lambda never=never: never)
     monkeypatch.setattr(

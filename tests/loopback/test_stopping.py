@@ -50,7 +50,7 @@ async def test_T_SU21_whoever_moves_is_told_and_has_the_time_it_needs(nodes: Nod
     pair = await nodes.cluster(bus, 2)
     for i in IDS:
         await pair[0].ref("page", i).add(1)
-    host = pair[1].kinds["page"].host
+    host = pair[1].regions["page"].host
     moving = [i for shard in host.shards for i in host.ids(shard)]
     assert moving
     pair[0].cluster.post(events.SetService(pair[1].me, Service.DRAINING))
@@ -66,7 +66,7 @@ async def test_T_SU21_whoever_leaves_with_its_node_is_told_too(nodes: Nodes) -> 
     pair = await nodes.cluster(bus, 2)
     for i in IDS:
         await pair[0].ref("page", i).add(1)
-    host = pair[1].kinds["page"].host
+    host = pair[1].regions["page"].host
     moving = {i for shard in host.shards for i in host.ids(shard)}
     assert moving
     await nodes.leave(pair[1])
@@ -88,13 +88,13 @@ async def test_clients_of_a_shard_that_was_stopped_part_from_a_node_that_leaves(
     client, leaving = await nodes.client(*pair), pair[place]
     for i in IDS:
         await client.ref(page, i).add(1)
-    shards = list(leaving.kinds["page"].host.shards)
+    shards = list(leaving.regions["page"].host.shards)
     assert shards
-    assert not await pair[0].singletons["page"].coordination.stop_shards(shards, 10)
+    assert not await pair[0].singletons["page"].coordinator.stop_shards(shards, 10)
     monkeypatch.setattr(shutdown, "PART_FIRST_S", 9.0)
     nodes.all.remove(leaving)
     await shutdown.leave(leaving, lambda text: None)
-    left = leaving.endpoint.clients, leaving.kinds["page"].router.region.buffered[0]
+    left = leaving.endpoint.clients, leaving.regions["page"].router.region.buffered[0]
     await leaving.close()
     assert left == (0, 0)
     assert [await client.ref(page, i).add(n) for n, i in enumerate(IDS)] == list(range(len(IDS)))
@@ -113,8 +113,8 @@ async def test_a_flush_that_finds_no_home_is_no_message_that_is_lost(
     await nodes.leave(pair[1])
     for i in IDS:
         await client.ref(page, i).add(1)
-    assert not await last.singletons["page"].coordination.stop_shards(
-        list(last.kinds["page"].host.shards), 10
+    assert not await last.singletons["page"].coordinator.stop_shards(
+        list(last.regions["page"].host.shards), 10
     )
     await nodes.leave(last)
-    assert "undelivered" not in last.kinds["page"].host.counts.dropped
+    assert "undelivered" not in last.regions["page"].host.counts.dropped

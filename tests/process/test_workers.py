@@ -274,7 +274,7 @@ async def test_a_worker_that_is_stuck_is_replaced(lab: Processes) -> None:
         with pytest.raises(RequestError):
             await blocked
     said = unit.err.read_text()
-    assert f"[{worker}] shardbus: error: what keeps the loop does not end, at" in said
+    assert f"[{worker}] shardbus: error: a blocked loop does not end, at" in said
     assert "in block" in said
     assert await unit.terminate() == 0
 

@@ -392,7 +392,7 @@ class FakeNode:
     def __init__(self, name: str) -> None:
         self.me = NodeId("n", 1, 1)
         self.subscriptions = Subscriptions(self.me)
-        self.kinds = {name: Sent()}
+        self.regions = {name: Sent()}
 
     def ref(self, kind: Any, entity_id: str) -> Any:
         raise NotImplementedError
@@ -421,7 +421,7 @@ def region_of(bus: ShardBus, extract: Any = by_message) -> tuple[Region, Sent]:
     bus.entity("counter", extract_entity_id=extract)(Counter)
     region = bus.region("counter")
     bus.attach(FakeNode("counter"))
-    return region, cast("Sent", bus._running().kinds["counter"])
+    return region, cast("Sent", bus._running().regions["counter"])
 
 
 def test_S2_12_a_region_finds_the_entity_and_unwraps_what_it_is_in(bus: ShardBus) -> None:

@@ -216,7 +216,7 @@ class DeliveryChecker:
         for sim_node in self.world.sim_nodes.values():
             if sim_node.ended_at is not None or sim_node.process.id == node:
                 continue
-            kind = sim_node.node.kinds[activation.entity_type]
+            kind = sim_node.node.regions[activation.entity_type]
             other = kind.host.find(activation.entity_id, activation.shard_id)
             if other is not None and other.state < LifeState.REFUSING:
                 yield sim_node.process.id
@@ -315,13 +315,13 @@ class DeliveryChecker:
 
 
 def _runs(node: Node, entity_type: str, entity_id: str) -> bool:
-    kind = node.kinds[entity_type]
+    kind = node.regions[entity_type]
     return kind.host.find(entity_id, kind.router.shard_of(entity_id)) is not None
 
 
 def waiting(sim_node: SimNode) -> str:
     """Return what a node still holds. Empty if it is at rest."""
-    for name, kind in sim_node.node.kinds.items():
+    for name, kind in sim_node.node.regions.items():
         if kind.router.region.buffered != (0, 0):
             return f"{sim_node.name} buffers {kind.router.region.buffered} of {name}"
         if kind.router.buffered_asks:
@@ -348,5 +348,5 @@ def session_waiting(name: str, sessions: list[Session]) -> str:
 
 def dropped_by(sim_node: SimNode, name: str) -> int:
     """Return the number of messages of a type that a node reports as dropped."""
-    counts = sim_node.node.kinds[name].host.counts.dropped
+    counts = sim_node.node.regions[name].host.counts.dropped
     return sum(counts.get(reason, 0) for reason in COUNTED)

@@ -118,12 +118,12 @@ class NodeFaults:
         self._mark("", f"shards {','.join(shards)} are stopped")
         for sim_node in self._working():
             for singleton in sim_node.node.singletons.values():
-                sim_node.loop.call_soon(singleton.coordination.handle, events.StopShards(shards))
+                sim_node.loop.call_soon(singleton.coordinator.handle, events.StopShards(shards))
 
     def _rebalance(self) -> None:
         for sim_node in self._working():
             for singleton in sim_node.node.singletons.values():
-                sim_node.loop.call_soon(singleton.coordination.handle, events.Rebalance())
+                sim_node.loop.call_soon(singleton.coordinator.handle, events.Rebalance())
 
     def _sleep(self) -> None:
         if working := self._working():

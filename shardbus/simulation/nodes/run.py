@@ -179,7 +179,7 @@ class NodeRun:
         for sim_node in working:
             if why := waiting(sim_node):
                 return why
-            for name, kind in sim_node.node.kinds.items():
+            for name, kind in sim_node.node.regions.items():
                 if not kind.router.region.registered:
                     return f"{sim_node.name} is not registered for {name}"
         for client in self.world.clients.values():
@@ -197,13 +197,13 @@ class NodeRun:
         rulers = [r for r in working if has_coordinator(r.node, name)]
         if len(rulers) != 1:
             return f"{name} has {len(rulers)} coordinators"
-        coordinator = rulers[0].node.singletons[name].coordination.coordinator
+        coordinator = rulers[0].node.singletons[name].coordinator.machine
         assert isinstance(coordinator, Coordinator)
         table = {s: (str(h.node), h.fence) for s, h in coordinator.table.homes.items()}
         hosted = {
             shard: (str(r.process.id), one.fence)
             for r in working
-            for shard, one in r.node.kinds[name].host.shards.items()
+            for shard, one in r.node.regions[name].host.shards.items()
         }
         if table != hosted:
             return f"{name}: the table has {table}, hosted are {hosted}"
@@ -222,7 +222,7 @@ class NodeRun:
 
 def has_coordinator(node: Node, name: str) -> bool:
     """True if a ruling coordinator of the type is at this node."""
-    found = node.singletons[name].coordination.coordinator
+    found = node.singletons[name].coordinator.machine
     return found is not None and found.state is CoordinatorState.RULING
 
 

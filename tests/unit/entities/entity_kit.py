@@ -163,8 +163,8 @@ class Bench:
     def pass_ticks(self, ticks: int) -> None:
         """Coarse time goes on; the sweep looks for idle entities."""
         self.host.runner.advance(self.host.runner.tick + ticks)
-        for sweep in self.host.sweeps(self.host.runner.tick).values():
-            sweep()
+        for sweep in self.host.sweeps().values():
+            sweep(self.host.runner.tick)
 
     def stop(self, reason: StopReason = StopReason.HANDOFF) -> None:
         self.host.stop_shards([self.SHARD], reason)

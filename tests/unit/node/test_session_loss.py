@@ -12,27 +12,36 @@ from shardbus.entities.supervision import EntityCounts
 from shardbus.ids import NodeId
 from shardbus.node.session_loss import DEPART_S, SessionLoss
 from shardbus.sharding import events
+from shardbus.transport.drop_reports import DropTallies
 from tests.unit.transport.session_pair import pair
 
 GONE = NodeId("n2", 7355, 2)
 
 
 class Around:
-    """A node as its losses see it. `linked`: it has a link to who is gone."""
+    """The collaborators of a node's SessionLoss. `linked`: this node has a session to the node that
+    is gone."""
 
     def __init__(self, *, linked: bool) -> None:
         self.dropped: list[NodeId] = []
         self.later: list[tuple[float, Any, tuple[Any, ...]]] = []
-        self.heard: list[object] = []
+        self.events: list[object] = []
+        self.died: list[tuple[NodeId, ...]] = []
         self.counts = EntityCounts()
-        kind = SimpleNamespace(
-            router=SimpleNamespace(handle=self.heard.append),
+        region: Any = SimpleNamespace(
+            router=SimpleNamespace(handle=self.events.append),
             host=SimpleNamespace(counts=self.counts),
         )
-        self.kinds = {"counter": kind}
-        self.loop = SimpleNamespace(call_later=self._call_later)
-        self.endpoint = SimpleNamespace(
+        endpoint: Any = SimpleNamespace(
             watch=lambda node: linked, remove=lambda node, error: self.dropped.append(node)
+        )
+        dispatcher: Any = SimpleNamespace(
+            clients={}, notify_clients=lambda died: self.died.append(died)
+        )
+        loop: Any = SimpleNamespace(call_later=self._call_later)
+        rpc: Any = None
+        self.loss = SessionLoss(
+            {"counter": region}, endpoint, dispatcher, rpc, DropTallies(), lambda _: False, loop
         )
 
     def _call_later(self, delay: float, call: Any, *args: Any) -> None:
@@ -40,29 +49,35 @@ class Around:
 
 
 @pytest.mark.parametrize("linked", [True, False])
-def test_sessions_of_a_member_that_left_end_after_a_while_whoever_opened_them(
-    linked: bool,
-) -> None:
-    """Its goodbye may have been lost, and a session that it opened has nobody else who ends it."""
-    node: Any = Around(linked=linked)
-    SessionLoss(node).member_gone(GONE, died=False)
-    news = events.NodeLeft(GONE) if linked else events.NodeGone(GONE)
-    assert (node.heard, node.dropped) == ([news], [])
-    [(delay, call, args)] = node.later
+def test_sessions_of_a_member_that_left_end_after_a_while(linked: bool) -> None:
+    """Its departure notice may be lost, and a session that it opened has no other end."""
+    around = Around(linked=linked)
+    around.loss.member_gone(GONE, died=False)
+    event = events.NodeLeft(GONE) if linked else events.NodeGone(GONE)
+    assert (around.events, around.dropped, around.died) == ([event], [], [])
+    [(delay, call, args)] = around.later
     assert delay == DEPART_S
     call(*args)
-    assert node.dropped == [GONE]
+    assert around.dropped == [GONE]
 
 
-async def test_a_node_that_ends_counts_what_nobody_has_confirmed() -> None:
+@pytest.mark.parametrize("linked", [True, False])
+def test_sessions_of_a_member_that_died_end_at_once_and_clients_learn_it(linked: bool) -> None:
+    around = Around(linked=linked)
+    around.loss.member_gone(GONE, died=True)
+    assert (around.events, around.dropped) == ([events.NodeGone(GONE)], [GONE])
+    assert (around.died, around.later) == ([(GONE,)], [])
+
+
+async def test_a_node_that_ends_counts_what_is_unacknowledged() -> None:
     a, b = pair()
     for side, count in ((a, 2), (b, 1)):
         for _ in range(count):
             side.session.tell(("counter", "add"), "x", b"")
         side.session.flush()
     await asyncio.sleep(0)
-    node: Any = Around(linked=True)
+    around = Around(linked=True)
     for side in (a, b):
         side.session.finish()
-    SessionLoss(node).closed([a.session, b.session])
-    assert node.counts.dropped == {"unconfirmed": 3}
+    around.loss.closed([a.session, b.session])
+    assert around.counts.dropped == {"unconfirmed": 3}

@@ -24,7 +24,7 @@ class Line:
 def looks(
     quarantine: StalledPeers, lines: list[Line], seconds: list[float], reachable: tuple[NodeId, ...]
 ) -> list[list[NodeId]]:
-    return [quarantine.look(cast("Any", lines), reachable, now) for now in seconds]
+    return [quarantine.check(cast("Any", lines), reachable, now) for now in seconds]
 
 
 def test_who_takes_nothing_for_so_long_is_named() -> None:

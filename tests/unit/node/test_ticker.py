@@ -1,4 +1,4 @@
-"""The periodic duty of a node: each part is on its own, and the next beat comes in any case."""
+"""The periodic tasks of a node: each is on its own, and the next beat comes in any case."""
 
 from __future__ import annotations
 
@@ -6,123 +6,91 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from shardbus.node import ticker
-from shardbus.node.node import Node
-from shardbus.node.ticker import QUIET_TICKS, SWEEP_TICKS, Ticker
+from shardbus.node.ticker import QUIET_TICKS, SECOND, Ticker
+from shardbus.transport.asks import CoarseClock
 
-PARTS = [
-    "advance",
-    "mailboxes",
-    "ends",
-    "residents",
-    "loads",
-    "handlers",
-    "quarantine",
-    "loopback",
-    "drops",
-    "refusals",
-]
+TASKS = {"time": 1, "loads": SECOND, "drops": 1, "sign of life": 1}
+"""Task to its period in ticks."""
 
 
 class World:
-    """A node of two types that only counts what it is told to do. `broken`: the part that raises,
-    where there is one for each type that of the first."""
+    """A ticker whose timer the test fires. `broken`: the task that raises."""
 
     def __init__(self, broken: str = "") -> None:
         self.done: Counter[str] = Counter()
         self.broken = broken
-        self.tick = 0
+        self.clock = CoarseClock()
         self.timers: list[Callable[[], None]] = []
-        self.slow = SimpleNamespace(
-            check=lambda waiting, limit, tick: self.do(f"{waiting} handlers")
-        )
-        self.endpoint = SimpleNamespace(clock=self)
-        self.loop = SimpleNamespace(call_later=self.call_later, time=lambda: 0.0)
-        self.loopback = SimpleNamespace(expire=lambda: self.do("loopback"))
-        self.drops = SimpleNamespace(report=lambda tick: self.do("drops"))
-        self.refused = SimpleNamespace(log_line=lambda now: self.do("refusals"))
-        self.watching = SimpleNamespace(app_alive=lambda: self.do("alive"))
-        self.quarantine_stalled_peers = lambda: self.do("quarantine")
-        self.kinds = {name: self.kind(name) for name in ("first", "second")}
+        loop: Any = SimpleNamespace(call_later=self.call_later)
+        self.ticker = Ticker(self.clock, loop)
+        for name, period in TASKS.items():
+            self.ticker.add(name, self.task(name), period)
 
-    def kind(self, name: str) -> Any:
-        def do(part: str) -> Callable[[], None]:
-            return lambda: self.do(f"{name} {part}")
+    def task(self, name: str) -> Callable[[int], None]:
+        def run(tick: int) -> None:
+            assert tick == self.clock.tick
+            self.done[name] += 1
+            if name == self.broken:
+                raise ArithmeticError(name)
 
-        sweeps = {part: do(part) for part in ("mailboxes", "ends", "residents")}
-        runner = SimpleNamespace(running_handlers=name)
-        return SimpleNamespace(
-            name=name,
-            advance=lambda tick: self.do(f"{name} advance"),
-            host=SimpleNamespace(sweeps=lambda tick: sweeps, runner=runner),
-            settings=SimpleNamespace(slow_handler_after=1.0),
-        )
-
-    def do(self, what: str) -> None:
-        self.done[what] += 1
-        if self.broken and what in (self.broken, f"first {self.broken}"):
-            raise ArithmeticError(what)
+        return run
 
     def call_later(self, delay: float, beat: Callable[[], None]) -> Any:
         self.timers.append(beat)
         return SimpleNamespace(cancel=lambda: self.timers.remove(beat))
 
-    def beat(self, ticks: int = SWEEP_TICKS) -> None:
-        """The one timer that is armed, so many ticks later."""
+    def beat(self, ticks: int = SECOND) -> None:
+        """Fire the one timer that is armed, `ticks` later."""
         [timer], self.timers = self.timers, []
-        self.tick += ticks
+        self.clock.tick += ticks
         timer()
 
 
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[World, Ticker]]:
-    def loads(kind: Any, node: Any, tick: int) -> None:
-        node.do(f"{kind.name} loads")
-
-    def start(broken: str = "") -> tuple[World, Ticker]:
-        monkeypatch.setattr(ticker, "report_loads", loads)
-        world = World(broken)
-        beats = Ticker(cast("Node", world))
-        beats.start()
-        return world, beats
-
-    return start
+def started(broken: str = "") -> World:
+    world = World(broken)
+    world.ticker.start()
+    return world
 
 
-@pytest.mark.parametrize("broken", PARTS)
-def test_a_part_that_raises_concerns_no_other_and_not_the_next_beat(
-    started: Any, broken: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("broken", TASKS)
+def test_a_task_that_raises_stops_neither_the_others_nor_the_next_beat(
+    broken: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    well, _ = started("")
-    ill, _ = started(broken)
+    well, ill = started(), started(broken)
     for _ in range(3):
         well.beat()
         ill.beat()
     assert ill.done == well.done
-    assert ill.done["alive"] == 4
+    assert ill.done["sign of life"] == 4
     [record] = caplog.records
     assert record.levelno == logging.ERROR
     assert record.exc_info is not None
 
 
-def test_its_failures_are_told_again_after_a_while(
-    started: Any, caplog: pytest.LogCaptureFixture
+def test_failures_of_a_task_are_logged_once_in_a_while(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world, _ = started("drops")
-    while world.tick < 2 * QUIET_TICKS:
+    world = started("drops")
+    while world.clock.tick < 2 * QUIET_TICKS:
         world.beat()
     assert len(caplog.records) == 3
 
 
-def test_sweeps_come_once_a_second_and_nothing_after_the_stop(started: Any) -> None:
-    world, beats = started()
-    for _ in range(SWEEP_TICKS):
+def test_a_task_runs_once_in_its_period_and_not_after_the_stop() -> None:
+    world = started()
+    for _ in range(2 * SECOND):
         world.beat(1)
-    assert world.done["first residents"] == 1
-    assert world.done["first advance"] == SWEEP_TICKS + 1
-    beats.stop()
+    assert world.done["loads"] == 2
+    assert world.done["time"] == 2 * SECOND + 1
+    world.ticker.stop()
     assert world.timers == []
+
+
+def test_a_late_beat_runs_each_task_once() -> None:
+    world = started()
+    world.beat(5 * SECOND)
+    assert world.done == {"time": 2, "loads": 1, "drops": 2, "sign of life": 2}

@@ -85,8 +85,8 @@ class Stuck(MemoryStore):
         return await super().save_states(saves)
 
 
-class Office:
-    """What a coordination needs from its node."""
+class Owner:
+    """The services of a coordinator shell."""
 
     def __init__(self) -> None:
         self.notes: list[str] = []
@@ -97,28 +97,28 @@ class Office:
 
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
 
-    def over(self, entity_type: str) -> None: ...
+    def ended(self, entity_type: str) -> None: ...
 
     def note(self, entity_type: str, note: ev.Note) -> None:
         self.notes.append(note.kind)
 
-    def wake(self, entity_type: str, shards: list[str]) -> list[str]:
+    def ask_homes(self, entity_type: str, shards: list[str]) -> list[str]:
         return []
 
     async def start_entity(self, entity_type: str, entity_id: str) -> None: ...
 
 
 class World:
-    """One coordination over a store that gets stuck."""
+    """One coordinator shell over a store that hangs."""
 
     def __init__(self, store: Stuck, me: NodeId = A) -> None:
-        self.store, self.office, self.me = store, Office(), me
+        self.store, self.owner, self.me = store, Owner(), me
 
         def make() -> Coordinator:
             return Coordinator("t", me, LAYOUT, SETTINGS, External())
 
-        directing = OverridesStore("t", EntityStates(store, me.port))
-        self.it = CoordinatorShell("t", make, store, self.office, directing, patience=0.02)
+        overrides = OverridesStore("t", EntityStates(store, me.port))
+        self.it = CoordinatorShell("t", make, store, self.owner, overrides, store_timeout=0.02)
 
     def begin(self) -> None:
         self.it.begin(0)
@@ -130,13 +130,11 @@ class World:
         await until(lambda: self.rules, "a coordinator that rules")
 
     async def place(self, **places: Address | None) -> Overrides:
-        return await self.it.direct(lambda told: told.placed(places))
+        return await self.it.override(lambda old: old.placed(places))
 
     @property
     def rules(self) -> bool:
-        return (
-            self.it.coordinator is not None and self.it.coordinator.state is CoordinatorState.RULING
-        )
+        return self.it.machine is not None and self.it.machine.state is CoordinatorState.RULING
 
     def asked(self, step: str) -> list[int]:
         return [number for name, number in self.store.asked if name == step]
@@ -160,11 +158,11 @@ async def test_S276_a_write_without_an_answer_is_tried_again_as_the_same_operati
     world.it.received(A, msg.GetShardHome(("1",)))
     await until(lambda: len(world.asked("write")) >= 3, "three attempts")
     assert len(set(world.asked("write"))) == 1
-    assert world.office.notes.count("persist_failed") >= 2
-    assert not any(isinstance(message, msg.HostShard) for message in world.office.sent)
+    assert world.owner.notes.count("persist_failed") >= 2
+    assert not any(isinstance(message, msg.HostShard) for message in world.owner.sent)
     world.store.hangs = set()
     await until(
-        lambda: any(isinstance(message, msg.HostShard) for message in world.office.sent),
+        lambda: any(isinstance(message, msg.HostShard) for message in world.owner.sent),
         "the home, told once it is durable",
     )
     assert world.rules, "no answer is no word of another coordinator"
@@ -176,7 +174,7 @@ async def test_S276_a_table_that_is_not_given_is_asked_for_again(world: World, s
     world.begin()
     await until(lambda: len(world.asked(step)) >= 3, "three attempts")
     assert not world.rules
-    assert world.office.notes.count("store_failed") >= 2
+    assert world.owner.notes.count("store_failed") >= 2
     world.store.hangs = set()
     await until(lambda: world.rules, "a coordinator that rules")
     assert set(world.asked("claim")) == {1}, "the claim may have worked: it is the same"
@@ -257,15 +255,12 @@ def test_B69_places_are_bounded() -> None:
 async def test_B77_a_pause_is_stored_like_a_place(world: World) -> None:
     await world.rule()
     await world.place(s1=THERE)
-    await world.it.direct(lambda told: told.slowed(True, 3))
-    await world.it.direct(lambda told: told.slowed(None, None))
+    await world.it.override(lambda old: old.slowed(True, 3))
+    await world.it.override(lambda old: old.slowed(None, None))
     other = await successor(world)
     assert other.it.overrides == Overrides({"s1": THERE}, True, 3)
-    assert other.it.coordinator is not None
-    assert (
-        other.it.coordinator.rebalancing.paused,
-        other.it.coordinator.rebalancing.moves_in_flight,
-    ) == (
+    assert other.it.machine is not None
+    assert (other.it.machine.rebalancing.paused, other.it.machine.rebalancing.moves_in_flight) == (
         True,
         (0, 3),
     )
@@ -287,7 +282,7 @@ async def shard_at_home(world: World) -> Home:
 
 def said(world: World, kind: type) -> Any:
     """The last message of that kind."""
-    return next((m for m in reversed(world.office.sent) if isinstance(m, kind)), None)
+    return next((m for m in reversed(world.owner.sent) if isinstance(m, kind)), None)
 
 
 async def test_TSU16_whoever_stops_shards_hears_when_they_have_stopped(world: World) -> None:
@@ -305,8 +300,8 @@ async def test_TSU16_whoever_stops_shards_hears_when_they_have_stopped(world: Wo
 async def test_TSU16_what_takes_longer_is_told_and_goes_on(world: World) -> None:
     home = await shard_at_home(world)
     assert await world.it.stop_shards(("2", "1"), 0.01) == ["1"]
-    assert world.it.coordinator is not None
-    assert world.it.coordinator.stopping == ("1",)
+    assert world.it.machine is not None
+    assert world.it.machine.stopping == ("1",)
     again = asyncio.ensure_future(world.it.stop_shards(("1",), 20.0))
     world.it.received(A, msg.BeginHandOffAck(A, (home,)))
     world.it.received(A, msg.ShardStopped(A, (home,)))

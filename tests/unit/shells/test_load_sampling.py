@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from shardbus.errors import ConfigError
-from shardbus.shells.load_sampling import LOOKS, NEVER, LoadSampling
+from shardbus.shells.load_sampling import NEVER, SAMPLES_S, LoadSampling
 
 
 class Feed:
@@ -25,7 +25,7 @@ class Feed:
     def run(self, ids: str) -> None:
         self.count += len(ids)
         if self.count >= self.sampling.mark:
-            self.sampling.take(self.count, ids)
+            self.sampling.sample(self.count, ids)
 
     def read(self, now: float) -> dict[str, float] | None:
         return self.sampling.read(self.count, now)
@@ -50,7 +50,7 @@ def test_N9_with_many_messages_few_are_looked_at_and_each_shard_gets_its_part(le
         for _ in range(200_000 // length):
             feed.run("".join(dice.choices("abc", (70, 20, 10), k=length)))
         loads = feed.read(float(second))
-    assert feed.looks <= 2 * LOOKS
+    assert feed.looks <= 2 * SAMPLES_S
     assert loads is not None
     assert sum(loads.values()) == pytest.approx(200_000, rel=0.05)
     assert loads["a"] == pytest.approx(140_000, rel=0.15)
@@ -76,7 +76,7 @@ def test_what_is_no_id_is_nobodys() -> None:
     sampling = LoadSampling(refuses)
     sampling.switch(on=True)
     sampling.read(0, 0.0)
-    sampling.take(1, ("",))
+    sampling.sample(1, ("",))
     assert sampling.read(1, 1.0) == {}
 
 

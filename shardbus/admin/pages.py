@@ -1,0 +1,572 @@
+"""A node's pages for operators: `http.api.NodeApi`, answered from the node's own state and by
+questions to the nodes that know more (`answers`).
+
+Source: docs/reference/http.md; S2.82, S2.83.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from shardbus.admin.answers import NodeAnswers
+from shardbus.admin.metrics import render
+from shardbus.admin.services import AdminServices
+from shardbus.admin.shard_control import ShardControl, address_of
+from shardbus.errors import ConfigError, Refused, RequestError, ShardBusError
+from shardbus.http.api import Check, Checks, Json
+from shardbus.ids import Address, NodeId
+from shardbus.membership import events as cluster
+from shardbus.membership.member import Member, Service, Status
+from shardbus.membership.view import MembershipView
+from shardbus.node.event_log import fact, picture
+from shardbus.shells.region import RegionShell, region_of
+
+STALLED_S = 10.0
+"""A node whose loop is later than this is not alive."""
+STORE_WITHIN_S = 3.5
+"""For the store to answer a checkup."""
+ENTITIES_MAX = 1000
+"""Entities on one page."""
+PACE = ("paused", "held", "moving", "moves_at_a_time")
+_STATES = {
+    "begin": "handing_off",
+    "stopping": "handing_off",
+    "handing_off": "handing_off",
+    "starting": "starting",
+    "unallocated": "unallocated",
+}
+
+
+def administer(node: AdminServices) -> AdminPages:
+    """Let the node answer other nodes' questions; returns its pages."""
+    NodeAnswers(node).register()
+    return AdminPages(node)
+
+
+def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
+    """A key that sorts numbers as numbers."""
+    return len(row["shard"]), row["shard"]
+
+
+def _check_shard(region: RegionShell, shard: str) -> None:
+    if not region.router.has_shard(shard):
+        raise ConfigError(f"{region.name!r} has no shard {shard!r}")
+
+
+def _changes(answer: Mapping[str, Any] | None) -> list[Json] | None:
+    """The changes of a shard, oldest first; None without an answer of the coordinator."""
+    if answer is None:
+        return None
+    now = datetime.now(UTC)
+    return [
+        {
+            "at": (now - timedelta(seconds=age)).isoformat(timespec="milliseconds"),
+            "from": source,
+            "to": target,
+            "why": why,
+            "epoch": epoch,
+            "fence": fence or None,
+            "seconds": round(seconds, 3),
+        }
+        for age, source, target, why, epoch, fence, seconds in answer["changes"]
+    ]
+
+
+def _limits(region: RegionShell, asked: list[NodeId], answers: Mapping[NodeId, Any]) -> Json:
+    """The answers to `limit` as a page; nodes without an answer are `silent`."""
+    rows = [
+        {"node": str(node), "limit": row[0], "entities": row[1], "evicted": row[2]}
+        for node, row in answers.items()
+        if row is not None
+    ]
+    return {
+        "type": region.name,
+        "strategy": region.settings.passivation_strategy,
+        "nodes": rows,
+        "silent": [str(node) for node in asked if node not in answers],
+    }
+
+
+class AdminPages:
+    """The pages of one node; see `NodeApi` for what each method returns."""
+
+    def __init__(self, node: AdminServices) -> None:
+        self._node = node
+        self._shard_control = ShardControl(node.regions, node.rpc)
+
+    @property
+    def cluster_name(self) -> str:
+        return self._node.cluster_name
+
+    # ---- the cluster
+
+    async def cluster(self) -> Json:
+        """Membership as this node sees it, and the nodes of the coordinators."""
+        node, view = self._node, self._node.view
+        coordinators: dict[str, object] = {}
+        for name, region in node.regions.items():
+            if region.coordinator is not None:
+                epoch = region.router.region.epoch
+                coordinators[name] = {"node": str(region.coordinator), "epoch": epoch}
+        oldest = view.oldest() if view is not None else None
+        return {
+            "cluster": node.cluster_name,
+            "self": str(node.me),
+            "status": self._status(),
+            "leader": str(view.leader) if view is not None and view.leader else None,
+            "oldest": str(oldest.node) if oldest is not None else None,
+            "converged": view.converged if view is not None else False,
+            "members": len(view.members) if view is not None else 0,
+            "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
+            "coordinators": coordinators,
+        }
+
+    def _status(self) -> str:
+        status = self._node.view.status if self._node.view is not None else None
+        return status.value if status is not None else "joining"
+
+    async def nodes(self) -> Json:
+        """Every member with what it hosts; empty counts for members that do not answer in time."""
+        view = self._node.view
+        if view is None:
+            return {"nodes": []}
+        stats = await self._node.rpc.ask_all("stats")
+        return {"nodes": [self._row(m, stats.get(m.node), view) for m in view.members]}
+
+    @staticmethod
+    def _row(member: Member, stats: Any, view: Any) -> Json:
+        oldest = view.oldest()
+        stats = stats or {}
+        return {
+            "node": str(member.node),
+            "address": str(member.node.address),
+            "http": member.http,
+            "status": member.status.value,
+            "reachable": member.node not in view.unreachable,
+            "roles": list(member.roles),
+            "shards": {name: len(shards) for name, shards in stats.items()},
+            "entities": {name: sum(shards.values()) for name, shards in stats.items()},
+            "version": member.version,
+            "service": member.service.value,
+            "oldest": oldest is not None and member.node == oldest.node,
+            "leader": member.node == view.leader,
+        }
+
+    async def types(self) -> Json:
+        """The entity types of this application."""
+        rows = [
+            {
+                "type": name,
+                "shards": region.entity_type.interface.shards,
+                "layout": region.entity_type.interface.layout,
+                "role": region.settings.role,
+                "coordinator_role": region.coordinator_role,
+                "remember": region.settings.remember,
+                "hosted_here": region.hosts,
+                "coordinator": str(region.coordinator) if region.coordinator else None,
+                "active_entity_limit": region.host.passivator.limit,
+                "entities_here": region.host.entities,
+            }
+            for name, region in self._node.regions.items()
+        ]
+        return {"types": rows}
+
+    # ---- decisions and events
+
+    async def downing(self) -> Json:
+        """How this node decides after a split, and its last decisions."""
+        settings = self._node.settings.cluster.downing
+        return {
+            "node": str(self._node.me),
+            "strategy": settings.strategy,
+            "stable_after": settings.stable_after,
+            "decisions": self._node.decisions.page(),
+        }
+
+    async def gossip(self) -> Json:
+        """The version of the membership that each node has seen, and what prevents convergence."""
+        seen = self._node.cluster.overview
+        return {
+            "node": str(self._node.me),
+            "version": seen.version,
+            "seen": [str(n) for n in seen.seen],
+            "waiting_for": [str(n) for n in seen.waiting_for],
+            "versions": {str(n): word for n, word in seen.versions.items()},
+            "unreachable": [
+                {"observer": str(observer), "subject": str(subject), "is": flag.name.lower()}
+                for observer, subject, flag in seen.records
+            ],
+            "tombstones": seen.tombstones,
+            "phi": {str(n): round(phi, 3) for n, phi in seen.phis.items()},
+            "meta": {
+                name: data.decode(errors="replace")
+                for name, data in self._node.subscriptions.view.meta.items()
+            },
+        }
+
+    async def checkup(self) -> Json:
+        """The state of every member and of the store, for the doctor to compare."""
+        node, began = self._node, time.time()
+        answers, store = await asyncio.gather(node.rpc.ask_all("checkup"), self._stored())
+        members = node.rpc.members() or [node.me]
+        rows = [{"node": str(m), "answered": m in answers, **answers.get(m, {})} for m in members]
+        return {
+            "node": str(node.me),
+            "time": {"asked": began, "answered": time.time()},
+            "members": rows,
+            "store": store,
+        }
+
+    async def _stored(self) -> dict[str, Any]:
+        """Whether this node's store answers, and a summary of each table in it."""
+        tables: dict[str, Any] = {}
+        try:
+            async with asyncio.timeout(STORE_WITHIN_S):
+                for name in self._node.regions:
+                    table = await self._node.store.load_table(name)
+                    tables[name] = table and {
+                        "epoch": table.epoch,
+                        "shards": len(table.homes),
+                        "dropped": list(table.dropped),
+                    }
+        except (ShardBusError, TimeoutError) as e:
+            error = str(e) or f"no answer within {STORE_WITHIN_S:g} s"
+            return {"answers": False, "error": error, "tables": tables}
+        return {"answers": True, "error": "", "tables": tables}
+
+    async def events(self) -> AsyncIterator[Json]:
+        """The membership as it is now, then the events."""
+        subscription = self._node.subscriptions.subscribe()
+        try:
+            async for event in subscription:
+                yield picture(event) if isinstance(event, MembershipView) else fact(event)
+        finally:
+            subscription.close()
+
+    # ---- health
+
+    def liveness(self) -> Checks:
+        """Checks that this process works. Asks neither the store nor another node."""
+        ended = self._node.stopped.done()
+        lag = self._node.lag
+        return {
+            "loop": Check(lag < STALLED_S, f"{lag:.3f} s late"),
+            "membership": Check(not ended, self._node.stopped.result() if ended else "running"),
+        }
+
+    def readiness(self) -> Checks:
+        """Checks that this node is Up and its regions are registered with their coordinators."""
+        status = self._node.view.status if self._node.view is not None else None
+        phase = self._node.phases.current
+        checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
+        for name, region in self._node.regions.items():
+            known = region.coordinator is not None and region.router.region.registered
+            detail = f"coordinator {region.coordinator}" if known else "not registered yet"
+            if not known and region.stranger is not None and region.stranger == region.coordinator:
+                detail = region.missing
+            role, coordinator_role = region.settings.role, region.coordinator_role
+            if self._lacks(role):
+                known, detail = True, f"no member hosts it: none is up with role {role!r}"
+            elif not known and self._lacks(coordinator_role):
+                detail = f"no member coordinates it: none is up with role {coordinator_role!r}"
+            checks[f"coordinator:{name}"] = Check(known, detail)
+        return checks
+
+    def _lacks(self, role: str) -> bool:
+        """True if no member is up with this role."""
+        view = self._node.view
+        return bool(role) and view is not None and view.oldest(role) is None
+
+    def metrics(self) -> bytes:
+        """The metrics in Prometheus's text format."""
+        return render(self._node)
+
+    # ---- commands
+
+    async def leave(self, node: str | None) -> Json:
+        """Begin to hand off and leave."""
+        target = self._node.me if node is None else self._member(node)
+        if not await self._node.rpc.ask(target, "leave"):
+            raise ConfigError(f"{target} is not able to leave now")
+        return {"node": str(target), "leaving": True}
+
+    async def down(self, node: str, *, force: bool) -> Json:
+        """Declare a member dead; with `force`, remove it without the agreement of the others."""
+        target = self._member(node)
+        if force and target == self._node.me:
+            raise Refused(f"{target} is this node: a node cannot remove itself")
+        self._node.cluster.post(cluster.Remove(target) if force else cluster.Down(target))
+        return {"node": str(target), "down": True, "removed": force}
+
+    async def serve(self, node: str, service: str) -> Json:
+        """Cordon, uncordon or drain a member. The last open member stays open, since no other
+        could take shards without a home."""
+        target = self._member(node, itself=True)
+        others = [m for m in self._node.subscriptions.view.members if m.node != target]
+        if service != Service.OPEN.value and not any(
+            m.status is Status.UP and m.service is Service.OPEN for m in others
+        ):
+            raise Refused(f"no member but {target} would take shards")
+        self._node.cluster.post(cluster.SetService(target, Service(service)))
+        return {"node": str(target), "service": service}
+
+    async def join(self, seeds: tuple[str, ...]) -> Json:
+        """Begin to join."""
+        if self._node.joining:
+            raise Refused("this node has joined already", hint="node.join = manual lets it wait")
+        self._node.join_by(seeds)
+        return {"node": str(self._node.me), "joining": True, "seeds": list(seeds)}
+
+    async def shut_down(self) -> Json:
+        """Stop the whole cluster."""
+        if not self._node.is_up:
+            raise Refused(f"this node is {self._status()}: ask one that is up")
+        self._node.cluster.post(cluster.PrepareForShutdown())
+        return {"cluster": self._node.cluster_name, "stopping": True}
+
+    # ---- one entity type
+
+    async def _table(self, name: str) -> dict[str, Any]:
+        """The coordinator's table, or the part that this node knows, which is not `complete`."""
+        region = self._region(name)
+        if region.coordinator is not None:
+            try:
+                table = await self._node.rpc.ask(region.coordinator, "table", name, of=name)
+                if table is not None:
+                    return {**table, "complete": True}
+            except RequestError:
+                pass
+        machine = region.router.region
+        known = [machine.home_of(shard) for shard in region.router.routes]
+        rows = [[h.shard, str(h.node), h.fence, "running"] for h in known if h is not None]
+        return {"epoch": machine.epoch, "shards": rows, "complete": False}
+
+    async def shards(self, type: str) -> Json:
+        """The homes of a type's shards, and how many entities each has in memory."""
+        region = self._region(type)
+        asked = self._node.rpc.ask_all("stats", of=type)
+        table, stats = await asyncio.gather(self._table(type), asked)
+        answered = {str(node) for node in stats}
+        live = {
+            (str(node), shard): count
+            for node, types in stats.items()
+            for shard, count in types.get(type, {}).items()
+        }
+        rows = [
+            {
+                "shard": shard,
+                "node": node,
+                "state": _STATES.get(state, "running"),
+                "fence": fence,
+                "entities": live.get((node, shard), 0) if node in answered else None,
+                "load": round(load[0], 2) if load and load[0] is not None else None,
+            }
+            for shard, node, fence, state, *load in table["shards"]
+        ]
+        rows.sort(key=_by_shard)
+        return {
+            "type": type,
+            "coordinator": str(region.coordinator) if region.coordinator else None,
+            "epoch": table["epoch"],
+            "complete": table["complete"],
+            **{name: table.get(name) for name in PACE},
+            "shards": rows,
+        }
+
+    async def where(self, type: str, id: str) -> Json:
+        """The home of one entity, whether it is in memory or not."""
+        region = self._region(type)
+        shard = region.router.route_of(id).shard
+        home = region.router.region.home_of(shard)
+        running = False
+        state = "unallocated"
+        if home is not None:
+            state = "running"
+            try:
+                running = await self._node.rpc.ask(home.node, "running", type, shard, id, of=type)
+            except RequestError:
+                state = "unknown"
+        return {
+            "type": type,
+            "id": id,
+            "shard": shard,
+            "node": str(home.node) if home is not None else None,
+            "state": state,
+            "running": running,
+        }
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        """A page of the entities in memory, sorted by id; nodes without an answer are `silent`."""
+        region = self._region(type)
+        if shard:
+            _check_shard(region, shard)
+        limit = min(limit, ENTITIES_MAX)
+        asked = self._node.rpc.members()
+        pages = await self._node.rpc.ask_all(
+            "entities", type, shard or "", prefix, cursor or "", limit + 1, of=type
+        )
+        rows = [
+            {"id": i, "shard": s, "node": str(node)}
+            for node, page in pages.items()
+            for i, s in page or ()
+        ]
+        rows.sort(key=lambda row: (row["id"], row["node"]))
+        more = len(rows) > limit
+        rows = rows[:limit]
+        return {
+            "entities": rows,
+            "next": rows[-1]["id"] if more and rows else None,
+            "silent": [str(node) for node in asked if node not in pages],
+        }
+
+    async def explain(self, type: str, id: str) -> Json:
+        """The home of an entity, the reason for it, and what its messages wait for."""
+        region = self._region(type)
+        answer = await self.where(type, id)
+        machine = region.router.region
+        shard = str(answer["shard"])
+        home = machine.home_of(shard)
+        route = region.router.routes.get(shard)
+        messages, size = machine.buffered
+        if home is None:
+            why = "no home is known here; the coordinator is asked while messages wait"
+        elif route is not None and route.out is None:
+            why = "messages wait here: the shard is on the move"
+        else:
+            why = "the home is known, messages go there directly"
+        answer |= {
+            "layout": region.entity_type.interface.layout,
+            "fence": home.fence if home is not None else None,
+            "coordinator": str(region.coordinator) if region.coordinator else None,
+            "epoch": machine.epoch,
+            "why": why,
+            "buffered": {"messages": messages, "bytes": size},
+            "history": _changes(await self._shard_answer(region, shard)),
+        }
+        return answer
+
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        """The home of a shard, and its history."""
+        region = self._region(type)
+        _check_shard(region, shard)
+        answer = await self._shard_answer(region, shard)
+        known = answer or {}
+        if answer is None and (home := region.router.region.home_of(shard)) is not None:
+            known = {"node": str(home.node), "fence": home.fence}
+        return {
+            "type": type,
+            "shard": shard,
+            "node": known.get("node"),
+            "state": known.get("state", "unknown"),
+            "fence": known.get("fence"),
+            "coordinator": str(region.coordinator) if region.coordinator else None,
+            "epoch": known.get("epoch", region.router.region.epoch),
+            "history": _changes(answer),
+        }
+
+    async def _shard_answer(self, region: RegionShell, shard: str) -> dict[str, Any] | None:
+        """The coordinator's answer about a shard; None without one."""
+        if region.coordinator is None:
+            return None
+        try:
+            answer = await self._node.rpc.ask(
+                region.coordinator, "shard", region.name, shard, of=region.name
+            )
+        except RequestError:
+            return None
+        return dict(answer) if answer is not None else None
+
+    # ---- commands about one entity type
+
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        """The moves that would follow if `add` nodes came and those in `remove` went."""
+        gone = [str(self._member(node)) for node in remove]
+        found = await self._shard_control.ask(type, "plan", add, gone)
+        return {
+            "type": type,
+            "add": add,
+            "remove": gone,
+            "moves": [{"shard": s, "from": a, "to": b} for s, a, b in found["moves"]],
+            "nodes": [{"node": n, "before": b, "after": a} for n, b, a in found["nodes"]],
+            "rounds": found["rounds"],
+            "settled": found["settled"],
+            **{name: found[name] for name in PACE},
+        }
+
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        """Check the balance of a type now; or pause, resume or bound its moves."""
+        pace = await self._shard_control.rebalance(type, paused=pause, moves=moves)
+        return {"type": type, "rebalancing": not pace["held"], **pace}
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        """Stop shards until a message arrives for them."""
+        return {"type": type, **await self._shard_control.stop(type, shards)}
+
+    async def places(self, type: str) -> Json:
+        """The places that were set for shards, and their homes."""
+        return await self._places(type, await self._shard_control.places(type))
+
+    async def place(self, type: str, places: Mapping[str, str]) -> Json:
+        """Set the places of shards; an empty text takes a place away."""
+        wanted = {shard: address_of(text) if text else None for shard, text in places.items()}
+        return await self._places(type, await self._shard_control.place(type, wanted))
+
+    async def _places(self, type: str, places: Mapping[str, Address]) -> Json:
+        table = await self._table(type)
+        homes = {row[0]: row[1] for row in table["shards"]}
+        rows = [
+            {"shard": shard, "place": str(place), "node": homes.get(shard)}
+            for shard, place in places.items()
+        ]
+        rows.sort(key=_by_shard)
+        return {"type": type, "places": rows}
+
+    async def limits(self, type: str) -> Json:
+        """The limit on entities in memory on every node that hosts the type."""
+        region = self._region(type)
+        asked = self._node.rpc.members()
+        answers = await self._node.rpc.ask_all("limit", type, None, of=type)
+        return _limits(region, asked, answers)
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        """Set the limit on entities in memory, on one node or on all. It lasts for the life of the
+        process: a node that starts later begins with its settings.
+
+        Raises:
+            Refused: the type's entities are remembered, or the one node does not host it.
+        """
+        region, rpc = self._region(type), self._node.rpc
+        on = None if node is None else self._member(node, itself=True)
+        if region.settings.remember:
+            raise Refused(f"entities of {type!r} are remembered: there is no limit on them")
+        if on is None:
+            asked = rpc.members()
+            return _limits(region, asked, await rpc.ask_all("limit", type, limit, of=type))
+        answers = {}
+        try:
+            answers[on] = await rpc.ask(on, "limit", type, limit, of=type)
+        except RequestError:
+            pass
+        else:
+            if answers[on] is None:
+                raise Refused(f"{on} hosts no {type!r}, or keeps its entities in memory")
+        return _limits(region, [on], answers)
+
+    def _region(self, name: str) -> RegionShell:
+        return region_of(self._node.regions, name)
+
+    def _member(self, text: str, *, itself: bool = False) -> NodeId:
+        view = self._node.view
+        if itself and text == "self" and view is not None and view.status is not None:
+            return self._node.me
+        members = [m.node for m in view.members] if view is not None else []
+        for node in members:
+            if text in (str(node), str(node.address)):
+                return node
+        raise ConfigError(f"no member is called {text!r}", hint="`shardbus nodes` lists them")

@@ -1,0 +1,60 @@
+"""What administration uses of a node: the Protocol that a `Node` satisfies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from shardbus.config.settings import Settings
+from shardbus.entities.slow_handlers import SlowHandlers
+from shardbus.ids import NodeId
+from shardbus.membership.view import MembershipView
+from shardbus.node.downing_log import DowningLog
+from shardbus.node.phases import Phases
+from shardbus.node.rpc import NodeRpc
+from shardbus.node.subscriptions import Subscriptions
+from shardbus.shells.cluster_thread import MembershipRunner
+from shardbus.shells.region import RegionShell
+from shardbus.shells.singleton import SingletonShell
+from shardbus.store.entity_state import EntityStates
+from shardbus.store.protocol import StateStore
+from shardbus.transport.drop_reports import RefusedTells
+from shardbus.transport.endpoint import Endpoint
+
+
+class AdminServices(Protocol):
+    """A node as pages, answers and metrics see it. The attributes are described at `Node`."""
+
+    cluster_name: str
+    cluster: MembershipRunner
+    decisions: DowningLog
+    endpoint: Endpoint
+    joining: bool
+    loop: asyncio.AbstractEventLoop
+    me: NodeId
+    on_leave: Callable[[], None] | None
+    phases: Phases
+    refused: RefusedTells
+    rpc: NodeRpc
+    settings: Settings
+    slow: SlowHandlers
+    states: EntityStates
+    stopped: asyncio.Future[str]
+    store: StateStore
+    subscriptions: Subscriptions
+    view: MembershipView | None
+
+    @property
+    def regions(self) -> Mapping[str, RegionShell]: ...
+    @property
+    def singletons(self) -> Mapping[str, SingletonShell]: ...
+    @property
+    def notes(self) -> Mapping[tuple[str, str], int]: ...
+    @property
+    def lag(self) -> float: ...
+    @property
+    def watching(self) -> MembershipRunner | None: ...
+    @property
+    def is_up(self) -> bool: ...
+    def join_by(self, seeds: Iterable[str]) -> None: ...
