@@ -1,5 +1,5 @@
-"""What a class says of itself as an entity type, and what is said of it where it is declared: read
-once, and refused with the place if it cannot work.
+"""The declaration of an entity type: the class and the arguments of `@bus.entity`, read and checked
+once, when the class is declared.
 
 Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
 """
@@ -46,21 +46,22 @@ def declared_settings(
     allocation: AllocationStrategy | str | None,
     passivation: Passivation | None,
 ) -> dict[str, object]:
-    """The settings of the declaration: its own, a strategy's name, and those of its passivation."""
+    """Return the settings of a declaration: its own, the name of a strategy, and those of its
+    passivation."""
     if passivation is not None and not isinstance(passivation, Passivation):
         raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
-    said = passivation.settings() if passivation is not None else {}
-    for key in said:
+    chosen = passivation.settings() if passivation is not None else {}
+    for key in chosen:
         if key in own:
-            raise ConfigError(f"{name!r}: passivation says {key} already, say it once")
+            raise ConfigError(f"{name!r}: passivation sets {key} already: set it once")
     named = {"allocation": allocation} if isinstance(allocation, str) else {}
-    return {**own, **named, **said}
+    return {**own, **named, **chosen}
 
 
 def stop_message_of(
     name: str, invokers: Mapping[str, Invoker], message: object
 ) -> tuple[Invoker, bytes] | None:
-    """The handler that takes the stop message, and the message in bytes."""
+    """Return the handler of the stop message, and the message as a payload."""
     if message is None:
         return None
     try:
@@ -72,7 +73,7 @@ def stop_message_of(
 def interface_of(
     cls: type, name: str, shards: int, shard_of: Callable[[str], str] | None
 ) -> Interface:
-    """The handlers as others see them, and where ids belong."""
+    """Return the interface of a type: its handlers, its messages, and the shards of its ids."""
     check_id("an entity type", name)
     if not issubclass(cls, Entity):
         raise ConfigError(f"{cls.__name__} must be a subclass of shardbus.Entity")
@@ -91,10 +92,10 @@ def interface_of(
 
 
 def check_extractors(kind: str, entity_id: object, shard_id: object) -> None:
-    """Refuse what cannot be called with a message, or with an id.
+    """Check the functions that find an entity and a shard for a message or an id.
 
     Raises:
-        ConfigError: just that.
+        ConfigError: one cannot be called with one argument.
     """
     _check_extractor(kind, "extract_entity_id", entity_id)
     _check_extractor(kind, "extract_shard_id", shard_id)
@@ -110,11 +111,11 @@ def _check_extractor(kind: str, name: str, function: object) -> None:
     except TypeError as e:
         raise ConfigError(f"{kind!r}: {name} is called with one argument: {e}") from None
     except ValueError:
-        return  # written in C, and says nothing of its arguments
+        return  # written in C: its arguments are unknown
 
 
 def classes_of(kind: str, classes: Iterable[object]) -> list[type]:
-    """The classes that `receive` takes.
+    """Return the declared message classes of `receive`.
 
     Raises:
         ConfigError: one of them is no class.
@@ -135,7 +136,7 @@ def _handlers(cls: type) -> dict[str, Handler[Any, Any]]:
 
 
 def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[str, Invoker]:
-    """How each message is read and handled."""
+    """Return the invoker of every handler and message class, by name."""
     invokers: dict[str, Invoker] = {}
     for name, value in _handlers(cls).items():
         function = _placed(cls, name, value)
@@ -158,13 +159,13 @@ def invokers_of(cls: type, interface: Interface, classes: list[type]) -> dict[st
     elif behaviours:
         raise ConfigError(
             f"{cls.__name__} has behaviours and no receive",
-            hint=f"say with which it begins, as in receive = {behaviours[0].__name__}",
+            hint=f"name the one it begins with, as in receive = {behaviours[0].__name__}",
         )
     return invokers
 
 
 def _placed(cls: type, name: str, value: Handler[Any, Any]) -> Callable[..., Any]:
-    """The handler's function, to be called on the loop; what blocks runs in a thread."""
+    """Return the handler's function, to be called on the loop. A blocking one runs in a thread."""
     thread: object = value.thread
     if isinstance(thread, bool) and not thread:
         return value.function
@@ -177,13 +178,13 @@ def _placed(cls: type, name: str, value: Handler[Any, Any]) -> Callable[..., Any
 
 
 def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
-    """What may be the current behaviour, `receive` included; empty without `@behaviour`."""
+    """Return the behaviours of a class, `receive` included; empty without `@behaviour`."""
     found = behaviours_of(cls)
     return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
 
 
 def shape_of(cls: type) -> dict[str, Any]:
-    """What of an entity's life the class brings itself."""
+    """Return which hooks the class has, and the class of its state."""
     for name in ("on_start", "on_stop"):
         if not is_coroutine_function(getattr(cls, name)):
             raise ConfigError(
@@ -212,7 +213,7 @@ def _state(cls: type) -> tuple[type | None, Decode | None]:
 
 
 def strategy_of(cls: type, given: AllocationStrategy | str | None) -> AllocationStrategy | None:
-    """The given allocation strategy, if it is one; None if it is a name."""
+    """Return the given allocation strategy if it is an object; None if it is a name."""
     if given is None or isinstance(given, str):
         return None
     for name in ("allocate", "rebalance"):
@@ -229,7 +230,7 @@ def _annotations(cls: type) -> set[str]:
 
 
 def supervision_of(given: Supervision | None) -> Callable[[Exception], Directive]:
-    """The supervision as a function of the error."""
+    """Return the supervision as a function of the error."""
     if given is None:
         return lambda error: Directive.RESTART
     if callable(given):

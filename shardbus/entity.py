@@ -1,4 +1,4 @@
-"""What users write: `Entity`, `handler` and `behaviour`.
+"""What an application writes: `Entity`, `handler` and `behaviour`.
 
 Source: docs/how-to/define-entities.md; S2.9, S4.15-S4.25.
 """
@@ -23,26 +23,26 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 Thread = bool | ThreadPoolExecutor
-"""Whether a handler runs in a worker thread, and whose."""
+"""False: on the event loop. True: in a worker thread of the loop. An executor: in its threads."""
 
 
 class Called(Protocol[P, R_co]):
-    """A handler as a reference has it, for type checkers."""
+    """A handler as an attribute of a reference, for type checkers."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R_co]:
-        """Ask; the answer is what the handler returns."""
+        """Ask the entity. The answer is what the handler returns."""
         ...
 
     def tell(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[None]:
-        """Send without an answer."""
+        """Send a message without an answer."""
         ...
 
     def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Send without an answer, or raise BufferFull instead of waiting."""
+        """Send a message without an answer. Raise BufferFull instead of waiting."""
 
 
 class Handler(Generic[P, R]):
-    """A method that can be asked and told. Inside its own entity it is the plain method."""
+    """A method that references can call. Inside its own entity it is the plain method."""
 
     def __init__(self, function: Callable[..., Any], *, thread: Thread) -> None:
         self.function = function
@@ -67,24 +67,24 @@ def handler(
     *, thread: Thread = False
 ) -> Callable[[Callable[Concatenate[S, P], R]], Handler[P, R]]: ...
 def handler(function: Callable[..., Any] | None = None, *, thread: Thread = False) -> Any:
-    """Make a method a handler, sync or async. A sync one runs on the event loop and must not block;
-    `@handler(thread=True)` runs a blocking one in a worker thread, still one message at a time, and
-    `@handler(thread=pool)` in one of that pool of the application's own [S2.90]."""
+    """Make a method a handler, sync or async. A sync handler runs on the event loop and must not
+    block. `@handler(thread=True)` runs a blocking one in a worker thread, still one message at a
+    time, and `@handler(thread=pool)` in a thread of the application's own pool [S2.90]."""
     if function is not None:
         return Handler(function, thread=False)
     return lambda f: Handler(f, thread=thread)
 
 
 def behaviour(method: F) -> F:
-    """Mark a method `method(self, message)` that may stand in for `receive`: from
-    `self.context.become(self.method)` on it handles what `receive` would [S4.24]. An entity begins
+    """Mark a method `method(self, message)` as a behaviour: after a call of
+    `self.context.become(self.method)` it handles what `receive` would [S4.24]. An entity begins
     with `receive`; `receive = loading` in the class makes it begin with `loading`."""
     method.__shardbus_behaviour__ = True  # type: ignore[attr-defined]
     return method
 
 
 def behaviours_of(cls: type) -> list[Callable[..., Any]]:
-    """The methods of a class that are marked so, the nearest of each name."""
+    """Return the behaviours of a class, the nearest of each name."""
     names = {name: None for base in reversed(cls.__mro__) for name in vars(base)}
     methods = (inspect.getattr_static(cls, name) for name in names)
     return [method for method in methods if hasattr(method, "__shardbus_behaviour__")]
@@ -93,7 +93,7 @@ def behaviours_of(cls: type) -> list[Callable[..., Any]]:
 def current_behaviour(
     receive: Callable[..., Any], behaviours: list[Callable[..., Any]]
 ) -> Callable[[Any, Any], Any]:
-    """A function that handles a message as the entity does now; async if any of them is."""
+    """Return a function that calls the entity's current behaviour; async if any behaviour is."""
 
     def handle(entity: Any, message: Any) -> Any:
         return vars(entity).get(BEHAVIOUR, receive)(entity, message)
@@ -107,37 +107,36 @@ def current_behaviour(
 
 
 class Entity:
-    """Base of entity classes. An entity sees one message at a time, `await` included.
+    """The base of entity classes. An entity handles one message at a time, `await` included.
 
-    `context` is there before `__init__` runs. A class that declares `state: SomeMessage` finds it
+    `context` is set before `__init__` runs. If a class declares `state: SomeMessage`, the state is
     loaded before `on_start`."""
 
     context: Context
 
     async def on_start(self) -> None:
-        """Called before the first message; messages wait until it returns. If it raises, the type's
-        supervision says whether it is tried again."""
+        """Prepare for messages. Called before the first one; messages wait until it returns. If it
+        raises, the type's supervision decides whether it is tried again."""
 
     async def on_stop(self, reason: StopReason) -> None:
-        """Called after the last message."""
+        """Release what the entity holds. Called after the last message."""
 
     async def save(self) -> None:
-        """Write `self.state`; returns when the store has it.
+        """Write `self.state`. Returns when the store has it.
 
         Raises:
-            StaleFence: this activation is over, the entity lives elsewhere; this one stops.
-            StoreUnavailable: the stored value is the old one or the new one; unless the handler
-            goes
-                on in spite of it, the entity starts again with what is stored.
+            StaleFence: the entity has a newer activation elsewhere; this one stops.
+            StoreUnavailable: the stored value is the old one or the new one. Unless the handler
+                catches this, the entity starts again with the stored value.
         """
         await self.context.save(encode_value(self.state))  # type: ignore[attr-defined]
 
     async def clear(self) -> None:
-        """Remove the stored state. Raises as `save`."""
+        """Remove the stored state. Raises as `save` does."""
         await self.context.save(None)
 
     def unhandled(self, message: object) -> NoReturn:
-        """Say that no handler takes the message: it is counted, and an asker gets Unhandled.
+        """Reject the message: it is counted, and its asker gets Unhandled.
 
         Raises:
             Unhandled: always.

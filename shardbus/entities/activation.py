@@ -62,6 +62,10 @@ class LifeState(IntEnum):
     GONE = 8
 
 
+STARTING, RUNNING = LifeState.STARTING, LifeState.RUNNING
+"""For the start of an entity: a look-up of a global costs less than one in an enumeration."""
+
+
 class LifeStep(IntEnum):
     """What moves an activation on."""
 
@@ -253,7 +257,7 @@ class Activation:
         self.entity_id = entity_id
         self.entity: Any = None
         """The object. None before a start, between two attempts and once `on_stop` runs."""
-        self.state = LifeState.STARTING
+        self.state = STARTING
         self.busy = True
         """Messages go into the mailbox. False if the entity is idle: the next message is handled
         where it arrives."""

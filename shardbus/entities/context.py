@@ -65,7 +65,7 @@ class Context(Activation):
     @property
     def fence(self) -> int:
         """The number of this shard's allocation; it only grows. A write to another system that
-        carries it can be told from a predecessor's."""
+        carries it can be distinguished from a predecessor's."""
         return self.shard.fence
 
     @property

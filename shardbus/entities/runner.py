@@ -38,6 +38,7 @@ from typing import Any
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import (
     MOVES,
+    RUNNING,
     Activation,
     Current,
     LifeState,
@@ -509,7 +510,7 @@ class EntityRunner:
                     return
             else:
                 if activation.stopping is None:
-                    activation.state, activation.busy = LifeState.RUNNING, False
+                    activation.state, activation.busy = RUNNING, False
                 else:
                     self._stopped_in_start(activation)
                 return
@@ -554,7 +555,7 @@ class EntityRunner:
     def _failed(
         self, activation: Activation, error: BaseException, session: Session | None, corr: int
     ) -> bool:
-        """Fail the asker of a handler that raised, and do what the supervision says. Returns True
+        """Fail the asker of a handler that raised, and follow its directive. Returns True
         if the entity goes on or stops, False if it starts again."""
         extras = activation.extras
         if session is not None and extras is not None and extras.take_stashed():

@@ -39,7 +39,7 @@ class CurrentMessage(Protocol):
 
 
 class RunningHandler(NamedTuple):
-    """A running handler, for logs; `mark` tells this run of it from others."""
+    """A running handler, for logs; `mark` distinguishes its runs."""
 
     entity_type: str
     entity_id: str

@@ -3,8 +3,8 @@
 A start makes the object, loads its state and runs `on_start`. A start that fails is tried again
 while the entity is wanted, the first time at once, then with a doubling backoff; messages wait:
 
-    it fails ──> supervision says `stop` ──> it ends, and the messages that wait are refused
-             ──> anything else ────────────> backoff ──> again
+    it fails ──> the directive is `stop` ──> it ends, and the messages that wait are refused
+             ──> any other ────────────────> backoff ──> again
                                                 └─ idle for too long, or over the limit, and no
                                                    asker waits for it: passivated
 
@@ -164,7 +164,7 @@ class Supervisor:
         return stops
 
     def directive(self, error: BaseException) -> Directive:
-        """Return what the supervision says of a failure."""
+        """Return the directive for a failure."""
         if isinstance(error, StoreError) or not isinstance(error, Exception):
             return Directive.RESTART  # memory may be ahead of the store, or half-way
         try:

@@ -258,7 +258,7 @@ def test_S4_24_a_class_says_with_which_behaviour_it_begins() -> None:
         @behaviour
         def first(self, message: object) -> None: ...
 
-    with pytest.raises(ConfigError, match=r"no receive; say with which.*receive = first"):
+    with pytest.raises(ConfigError, match=r"no receive; name the one.*receive = first"):
         ShardBus("shop").entity()(Undecided)
 
 

@@ -492,8 +492,8 @@ def test_a_policy_stands_for_settings(policy: Passivation, wanted: dict[str, obj
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"passivation": Passivation.lru(9), "active_entity_limit": 8}, "say it once"),
-        ({"passivation": Passivation.idle(9), "passivate_after": 8}, "say it once"),
+        ({"passivation": Passivation.lru(9), "active_entity_limit": 8}, "set it once"),
+        ({"passivation": Passivation.idle(9), "passivate_after": 8}, "set it once"),
         ({"passivation": "lru"}, "must be a Passivation"),
         ({"passivation": Passivation.lru(-1)}, "active_entity_limit"),
         ({"passivation": Passivation.slru(9, protected=2)}, "passivation_protected"),
