@@ -41,6 +41,7 @@ ALARMING = frozenset(
         "too_many_shards",
         "hot_shard",
         "strategy_failed",
+        "flush_given_up",
         "rows_dropped",
     }
 )

@@ -46,6 +46,7 @@ from shardbus.sharding import events
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
@@ -175,13 +176,14 @@ class Node:
     def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
         hosts = entity_type.hosted_by(chosen.role, self.settings.node)
         strategy = strategy_for(name, self.settings.sharding, chosen, entity_type.strategy)
+        required = with_role_minimum(chosen, self.settings.cluster.role_min_members)
         region = RegionShell(entity_type, chosen, self, self.states, self.ref, hosts=hosts)
         region.sampling.switch(on=isinstance(strategy, LeastLoad))
         self.regions[name] = region
 
         def make() -> Coordinator:
             layout = entity_type.interface.layout
-            return Coordinator(name, self.me, layout, chosen, strategy)
+            return Coordinator(name, self.me, layout, required, strategy)
 
         margin = self.settings.cluster.downing.down_removal_margin
         self.singletons[name] = SingletonShell(region, make, self, margin)

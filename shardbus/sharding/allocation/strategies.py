@@ -194,7 +194,7 @@ class LeastShardThreshold:
         if difference <= self.threshold:
             return []
         room = self.max_simultaneous - len(in_flight)
-        count = max(0, min(difference - self.threshold, difference // 2, room))
+        count = max(0, min(max(1, self.threshold), difference // 2, room))
         movable = [shard for shard in plan[most] if shard not in in_flight]
         return [Move(shard, most, least) for shard in movable[:count]]
 

@@ -19,7 +19,7 @@ from shardbus.sharding.coordinator.rebalancing import HALF_LIFE_S, LASTING_S, Lo
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import RegionRegistered, ShardHomeAllocated, ShardTable
 from tests.unit.sharding.allocation.test_strategies import moved, nodes
-from tests.unit.sharding.coordinator.test_coordinator import A, B, C, Desk, ack
+from tests.unit.sharding.coordinator.test_coordinator import A, B, C, CoordinatorDriver, ack
 
 FEW = 0.02
 """Of rounding, in tests that compare sums."""
@@ -195,40 +195,42 @@ def test_what_is_too_hot() -> None:
 # The coordinator
 
 
-def loaded(desk: Desk, node: NodeId, **loads: float) -> list[tuple[NodeId, ev.Message]]:
+def loaded(
+    driver: CoordinatorDriver, node: NodeId, **loads: float
+) -> list[tuple[NodeId, ev.Message]]:
     own = {shard.removeprefix("s"): load for shard, load in loads.items()}
-    return desk.tell(ev.MessageReceived(node, msg.ShardLoads(node, own)))
+    return driver.handle(ev.MessageReceived(node, msg.ShardLoads(node, own)))
 
 
 def test_N9_a_coordinator_moves_what_is_hot_once_everybody_has_reported() -> None:
     chosen = ShardingSettings()
-    desk = Desk(chosen, strategy=LeastLoad())
-    desk.register(A, B)
-    homes = {shard: desk.home(shard) for shard in "1234"}
+    driver = CoordinatorDriver(chosen, strategy=LeastLoad())
+    driver.register(A, B)
+    homes = {shard: driver.home(shard) for shard in "1234"}
     at_a = [shard for shard, home in homes.items() if home.node == A]
     assert len(at_a) == 2
-    loaded(desk, A, **{f"s{shard}": 50.0 for shard in at_a})
-    assert desk.wait(chosen.rebalance_interval) == []
-    loaded(desk, B)
-    said = desk.wait(chosen.rebalance_interval)
+    loaded(driver, A, **{f"s{shard}": 50.0 for shard in at_a})
+    assert driver.wait(chosen.rebalance_interval) == []
+    loaded(driver, B)
+    said = driver.wait(chosen.rebalance_interval)
     [begun] = {message for _, message in said if isinstance(message, msg.BeginHandOff)}
     [home] = begun.homes
     assert home.shard in at_a
-    assert desk.coordinator.rebalancing.load_of(home.shard) == 50.0
+    assert driver.coordinator.rebalancing.load_of(home.shard) == 50.0
     for node in (A, B):
-        ack(desk, node, home)
-    desk.tell(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
-    desk.written()
-    assert desk.coordinator.table.homes[home.shard].node == B
+        ack(driver, node, home)
+    driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
+    driver.persisted()
+    assert driver.coordinator.table.homes[home.shard].node == B
 
 
 def test_nobody_reports_for_another_and_other_strategies_do_not_listen() -> None:
-    desk = Desk(strategy=LeastLoad())
-    desk.register(A, B)
-    desk.home("1")
-    desk.tell(ev.MessageReceived(C, msg.ShardLoads(A, {"1": 5.0})))
-    assert desk.coordinator.rebalancing.load_of("1") is None
-    other = Desk()
+    driver = CoordinatorDriver(strategy=LeastLoad())
+    driver.register(A, B)
+    driver.home("1")
+    driver.handle(ev.MessageReceived(C, msg.ShardLoads(A, {"1": 5.0})))
+    assert driver.coordinator.rebalancing.load_of("1") is None
+    other = CoordinatorDriver()
     other.register(A, B)
     other.home("1")
     loaded(other, A, s1=5.0)

@@ -109,13 +109,15 @@ def test_moves_under_way_count_as_done_and_against_the_limit() -> None:
         ([4, 4, 2], 2, 3, 0),
         ([4, 4, 1], 2, 3, 1),
         ([5, 5, 0], 2, 3, 2),
-        ([50, 50, 0], 2, 10, 10),
+        ([50, 50, 0], 2, 10, 2),
         ([2, 0, 0], 2, 3, 0),
         ([3, 0, 0], 2, 3, 1),
-        ([10, 0, 0], 1, 3, 3),
-        ([10, 0, 0], 1, 100, 5),
+        ([10, 0, 0], 1, 3, 1),
+        ([10, 0, 0], 1, 100, 1),
+        ([10, 0, 0], 8, 3, 3),
+        ([10, 0, 0], 8, 100, 5),
         ([20, 10, 10], 10, 3, 0),
-        ([21, 10, 10], 10, 3, 1),
+        ([21, 10, 10], 10, 3, 3),
     ],
 )
 def test_the_threshold_is_strict(
@@ -126,6 +128,36 @@ def test_the_threshold_is_strict(
     fullest, emptiest = counts.index(max(counts)), counts.index(min(counts))
     way = nodes(3)[fullest], nodes(3)[emptiest]
     assert {(move.source, move.target) for move in plan} <= {way}
+
+
+@given(
+    counts=st.lists(st.integers(0, 40), min_size=3, max_size=3),
+    lower=st.integers(1, 20),
+    higher=st.integers(1, 20),
+)
+def test_S0_31_a_higher_threshold_never_moves_fewer_shards_in_a_round(
+    counts: list[int], lower: int, higher: int
+) -> None:
+    lower, higher = sorted((lower, higher))
+    few, many = (
+        LeastShardThreshold(threshold, 100).rebalance(table(counts), nodes(3), {})
+        for threshold in (lower, higher)
+    )
+    assert len(many) >= len(few) or many == [], "or the difference is not above the threshold"
+
+
+def test_S0_31_threshold_one_moves_one_shard_a_round_and_balances_best() -> None:
+    rounds: dict[int, list[int]] = {}
+    for threshold in (1, 4):
+        now, plans = table([30, 0, 0]), []
+        while plan := LeastShardThreshold(threshold, 100).rebalance(now, nodes(3), {}):
+            plans.append(len(plan))
+            now = moved(now, plan)
+        rounds[threshold] = plans
+        assert max(counts_of(now)) - min(counts_of(now)) <= threshold
+    assert set(rounds[1]) == {1}
+    assert max(rounds[4]) == 4
+    assert len(rounds[4]) < len(rounds[1])
 
 
 def test_the_threshold_strategy_leaves_room_for_moves_under_way() -> None:

@@ -16,7 +16,7 @@ from tests.unit.sharding.coordinator.test_coordinator import (
     A,
     B,
     C,
-    Desk,
+    CoordinatorDriver,
     ack,
     move,
     ready,
@@ -25,97 +25,97 @@ from tests.unit.sharding.coordinator.test_coordinator import (
 Seen = list[tuple[NodeId | None, NodeId | None, str, int]]
 
 
-def seen(desk: Desk, shard: str = "1") -> Seen:
+def seen(driver: CoordinatorDriver, shard: str = "1") -> Seen:
     """From, to, why and fence."""
-    found = desk.coordinator.history.of(shard)
-    assert all(change.epoch == desk.coordinator.epoch for change in found)
+    found = driver.coordinator.history.of(shard)
+    assert all(change.epoch == driver.coordinator.epoch for change in found)
     return [(c.source, c.target, c.why, c.fence) for c in found]
 
 
-def stops(desk: Desk, home: Home) -> None:
-    desk.tell(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
+def stops(driver: CoordinatorDriver, home: Home) -> None:
+    driver.handle(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
 
 
 def test_N13_the_first_home_and_a_move_for_the_balance() -> None:
-    desk = Desk(live=(A,))
-    home = move(desk)
-    assert seen(desk, home.shard) == [(None, A, "asked", home.fence)]
-    began = desk.now
-    desk.now += 2.0
-    ack(desk, A, home)
-    ack(desk, B, home)
-    stops(desk, home)
-    assert len(seen(desk, home.shard)) == 1, "it is told once it is durable"
-    desk.now += 1.0
-    desk.written()
-    assert seen(desk, home.shard)[1:] == [(A, B, "rebalance", FENCE + 2)]
-    change = desk.coordinator.history.of(home.shard)[-1]
-    assert (change.at, change.seconds) == (desk.now, desk.now - began)
+    driver = CoordinatorDriver(live=(A,))
+    home = move(driver)
+    assert seen(driver, home.shard) == [(None, A, "asked", home.fence)]
+    began = driver.now
+    driver.now += 2.0
+    ack(driver, A, home)
+    ack(driver, B, home)
+    stops(driver, home)
+    assert len(seen(driver, home.shard)) == 1, "it is told once it is durable"
+    driver.now += 1.0
+    driver.persisted()
+    assert seen(driver, home.shard)[1:] == [(A, B, "rebalance", FENCE + 2)]
+    change = driver.coordinator.history.of(home.shard)[-1]
+    assert (change.at, change.seconds) == (driver.now, driver.now - began)
 
 
 def test_N13_a_lost_node_is_why_its_shards_moved_even_in_the_middle_of_a_handoff() -> None:
-    desk = Desk(live=(A,))
-    moving = move(desk)
-    [other] = [h for h in desk.coordinator.table.homes.values() if h.shard != moving.shard]
-    desk.now += 1.0
-    desk.tell(ev.MembersChanged((B,)))
-    desk.now += 0.5
-    desk.written()
-    assert seen(desk, moving.shard)[1:] == [(A, B, "node_gone", FENCE + 2)]
-    assert seen(desk, other.shard)[1:] == [(A, B, "node_gone", FENCE + 3)]
-    assert desk.coordinator.history.of(other.shard)[-1].seconds == 0.5
+    driver = CoordinatorDriver(live=(A,))
+    moving = move(driver)
+    [other] = [h for h in driver.coordinator.table.homes.values() if h.shard != moving.shard]
+    driver.now += 1.0
+    driver.handle(ev.MembersChanged((B,)))
+    driver.now += 0.5
+    driver.persisted()
+    assert seen(driver, moving.shard)[1:] == [(A, B, "node_gone", FENCE + 2)]
+    assert seen(driver, other.shard)[1:] == [(A, B, "node_gone", FENCE + 3)]
+    assert driver.coordinator.history.of(other.shard)[-1].seconds == 0.5
 
 
 def test_N13_who_leaves_is_drained() -> None:
-    desk = ready()
-    home = desk.home("1")
-    desk.tell(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
-    ack(desk, A, home)
-    ack(desk, B, home)
-    stops(desk, home)
-    desk.written()
-    assert seen(desk)[1:] == [(A, B, "drain", FENCE + 1)]
+    driver = ready()
+    home = driver.home("1")
+    driver.handle(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
+    ack(driver, A, home)
+    ack(driver, B, home)
+    stops(driver, home)
+    driver.persisted()
+    assert seen(driver)[1:] == [(A, B, "drain", FENCE + 1)]
 
 
 def test_N13_a_shard_that_stops_runs_nowhere_until_somebody_asks() -> None:
-    desk = ready()
-    home = desk.home("1")
-    stops(desk, home)
-    desk.written()
-    home = desk.home("1")
-    desk.tell(ev.StopShards(("1",)))
-    ack(desk, A, home)
-    ack(desk, B, home)
-    stops(desk, home)
-    desk.written()
-    assert seen(desk) == [
+    driver = ready()
+    home = driver.home("1")
+    stops(driver, home)
+    driver.persisted()
+    home = driver.home("1")
+    driver.handle(ev.StopShards(("1",)))
+    ack(driver, A, home)
+    ack(driver, B, home)
+    stops(driver, home)
+    driver.persisted()
+    assert seen(driver) == [
         (None, A, "asked", FENCE),
         (A, None, "ended", 0),
         (None, A, "asked", FENCE + 1),
         (A, None, "stop", 0),
     ]
-    assert sum(desk.coordinator.history.moved) == 0, "nothing has moved"
+    assert sum(driver.coordinator.history.moved) == 0, "nothing has moved"
 
 
 def test_N13_what_a_region_reports_to_a_new_coordinator() -> None:
-    desk = Desk(stored=StoredTable(4, LAYOUT, {"1": (A, 5)}))
-    desk.register(A)
-    desk.tell(
+    driver = CoordinatorDriver(stored=StoredTable(4, LAYOUT, {"1": (A, 5)}))
+    driver.register(A)
+    driver.handle(
         ev.MessageReceived(B, msg.Register(B, False, LAYOUT, (Home("1", B, 9), Home("2", B, 8))))
     )
-    desk.written()
-    assert seen(desk) == [(A, B, "reported", 9)]
-    assert seen(desk, "2") == [(None, B, "reported", 8)]
+    driver.persisted()
+    assert seen(driver) == [(A, B, "reported", 9)]
+    assert seen(driver, "2") == [(None, B, "reported", 8)]
 
 
 def test_a_node_that_died_during_the_write_got_nothing() -> None:
-    desk = ready()
-    desk.ask(A, "1", "2")
-    desk.tell(ev.MembersChanged((A,)))
-    desk.written()
-    desk.written()
-    assert seen(desk) == [(None, A, "asked", FENCE)]
-    assert seen(desk, "2") == [(None, A, "asked", FENCE + 2)]
+    driver = ready()
+    driver.ask(A, "1", "2")
+    driver.handle(ev.MembersChanged((A,)))
+    driver.persisted()
+    driver.persisted()
+    assert seen(driver) == [(None, A, "asked", FENCE)]
+    assert seen(driver, "2") == [(None, A, "asked", FENCE + 2)]
 
 
 # The bounds

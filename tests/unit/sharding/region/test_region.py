@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -23,13 +24,14 @@ from shardbus.sharding.region.route import (
     REJECT_REFUSED,
     RouteBuffers,
 )
+from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, SUSPECT_HOPS
 
 ME, B, C, RULER, CLIENT = (NodeId(name, 1, 1) for name in ("me", "b", "c", "ruler", "client"))
 LAYOUT = "crc32/8"
 
 
 @dataclass(frozen=True)
-class Letter:
+class Message:
     """A message; the region never looks inside."""
 
     text: str
@@ -37,7 +39,7 @@ class Letter:
     expired: bool = False
 
 
-class Post:
+class RegionDriver:
     """A region that is registered with RULER under epoch 1."""
 
     def __init__(
@@ -50,10 +52,10 @@ class Post:
         self.region = ShardRegion("t", me, LAYOUT, settings or ShardingSettings())
         self.now = 0.0
         if registered:
-            self.do(ev.CoordinatorAt(RULER))
-            self.hear(msg.RegisterAck(1, RULER, ()))
+            self.handle(ev.CoordinatorAt(RULER))
+            self.receive(msg.RegisterAck(1, RULER, ()))
 
-    def do(self, *events: ev.RegionEvent) -> list[ev.RegionEffect]:
+    def handle(self, *events: ev.RegionEvent) -> list[ev.RegionEffect]:
         """Handle these in one turn."""
         effects = [effect for event in events for effect in self.region.handle(event, self.now)]
         while (due := self.region.deadline()) is not None and due <= self.now:
@@ -61,24 +63,24 @@ class Post:
         self.region.check()
         return effects
 
-    def hear(self, *messages: ev.Message, sender: NodeId = RULER) -> list[ev.RegionEffect]:
-        return self.do(*(ev.MessageReceived(sender, message) for message in messages))
+    def receive(self, *messages: ev.Message, sender: NodeId = RULER) -> list[ev.RegionEffect]:
+        return self.handle(*(ev.MessageReceived(sender, message) for message in messages))
 
     def wait(self, seconds: float) -> list[ev.RegionEffect]:
         effects: list[ev.RegionEffect] = []
         until = self.now + seconds
         while (due := self.region.deadline()) is not None and due <= until:
             self.now = max(due, self.now)
-            effects += self.do()
+            effects += self.handle()
         self.now = until
         return effects
 
-    def tell(self, text: str, via: NodeId | None = None, hops: int = 0) -> list[ev.RegionEffect]:
-        return self.do(ev.Deliver("1", Letter(text), via, hops))
+    def send(self, text: str, via: NodeId | None = None, hops: int = 0) -> list[ev.RegionEffect]:
+        return self.handle(ev.Deliver("1", Message(text), via, hops))
 
     def host(self, fence: int = 5) -> None:
-        self.hear(msg.HostShard(1, (home(ME, fence),)))
-        self.do(ev.ShardReady("1"))
+        self.receive(msg.HostShard(1, (home(ME, fence),)))
+        self.handle(ev.ShardReady("1"))
 
 
 def home(node: NodeId, fence: int, shard: str = "1") -> Home:
@@ -97,50 +99,50 @@ def released(effects: list[ev.RegionEffect]) -> list[tuple[NodeId, list[str]]]:
     found: list[tuple[NodeId, list[str]]] = []
     for effect in effects:
         if isinstance(effect, ev.Release):
-            letters = [one.text for one in effect.messages if isinstance(one, Letter)]
-            found.append((effect.node, letters))
+            messages = [one.text for one in effect.messages if isinstance(one, Message)]
+            found.append((effect.node, messages))
     return found
 
 
 def test_an_unknown_home_is_asked_for_once_and_what_waited_goes_in_order() -> None:
-    post = Post()
-    assert said(post.tell("m1")) == [msg.GetShardHome(("1",))]
-    assert post.tell("m2") == []
-    effects = post.hear(homes(B, 5))
+    driver = RegionDriver()
+    assert said(driver.send("m1")) == [msg.GetShardHome(("1",))]
+    assert driver.send("m2") == []
+    effects = driver.receive(homes(B, 5))
     release, route = effects
     assert released([release]) == [(B, ["m1", "m2"])]
     assert route == ev.SetRoute("1", B), "after the release, so that nothing overtakes"
 
 
 def test_a_question_is_repeated_and_more_slowly_after_a_wait() -> None:
-    post = Post()
-    post.tell("m1")
-    assert said(post.wait(2.0)) == [msg.GetShardHome(("1",))]
-    post.hear(msg.Wait(1, ("1",), "why"))
-    assert said(post.wait(5.9)) == []
-    assert said(post.wait(0.2)) == [msg.GetShardHome(("1",))]
+    driver = RegionDriver()
+    driver.send("m1")
+    assert said(driver.wait(2.0)) == [msg.GetShardHome(("1",))]
+    driver.receive(msg.Wait(1, ("1",), "why"))
+    assert said(driver.wait(5.9)) == []
+    assert said(driver.wait(0.2)) == [msg.GetShardHome(("1",))]
 
 
 def test_the_wait_of_a_coordinator_that_was_replaced_holds_back_no_question() -> None:
-    post = Post()
-    post.tell("m1")
-    post.region.handle(ev.CoordinatorAt(C), post.now)
+    driver = RegionDriver()
+    driver.send("m1")
+    driver.region.handle(ev.CoordinatorAt(C), driver.now)
     late = ev.MessageReceived(RULER, msg.Wait(1, ("1",), "its home is being stored"))
-    post.region.handle(late, post.now)
-    assert msg.GetShardHome(("1",)) in said(post.region.tick(post.now))
+    driver.region.handle(late, driver.now)
+    assert msg.GetShardHome(("1",)) in said(driver.region.tick(driver.now))
 
 
 def test_questions_of_one_turn_are_one_message() -> None:
-    post = Post()
-    effects = post.do(*(ev.Deliver(str(i), Letter("m")) for i in range(3)))
+    driver = RegionDriver()
+    effects = driver.handle(*(ev.Deliver(str(i), Message("m")) for i in range(3)))
     assert said(effects) == [msg.GetShardHome(("0", "1", "2"))]
 
 
 def test_a_new_coordinator_is_asked_again_and_told_what_is_hosted() -> None:
-    post = Post()
-    post.host()
-    post.do(ev.Deliver("2", Letter("m")))
-    effects = post.do(ev.CoordinatorAt(B))
+    driver = RegionDriver()
+    driver.host()
+    driver.handle(ev.Deliver("2", Message("m")))
+    effects = driver.handle(ev.CoordinatorAt(B))
     assert said(effects) == [
         msg.Register(ME, False, LAYOUT, (home(ME, 5),)),
         msg.GetShardHome(("2",)),
@@ -148,79 +150,79 @@ def test_a_new_coordinator_is_asked_again_and_told_what_is_hosted() -> None:
 
 
 def test_registration_is_repeated_at_growing_intervals() -> None:
-    post = Post(registered=False)
-    post.do(ev.CoordinatorAt(RULER))
+    driver = RegionDriver(registered=False)
+    driver.handle(ev.CoordinatorAt(RULER))
     times: list[float] = []
     while len(times) < 8:
-        start = post.now
-        while not said(post.wait(0.05)):
+        start = driver.now
+        while not said(driver.wait(0.05)):
             pass
-        times.append(round(post.now - start, 1))
+        times.append(round(driver.now - start, 1))
     assert times == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
 
 
 def test_buffers_are_bounded_and_counts_are_exact() -> None:
-    post = Post(ShardingSettings(buffer_size=2))
-    post.tell("m1")
-    post.tell("m2")
-    letter = Letter("m3")
-    assert ev.Reject("2", letter, REJECT_BUFFER_FULL) in post.do(ev.Deliver("2", letter))
-    assert post.region.buffered == (2, 20)
-    post.hear(homes(B, 5))
-    assert post.region.buffered == (0, 0)
+    driver = RegionDriver(ShardingSettings(buffer_size=2))
+    driver.send("m1")
+    driver.send("m2")
+    message = Message("m3")
+    assert ev.Reject("2", message, REJECT_BUFFER_FULL) in driver.handle(ev.Deliver("2", message))
+    assert driver.region.buffered == (2, 20)
+    driver.receive(homes(B, 5))
+    assert driver.region.buffered == (0, 0)
 
 
 def test_S2_65_asks_that_have_expired_leave_where_there_is_no_room() -> None:
-    post = Post(ShardingSettings(buffer_size=4))
-    post.tell("m1")
-    post.do(ev.Deliver("1", Letter("a", expired=True)))
-    post.do(ev.Deliver("2", Letter("b", expired=True)))
-    post.tell("m2")
-    assert post.do(ev.Expired(("1", "2", "never heard of"))) == []
-    assert post.region.buffered == (4, 40), "nobody needs the room yet"
-    assert post.tell("m3") == [
-        ev.Reject("1", Letter("a", expired=True), REJECT_EXPIRED),
-        ev.Reject("2", Letter("b", expired=True), REJECT_EXPIRED),
+    driver = RegionDriver(ShardingSettings(buffer_size=4))
+    driver.send("m1")
+    driver.handle(ev.Deliver("1", Message("a", expired=True)))
+    driver.handle(ev.Deliver("2", Message("b", expired=True)))
+    driver.send("m2")
+    assert driver.handle(ev.Expired(("1", "2", "never heard of"))) == []
+    assert driver.region.buffered == (4, 40), "nobody needs the room yet"
+    assert driver.send("m3") == [
+        ev.Reject("1", Message("a", expired=True), REJECT_EXPIRED),
+        ev.Reject("2", Message("b", expired=True), REJECT_EXPIRED),
     ]
-    assert post.region.buffered == (3, 30)
-    post.tell("m4")
-    assert ev.Reject("1", Letter("m5"), REJECT_BUFFER_FULL) in post.tell("m5")
-    assert released(post.hear(homes(B, 5))) == [(B, ["m1", "m2", "m3", "m4"])]
+    assert driver.region.buffered == (3, 30)
+    driver.send("m4")
+    assert ev.Reject("1", Message("m5"), REJECT_BUFFER_FULL) in driver.send("m5")
+    assert released(driver.receive(homes(B, 5))) == [(B, ["m1", "m2", "m3", "m4"])]
 
 
 def test_a_full_buffer_is_searched_once_for_what_has_expired() -> None:
     looked: list[str] = []
 
-    class Ask(Letter):
+    class Ask(Message):
         def __getattribute__(self, name: str) -> Any:
             if name == "expired":
                 looked.append(name)
             return super().__getattribute__(name)
 
-    post = Post(ShardingSettings(buffer_size=3))
-    post.do(*(ev.Deliver("1", Ask(f"a{i}")) for i in range(3)))
-    post.tell("m")
+    driver = RegionDriver(ShardingSettings(buffer_size=3))
+    driver.handle(*(ev.Deliver("1", Ask(f"a{i}")) for i in range(3)))
+    driver.send("m")
     assert looked == [], "nothing has expired"
-    post.do(ev.Expired(("1",)))
-    post.tell("m")
+    driver.handle(ev.Expired(("1",)))
+    driver.send("m")
     once = len(looked)
     assert once > 0
     for _ in range(5):
-        post.tell("m")
+        driver.send("m")
     assert len(looked) == once
 
 
 def test_bytes_count_too() -> None:
-    post = Post(ShardingSettings(buffer_bytes=1024))
-    big = Letter("big", size=1020)
-    post.do(ev.Deliver("1", big))
-    assert ev.Reject("1", Letter("m"), REJECT_BUFFER_FULL) in post.tell("m")
+    driver = RegionDriver(ShardingSettings(buffer_bytes=1024))
+    big = Message("big", size=1020)
+    driver.handle(ev.Deliver("1", big))
+    assert ev.Reject("1", Message("m"), REJECT_BUFFER_FULL) in driver.send("m")
 
 
 @given(st.lists(st.integers(0, 30), max_size=60))
 def test_a_buffer_counts_what_it_takes(sizes: list[int]) -> None:
     buffers = RouteBuffers(20, 200)
-    taken = [letter for size in sizes if buffers.add(letter := Letter("m", size))]
+    taken = [message for size in sizes if buffers.add(message := Message("m", size))]
     assert (buffers.messages, buffers.bytes) == (len(taken), sum(one.size for one in taken))
     assert buffers.messages <= 20
     assert buffers.bytes <= 200
@@ -229,341 +231,453 @@ def test_a_buffer_counts_what_it_takes(sizes: list[int]) -> None:
 
 
 def test_buffer_use_is_noted_at_every_tenth() -> None:
-    post = Post(ShardingSettings(buffer_size=20))
-    notes = [e for i in range(20) for e in post.tell(str(i)) if isinstance(e, ev.Note)]
+    driver = RegionDriver(ShardingSettings(buffer_size=20))
+    notes = [e for i in range(20) for e in driver.send(str(i)) if isinstance(e, ev.Note)]
     assert [note.detail for note in notes] == [f"{percent} %" for percent in range(10, 110, 10)]
 
 
 @pytest.mark.parametrize(("fence", "moves"), [(4, False), (5, False), (6, True)])
 def test_of_two_homes_the_higher_fence_counts(fence: int, moves: bool) -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    assert bool(post.hear(homes(C, fence))) is moves
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    assert bool(driver.receive(homes(C, fence))) is moves
 
 
 def test_a_home_that_changed_unannounced_is_flushed_before_the_next_is_used() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    assert post.hear(homes(C, 6)) == [ev.SetRoute("1", None), ev.SendFlush("1", B, 1)]
-    assert post.tell("m1") == []
-    assert post.do(ev.FlushDone("1", 99)) == []
-    effects = post.do(ev.FlushDone("1", 1))
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    assert driver.receive(homes(C, 6)) == [ev.SetRoute("1", None), ev.SendFlush("1", B, 1)]
+    assert driver.send("m1") == []
+    assert driver.handle(ev.FlushDone("1", 99)) == []
+    effects = driver.handle(ev.FlushDone("1", 1))
     assert released(effects) == [(C, ["m1"])]
     assert effects[-1] == ev.SetRoute("1", C)
 
 
 def test_begin_handoff_is_acknowledged_after_the_echo() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    effects = post.hear(msg.BeginHandOff(1, (home(B, 5),)))
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    effects = driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
     assert effects == [ev.SetRoute("1", None), ev.SendFlush("1", B, 1)]
-    assert said(post.tell("m1")) == []
-    assert said(post.do(ev.FlushDone("1", 1)))[-1] == msg.BeginHandOffAck(ME, (home(B, 5),))
-    assert released(post.hear(homes(C, 6))) == [(C, ["m1"])]
+    assert said(driver.send("m1")) == []
+    assert said(driver.handle(ev.FlushDone("1", 1)))[-1] == msg.BeginHandOffAck(ME, (home(B, 5),))
+    assert released(driver.receive(homes(C, 6))) == [(C, ["m1"])]
 
 
 def test_a_flush_without_echo_is_sent_again_and_the_old_homes_death_ends_it() -> None:
-    post = Post()
-    post.hear(homes(B, 5), homes(C, 6))
-    assert ev.SendFlush("1", B, 1) in post.wait(2.0)
-    post.tell("m1")
-    assert released(post.do(ev.NodeGone(B))) == [(C, ["m1"])]
+    driver = RegionDriver()
+    driver.receive(homes(B, 5), homes(C, 6))
+    assert ev.SendFlush("1", B, 1) in driver.wait(2.0)
+    driver.send("m1")
+    assert released(driver.handle(ev.NodeGone(B))) == [(C, ["m1"])]
 
 
 @pytest.mark.parametrize("known", [False, True])
 def test_begin_handoff_is_acknowledged_at_once_where_nothing_is_on_the_way(known: bool) -> None:
-    post = Post()
+    driver = RegionDriver()
     if known:
-        post.host()
+        driver.host()
     old = home(ME if known else B, 5)
-    effects = post.hear(msg.BeginHandOff(1, (old,)))
+    effects = driver.receive(msg.BeginHandOff(1, (old,)))
     assert said(effects) == [msg.BeginHandOffAck(ME, (old,))]
     assert not [e for e in effects if isinstance(e, ev.SendFlush)]
 
 
 def test_after_begin_handoff_the_old_home_counts_again_only_for_a_new_coordinator() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    post.hear(msg.BeginHandOff(1, (home(B, 5),)))
-    post.do(ev.FlushDone("1", 1))
-    post.tell("m1")
-    assert released(post.hear(homes(B, 5))) == [], "a late word of the same coordinator"
-    assert released(post.hear(homes(B, 5, epoch=2), sender=C)) == [(B, ["m1"])]
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    driver.handle(ev.FlushDone("1", 1))
+    driver.send("m1")
+    assert released(driver.receive(homes(B, 5))) == [], "a late word of the same coordinator"
+    assert released(driver.receive(homes(B, 5, epoch=2), sender=C)) == [(B, ["m1"])]
 
 
 def test_hosting_goes_through_its_states() -> None:
-    post = Post()
-    post.tell("m1")
-    assert post.hear(msg.HostShard(1, (home(ME, 5),))) == [ev.StartShard("1", 5)]
-    assert post.region.state_of("1") is HostedState.STARTING
-    effects = post.do(ev.ShardReady("1"))
+    driver = RegionDriver()
+    driver.send("m1")
+    assert driver.receive(msg.HostShard(1, (home(ME, 5),))) == [ev.StartShard("1", 5)]
+    assert driver.region.state_of("1") is HostedState.STARTING
+    effects = driver.handle(ev.ShardReady("1"))
     assert effects == [
-        ev.Release("1", ME, (Letter("m1"),)),
+        ev.Release("1", ME, (Message("m1"),)),
         ev.SetArrivals("1", True),
         ev.SetRoute("1", ME),
         ev.SendCoordinator(msg.ShardStarted((home(ME, 5),))),
     ]
-    assert said(post.hear(msg.HostShard(1, (home(ME, 5),)))) == [msg.ShardStarted((home(ME, 5),))]
-    assert post.hear(msg.HandOff(1, (home(ME, 5),))) == [
+    assert said(driver.receive(msg.HostShard(1, (home(ME, 5),)))) == [
+        msg.ShardStarted((home(ME, 5),))
+    ]
+    assert driver.receive(msg.HandOff(1, (home(ME, 5),))) == [
         ev.SetArrivals("1", False),
         ev.SetRoute("1", None),
         ev.StopShard("1", 5),
     ]
-    assert post.region.state_of("1") is HostedState.STOPPING
-    assert said(post.do(ev.ShardDown("1"))) == [msg.ShardStopped(ME, (home(ME, 5),))]
-    assert post.region.state_of("1") is None
+    assert driver.region.state_of("1") is HostedState.STOPPING
+    assert said(driver.handle(ev.ShardDown("1"))) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    assert driver.region.state_of("1") is None
 
 
 def test_the_old_home_lets_others_in_until_it_stops() -> None:
-    post = Post()
-    post.host()
-    effects = post.hear(msg.BeginHandOff(1, (home(ME, 5),)))
+    driver = RegionDriver()
+    driver.host()
+    effects = driver.receive(msg.BeginHandOff(1, (home(ME, 5),)))
     assert ev.SetRoute("1", None) in effects
     assert not [e for e in effects if isinstance(e, ev.SetArrivals)]
-    assert ev.SetArrivals("1", False) in post.hear(msg.HandOff(1, (home(ME, 5),)))
+    assert ev.SetArrivals("1", False) in driver.receive(msg.HandOff(1, (home(ME, 5),)))
 
 
 def test_what_arrives_after_the_stop_is_forwarded_in_order() -> None:
-    post = Post()
-    post.host()
-    post.hear(msg.BeginHandOff(1, (home(ME, 5),)))
-    post.tell("own 1")
-    post.hear(msg.HandOff(1, (home(ME, 5),)))
-    post.tell("late 1", via=C)
-    post.tell("flush of C", via=C)
-    post.tell("own 2")
-    post.do(ev.ShardDown("1"))
-    assert released(post.hear(homes(B, 6))) == [(B, ["own 1", "late 1", "flush of C", "own 2"])]
-    assert released(post.tell("later still", via=C)) == [(B, ["later still"])]
+    driver = RegionDriver()
+    driver.host()
+    driver.receive(msg.BeginHandOff(1, (home(ME, 5),)))
+    driver.send("own 1")
+    driver.receive(msg.HandOff(1, (home(ME, 5),)))
+    driver.send("late 1", via=C)
+    driver.send("flush of C", via=C)
+    driver.send("own 2")
+    driver.handle(ev.ShardDown("1"))
+    assert released(driver.receive(homes(B, 6))) == [
+        (B, ["own 1", "late 1", "flush of C", "own 2"])
+    ]
+    assert released(driver.send("later still", via=C)) == [(B, ["later still"])]
 
 
 def test_a_shard_that_stopped_never_comes_back_under_the_same_fence() -> None:
-    post = Post()
-    post.host(5)
-    post.hear(msg.HandOff(1, (home(ME, 5),)))
-    post.do(ev.ShardDown("1"))
+    driver = RegionDriver()
+    driver.host(5)
+    driver.receive(msg.HandOff(1, (home(ME, 5),)))
+    driver.handle(ev.ShardDown("1"))
     for fence in (4, 5):
-        effects = post.hear(msg.HostShard(1, (home(ME, fence),)))
+        effects = driver.receive(msg.HostShard(1, (home(ME, fence),)))
         assert effects == [ev.SendCoordinator(msg.ShardStopped(ME, (home(ME, fence),)))]
-    assert ev.StartShard("1", 6) in post.hear(msg.HostShard(1, (home(ME, 6),)))
+    assert ev.StartShard("1", 6) in driver.receive(msg.HostShard(1, (home(ME, 6),)))
 
 
 def test_a_handoff_of_what_is_not_here_is_answered_and_remembered() -> None:
-    post = Post()
+    driver = RegionDriver()
     stopped = ev.SendCoordinator(msg.ShardStopped(ME, (home(ME, 5),)))
-    assert post.hear(msg.HandOff(1, (home(ME, 5),))) == [stopped]
-    assert post.hear(msg.HostShard(1, (home(ME, 5),))) == [stopped], "it was overtaken"
+    assert driver.receive(msg.HandOff(1, (home(ME, 5),))) == [stopped]
+    assert driver.receive(msg.HostShard(1, (home(ME, 5),))) == [stopped], "it was overtaken"
 
 
 def test_a_handoff_of_an_earlier_home_leaves_the_shard_alone() -> None:
-    post = Post()
-    post.host(5)
-    post.hear(msg.HandOff(1, (home(ME, 4),)))
-    assert post.region.state_of("1") is HostedState.RUNNING
+    driver = RegionDriver()
+    driver.host(5)
+    driver.receive(msg.HandOff(1, (home(ME, 4),)))
+    assert driver.region.state_of("1") is HostedState.RUNNING
 
 
 def test_a_home_told_that_is_here_and_stopped_is_given_back() -> None:
-    post = Post()
-    post.host(5)
-    post.do(ev.ShardDown("1"))
-    assert said(post.hear(homes(ME, 5))) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    driver = RegionDriver()
+    driver.host(5)
+    driver.handle(ev.ShardDown("1"))
+    assert said(driver.receive(homes(ME, 5))) == [msg.ShardStopped(ME, (home(ME, 5),))]
 
 
 def test_a_shard_that_lives_elsewhere_by_a_higher_fence_is_stopped() -> None:
-    post = Post()
-    post.host(5)
-    effects = post.hear(homes(B, 6))
+    driver = RegionDriver()
+    driver.host(5)
+    effects = driver.receive(homes(B, 6))
     assert ev.StopShard("1", 5) in effects
     assert effects.index(ev.SetRoute("1", None)) < effects.index(ev.SetRoute("1", B))
 
 
 def test_a_higher_fence_for_a_shard_that_runs_here_starts_it_anew() -> None:
-    post = Post()
-    post.host(5)
-    assert ev.StopShard("1", 5) in post.hear(msg.HostShard(1, (home(ME, 9),)))
-    assert post.do(ev.ShardDown("1")) == [ev.StartShard("1", 9)]
-    assert ev.SetRoute("1", ME) in post.do(ev.ShardReady("1"))
+    driver = RegionDriver()
+    driver.host(5)
+    assert ev.StopShard("1", 5) in driver.receive(msg.HostShard(1, (home(ME, 9),)))
+    assert driver.handle(ev.ShardDown("1")) == [ev.StartShard("1", 9)]
+    assert ev.SetRoute("1", ME) in driver.handle(ev.ShardReady("1"))
 
 
 def test_a_new_home_that_still_flushes_lets_in_only_what_the_old_home_sends_on() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    post.tell("sent on to B", via=C)
-    post.hear(msg.HostShard(1, (home(ME, 6),)))
-    post.tell("own")
-    post.tell("from B, before it is ready", via=B)
-    effects = post.do(ev.ShardReady("1"))
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.send("sent on to B", via=C)
+    driver.receive(msg.HostShard(1, (home(ME, 6),)))
+    driver.send("own")
+    driver.send("from B, before it is ready", via=B)
+    effects = driver.handle(ev.ShardReady("1"))
     assert released(effects) == [(ME, ["from B, before it is ready"])]
     assert ev.SetArrivals("1", True, via=B) in effects
     assert not [e for e in effects if isinstance(e, ev.SetRoute)]
-    post.tell("from C", via=C)
-    effects = post.do(ev.FlushDone("1", 1))
+    driver.send("from C", via=C)
+    effects = driver.handle(ev.FlushDone("1", 1))
     assert released(effects) == [(ME, ["own", "from C"])]
     assert effects[-2:] == [ev.SetArrivals("1", True), ev.SetRoute("1", ME)]
 
 
 def test_what_a_lost_session_gives_back_goes_before_what_waits() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    post.hear(msg.BeginHandOff(1, (home(B, 5),)))
-    post.tell("m3")
-    post.do(*(ev.Deliver("1", Letter(text), older=True) for text in ("m2", "m1")))
-    post.hear(homes(C, 6))
-    assert released(post.do(ev.FlushDone("1", 1))) == [(C, ["m1", "m2", "m3"])]
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    driver.send("m3")
+    driver.handle(*(ev.Deliver("1", Message(text), older=True) for text in ("m2", "m1")))
+    driver.receive(homes(C, 6))
+    assert released(driver.handle(ev.FlushDone("1", 1))) == [(C, ["m1", "m2", "m3"])]
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["it starts", "it runs"])
 def test_whose_messages_never_went_to_the_old_home_need_not_wait_for_its_echo(ready: bool) -> None:
     """Else two homes in a row that flush towards each other's way would wait for each other."""
-    post = Post()
-    post.hear(homes(B, 5))
-    post.tell("sent on to B", via=C)
-    post.hear(msg.HostShard(1, (home(ME, 6),)))
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.send("sent on to B", via=C)
+    driver.receive(msg.HostShard(1, (home(ME, 6),)))
     if ready:
-        post.do(ev.ShardReady("1"))
-    effects = post.tell("own") + post.tell("m1", via=CLIENT) + post.tell("from C", via=C)
-    effects += post.tell("m2", via=CLIENT)
-    effects += [] if ready else post.do(ev.ShardReady("1"))
-    assert [letter for _, some in released(effects) for letter in some] == ["m1", "m2"]
-    effects = post.do(ev.FlushDone("1", 1))
+        driver.handle(ev.ShardReady("1"))
+    effects = driver.send("own") + driver.send("m1", via=CLIENT) + driver.send("from C", via=C)
+    effects += driver.send("m2", via=CLIENT)
+    effects += [] if ready else driver.handle(ev.ShardReady("1"))
+    assert [message for _, some in released(effects) for message in some] == ["m1", "m2"]
+    effects = driver.handle(ev.FlushDone("1", 1))
     assert released(effects) == [(ME, ["own", "from C"])]
 
 
 def test_what_was_forwarded_before_it_went_to_the_old_home_may_be_anybodys() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    assert released(post.tell("of somebody, by C", via=C, hops=1)) == [(B, ["of somebody, by C"])]
-    post.hear(homes(ME, 6))
-    post.hear(msg.HostShard(1, (home(ME, 6),)))
-    post.do(ev.ShardReady("1"))
-    assert released(post.tell("m1", via=CLIENT)) == []
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    assert released(driver.send("of somebody, by C", via=C, hops=1)) == [(B, ["of somebody, by C"])]
+    driver.receive(homes(ME, 6))
+    driver.receive(msg.HostShard(1, (home(ME, 6),)))
+    driver.handle(ev.ShardReady("1"))
+    assert released(driver.send("m1", via=CLIENT)) == []
 
 
 def test_of_very_many_that_sent_to_the_old_home_by_us_none_is_told_apart() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
     for uid in range(FORWARDED_MAX + 1):
-        post.tell("m", via=NodeId("client", 0, uid))
-    post.hear(homes(C, 6))
-    assert released(post.tell("m1", via=NodeId("client", 0, FORWARDED_MAX))) == []
-    assert released(post.tell("m2", via=RULER)) == []
+        driver.send("m", via=NodeId("client", 0, uid))
+    driver.receive(homes(C, 6))
+    assert released(driver.send("m1", via=NodeId("client", 0, FORWARDED_MAX))) == []
+    assert released(driver.send("m2", via=RULER)) == []
 
 
 def test_who_sent_to_a_home_by_us_waits_for_its_echo_after_a_move_that_changed_nothing() -> None:
     """The old home hosts again under a higher fence, and the way to it is the same."""
-    post = Post()
-    post.hear(homes(B, 5))
-    post.tell("m1", via=CLIENT)
-    post.hear(msg.BeginHandOff(1, (home(B, 5),)))
-    post.hear(homes(B, 6))
-    post.hear(msg.BeginHandOff(1, (home(B, 6),)))
-    assert released(post.hear(homes(C, 7))) == []
-    assert released(post.tell("m2", via=CLIENT)) == []
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.send("m1", via=CLIENT)
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    driver.receive(homes(B, 6))
+    driver.receive(msg.BeginHandOff(1, (home(B, 6),)))
+    assert released(driver.receive(homes(C, 7))) == []
+    assert released(driver.send("m2", via=CLIENT)) == []
 
 
 def test_a_message_from_its_own_home_waits_while_the_coordinator_is_asked() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    assert released(post.tell("from C", via=C)) == [(B, ["from C"])]
-    effects = post.tell("circles", via=B)
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    assert released(driver.send("from C", via=C)) == [(B, ["from C"])]
+    effects = driver.send("circles", via=B)
     assert released(effects) == []
     assert said(effects) == [msg.GetShardHome(("1",))]
-    post.tell("own")
-    post.tell("circles too", via=B)
-    assert released(post.hear(homes(B, 5))) == [(B, ["circles", "circles too", "own"])]
+    driver.send("own")
+    driver.send("circles too", via=B)
+    assert released(driver.receive(homes(B, 5))) == [(B, ["circles", "circles too", "own"])]
 
 
 def test_a_message_does_not_travel_for_ever() -> None:
-    post = Post(ShardingSettings(hop_limit=8))
-    assert ev.Reject("1", Letter("m"), REJECT_HOP_LIMIT) in post.tell("m", via=B, hops=8)
+    driver = RegionDriver(ShardingSettings(hop_limit=8))
+    assert ev.Reject("1", Message("m"), REJECT_HOP_LIMIT) in driver.send("m", via=B, hops=8)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
 def test_commands_of_the_past_and_of_others_are_refused(epoch: int) -> None:
-    post = Post()
-    post.hear(msg.RegisterAck(2, RULER, ()))
-    effects = post.hear(msg.HostShard(epoch, (home(ME, 5),)), sender=C)
+    driver = RegionDriver()
+    driver.receive(msg.RegisterAck(2, RULER, ()))
+    effects = driver.receive(msg.HostShard(epoch, (home(ME, 5),)), sender=C)
     assert [effect.kind for effect in effects if isinstance(effect, ev.Note)] == ["refused"]
-    assert post.region.state_of("1") is None
+    assert driver.region.state_of("1") is None
 
 
 def test_a_higher_epoch_commands_and_is_registered_with_again() -> None:
-    post = Post()
-    effects = post.hear(msg.HostShard(2, (home(ME, 5),)), sender=C)
+    driver = RegionDriver()
+    effects = driver.receive(msg.HostShard(2, (home(ME, 5),)), sender=C)
     assert ev.StartShard("1", 5) in effects
     assert isinstance(said(effects)[0], msg.Register)
-    post.hear(msg.RegisterAck(2, C, ()), sender=C)
-    assert said(post.do(ev.EpochSeen(2))) == []
-    assert isinstance(said(post.do(ev.EpochSeen(3)))[0], msg.Register)
+    driver.receive(msg.RegisterAck(2, C, ()), sender=C)
+    assert said(driver.handle(ev.EpochSeen(2))) == []
+    assert isinstance(said(driver.handle(ev.EpochSeen(3)))[0], msg.Register)
 
 
 def test_a_dead_home_is_forgotten_and_never_believed_again() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
-    assert post.do(ev.NodeGone(B)) == [ev.SetRoute("1", None)]
-    assert said(post.tell("m1")) == [msg.GetShardHome(("1",))]
-    assert post.hear(homes(B, 5)) == []
-    assert post.hear(homes(B, 6)) == []
-    assert released(post.hear(homes(C, 7))) == [(C, ["m1"])]
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    assert driver.handle(ev.NodeGone(B)) == [ev.SetRoute("1", None)]
+    assert said(driver.send("m1")) == [msg.GetShardHome(("1",))]
+    assert driver.receive(homes(B, 5)) == []
+    assert driver.receive(homes(B, 6)) == []
+    assert released(driver.receive(homes(C, 7))) == [(C, ["m1"])]
 
 
 def test_a_refused_region_neither_hosts_nor_sends() -> None:
-    post = Post()
-    post.host()
-    post.do(ev.Deliver("2", Letter("m")))
-    effects = post.hear(msg.RegisterRefused(1, "crc32/8 is not crc32/9"))
+    driver = RegionDriver()
+    driver.host()
+    driver.handle(ev.Deliver("2", Message("m")))
+    effects = driver.receive(msg.RegisterRefused(1, "crc32/8 is not crc32/9"))
     assert ev.StopShard("1", 5) in effects
-    assert ev.Reject("2", Letter("m"), REJECT_REFUSED) in effects
-    assert ev.Reject("1", Letter("n"), REJECT_REFUSED) in post.tell("n")
-    post.hear(msg.RegisterAck(1, RULER, ()))
-    assert said(post.tell("o")) == [msg.GetShardHome(("1",))]
+    assert ev.Reject("2", Message("m"), REJECT_REFUSED) in effects
+    assert ev.Reject("1", Message("n"), REJECT_REFUSED) in driver.send("n")
+    driver.receive(msg.RegisterAck(1, RULER, ()))
+    assert said(driver.send("o")) == [msg.GetShardHome(("1",))]
 
 
 def test_a_leaving_region_asks_until_the_coordinator_confirms() -> None:
-    post = Post()
-    post.host()
+    driver = RegionDriver()
+    driver.host()
     bye = msg.GracefulShutdownRequest(ME)
-    assert said(post.do(ev.Shutdown())) == [bye]
-    assert said(post.wait(4.0)) == [bye, bye]
-    post.hear(msg.HandOff(1, (home(ME, 5),)))
-    assert ev.Drained() not in post.do(ev.ShardDown("1")), "another shard may be on its way here"
-    assert ev.Drained() in post.hear(msg.RegionStopped(ME))
-    assert released(post.tell("m1") + post.hear(homes(B, 6))) == [(B, ["m1"])]
-    assert post.do(ev.Shutdown()) == []
-    assert said(post.do(ev.CoordinatorAt(C))) == [msg.Register(ME, True, LAYOUT, ())]
+    assert said(driver.handle(ev.Shutdown())) == [bye]
+    assert said(driver.wait(4.0)) == [bye, bye]
+    driver.receive(msg.HandOff(1, (home(ME, 5),)))
+    assert ev.Drained() not in driver.handle(ev.ShardDown("1")), (
+        "another shard may be on its way here"
+    )
+    assert ev.Drained() in driver.receive(msg.RegionStopped(ME))
+    assert released(driver.send("m1") + driver.receive(homes(B, 6))) == [(B, ["m1"])]
+    assert driver.handle(ev.Shutdown()) == []
+    assert said(driver.handle(ev.CoordinatorAt(C))) == [msg.Register(ME, True, LAYOUT, ())]
 
 
 def test_without_any_coordinator_a_region_stops_its_shards_itself() -> None:
-    post = Post(registered=False)
-    assert ev.Drained() in post.do(ev.Shutdown())
+    driver = RegionDriver(registered=False)
+    assert ev.Drained() in driver.handle(ev.Shutdown())
 
 
 def test_with_a_coordinator_lost_it_waits_for_the_next_one_so_long() -> None:
-    post = Post()
-    post.host()
-    post.do(ev.CoordinatorAt(None))
-    post.do(ev.Shutdown())
-    assert ev.StopShard("1", 5) not in post.wait(59.0)
-    assert ev.StopShard("1", 5) in post.wait(2.0)
-    assert ev.Drained() in post.do(ev.ShardDown("1"))
+    driver = RegionDriver()
+    driver.host()
+    driver.handle(ev.CoordinatorAt(None))
+    driver.handle(ev.Shutdown())
+    assert ev.StopShard("1", 5) not in driver.wait(59.0)
+    assert ev.StopShard("1", 5) in driver.wait(2.0)
+    assert ev.Drained() in driver.handle(ev.ShardDown("1"))
 
 
 def test_a_client_asks_and_never_registers() -> None:
-    post = Post(me=None, registered=False)
-    assert post.do(ev.CoordinatorAt(B)) == []
-    assert said(post.tell("m1")) == [msg.GetShardHome(("1",))]
-    assert released(post.hear(homes(C, 5, epoch=0), sender=B)) == [(C, ["m1"])]
-    assert said(post.do(ev.CoordinatorAt(C))) == [msg.GetShardHome(("1",))], "to hear of moves"
+    driver = RegionDriver(me=None, registered=False)
+    assert driver.handle(ev.CoordinatorAt(B)) == []
+    assert said(driver.send("m1")) == [msg.GetShardHome(("1",))]
+    assert released(driver.receive(homes(C, 5, epoch=0), sender=B)) == [(C, ["m1"])]
+    assert said(driver.handle(ev.CoordinatorAt(C))) == [msg.GetShardHome(("1",))], (
+        "to hear of moves"
+    )
 
 
 def test_a_client_is_answered_and_kept_informed() -> None:
-    post = Post()
-    post.hear(homes(B, 5))
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
     question = msg.GetShardHome(("1", "2"))
-    effects = post.hear(question, sender=CLIENT)
+    effects = driver.receive(question, sender=CLIENT)
     assert ev.Send(CLIENT, homes(B, 5)) in effects
     assert ev.Send(CLIENT, msg.Wait(1, ("2",), "the coordinator is asked")) in effects
     assert said(effects) == [msg.GetShardHome(("2",))]
-    assert ev.Send(CLIENT, homes(C, 6)) in post.hear(homes(C, 6))
-    post.do(ev.NodeGone(CLIENT))
-    assert not [e for e in post.hear(homes(B, 7)) if isinstance(e, ev.Send)]
+    assert ev.Send(CLIENT, homes(C, 6)) in driver.receive(homes(C, 6))
+    driver.handle(ev.NodeGone(CLIENT))
+    assert not [e for e in driver.receive(homes(B, 7)) if isinstance(e, ev.Send)]
+
+
+# Faults around a hand-off
+
+
+def test_a_region_that_has_shut_down_without_a_coordinator_starts_no_shard() -> None:
+    driver = RegionDriver()
+    driver.handle(ev.CoordinatorAt(None))
+    driver.handle(ev.Shutdown())
+    assert ev.Drained() in driver.wait(61.0)
+    driver.handle(ev.CoordinatorAt(RULER))
+    effects = driver.receive(msg.HostShard(1, (home(ME, 5),)))
+    assert said(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    assert driver.region.hosted == ()
+
+
+def test_a_shard_that_must_stop_up_to_a_higher_fence_does_not_start_below_it() -> None:
+    driver = RegionDriver()
+    driver.host(5)
+    driver.receive(msg.HandOff(1, (home(ME, 7),)))
+    stopped = driver.handle(ev.ShardDown("1"))
+    assert said(stopped) == [msg.ShardStopped(ME, (home(ME, 7),))]
+    for fence in (6, 7):
+        assert ev.StartShard("1", fence) not in driver.receive(msg.HostShard(1, (home(ME, fence),)))
+    assert ev.StartShard("1", 8) in driver.receive(msg.HostShard(1, (home(ME, 8),)))
+
+
+def test_a_hand_off_below_the_fence_of_a_planned_restart_does_not_cancel_it() -> None:
+    driver = RegionDriver()
+    driver.host(5)
+    driver.receive(msg.HostShard(1, (home(ME, 9),)))
+    driver.receive(msg.HandOff(1, (home(ME, 6),)))
+    assert driver.handle(ev.ShardDown("1")) == [ev.StartShard("1", 9)]
+
+
+def test_messages_never_sent_to_a_dead_home_go_before_those_that_wait() -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
+    driver.send("m3")
+    returned = (("1", Message("m1")), ("1", Message("m2")))
+    driver.handle(ev.NodeGone(B, returned))
+    driver.send("m4")
+    assert released(driver.receive(homes(C, 6))) == [(C, ["m1", "m2", "m3", "m4"])]
+
+
+def test_a_shard_that_stops_before_it_runs_is_not_its_own_next_home() -> None:
+    driver = RegionDriver()
+    driver.send("m1")
+    driver.receive(msg.HostShard(1, (home(ME, 5),)))
+    driver.receive(msg.HandOff(1, (home(ME, 5),)))
+    assert driver.region.home_of("1") is None
+    driver.handle(ev.ShardDown("1"))
+    assert msg.GetShardHome(("1",)) in said(driver.wait(2.0))
+    assert released(driver.receive(homes(B, 6))) == [(B, ["m1"])]
+
+
+@pytest.mark.parametrize("hops", [SUSPECT_HOPS - 1, SUSPECT_HOPS])
+def test_a_message_that_was_forwarded_often_makes_the_region_check_the_home(hops: int) -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 5))
+    effects = driver.send("m1", via=C, hops=hops)
+    checked = msg.GetShardHome(("1",)) in said(effects)
+    assert checked is (hops >= SUSPECT_HOPS)
+    assert bool(released(effects)) is not checked
+
+
+def test_S3_59_a_flush_without_an_echo_is_given_up_after_a_minute_and_noted() -> None:
+    driver = RegionDriver()
+    driver.receive(homes(B, 5), homes(C, 6))
+    driver.send("m1")
+    effects = driver.wait(59.9)
+    assert released(effects) == []
+    assert [e for e in effects if isinstance(e, ev.Note)] == []
+    effects = driver.wait(2.1)
+    assert released(effects) == [(C, ["m1"])]
+    [note] = [e for e in effects if isinstance(e, ev.Note)]
+    assert (note.kind, note.count) == ("flush_given_up", 1)
+    assert "shard 1" in note.detail
+    assert str(B) in note.detail
+    assert FLUSH_PATIENCE_S == 60.0
+
+
+@pytest.mark.parametrize("retry", [0.5, 2.0, 10.0])
+def test_S2_62_requests_are_repeated_at_the_interval_of_the_setting(retry: float) -> None:
+    driver = RegionDriver(ShardingSettings(retry_interval=retry))
+    driver.send("m1")
+    for _ in range(3):
+        assert said(driver.wait(retry * 0.99)) == []
+        assert said(driver.wait(retry * 0.01)) == [msg.GetShardHome(("1",))]
+
+
+@pytest.mark.parametrize("retry", [0.5, 2.0, 10.0])
+def test_S2_62_registration_is_repeated_at_the_interval_of_the_setting(retry: float) -> None:
+    driver = RegionDriver(ShardingSettings(retry_interval=retry), registered=False)
+    driver.handle(ev.CoordinatorAt(RULER))
+    driver.wait(10 * retry + 1.0)
+    times = []
+    for _ in range(3):
+        due = driver.region.deadline()
+        assert due is not None
+        times.append(due)
+        assert msg.Register(ME, False, LAYOUT, ()) in said(driver.wait(due - driver.now))
+    assert [after - before for before, after in pairwise(times)] == pytest.approx([retry] * 2)

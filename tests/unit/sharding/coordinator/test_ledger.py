@@ -1,0 +1,125 @@
+"""The ledger: adopted homes around the death, the shutdown and the restart of their node."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardbus.ids import NodeId
+from shardbus.sharding.allocation.strategies import LeastShard
+from shardbus.sharding.coordinator.ledger import ANY_HOME, Ledger, WantedHome, no_hosts
+from shardbus.sharding.messages import Home
+
+A, B = (NodeId(name, 1, 1) for name in "ab")
+EPOCH = 3
+REPORTED = Home("1", B, 70)
+
+
+def ledger(*nodes: NodeId) -> Ledger:
+    made = Ledger("crc32/8")
+    made.load(EPOCH, {})
+    for node in nodes:
+        made.register(node, 0.0, proxy=False)
+    return made
+
+
+def adopting() -> Ledger:
+    """B reported a home that the table does not have."""
+    made = ledger(A, B)
+    assert made.reconcile(B, [REPORTED]).adopted == [REPORTED]
+    return made
+
+
+def hosts(avoid: tuple[NodeId, ...]) -> tuple[NodeId, ...]:
+    return (A,)
+
+
+def test_an_adopted_home_is_written_and_not_settled_before() -> None:
+    made = adopting()
+    assert made.home_of("1") is None
+    writing = made.plan(LeastShard(), no_hosts)
+    assert writing is not None
+    assert writing.homes == {"1": REPORTED}
+    assert made.apply_write(1.0) == [REPORTED]
+    assert made.home_of("1") == REPORTED
+    assert made.adopted == {}
+
+
+def test_an_adopted_home_on_a_dead_node_is_dropped_and_its_shard_wanted() -> None:
+    made = adopting()
+    made.remove_nodes([B], 1.0)
+    assert made.adopted == {}
+    assert made.wanted == {"1": ANY_HOME}
+    writing = made.plan(LeastShard(), hosts)
+    assert writing is not None
+    assert [home and home.node for home in writing.homes.values()] == [A]
+
+
+def test_an_adopted_home_of_a_living_node_survives_the_death_of_another() -> None:
+    made = adopting()
+    made.remove_nodes([A], 1.0)
+    assert made.adopted == {"1": REPORTED}
+    assert made.wanted == {}
+
+
+def test_a_shard_whose_older_home_is_in_the_table_is_not_wanted_when_the_adopter_dies() -> None:
+    made = ledger(A, B)
+    made.want("1")
+    made.plan(LeastShard(), hosts)
+    [old] = made.apply_write(0.0)
+    newer = Home("1", B, old.fence + 5)
+    assert made.reconcile(B, [newer]).losers == [old]
+    made.remove_nodes([B], 1.0)
+    assert made.wanted == {}
+    assert made.home_of("1") == old
+
+
+def test_a_node_that_becomes_a_proxy_during_the_write_of_its_home_loses_it() -> None:
+    made = adopting()
+    assert made.plan(LeastShard(), no_hosts) is not None
+    made.register(B, 1.0, proxy=True)
+    assert made.apply_write(2.0) == []
+    assert made.wanted == {"1": ANY_HOME}
+    assert made.table.homes == {}
+    made.check()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_node_with_an_adopted_home_hosts_something(written: bool) -> None:
+    made = adopting()
+    if written:
+        made.plan(LeastShard(), no_hosts)
+    assert not made.hosts_nothing(B)
+    assert made.hosts_nothing(A)
+
+
+def test_a_node_that_gets_a_home_by_the_write_under_way_hosts_something() -> None:
+    made = ledger(A, B)
+    made.want("1", WantedHome(target=A))
+    made.plan(LeastShard(), hosts)
+    assert made.table.shards_at(A) == {}
+    assert not made.hosts_nothing(A)
+    assert made.hosts_nothing(B)
+
+
+def test_fences_are_above_those_adopted_in_the_same_write() -> None:
+    made = ledger(A, B)
+    high = Home("2", B, 99 << 32)
+    made.reconcile(B, [high])
+    made.want("1")
+    writing = made.plan(LeastShard(), hosts)
+    assert writing is not None
+    assert writing.homes == {"2": high, "1": Home("1", A, high.fence + 1)}
+
+
+def test_fences_of_a_write_that_came_to_nothing_are_not_used_again() -> None:
+    made = ledger(A, B)
+    made.want("1")
+    first = made.plan(LeastShard(), hosts)
+    assert first is not None
+    made.remove_nodes([A], 1.0)
+    assert made.apply_write(1.0) == []
+    made.register(A, 1.0, proxy=False)
+    second = made.plan(LeastShard(), hosts)
+    assert second is not None
+    fences = [write.homes["1"].fence for write in (first, second) if write.homes["1"] is not None]
+    assert fences[0] < fences[1]
