@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Shard tables in the state store.", no_args_is_help=True)
 
 CONNECT_TIMEOUT_S = 1.0
-KNOCKS_MAX = 100
+PROBES_MAX = 100
 Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of entity types.")]
 StoreUrl = Annotated[
     str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="The store.")
@@ -99,20 +99,22 @@ def _addresses(tables: Iterable[StoredTable | None]) -> set[Address]:
 
 
 async def _listening(addresses: Iterable[Address]) -> list[Address]:
-    """Those at which something listens."""
-    doors = asyncio.Semaphore(KNOCKS_MAX)
+    """Return the addresses at which a process listens."""
+    from shardbus.transport.tcp_probe import open_probe
 
-    async def knock(address: Address) -> bool:
+    at_once = asyncio.Semaphore(PROBES_MAX)
+
+    async def listens(address: Address) -> bool:
         try:
-            async with doors, asyncio.timeout(CONNECT_TIMEOUT_S):
-                _, writer = await asyncio.open_connection(*address)
+            async with at_once, asyncio.timeout(CONNECT_TIMEOUT_S):
+                connection = await open_probe(address)
         except (OSError, TimeoutError):
             return False
-        writer.close()
+        connection.close()
         return True
 
     known = sorted(addresses)
-    answers = await asyncio.gather(*(knock(address) for address in known))
+    answers = await asyncio.gather(*(listens(address) for address in known))
     return [address for address, answered in zip(known, answers, strict=True) if answered]
 
 

@@ -213,17 +213,25 @@ class Passivator:
         about once a second."""
         for activation in list(self._own_timeouts):
             timeout = activation.extras.idle_timeout if activation.extras is not None else None
-            if timeout and self._at_rest(activation) and tick - activation.used >= _ticks(timeout):
+            if (
+                timeout
+                and self._at_rest(activation)
+                and tick - activation.used >= CoarseClock.ticks(timeout)
+            ):
                 self._passivate(activation)
         if self._policy is not None:
             if self._policy.counts_uses:
                 self._collect_uses(self._policy)
             self._schedule_pass()
         after = self.settings.passivate_after
-        if after <= 0 or self.settings.remember or tick - self._swept < _ticks(after) // 4:
+        if (
+            after <= 0
+            or self.settings.remember
+            or tick - self._swept < CoarseClock.ticks(after) // 4
+        ):
             return
         self._swept = tick
-        idle_since = tick - _ticks(after)
+        idle_since = tick - CoarseClock.ticks(after)
         idle = [c for c in self._active.values() if c.used <= idle_since and self._at_rest(c)]
         for activation in idle:
             if activation not in self._own_timeouts:
@@ -253,7 +261,3 @@ class Passivator:
         if activation.extras is not None and activation.extras.stash:
             return False
         return activation.idle or (not self.settings.remember and self._abandoned(activation))
-
-
-def _ticks(seconds: float) -> int:
-    return int(seconds * 1000) // CoarseClock.TICK_MS

@@ -50,6 +50,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, LifeState, Shard
 from shardbus.errors import RequestError, StaleFence, StoreError
 from shardbus.store.protocol import StateStore
+from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.remember")
 
@@ -97,7 +98,7 @@ class RememberedEntities:
         self._store, self._loop, self._pause_max = store, loop, pause_max
         self._start, self._recover, self._settled = start, recover, settled
         self._lists: dict[Shard, ShardList] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     @property
     def waiting(self) -> int:
@@ -151,8 +152,7 @@ class RememberedEntities:
 
     def stop(self) -> None:
         """Cancel all store operations: the node ends."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         self._lists.clear()
 
     # ---- the store
@@ -224,9 +224,7 @@ class RememberedEntities:
         raise ShardNotHosted
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(work, self._loop)
 
 
 class ShardList:
@@ -338,14 +336,12 @@ class EntityRelocation:
         self.entity_type = entity_type
         self._loop, self._start_elsewhere = loop, start_elsewhere
         self._forget, self._again = forget, again
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._places = asyncio.Semaphore(MOVES_MAX)
 
     def move(self, hosted: Shard, entity_id: str) -> None:
         """Start an entity in its right shard, then forget it here."""
-        task = self._loop.create_task(self._move(hosted, entity_id))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._move(hosted, entity_id), self._loop)
 
     async def _move(self, hosted: Shard, entity_id: str) -> None:
         async with self._places:
@@ -359,5 +355,4 @@ class EntityRelocation:
 
     def stop(self) -> None:
         """Cancel every relocation: the node ends."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()

@@ -75,7 +75,7 @@ class SlowHandlers:
             if eager.seen_at:
                 break
             eager.seen_at = max(tick, 1)
-        ticks = int(limit * 1000) // CoarseClock.TICK_MS
+        ticks = CoarseClock.ticks(limit)
         for eager in running.tasks.values():
             if not ticks or tick - eager.seen_at < ticks:
                 break

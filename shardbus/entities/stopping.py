@@ -61,7 +61,7 @@ class Stopper:
         self, kind: EntityType, patience: float, gone: Callable[[Activation], None]
     ) -> None:
         self._kind, self._gone = kind, gone
-        self._patience = int(patience * 1000) // CoarseClock.TICK_MS
+        self._patience = CoarseClock.ticks(patience)
         self._deadlines: dict[Activation, int] = {}
         """Entities that need time for their end, and the tick at which it is over."""
         self._message: Message | None = None

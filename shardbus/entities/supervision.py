@@ -29,6 +29,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
 from shardbus.entities.entity_type import Directive, EntityType, StopReason
@@ -207,7 +208,7 @@ class Supervisor:
             return 0.0
         settings = self._settings
         least, most = settings.entity_restart_backoff_min, settings.entity_restart_backoff
-        return min(most, least * 2.0 ** min(activation.failures - 2, 16))
+        return doubling(least, most, activation.failures - 1)
 
     def failed(
         self, activation: Activation, what: str, error: BaseException, *, again: bool = True

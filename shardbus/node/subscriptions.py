@@ -33,6 +33,7 @@ from shardbus.membership.view import (
     SlowHeartbeat,
     changes,
 )
+from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.cluster")
 
@@ -97,7 +98,7 @@ class Subscriptions:
         self._subscriptions: dict[Subscription, None] = {}
         self._up: list[Callback] = []
         self._removed: list[Callback] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = TaskSet()
 
     def subscribe(self) -> Subscription:
         """The picture of now, and everything from now on."""
@@ -160,9 +161,7 @@ class Subscriptions:
             subscription.put(event)
 
     def _call(self, callback: Callback) -> None:
-        task = asyncio.get_running_loop().create_task(_guarded(callback))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        self._running.spawn(_guarded(callback))
 
 
 async def _guarded(callback: Callback) -> None:

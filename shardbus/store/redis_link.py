@@ -25,6 +25,7 @@ from redis import exceptions as redis_errors
 
 from shardbus.errors import StoreUnavailable
 from shardbus.store.redis_scripts import SEQUENCE_WIDTH, Script
+from shardbus.task_set import TaskSet
 
 BATCH_CALLS = 512
 BATCH_BYTES = 4 * 1024 * 1024
@@ -97,7 +98,7 @@ class RedisLink:
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = TaskSet()
         self._failure = ""
         self._open = False
 
@@ -229,9 +230,7 @@ class RedisLink:
     def _disconnect(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            task = asyncio.create_task(_close(client))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._closing.spawn(_close(client))
 
 
 async def _close(client: RedisClient) -> None:

@@ -77,6 +77,11 @@ class CoarseClock:
         self._time: Callable[[], float] | None = None
         self._began = 0.0
 
+    @classmethod
+    def ticks(cls, seconds: float) -> int:
+        """Return the number of whole ticks in a number of seconds."""
+        return int(seconds * 1000) // cls.TICK_MS
+
     def start(self, time: Callable[[], float]) -> None:
         """Use this source of time, in seconds."""
         self._time, self._began = time, time()

@@ -21,6 +21,7 @@ from __future__ import annotations
 from enum import IntEnum
 from itertools import count
 
+from shardbus.transport.asks import CoarseClock
 from shardbus.transport.session import Session
 from shardbus.wire.control import Refusals, encode_control
 
@@ -40,8 +41,8 @@ def is_session_mark(number: int) -> bool:
     return number < -2
 
 
-EVERY_TICKS = 20
-"""Interval of reports: a second, in ticks of 50 ms."""
+EVERY_TICKS = CoarseClock.ticks(1.0)
+"""Interval of reports."""
 LOG_EVERY_S = 10.0
 KEYS_MAX = 1000
 """Pairs of type and reason that are counted apart."""

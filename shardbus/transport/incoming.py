@@ -37,7 +37,7 @@ from shardbus.wire.batch import (
 SESSIONS_MAX = 10_000
 REMOVED_MAX = 10_000
 """Removed incarnations that are remembered; the oldest are forgotten first."""
-CLIENT_SILENCE_TICKS = 60_000 // CoarseClock.TICK_MS
+CLIENT_SILENCE_TICKS = CoarseClock.ticks(60.0)
 """A client that sends nothing for 60 s, not even a keep-alive, is forgotten."""
 
 

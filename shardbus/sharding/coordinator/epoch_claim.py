@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from shardbus.backoff import doubling
 from shardbus.sharding.events import (
     ClaimEpoch,
     EpochClaimed,
@@ -59,7 +60,7 @@ class CoordinatorState(Enum):
 
 def backoff(setting: float, attempts: int) -> float:
     """Return the seconds to wait after the `attempts`-th failure in a row, counted from 1."""
-    return min(setting * BACKOFF_LAST, setting * BACKOFF_FIRST * 2.0 ** min(attempts - 1, 30))
+    return doubling(setting * BACKOFF_FIRST, setting * BACKOFF_LAST, attempts)
 
 
 class EpochClaim:

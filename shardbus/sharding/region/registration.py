@@ -13,6 +13,7 @@ Source: S2.62, B.56; docs/architecture.md.
 
 from __future__ import annotations
 
+from shardbus.backoff import doubling
 from shardbus.ids import NodeId
 
 FIRST_RETRY_S = 0.1
@@ -82,7 +83,7 @@ class Registration:
         """True if Register must be sent now; sets when it is due next."""
         if self.due is None or now < self.due:
             return False
-        self.due = now + min(self._retry, FIRST_RETRY_S * 2.0 ** min(self._tries, 30))
+        self.due = now + doubling(FIRST_RETRY_S, self._retry, self._tries + 1)
         self._tries += 1
         return True
 

@@ -14,6 +14,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shardbus.ids import Address
 from shardbus.transport.network import Connection, Listener, OnCut, OnFrame, SendResult
+from shardbus.transport.tcp_probe import open_probe
 from shardbus.transport.zmq.connection_guard import ConnectionGuard, connections_for
 from shardbus.transport.zmq.multipart import Multipart
 from shardbus.transport.zmq.reader import Reader
@@ -63,10 +64,10 @@ class ZmqNetwork:
     async def probe(self, address: Address) -> bool:
         """Open a TCP connection and close it."""
         try:
-            _, writer = await asyncio.open_connection(address.host, address.port)
+            connection = await open_probe(address)
         except ConnectionRefusedError:
             return False
-        writer.close()
+        connection.close()
         return True
 
     def close(self) -> None:

@@ -1,0 +1,76 @@
+"""Asks the process that listens at an address for its uid.
+
+A ROUTER answers any frame: one for another incarnation with REFUSED, one without a session with
+UNKNOWN. Both answers carry the uid of the process that sends them, and neither leaves a trace
+there.
+
+Source: docs/architecture.md; S1.58.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import zmq
+
+from shardbus.errors import RemoteProtocolError
+from shardbus.ids import NodeId
+from shardbus.transport.zmq.reader import Reader
+from shardbus.transport.zmq.sockets import connect_dealer
+from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, cluster_tag, pack_header, read_header
+
+CONTEXT_SOCKETS = 256
+
+
+class Identifier:
+    """Identifies processes for the node with this uid. Belongs to one event loop."""
+
+    def __init__(self, cluster: str, uid: int) -> None:
+        self._tag, self._uid = cluster_tag(cluster), uid
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    async def uid_at(self, node: NodeId) -> int:
+        """Return the uid of the process that answers at the node's address. Waits without a bound:
+        a busy process answers late.
+
+        Raises:
+            OSError: the frame cannot be sent.
+        """
+        if self._context is None:
+            self._context = zmq.Context(io_threads=1)
+            self._context.max_sockets = CONTEXT_SOCKETS
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[int] = loop.create_future()
+
+        def on_message(parts: list[bytes]) -> None:
+            try:
+                uid = read_header(parts[0] if parts else b"").sender
+            except RemoteProtocolError:
+                return
+            if not answer.done():
+                answer.set_result(uid)
+
+        try:
+            dealer = connect_dealer(self._context, node.host, node.port)
+        except zmq.ZMQError as e:
+            raise OSError(e.errno, str(e)) from None
+        reader = Reader(loop, dealer, on_message)
+        try:
+            reader.start()
+            header = pack_header(
+                PROTOCOL_VERSION, FrameType.ACK, self._tag, self._uid, node.uid, 0, 0
+            )
+            dealer.send_multipart((header, b""), zmq.NOBLOCK)
+            reader.used()
+            return await answer
+        except zmq.ZMQError as e:
+            raise OSError(e.errno, str(e)) from None
+        finally:
+            reader.close()
+            dealer.close(0)
+
+    def close(self) -> None:
+        """Close every socket."""
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
