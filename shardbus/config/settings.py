@@ -115,6 +115,27 @@ class DowningSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SingletonSettings:
+    """The hand-over of a coordinator's seat from the oldest node to the next oldest."""
+
+    hand_over_retry_interval: float = seconds(
+        0.5, "between two requests of a hand-over that get no answer"
+    )
+    silence_timeout: float = seconds(
+        2.0, "the next oldest waits for a leaving node that never answers"
+    )
+    hand_over_timeout: float = seconds(
+        5.0, "the next oldest waits for a node that is handing over, and a leaving one to be asked"
+    )
+    retire_timeout: float = seconds(
+        3.0, "a coordinator may take to finish its write; then it is halted"
+    )
+    restart_backoff: float = seconds(
+        1.0, "before a coordinator that ended by itself starts again on the same node"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSettings:
     """Membership: gossip, joining, the leader's actions."""
 
@@ -167,6 +188,7 @@ class ClusterSettings:
     news_fanout: int = count(3, "nodes told at once of a change of membership or reachability")
     failure_detector: FailureDetectorSettings = field(default_factory=FailureDetectorSettings)
     downing: DowningSettings = field(default_factory=DowningSettings)
+    singleton: SingletonSettings = field(default_factory=SingletonSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,13 @@ def check(settings: Settings) -> None:
             f"cluster.quarantine_after ({cluster.quarantine_after:g} s) must be more than "
             f"app_stall_timeout ({cluster.app_stall_timeout:g} s), or a busy node is quarantined"
         )
+    hand_over = cluster.singleton
+    if hand_over.retire_timeout >= hand_over.hand_over_timeout:
+        raise ConfigError(
+            f"cluster.singleton.retire_timeout ({hand_over.retire_timeout:g} s) must be less than "
+            f"hand_over_timeout ({hand_over.hand_over_timeout:g} s), or the next oldest node stops "
+            "waiting while the coordinator still finishes"
+        )
     if http.write and not http.token:
         raise ConfigError(
             "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"

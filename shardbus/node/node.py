@@ -185,8 +185,10 @@ class Node:
             layout = entity_type.interface.layout
             return Coordinator(name, self.me, layout, required, strategy)
 
-        margin = self.settings.cluster.downing.down_removal_margin
-        self.singletons[name] = SingletonShell(region, make, self, margin)
+        cluster_settings = self.settings.cluster
+        margin = cluster_settings.downing.down_removal_margin
+        waits = cluster_settings.singleton
+        self.singletons[name] = SingletonShell(region, make, self, margin, waits)
 
     def _add_periodic_tasks(self) -> None:
         """Register what runs at every tick, and the sweeps that run once a second."""

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Protocol, assert_never
 from urllib.parse import quote
 
+from shardbus.config.settings import SingletonSettings
 from shardbus.entities.supervision import StateLoader
 from shardbus.ids import NodeId
 from shardbus.membership.member import WORKING, Service, Status
@@ -75,6 +76,7 @@ class SingletonShell:
         make: builds a fresh coordinator.
         node: the services of the node.
         removal_margin: `cluster.downing.down_removal_margin`, in seconds.
+        waits: the waits of a hand-over, section `cluster.singleton`.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class SingletonShell:
         make: Callable[[], Coordinator],
         node: SingletonServices,
         removal_margin: float,
+        waits: SingletonSettings,
     ) -> None:
-        self.singleton = Singleton(region.name, node.me, region.coordinator_role, removal_margin)
+        role = region.coordinator_role
+        self.singleton = Singleton(region.name, node.me, role, removal_margin, waits)
         settings = region.settings
         self._lease = f"singleton/{quote(region.name, safe='')}"
         self._leases: LeaseShell | None = None

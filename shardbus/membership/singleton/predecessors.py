@@ -10,7 +10,7 @@ An older node is *awaited* as long as its instance may run and it can still anno
     a node that has left          until HandOverDone, since its process outlives its membership a
                                   little; but not once a higher epoch is known than when it began to
                                   leave, because another node has then taken over from it; nor after
-                                  SILENCE_S
+                                  `silence_timeout`
     proved dead, or downed        not at all
     silent for too long           no longer
 
@@ -30,9 +30,6 @@ from shardbus.membership.member import WORKING, Member, Status, age_order
 from shardbus.membership.singleton import messages as ho
 from shardbus.membership.view import MembershipView
 
-SILENCE_S = 2.0
-"""Seconds for which an older node is awaited that sends nothing at all."""
-
 WAY_OUT = (Status.LEAVING, Status.EXITING)
 
 
@@ -49,11 +46,14 @@ class Departure:
 class Predecessors:
     """What one node knows of the order of age. Arguments as for `Singleton`."""
 
-    def __init__(self, name: str, me: NodeId, role: str, removal_margin: float) -> None:
+    def __init__(
+        self, name: str, me: NodeId, role: str, removal_margin: float, silence_timeout: float
+    ) -> None:
         self.view = MembershipView(me)
         self.epoch = 0
         """The highest epoch known."""
         self._name, self._me, self._role, self._margin = name, me, role, removal_margin
+        self._silence_timeout = silence_timeout
         self._announced: dict[NodeId, bool] = {}
         """The nodes that announced their leaving; True if they also announced that their instance
         has stopped."""
@@ -94,9 +94,9 @@ class Predecessors:
         return True
 
     def expire(self, now: float) -> None:
-        """Drop nodes that left longer than SILENCE_S ago: they send nothing more."""
+        """Drop nodes that left longer than `silence_timeout` ago: they send nothing more."""
         for node, departure in list(self._departures.items()):
-            if departure.gone_at is not None and now >= departure.gone_at + SILENCE_S:
+            if departure.gone_at is not None and now >= departure.gone_at + self._silence_timeout:
                 del self._departures[node]
 
     def time_out(self) -> None:

@@ -17,7 +17,7 @@ confirmed that its instance has stopped:
 - *While it waits*, the next oldest prepares its instance, up to the claim of an epoch. The leaving
   node keeps working until it is asked. What remains of the gap is one round trip and one claim.
 - *Every wait ends.* Requests are repeated, since the other node's view may lag. A node that gets no
-  message within `SILENCE_S`, or no end within `PATIENCE_S`, goes on without it.
+  message within `silence_timeout`, or no end within `hand_over_timeout`, goes on without it.
 - *Safety does not depend on this.* The instance claims an epoch before it works, and the store and
   its peers refuse a lower one. A lost message or a wrong guess costs a moment in which two
   instances work, under different epochs, and one of them is refused.
@@ -38,24 +38,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import assert_never
 
+from shardbus.config.settings import SingletonSettings
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.membership.singleton import messages as ho
-from shardbus.membership.singleton.predecessors import SILENCE_S, WAY_OUT, Predecessors
+from shardbus.membership.singleton.predecessors import WAY_OUT, Predecessors
 from shardbus.membership.view import MembershipView
-
-RETRY_S = 0.5
-"""Seconds between two requests without an answer."""
-
-PATIENCE_S = 5.0
-"""Seconds for which a finishing node is awaited, and for which a leaving node waits to be asked."""
-
-RETIRE_S = 3.0
-"""Seconds that an instance may take to finish; then it is halted. Less than PATIENCE_S."""
-
-RESTART_S = 1.0
-"""Seconds before an instance that ended by itself is started again."""
 
 
 class SingletonState(Enum):
@@ -123,12 +112,21 @@ class Singleton:
         me: this node.
         role: only members with it take part; empty is all.
         removal_margin: seconds, see `predecessors`; 0 is off.
+        settings: the waits of a hand-over; section `cluster.singleton`.
     """
 
-    def __init__(self, name: str, me: NodeId, role: str = "", removal_margin: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        me: NodeId,
+        role: str = "",
+        removal_margin: float = 0.0,
+        settings: SingletonSettings | None = None,
+    ) -> None:
         self.state = SingletonState.YOUNGER
         self._name, self._me = name, me
-        self._predecessors = Predecessors(name, me, role, removal_margin)
+        self._waits = settings = settings or SingletonSettings()
+        self._predecessors = Predecessors(name, me, role, removal_margin, settings.silence_timeout)
         self._preparing = self._has_left = self._downed = False
         self._requesters: dict[NodeId, None] = {}
         self._requested: NodeId | None = None
@@ -181,7 +179,7 @@ class Singleton:
         if self._until is not None and now >= self._until:
             self._on_timeout(now)
         if self._retry_at is not None and now >= self._retry_at:
-            self._retry_at = now + RETRY_S
+            self._retry_at = now + self._waits.hand_over_retry_interval
             self._send_request()
         return self._settle(now)
 
@@ -223,7 +221,7 @@ class Singleton:
                     self._send(sender, ho.HandOverDone(self.epoch))
             case ho.HandOverInProgress():
                 if self.state is SingletonState.BECOMING_OLDEST and self._asked_at is not None:
-                    self._until = self._asked_at + PATIENCE_S
+                    self._until = self._asked_at + self._waits.hand_over_timeout
             case ho.TakeOverFromMe():
                 if self.state in (SingletonState.BECOMING_OLDEST, SingletonState.OLDEST):
                     self._send(sender, ho.HandOverToMe(self.epoch))
@@ -234,7 +232,7 @@ class Singleton:
 
     def _on_instance_stopped(self, now: float) -> None:
         if self.state is SingletonState.OLDEST:
-            self._restart_at = now + RESTART_S
+            self._restart_at = now + self._waits.restart_backoff
         elif self.ending:
             self._transition(SingletonTrigger.OVER, now)
 
@@ -309,15 +307,22 @@ class Singleton:
             case SingletonState.YOUNGER:
                 self._out.append(ho.HaltInstance())
             case SingletonState.BECOMING_OLDEST:
-                self._asked_at, self._until, self._retry_at = now, now + SILENCE_S, now + RETRY_S
+                self._asked_at, self._until, self._retry_at = (
+                    now,
+                    now + self._waits.silence_timeout,
+                    now + self._waits.hand_over_retry_interval,
+                )
                 self._send_request()
                 self._out.append(ho.PrepareInstance())
             case SingletonState.OLDEST:
                 self._out.append(ho.StartInstance(self.epoch))
             case SingletonState.WAS_OLDEST:
-                self._until, self._retry_at = now + PATIENCE_S, now + RETRY_S
+                self._until, self._retry_at = (
+                    now + self._waits.hand_over_timeout,
+                    now + self._waits.hand_over_retry_interval,
+                )
             case SingletonState.HANDING_OVER:
-                self._until = now + RETIRE_S
+                self._until = now + self._waits.retire_timeout
                 for requester in self._requesters:
                     self._send(requester, ho.HandOverInProgress(self.epoch))
                 self._out.append(ho.RetireInstance())

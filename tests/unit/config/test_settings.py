@@ -416,3 +416,9 @@ def test_settings_of_a_type_that_is_not_there_are_refused_with_the_closest_name(
     with pytest.raises(ConfigError, match=r"no entity type 'cart' \(app.toml\)") as refused:
         types_set({}, "Cart", file="cart")
     assert refused.value.hint == "did you mean Cart?"
+
+
+def test_a_coordinator_must_finish_before_the_next_oldest_stops_waiting() -> None:
+    late = {"cluster": {"singleton": {"retire_timeout": "5s"}}}
+    with pytest.raises(ConfigError, match=r"cluster\.singleton\.retire_timeout \(5 s\)"):
+        load([("file", late)])

@@ -7,22 +7,28 @@ from dataclasses import replace
 
 import pytest
 
+from shardbus.config.settings import SingletonSettings
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as ho
-from shardbus.membership.singleton.predecessors import SILENCE_S
 from shardbus.membership.singleton.singleton import (
-    PATIENCE_S,
-    RESTART_S,
-    RETIRE_S,
-    RETRY_S,
     TRANSITIONS,
     Singleton,
     SingletonState,
     SingletonTrigger,
 )
 from shardbus.membership.view import MembershipView
+
+WAITS = SingletonSettings(
+    hand_over_retry_interval=0.75,
+    silence_timeout=3.0,
+    hand_over_timeout=6.0,
+    retire_timeout=4.0,
+    restart_backoff=1.5,
+)
+"""All of them other than the defaults."""
+RETRY = WAITS.hand_over_retry_interval
 
 A, ME, C, D = (NodeId(name, 1, uid + 1) for uid, name in enumerate(("a", "me", "c", "d")))
 NAMES = {A: "A", ME: "me", C: "C", D: "D"}
@@ -58,7 +64,7 @@ class Bench:
     """A machine under test, its clock, and its effects as words."""
 
     def __init__(self, *events: ho.Event, margin: float = 0.0, role: str = "") -> None:
-        self.machine = Singleton("t", ME, role, margin)
+        self.machine = Singleton("t", ME, role, margin, WAITS)
         self.now = 0.0
         self.turns: set[tuple[str, str, str]] = set()
         self.do(*events)
@@ -112,7 +118,7 @@ def standing(state: SingletonState) -> Bench:
     bench.do(A_LEAVES)
     if state is SingletonState.BECOMING_OLDEST:
         return bench
-    bench.wait(SILENCE_S)
+    bench.wait(WAITS.silence_timeout)
     bench.do(ho.InstanceStarted(7))
     if state is SingletonState.OLDEST:
         return bench
@@ -347,7 +353,7 @@ def test_every_arrow_of_the_drawing_is_walked_and_no_other() -> None:
 
 
 def test_an_arrow_that_is_not_drawn_is_refused() -> None:
-    machine = Singleton("t", ME)
+    machine = Singleton("t", ME, settings=WAITS)
     with pytest.raises(LocalProtocolError, match="'asked to hand over' in 'younger'"):
         machine._transition(SingletonTrigger.ASKED, 0.0)
     assert machine.state is SingletonState.YOUNGER
@@ -373,7 +379,9 @@ def test_TG1_who_takes_over_from_the_dead_waits_for_nobody() -> None:
 
 def test_B97_questions_are_repeated_and_end() -> None:
     bench = Bench(ALL_UP, A_LEAVES)
-    assert bench.wait(SILENCE_S - 0.01) == ["HandOverToMe A"] * int((SILENCE_S - 0.01) / RETRY_S)
+    assert bench.wait(WAITS.silence_timeout - 0.01) == ["HandOverToMe A"] * int(
+        (WAITS.silence_timeout - 0.01) / RETRY
+    )
     assert bench.wait(0.01) == ["StartInstance 0"]
     assert bench.state is SingletonState.OLDEST
 
@@ -381,26 +389,26 @@ def test_B97_questions_are_repeated_and_end() -> None:
 def test_B97_one_that_is_finishing_is_waited_for_longer_but_not_for_ever() -> None:
     bench = Bench(ALL_UP, A_LEAVES)
     bench.hear(A, ho.HandOverInProgress(3))
-    bench.wait(SILENCE_S)
+    bench.wait(WAITS.silence_timeout)
     assert bench.state is SingletonState.BECOMING_OLDEST
     for _ in range(8):
         bench.wait(0.5)
         bench.hear(A, ho.HandOverInProgress(3))
     assert bench.state is SingletonState.OLDEST
-    assert bench.now <= PATIENCE_S + SILENCE_S
+    assert bench.now <= WAITS.hand_over_timeout + WAITS.silence_timeout
 
 
 def test_B97_an_instance_that_does_not_finish_is_stopped() -> None:
     bench = standing(SingletonState.HANDING_OVER)
-    assert bench.wait(RETIRE_S - 0.01) == []
+    assert bench.wait(WAITS.retire_timeout - 0.01) == []
     assert bench.wait(0.01) == ["HaltInstance", "HandOverDone C"]
-    assert RETIRE_S < PATIENCE_S
+    assert WAITS.retire_timeout < WAITS.hand_over_timeout
 
 
 def test_B97_one_that_is_never_asked_stops_in_the_end() -> None:
     bench = standing(SingletonState.WAS_OLDEST)
-    said = bench.wait(PATIENCE_S)
-    assert said.count("TakeOverFromMe C") == int(PATIENCE_S / RETRY_S) - 1
+    said = bench.wait(WAITS.hand_over_timeout)
+    assert said.count("TakeOverFromMe C") == int(WAITS.hand_over_timeout / RETRY) - 1
     assert said[-1] == "RetireInstance"
     assert bench.do(ho.InstanceStopped()) == ["HandOverDone C"]
 
@@ -416,7 +424,7 @@ def test_TG5_several_that_leave_are_all_waited_for() -> None:
     bench = Bench(seen(a=UP, me=LEAVING, c=UP))
     assert bench.state is SingletonState.ENDED
     third = Bench()
-    third.machine = Singleton("t", C)
+    third.machine = Singleton("t", C, settings=WAITS)
     both = MembershipView(C, seen(a=LEAVING, me=LEAVING, c=UP).view.members)
     assert third.do(ho.MembershipSeen(both)) == [
         "HandOverToMe A",
@@ -492,11 +500,11 @@ def test_TG7_nothing_is_handed_over_while_the_whole_cluster_stops() -> None:
 def test_an_instance_that_ends_by_itself_begins_again() -> None:
     bench = standing(SingletonState.OLDEST)
     assert bench.do(ho.InstanceStopped()) == []
-    assert bench.wait(RESTART_S) == ["StartInstance 7"]
+    assert bench.wait(WAITS.restart_backoff) == ["StartInstance 7"]
     bench.do(ho.InstanceStopped())
     bench.do(I_LEAVE)
     bench.hear(C, ho.HandOverToMe(7))
-    assert "StartInstance 7" not in bench.wait(RESTART_S)
+    assert "StartInstance 7" not in bench.wait(WAITS.restart_backoff)
 
 
 def test_only_members_with_the_role_take_part() -> None:
@@ -521,13 +529,13 @@ def test_TG9_one_that_has_left_is_waited_for_until_it_says_that_it_is_done() -> 
 
 def test_TG9_one_that_has_left_and_says_nothing_is_not_waited_for_longer() -> None:
     bench = Bench(ALL_UP, seen(me=UP, c=UP))
-    assert bench.wait(SILENCE_S - 0.01) == []
+    assert bench.wait(WAITS.silence_timeout - 0.01) == []
     assert bench.wait(0.01) == ["StartInstance 0"]
 
 
 def test_TG5_one_that_has_left_is_of_no_account_once_another_one_has_taken_over() -> None:
     third = Bench()
-    third.machine = Singleton("t", C)
+    third.machine = Singleton("t", C, settings=WAITS)
 
     def view(epoch: int, **statuses: Status) -> ho.MembershipSeen:
         return ho.MembershipSeen(replace(seen(epoch=epoch, **statuses).view, me=C))
@@ -540,13 +548,13 @@ def test_TG5_one_that_has_left_is_of_no_account_once_another_one_has_taken_over(
 
 def test_TG5_one_that_left_long_ago_is_of_no_account() -> None:
     third = Bench()
-    third.machine = Singleton("t", C)
+    third.machine = Singleton("t", C, settings=WAITS)
 
     def view(**statuses: Status) -> ho.MembershipSeen:
         return ho.MembershipSeen(replace(seen(epoch=1, **statuses).view, me=C))
 
     third.do(view(a=UP, me=UP, c=UP), view(me=UP, c=UP))
-    third.now = SILENCE_S
+    third.now = WAITS.silence_timeout
     assert third.do(view(me=DOWN, c=UP)) == ["StartInstance 1"]
 
 

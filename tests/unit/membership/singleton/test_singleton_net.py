@@ -11,9 +11,10 @@ from dataclasses import replace
 
 import pytest
 
+from shardbus.config.settings import SingletonSettings
 from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as ho
-from shardbus.membership.singleton import predecessors, singleton
+from shardbus.membership.singleton import singleton
 from shardbus.membership.singleton.predecessors import Predecessors
 from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.membership.view import MembershipView
@@ -181,9 +182,7 @@ def the_done_of_the_older_one_is_not_waited_for(patch: Patch) -> None:
 
 
 def a_lost_done_is_waited_for_for_ever(patch: Patch) -> None:
-    patch.setattr(predecessors, "SILENCE_S", 1000.0)
-    for name in ("RETRY_S", "SILENCE_S", "PATIENCE_S", "RETIRE_S"):
-        patch.setattr(singleton, name, 1000.0)
+    patch.setattr(singleton, "SingletonSettings", lambda: SingletonSettings(*[1000.0] * 5))
 
 
 def done_is_said_before_the_instance_has_stopped(patch: Patch) -> None:
