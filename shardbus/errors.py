@@ -1,17 +1,17 @@
-"""Every error that shardbus raises, on one page.
+"""Every error that shardbus raises.
 
 ShardBusError
 ├── ConfigError            a setting, an address, an id or a declaration is wrong
 ├── ProtocolError
 │   ├── LocalProtocolError   this process broke a rule
-│   └── RemoteProtocolError  the peer did
+│   └── RemoteProtocolError  the peer broke a rule
 ├── StoreError
 │   ├── StoreUnavailable     no answer in time: the write may or may not have been applied
 │   ├── StaleEpoch           a newer coordinator wrote
 │   └── StaleFence           a newer activation loaded or wrote
-├── Refused                the cluster does not take this node or client
+├── Refused                the cluster refuses this node or client
 ├── ReentrancyError        an entity waits for itself; `.cycle`
-└── RequestError           a tell or an ask failed; `.definite`: the handler surely did not run
+└── RequestError           a tell or an ask failed; `.definite`: the handler certainly did not run
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
         │             MessageTooLarge
         └── not: AskTimeout  NodeLost  EntityFailed
@@ -24,7 +24,7 @@ from typing import ClassVar
 
 
 class ShardBusError(Exception):
-    """The root. `hint` says what to do about it, where that is known."""
+    """The root of all errors. `hint` says what to do, if that is known."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -36,7 +36,7 @@ class ShardBusError(Exception):
 
 
 class ConfigError(ShardBusError):
-    """A setting, an address, an id or a declaration is wrong. Nothing was started or sent."""
+    """A setting, an address, an id or a declaration is invalid. Nothing was started or sent."""
 
 
 class ProtocolError(ShardBusError):
@@ -44,13 +44,13 @@ class ProtocolError(ShardBusError):
 
 
 class LocalProtocolError(ProtocolError):
-    """This process broke a rule: a defect, not bad input. The state of the machine that raised it
-    is unchanged."""
+    """This process broke a rule: a defect, not invalid input. The state of the machine that raised
+    it is unchanged."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer sent what the protocol does not allow. The frame was dropped and counted; nothing
-    else changed."""
+    """The peer sent a frame that the protocol does not allow. The frame was dropped and counted;
+    nothing else changed."""
 
 
 class StoreError(ShardBusError):
@@ -58,13 +58,13 @@ class StoreError(ShardBusError):
 
 
 class StoreUnavailable(StoreError):
-    """No answer in time. The write may or may not have been applied; the same operation id may
-    safely be sent again."""
+    """The store gave no answer in time. The write may or may not have been applied; it is safe to
+    send the same operation id again."""
 
 
 class StaleEpoch(StoreError):
-    """The table carries a newer epoch: another coordinator took over. Nothing was written; do not
-    try again."""
+    """The table has a newer epoch: another coordinator took over. Nothing was written; do not send
+    it again."""
 
     def __init__(self, entity_type: str, epoch: int, stored: int) -> None:
         super().__init__(
@@ -74,8 +74,8 @@ class StaleEpoch(StoreError):
 
 
 class StaleFence(StoreError):
-    """The stored fence is newer: the entity lives elsewhere. Nothing was written; this activation
-    is over."""
+    """The stored fence is newer: the entity runs on another node. Nothing was written; this
+    activation ends."""
 
     def __init__(self, entity_type: str, entity_id: str, fence: int, stored: int) -> None:
         super().__init__(
@@ -90,14 +90,15 @@ class StaleFence(StoreError):
 
 
 class Refused(ShardBusError):
-    """The cluster does not take this node or client: another cluster name, protocol or setting."""
+    """The cluster refuses this node or client: its cluster name, protocol or settings differ."""
 
 
 class ReentrancyError(ShardBusError):
     """An entity asked an entity that waits, directly or through others, for its answer. The ask
-    that would have closed the circle was not handled.
+    that would have closed the cycle was not handled.
 
-    `cycle` names the entities as (type, id), each asking the next; the last is the first again."""
+    `cycle` names the entities as (type, id); each asks the next, and the last is the first again.
+    """
 
     def __init__(self, cycle: Sequence[tuple[str, str]]) -> None:
         self.cycle = tuple(cycle)
@@ -106,20 +107,20 @@ class ReentrancyError(ShardBusError):
 
 
 class RequestError(ShardBusError):
-    """A tell or an ask failed. `definite`: the handler surely did not run, so sending again cannot
-    do a thing twice."""
+    """A tell or an ask failed. `definite`: the handler certainly did not run, so it is safe to send
+    the message again."""
 
     definite: ClassVar[bool] = False
 
 
 class BufferFull(RequestError):
-    """The buffer for shards without a home, or the send buffer, is full. Definite."""
+    """The buffer for shards without a home is full, or the send buffer is. Definite."""
 
     definite = True
 
 
 class MailboxFull(RequestError):
-    """The entity has too many messages waiting. Definite."""
+    """The mailbox of the entity is full. Definite."""
 
     definite = True
 
@@ -137,29 +138,29 @@ class Unhandled(RequestError):
 
 
 class SchemaError(RequestError):
-    """The message does not fit what the handler declares; the text names the field path.
+    """The message does not fit the declaration of the handler; the text names the field path.
     Definite."""
 
     definite = True
 
 
 class MessageTooLarge(RequestError):
-    """The message is over the limit. Definite."""
+    """The message is larger than the limit. Definite."""
 
     definite = True
 
 
 class AskTimeout(RequestError):
-    """No answer within the deadline. The handler may run, have run, or never run."""
+    """No answer came by the deadline. The handler may run, have run, or never run."""
 
 
 class NodeLost(RequestError):
-    """The node that had the message died before it answered. The handler may have run."""
+    """The node that received the message died before it answered. The handler may have run."""
 
 
 class EntityFailed(RequestError):
-    """The handler raised, or a start that is not tried again. `type` and `message` are those of its
-    exception; what it had done before, it did."""
+    """The handler raised, or a start that is not retried did. `type` and `message` are those of the
+    exception. What the handler did before it raised is not undone."""
 
     def __init__(self, type: str, message: str) -> None:
         super().__init__(f"{type}: {message}")

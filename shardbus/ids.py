@@ -1,9 +1,9 @@
-"""Names of things: nodes, entities, shards.
+"""Identifiers of nodes, entities, types and shards.
 
-A node is one incarnation of a process, `host:port#uid`. The uid is drawn at process start and never
-comes back, so two processes that follow each other at one address are two nodes. Entity, type and
-shard ids are values: 1 to 256 bytes of UTF-8 without control characters, never parts of key names
-or paths.
+A node id names one incarnation of a process, `host:port#uid`. The uid is drawn at the start of the
+process and never used again, so two processes that follow each other at one address are two nodes.
+Entity, type and shard ids are values: 1 to 256 bytes of UTF-8 without control characters. They are
+never used as parts of key names or paths.
 
 Source: S1.2, S1.7, S1.8, S2.15, S2.21, S4.8.
 """
@@ -22,7 +22,7 @@ HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f.:]{2,45}(%[A-Z
 
 
 class Address(NamedTuple):
-    """Where a node can be reached: the advertised host and the port of its ROUTER."""
+    """The address of a node: its advertised host and the port of its ROUTER socket."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class Address(NamedTuple):
         """Read `host:port` or `tcp://host:port`.
 
         Raises:
-            ConfigError: no host, no port, or a port outside 1..65535.
+            ConfigError: there is no host, no port, or the port is outside 1..65535.
         """
         host, colon, port = text.removeprefix("tcp://").rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
     @classmethod
     def advertised(cls, text: str, port: int) -> Address:
-        """Read `host`, at `port`, or `host:port`. Raises as `parse`."""
+        """Read `host`, which gets `port`, or `host:port`. Raises as `parse`."""
         bare = text.count(":") != 1 and not text.startswith("[")
         if not bare:
             return cls.parse(text)
@@ -63,12 +63,12 @@ class Address(NamedTuple):
 
 
 def is_host(text: str) -> bool:
-    """Whether a name or an IP address may look so; nobody is asked whether there is such a host."""
+    """True if the text has the form of a host name or IP address. The host need not exist."""
     return bool(HOST.fullmatch(text))
 
 
 class NodeId(NamedTuple):
-    """One incarnation of a node. Sorts in address order, which every node computes alike."""
+    """One incarnation of a node. Node ids sort by address, in the same order on every node."""
 
     host: str
     port: int
@@ -101,15 +101,14 @@ class NodeId(NamedTuple):
 
 
 def check_id(what: str, value: str) -> str:
-    """Return `value` if it may name an entity, a type or a shard (`what` says which, for the
-    message).
+    """Return `value` if it is a valid id. `what` names the kind of id for the error.
 
     Raises:
-        ConfigError: no text, empty, longer than 256 bytes of UTF-8, not encodable, or with a
+        ConfigError: it is no text, empty, longer than 256 bytes of UTF-8, not encodable, or has a
             control character.
     """
     if not isinstance(value, str):
-        raise ConfigError(f"{what} is a text, not {type(value).__name__}")
+        raise ConfigError(f"{what} must be a str, not {type(value).__name__}")
     if 0 < len(value) <= ID_BYTES_MAX and value.isascii() and value.isprintable():
         return value
     try:
@@ -126,11 +125,10 @@ def check_id(what: str, value: str) -> str:
 
 
 def shard_number(entity_id: str, shards: int) -> int:
-    """The shard of an entity under the default function, `crc32`: the same in every process and for
-    ever."""
+    """Return the shard number of an entity by the default function, `crc32`. It never changes."""
     return crc32(entity_id.encode()) % shards
 
 
 def shard_of(entity_id: str, shards: int) -> str:
-    """The same as a shard id: the number as text."""
+    """Return the shard id of an entity under the default function: its number as text."""
     return str(shard_number(entity_id, shards))

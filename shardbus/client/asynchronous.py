@@ -95,7 +95,7 @@ class AsyncClient:
             raise LocalProtocolError("a client is entered once; make another one")
         self._entered = True
         guard(self)
-        environment = self._environment = self._make_environment()
+        environment = self._make_environment()
         uid = environment.uid
         self._endpoint = Endpoint(
             self.cluster,

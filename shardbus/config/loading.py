@@ -1,10 +1,9 @@
-"""Settings from layers: file < environment < command line.
+"""Load settings from layers: file < environment < command line.
 
-A layer is a mapping and the name of its origin. Reading the file, `os.environ` and the arguments is
-the caller's matter, so nothing here touches the outside. Nothing is ignored: an unknown key, an
-unknown `SHARDBUS_*` variable and a value out of range are `ConfigError`s of one line that name the
-key and where it was written, with the closest known name. That holds for values which a later layer
-replaces, too.
+A layer is a mapping and the name of its origin. The caller reads the file, `os.environ` and the
+arguments; this module does no I/O. An unknown key, an unknown `SHARDBUS_*` variable and a value out
+of range are `ConfigError`s of one line that name the key and its origin, with the closest known
+name. That also holds for values that a later layer replaces.
 
     key in a file     [cluster.failure_detector] threshold = 12
     environment       SHARDBUS_CLUSTER__FAILURE_DETECTOR__THRESHOLD=12
@@ -26,22 +25,22 @@ from shardbus.errors import ConfigError
 from shardbus.ids import check_id
 
 Layer = tuple[str, Mapping[str, object]]
-"""Where it comes from, and nested sections of settings."""
+"""The name of the origin, and nested sections of settings."""
 
 PREFIX = "SHARDBUS_"
 ENVIRONMENT = "environment "
-"""How the origin begins of what a variable says."""
+"""The first word of the origin of a value from a variable."""
 CLIENT_VARIABLES = ("SHARDBUS_NODE_URL", "SHARDBUS_NODE_TOKEN")
-"""Variables of the commands that ask a node; they are no settings of one."""
+"""Variables of the commands that ask a node; they are not settings."""
 
 S = TypeVar("S")
 
 
 def load(layers: Sequence[Layer] = ()) -> Settings:
-    """Put the layers over the defaults, the later over the earlier.
+    """Return the defaults, replaced by the values of the layers; a later layer wins.
 
     Raises:
-        ConfigError: an unknown key, a value that is no good, or two settings that contradict.
+        ConfigError: an unknown key, an invalid value, or two settings that contradict each other.
     """
     settings = _section(Settings, layers, "")
     check(settings)
@@ -49,7 +48,7 @@ def load(layers: Sequence[Layer] = ()) -> Settings:
 
 
 def origins(layers: Sequence[Layer]) -> dict[str, str]:
-    """For each dotted key that a layer sets, the origin that wins. Everything else is a default."""
+    """Return the winning origin of each dotted key that a layer sets. Other keys have defaults."""
     found: dict[str, str] = {}
     for origin, values in layers:
         for key in _leaves(Settings, values, ""):
@@ -58,7 +57,7 @@ def origins(layers: Sequence[Layer]) -> dict[str, str]:
 
 
 def options(section: type = Settings, prefix: str = "") -> Iterator[tuple[str, Option]]:
-    """Every declared setting by its dotted key, in the order of declaration."""
+    """Yield every setting with its dotted key, in the order of declaration."""
     for declared in fields(section):
         key = f"{prefix}{declared.name}"
         if option := option_of(declared):
@@ -68,12 +67,12 @@ def options(section: type = Settings, prefix: str = "") -> Iterator[tuple[str, O
 
 
 def from_environment(environ: Mapping[str, str]) -> list[Layer]:
-    """A layer per `SHARDBUS_SECTION__KEY` variable, so that each is named where it is refused.
+    """Return one layer per `SHARDBUS_SECTION__KEY` variable, so that an error names the variable.
 
     Names of entity types and roles in variables are read in lower case; `for_types` finds the type.
 
     Raises:
-        ConfigError: a `SHARDBUS_*` variable that is no setting.
+        ConfigError: a `SHARDBUS_*` variable is no setting.
     """
     names = {variable_of(key) for key, _ in options()}
     layers: list[Layer] = []
@@ -93,12 +92,12 @@ def from_environment(environ: Mapping[str, str]) -> list[Layer]:
 
 
 def for_types(layers: Sequence[Layer], types: Iterable[str]) -> list[Layer]:
-    """The layers for an application with these entity types. A type that a variable names in lower
-    case gets its own name, if it is the only one that is written so.
+    """Return the layers for an application with these entity types. A type that a variable names in
+    lower case gets its own name, if only one type has that name in lower case.
 
     Raises:
-        ConfigError: settings for a type that the application does not have, or for one of several
-            that a variable cannot tell apart.
+        ConfigError: a layer has settings for an unknown type, or for one of several types that a
+            variable cannot tell apart.
     """
     known = list(types)
     return [(origin, _renamed(origin, values, known)) for origin, values in layers]
@@ -130,15 +129,15 @@ def _type_meant(name: str, known: list[str], origin: str) -> str:
 
 
 def variable_of(key: str) -> str:
-    """The environment variable of a dotted key."""
+    """Return the environment variable of a dotted key."""
     return PREFIX + key.upper().replace(".", "__")
 
 
 def from_assignments(assignments: Iterable[str]) -> list[Layer]:
-    """A layer per `key=value`, as given to `--set`.
+    """Return one layer per `key=value`, as given to `--set`.
 
     Raises:
-        ConfigError: there is no `=`.
+        ConfigError: there is no `=` or no key.
     """
     layers: list[Layer] = []
     for assignment in assignments:
@@ -152,7 +151,8 @@ def from_assignments(assignments: Iterable[str]) -> list[Layer]:
 
 
 def nested_at(key: str, value: object) -> dict[str, object]:
-    """The mapping in which the dotted `key` has this value. A type's name may itself hold dots."""
+    """Return nested mappings in which the dotted `key` has this value. The name of an entity type
+    may have dots."""
     parts = key.split(".")
     if key.startswith("sharding.types.") and len(parts) > 4:
         parts = ["sharding", "types", ".".join(parts[2:-1]), parts[-1]]
@@ -162,7 +162,7 @@ def nested_at(key: str, value: object) -> dict[str, object]:
 
 
 def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
-    """One section from what the layers say about it."""
+    """Return one section with the values of the layers."""
     known = {declared.name: declared for declared in fields(cast("Any", section))}
     chosen: dict[str, Any] = {}
     below: dict[str, list[Layer]] = {}
@@ -193,7 +193,7 @@ def _section(section: type[S], layers: Sequence[Layer], prefix: str) -> S:
 
 
 def _types(layers: Sequence[Layer], prefix: str) -> dict[str, dict[str, object]]:
-    """The overrides per entity type."""
+    """Return the overrides per entity type."""
     found: dict[str, dict[str, object]] = {}
     for origin, values in layers:
         if not isinstance(values, Mapping):
@@ -215,7 +215,7 @@ def _types(layers: Sequence[Layer], prefix: str) -> dict[str, dict[str, object]]
 
 
 def _likely(section: type, name: str, prefix: str) -> str:
-    """The dotted key that was probably meant: of the same section, ending alike, or like it."""
+    """Return the closest known key: of the same section, with the same last part, or alike."""
     sibling = closest(name, [declared.name for declared in fields(section)])
     if sibling:
         return f"{prefix}{sibling}"
@@ -225,7 +225,7 @@ def _likely(section: type, name: str, prefix: str) -> str:
 
 
 def _leaves(section: type, values: Mapping[str, object], prefix: str) -> Iterator[str]:
-    """The dotted keys that a good layer sets."""
+    """Yield the dotted keys that a valid layer sets."""
     nested = {f.name: _nested(f.default_factory) for f in fields(section) if option_of(f) is None}
     for name, value in values.items():
         inner = nested.get(name)
@@ -240,5 +240,5 @@ def _leaves(section: type, values: Mapping[str, object], prefix: str) -> Iterato
 
 
 def _nested(factory: object) -> Any:
-    """The section that a field holds; None for the overrides per type."""
+    """Return the section class of a field, None for the overrides per type."""
     return factory if factory is not MISSING and is_dataclass(factory) else None

@@ -1,9 +1,8 @@
-"""How one setting is declared, and how its text is read.
+"""The declaration of a setting, and the parsing of its value.
 
-A setting is a dataclass field made by one of the functions below (`seconds`, `count`, `text`, ...).
-The field's metadata is an `Option`: kind, unit, range and meaning. Everything that must know a
-setting (the loader, `config show`, the reference page) reads that one declaration, so none can
-drift from another.
+A setting is a dataclass field that one of the functions below creates (`seconds`, `count`, `text`,
+...). The field's metadata is an `Option`: kind, unit, range and meaning. The loader, `config show`
+and the reference page all read that one declaration.
 
     kind      accepts                                         becomes
     seconds   2, 0.5, "2s", "100ms", "1m", "24h", "1d"        float
@@ -15,8 +14,8 @@ drift from another.
     names     ["a", "b"], "a,b"                               tuple of str
     counts    {a = 1}, "a=1,b=2"                              dict of str to int
 
-Where zero turns a thing off, "off" may be written for it. `parse` raises `ConfigError` whose first
-words are what is wrong with the value; `read` is told key and origin and puts them in front.
+If zero turns a setting off, "off" may be written instead. `parse` raises a `ConfigError` that says
+what is wrong with the value; `read` adds the key and the origin in front.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ TEN_YEARS = 315_360_000.0
 
 
 class ValueType(Enum):
-    """What a setting holds, which decides how its text is read."""
+    """The kind of value of a setting; it decides how the value is parsed."""
 
     SECONDS = "seconds"
     SIZE = "size"
@@ -49,9 +48,9 @@ class ValueType(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The declaration of one setting. `low` and `high` are included; `off` allows zero as well;
-    `check` refuses a word of a list that is no good; `named` allows, beside the choices, something
-    of the user's own as module:name."""
+    """The declaration of one setting. `low` and `high` are inclusive; `off` also allows zero;
+    `check` raises ConfigError for an invalid word of a list; `named` also allows, besides the
+    choices, a function of the user as module:name."""
 
     kind: ValueType
     meaning: str
@@ -66,27 +65,27 @@ class Option:
 
 
 def seconds(default: float, meaning: str, *, low: float = 0.001, off: bool = False) -> Any:
-    """A length of time, in seconds."""
+    """Declare a length of time, in seconds."""
     return _declare(default, Option(ValueType.SECONDS, meaning, "s", low, TEN_YEARS, off))
 
 
 def size(default: int, meaning: str, *, low: int = 1, high: int = 2**50) -> Any:
-    """An amount of memory, in bytes."""
+    """Declare an amount of memory, in bytes."""
     return _declare(default, Option(ValueType.SIZE, meaning, "bytes", low, high))
 
 
 def count(default: int, meaning: str, *, low: int = 1, high: int = 2**31, off: bool = False) -> Any:
-    """A whole number."""
+    """Declare a whole number."""
     return _declare(default, Option(ValueType.COUNT, meaning, "", low, high, off))
 
 
 def number(default: float, meaning: str, *, low: float = 0.0, high: float = 1.0) -> Any:
-    """A number without a unit."""
+    """Declare a number without a unit."""
     return _declare(default, Option(ValueType.NUMBER, meaning, "", low, high))
 
 
 def flag(default: bool, meaning: str) -> Any:
-    """Yes or no."""
+    """Declare a setting that is true or false."""
     return _declare(default, Option(ValueType.FLAG, meaning))
 
 
@@ -98,19 +97,19 @@ def text(
     named: bool = False,
     secret: bool = False,
 ) -> Any:
-    """A word; one of `choices` if there are any, or, if `named`, the user's own as module:name. A
-    secret appears in no `repr` and no error."""
+    """Declare a word: one of `choices` if there are any, or, if `named`, a function of the user as
+    module:name. A secret appears in no `repr` and no error."""
     option = Option(ValueType.TEXT, meaning, choices=choices, named=named, secret=secret)
     return _declare(default, option)
 
 
 def names(meaning: str, check: Callable[[str], object] | None = None) -> Any:
-    """A list of words, empty by default."""
+    """Declare a list of words, empty by default."""
     return _declare((), Option(ValueType.NAMES, meaning, check=check))
 
 
 def counts(meaning: str) -> Any:
-    """Whole numbers by name, empty by default."""
+    """Declare whole numbers by name, empty by default."""
     return field(
         default_factory=dict,
         metadata={"option": Option(ValueType.COUNTS, meaning, low=1, high=2**31)},
@@ -118,25 +117,25 @@ def counts(meaning: str) -> Any:
 
 
 def option_of(declared: Field[Any]) -> Option | None:
-    """The declaration of a setting; None for a nested section."""
+    """Return the declaration of a setting, None for a nested section."""
     found = declared.metadata.get("option")
     return found if isinstance(found, Option) else None
 
 
 def parse(option: Option, value: object) -> Any:
-    """The value as the setting's type.
+    """Return the value as the setting's type.
 
     Raises:
-        ConfigError: another kind of value, or outside the range.
+        ConfigError: the value has another type or is outside the range.
     """
     return _PARSERS[option.kind](option, value)
 
 
 def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
-    """One value of one section, as the setting's type. `key` and `origin` are for the message.
+    """Return one value of one section as the setting's type. `key` and `origin` are for the error.
 
     Raises:
-        ConfigError: the section has no such setting, or the value is no good.
+        ConfigError: the section has no such setting, or the value is invalid.
     """
     known = {f.name: option for f in fields(section) if (option := option_of(f))}
     option = known.get(name)
@@ -150,18 +149,18 @@ def read(section: type, name: str, value: object, key: str, origin: str) -> Any:
 
 
 def unknown(what: str, key: str, nearest: str, origin: str) -> ConfigError:
-    """The refusal of a name nobody declared."""
+    """Return the error for an unknown name, with the nearest known one as a hint."""
     hint = f"did you mean {nearest}?" if nearest else "`shardbus config show` lists every setting"
     return ConfigError(f"unknown {what} {key!r} ({origin})"[:300], hint=hint)
 
 
 def closest(name: str, known: Iterable[str]) -> str:
-    """The known name that `name` was probably meant to be, or nothing."""
+    """Return the known name closest to `name`, empty if none is close."""
     return next(iter(get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)), "")
 
 
 def shown(option: Option, value: object) -> str:
-    """The value for a message: short, on one line, and never a secret."""
+    """Return the value for an error: short, on one line, and never a secret."""
     if option.secret:
         return "(secret)"
     quoted = repr(value)
@@ -190,7 +189,7 @@ _FLAGS = {
 
 
 def _measure(value: object, units: Mapping[str, float]) -> float | None:
-    """The finite number that `value` is or spells, times its unit; None if it is none."""
+    """Return the finite number that `value` is or spells, times its unit; None if it is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value if abs(value) < 2**63 else None
     if not isinstance(value, str) or not (found := _MEASURE.fullmatch(value[:64])):

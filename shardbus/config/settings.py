@@ -1,15 +1,15 @@
 """Every setting of a node, declared once.
 
-Settings are one tree of frozen dataclasses; `Settings()` is the defaults. Each field says unit,
-range and meaning, and a value is good by itself (`options.parse`) and together with the others
-(`agreement`). For one entity type four places are asked, the last that speaks wins:
+Settings are a tree of frozen dataclasses; `Settings()` holds the defaults. A field declares unit,
+range and meaning. A value must be valid by itself (`options.parse`) and together with the others
+(`validation`). The settings of one entity type come from four places; the last that sets one wins:
 
     defaults here < section `sharding` < the class's declaration < `sharding.types.<name>`
 
-Not here: what a kind of value may look like (`options`); files, environment and command line
-(`loading`); what a setting does.
+Not here: the forms of a value (`options`); files, environment and command line (`loading`); the
+effects of a setting.
 
-Source: S2.34, S2.35, S2.57-S2.81; B.1, B.4-B.7, B.32, B.79-B.86.
+Source: S2.34, S2.35, S2.57 to S2.81.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STRATEGIES = (
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """Who this node is and whom it joins."""
+    """The identity of this node, and the nodes that it joins."""
 
     host: str = text("127.0.0.1", "interface on which the node listens")
     port: int = count(7355, "port of the ROUTER", high=65535)
@@ -48,21 +48,21 @@ class NodeSettings:
     )
     join: str = text(
         "auto",
-        "auto joins by the seeds at the start; manual waits for `shardbus cluster join`",
+        "auto joins by the seeds at start; manual waits for `shardbus cluster join`",
         choices=("auto", "manual"),
     )
-    roles: tuple[str, ...] = names("roles of this node; types and minimums may ask for one")
+    roles: tuple[str, ...] = names("roles of this node; types and minimums may require one")
     proxies: tuple[str, ...] = names(
-        "entity types of which this node hosts nothing and to which it only sends; * is all types"
+        "entity types that this node does not host and only sends to; * is all types"
     )
     send_buffer_bytes: int = size(
-        256 * 2**20, "of messages that wait for one node; then a tell is refused", low=16 * 2**20
+        256 * 2**20, "messages that may wait for one node; then a tell is refused", low=16 * 2**20
     )
     version: str = text(
         "0.0.0", "version of the application; shards that need a home go to nodes of the highest"
     )
     version_timeout: float = seconds(
-        30.0, "for the application to say its version, where it does and none is set"
+        30.0, "for the application to report its version, if it does and none is set"
     )
 
 
@@ -74,15 +74,15 @@ class FailureDetectorSettings:
     threshold: float = number(
         8.0, "phi above which a node is unreachable; 12 on clouds", low=0.1, high=1000
     )
-    max_sample_size: int = count(1000, "intervals remembered per node")
+    max_sample_size: int = count(1000, "intervals kept per node")
     min_std_deviation: float = seconds(
-        0.1, "lower bound of the deviation, so that a quiet network is not brittle"
+        0.1, "lower bound of the deviation, so that a regular network tolerates one late heartbeat"
     )
-    acceptable_heartbeat_pause: float = seconds(3.0, "silence forgiven before phi grows", low=0.0)
+    acceptable_heartbeat_pause: float = seconds(3.0, "silence tolerated before phi grows", low=0.0)
     expected_response_after: float = seconds(1.0, "within which the first heartbeat is expected")
     monitored_by: int = count(9, "nodes that watch each node; the 2.4.20 documents use 5")
     self_health: bool = flag(
-        True, "a starved node suspects others later, tells them, and is itself suspected later"
+        True, "a node short of CPU time suspects others later, and others suspect it later"
     )
 
 
@@ -90,27 +90,29 @@ class FailureDetectorSettings:
 class DowningSettings:
     """What happens to members that stay unreachable."""
 
-    strategy: str = text("keep-majority", "who stays after a split", choices=STRATEGIES, named=True)
+    strategy: str = text(
+        "keep-majority", "which side stays after a split", choices=STRATEGIES, named=True
+    )
     stable_after: float = seconds(
-        5.0, "without a change before deciding; 20 s for a hundred nodes, 30 s for a thousand"
+        5.0, "without a change before a decision; 20 s for a hundred nodes, 30 s for a thousand"
     )
     role: str = text("", "count only members with this role; empty counts all")
     static_quorum_size: int = count(0, "votes that a side needs under static-quorum", off=True)
-    down_if_alone: bool = flag(True, "under keep-oldest an oldest that is alone goes")
+    down_if_alone: bool = flag(True, "under keep-oldest an oldest node that is alone leaves")
     acquire_lease_delay_for_minority: float = seconds(
-        2.0, "by which the smaller side asks later under lease-majority", off=True
+        2.0, "by which the smaller side asks for the lease later under lease-majority", off=True
     )
     down_all_when_unstable: bool = flag(
-        True, "everybody goes if reachability keeps changing for stable_after and 3/4 of it (4 s)"
+        True, "down all nodes if reachability keeps changing for stable_after and 3/4 of it (4 s)"
     )
     down_removal_margin: float = seconds(
-        0.0, "by which the side that stays acts later, for the other to stop first", off=True
+        0.0, "by which the side that stays acts later, so that the other stops first", off=True
     )
     unsafe_auto_down_after: float = seconds(
         0.0, "unreachable members are downed, on both sides of a split, with any strategy", off=True
     )
     unsafe_auto_down_with_sharding: bool = flag(
-        False, "allow that where entities are sharded, which may then run twice"
+        False, "allow that for a node with sharded entities, which may then run twice"
     )
 
 
@@ -140,21 +142,21 @@ class ClusterSettings:
     """Membership: gossip, joining, the leader's actions."""
 
     gossip_interval: float = seconds(
-        1.0, "between two rounds; a third of it while fewer than half have seen the news"
+        1.0, "between two rounds; a third of it while fewer than half have the newest version"
     )
     gossip_time_to_live: float = seconds(
         2.0, "gossip that waited longer than this in a queue is dropped"
     )
     gossip_different_view_probability: float = number(
-        0.8, "of choosing a node that has not seen this version"
+        0.8, "to choose a node that has not seen the newest version"
     )
     reduce_gossip_different_view_probability: int = count(
         400, "nodes above which that probability falls linearly"
     )
     gossip_partition_breaker: float = number(
-        0.0, "how readily rounds also go to unreachable nodes and to seeds; 1 as in 2.0.1", low=0.0
+        0.0, "how often rounds also go to unreachable nodes and to seeds; 1 as in 2.0.1", low=0.0
     )
-    leader_actions_interval: float = seconds(1.0, "between two looks of the leader")
+    leader_actions_interval: float = seconds(1.0, "between two checks by the leader")
     seed_node_timeout: float = seconds(5.0, "for an answer of the seed nodes")
     retry_unsuccessful_join_after: float = seconds(
         10.0, "before a join without an answer is tried again"
@@ -167,9 +169,9 @@ class ClusterSettings:
     )
     min_members: int = count(1, "nodes that must have joined before the first become up")
     role_min_members: Mapping[str, int] = counts("the same per role")
-    prune_tombstones_after: float = seconds(86400.0, "a removed node's uid is remembered so long")
+    prune_tombstones_after: float = seconds(86400.0, "for which the uid of a removed node is kept")
     app_stall_timeout: float = seconds(
-        30.0, "a node whose handlers block its loop for so long leaves"
+        30.0, "a node whose handlers block its loop that long leaves"
     )
     coordinator_stall: float = seconds(
         2.0,
@@ -177,15 +179,15 @@ class ClusterSettings:
         off=True,
     )
     app_block_warning: float = seconds(
-        1.0, "a handler that blocks the node's loop for so long is named in a warning", off=True
+        1.0, "a handler that blocks the node's loop that long is named in a warning", off=True
     )
     quarantine_after: float = seconds(
-        60.0, "a reachable node that takes nothing from a link for so long must restart", off=True
+        60.0, "a reachable node that reads nothing from a session that long must restart", off=True
     )
     confirmed_death: bool = flag(
-        True, "a refused connection proves that a process ended; off behind a proxy"
+        True, "a refused connection proves that a process ended; turn it off behind a proxy"
     )
-    news_fanout: int = count(3, "nodes told at once of a change of membership or reachability")
+    news_fanout: int = count(3, "nodes that get a change of membership or reachability at once")
     failure_detector: FailureDetectorSettings = field(default_factory=FailureDetectorSettings)
     downing: DowningSettings = field(default_factory=DowningSettings)
     singleton: SingletonSettings = field(default_factory=SingletonSettings)
@@ -200,49 +202,51 @@ class ShardingSettings:
     )
     role: str = text("", "host only on nodes with this role; empty is every node")
     coordinator_role: str = text(
-        "", "coordinate on the oldest node with this role; empty is that of the type, * is any"
+        "", "coordinate on the oldest node with this role; empty is the role of the type, * is any"
     )
     remember: bool = flag(False, "entities that were running start again after a move or a crash")
     passivate_after: float = seconds(
-        120.0, "an idle entity is stopped; remembered ones are not", off=True
+        120.0, "after which an idle entity is stopped; remembered ones are not", off=True
     )
     active_entity_limit: int = count(
-        0, "entities in memory per node; over it some are passivated", off=True
+        0, "entities in memory per node; above it some are passivated", off=True
     )
     passivation_strategy: str = text(
         "lru",
-        "who goes over the limit",
+        "which entities are passivated above the limit",
         choices=("lru", "slru", "mru", "lfu", "composite"),
     )
     passivation_protected: float = number(
-        0.8, "strategies slru and composite: part of the places for entities that were used again"
+        0.8, "strategies slru and composite: share of the limit for entities that were used again"
     )
     passivation_window: float = number(
-        0.01, "strategy composite: part of the places for newcomers, at first"
+        0.01, "strategy composite: initial share of the limit for new entities"
     )
     slow_handler_after: float = seconds(
-        20.0, "a handler that waits for so long is named in a warning", off=True
+        20.0, "a handler that waits that long is named in a warning", off=True
     )
     mailbox: int = count(10_000, "messages that may wait for one entity; then its senders wait")
     mailbox_bytes: int = size(
-        64 * 2**20, "of messages in all mailboxes, per type and node; then senders wait"
+        64 * 2**20, "messages in all mailboxes, per type and node; then senders wait"
     )
     mailbox_patience: float = seconds(
-        5.0, "senders wait for a full mailbox that stands still; then tells are dropped", off=True
+        5.0, "for which senders wait for a full mailbox; then tells are dropped", off=True
     )
     buffer_size: int = count(
         100_000, "messages that may wait for shards without a home, per type and node"
     )
-    buffer_bytes: int = size(64 * 2**20, "the same in bytes")
+    buffer_bytes: int = size(64 * 2**20, "the same limit in bytes")
     hop_limit: int = count(8, "forwards of one message before it is given up")
     retry_interval: float = seconds(
-        2.0, "between two registrations or location requests without an answer"
+        2.0, "between two registrations or requests for a home without an answer"
     )
-    shard_start_timeout: float = seconds(10.0, "for a region to say that it hosts a shard")
-    begin_handoff_timeout: float = seconds(5.0, "for a region to acknowledge; then not waited for")
-    handoff_timeout: float = seconds(60.0, "of moving one shard, entities' on_stop included")
+    shard_start_timeout: float = seconds(10.0, "for a region to confirm that it hosts a shard")
+    begin_handoff_timeout: float = seconds(
+        5.0, "for a region to acknowledge; then the handoff goes on"
+    )
+    handoff_timeout: float = seconds(60.0, "for a move of one shard, entities' on_stop included")
     shard_failure_backoff: float = seconds(
-        10.0, "longest wait before a remembering shard whose store failed tries again"
+        10.0, "longest wait before a remembering shard whose store failed retries"
     )
     entity_restart_backoff: float = seconds(
         10.0, "longest wait before a failed entity starts again"
@@ -252,79 +256,78 @@ class ShardingSettings:
     )
     entity_recovery_strategy: str = text(
         "adaptive",
-        "remembered entities start: as the loop has time, so many at a time, or all at once",
+        "how remembered entities start: as the loop has time, in batches, or all at once",
         choices=("adaptive", "constant", "all"),
     )
-    entity_recovery_constant_rate_frequency: float = seconds(0.1, "between two batches of them")
+    entity_recovery_constant_rate_frequency: float = seconds(0.1, "between two such batches")
     entity_recovery_constant_rate_number_of_entities: int = count(5, "entities per batch and node")
     coordinator_failure_backoff: float = seconds(
-        5.0, "a coordinator whose store failed waits a tenth of it, then doubles, to 5 times it"
+        5.0, "wait of a coordinator whose store failed: first a tenth, doubled up to 5 times it"
     )
     waiting_for_state_timeout: float = seconds(
-        2.0, "regions may report to a new coordinator; 2.4.20 says 5 s"
+        2.0, "for regions to report to a new coordinator; 5 s in 2.4.20"
     )
     updating_state_timeout: float = seconds(
-        5.0, "for the store to confirm a change of the table; then it is tried again"
+        5.0, "for the store to confirm a change of the table; then it is written again"
     )
     shard_region_query_timeout: float = seconds(
-        3.0, "for regions to answer a question about their shards"
+        3.0, "for regions to answer a query about their shards"
     )
-    min_members: int = count(1, "regions that must have registered before shards get homes")
+    min_members: int = count(1, "regions that must be registered before shards get homes")
     allocation: str = text(
         "least-shards",
-        "strategy; one that the class declares, a name or an object, counts as its declaration",
+        "allocation strategy; a class may declare a name or an object instead",
         choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
     )
-    rebalance_interval: float = seconds(10.0, "between two looks at the balance")
+    rebalance_interval: float = seconds(10.0, "between two checks of the balance")
     rebalance_threshold: int = count(
         10, "strategy threshold: a difference above this starts a rebalance"
     )
-    max_simultaneous_rebalance: int = count(3, "strategy threshold: shards on the move at a time")
+    max_simultaneous_rebalance: int = count(3, "strategy threshold: shards in motion at a time")
     rebalance_absolute_limit: int = count(
-        0, "shards on the move at a time, for the other strategies", off=True
+        0, "shards in motion at a time, for the other strategies", off=True
     )
-    rebalance_relative_limit: float = number(1.0, "least-shards: the same as part of all shards")
+    rebalance_relative_limit: float = number(1.0, "least-shards: the same as a share of all shards")
     rebalance_load_tolerance: float = number(
-        0.2, "least-load: a difference in messages that is let be, as part of the mean", low=0.01
+        0.2, "least-load: tolerated difference in messages, as a share of the mean", low=0.01
     )
     use_lease: str = text(
         "off",
-        "what runs only while its node holds a lease in the state store; all nodes alike",
+        "what runs only while its node holds a lease in the state store; the same on all nodes",
         choices=("off", "shards", "singleton", "both"),
     )
     lease_ttl: float = seconds(
-        20.0, "after which others get the lease of a node that is gone or does not renew it"
+        20.0, "after which other nodes may get a lease that its node does not renew"
     )
     lease_retry_interval: float = seconds(
-        2.0, "between two requests for a lease that is not to be had"
+        2.0, "between two requests for a lease that another node holds"
     )
-    max_moves_in_flight: int = count(100, "shards on the move at a time")
+    max_moves_in_flight: int = count(100, "shards in motion at a time")
     max_moves_per_minute: int = count(
-        0, "shards that begin to move for balance within a minute", off=True
+        0, "shards that start to move for balance within a minute", off=True
     )
     types: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """Entity type to those of the settings above that differ for it."""
+    """The overrides of the settings above, per entity type."""
 
     def for_type(self, name: str, declared: Mapping[str, object]) -> ShardingSettings:
-        """The settings of one type. `declared` is what its class says, by setting name.
+        """Return the settings of one type. `declared` is the class's declaration, by setting name.
 
-        A part never outlasts its whole: begin_handoff_timeout is at most handoff_timeout, and
-        entity_restart_backoff_min at most entity_restart_backoff.
-
-        Remembered entities are to stay, so a limit meant for every type is none for theirs.
+        begin_handoff_timeout is at most handoff_timeout, and entity_restart_backoff_min at most
+        entity_restart_backoff. Remembered entities keep running, so a limit for all types does not
+        apply to a type that remembers its entities.
 
         Raises:
-            ConfigError: an unknown name or a value out of range in `declared`, or a limit that is
-                meant for this type although its entities are remembered.
+            ConfigError: `declared` has an unknown name or a value out of range, or a limit is set
+                for this type although its entities are remembered.
         """
         place = f"the declaration of {name!r}"
         own = {
             key: read(ShardingSettings, key, value, key, place) for key, value in declared.items()
         }
-        said: dict[str, Any] = {**own, **self.types.get(name, {})}
-        chosen = replace(self, **{**said, "types": {}})
+        overrides: dict[str, Any] = {**own, **self.types.get(name, {})}
+        chosen = replace(self, **{**overrides, "types": {}})
         if chosen.remember and chosen.active_entity_limit:
-            if "active_entity_limit" in said:
+            if "active_entity_limit" in overrides:
                 raise ConfigError(
                     f"{name!r} has both remember and active_entity_limit",
                     hint="a passivated entity is forgotten: choose one of them",
@@ -344,14 +347,14 @@ class StoreSettings:
     """The state store."""
 
     url: str = text(
-        "", "sqlite:///, memory://, redis:// ...; empty is a SQLite file of this user", secret=True
+        "", "sqlite:///, memory://, redis:// ...; empty is an SQLite file of this user", secret=True
     )
     timeout: float = seconds(2.0, "for one answer of the store")
 
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """CURVE keys and who may connect."""
+    """CURVE keys, and the hosts on which a node may listen."""
 
     insecure: bool = flag(False, "listen outside the loopback without keys")
     keys: str = text("", "file with this node's key pair")
@@ -370,7 +373,7 @@ class HttpSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is written to standard error."""
+    """The log on standard error."""
 
     level: str = text("info", "lowest level shown", choices=("debug", "info", "warning", "error"))
     format: str = text(
@@ -388,9 +391,9 @@ class ShutdownSettings:
     service_stop: float = seconds(5.0, "for tasks of the application")
     before_cluster_shutdown: float = seconds(5.0, "for tasks of the application")
     cluster_sharding_shutdown_region: float = seconds(
-        0.0, "for handing off; 0 is the longest handoff_timeout of a type and 10 s", off=True
+        0.0, "for handing off; 0 is the longest handoff_timeout of a type plus 10 s", off=True
     )
-    cluster_leave: float = seconds(10.0, "for leaving the cluster and for clients to part")
+    cluster_leave: float = seconds(10.0, "for leaving the cluster and for clients to disconnect")
     cluster_shutdown: float = seconds(5.0, "for tasks of the application")
 
 
@@ -398,12 +401,12 @@ class ShutdownSettings:
 class TracingSettings:
     """Trace context."""
 
-    enabled: bool = flag(False, "carry trace context in messages and make spans")
+    enabled: bool = flag(False, "carry trace context in messages and create spans")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The whole tree."""
+    """All settings of a node."""
 
     node: NodeSettings = field(default_factory=NodeSettings)
     cluster: ClusterSettings = field(default_factory=ClusterSettings)

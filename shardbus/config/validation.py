@@ -1,9 +1,9 @@
-"""What must hold between settings, each of which is good by itself.
+"""Rules between settings that are valid by themselves.
 
-`check` asks that of every tree of settings, wherever its values came from; `check_leases` of each
-entity type, and `check_exposure`, only before a node listens.
+`check` is for every tree of settings, `check_leases` for each entity type; `check_exposure` runs
+only before a node listens.
 
-Source: B.1, B.32, S1.25.
+Source: S1.25.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, ne
 
 
 def check(settings: Settings) -> None:
-    """What must hold between settings.
+    """Check the rules between settings.
 
     Raises:
-        ConfigError: naming both settings.
+        ConfigError: two settings contradict each other; both are named.
     """
     node, cluster, http = settings.node, settings.cluster, settings.http
     detector, downing = cluster.failure_detector, cluster.downing
@@ -32,7 +32,7 @@ def check(settings: Settings) -> None:
         )
     if node.host in WILDCARDS and not node.advertise:
         raise ConfigError(
-            f"node.host is {node.host!r}, which nobody can connect to",
+            f"node.host is {node.host!r}, to which no node can connect",
             hint="set node.advertise to HOST or HOST:PORT",
         )
     if (
@@ -67,10 +67,10 @@ def check(settings: Settings) -> None:
 
 
 def check_leases(name: str, sharding: ShardingSettings, store: StoreSettings) -> None:
-    """The same for one entity type, with what its class declares.
+    """Check the rules between the settings of one entity type, declarations included.
 
     Raises:
-        ConfigError: naming both settings.
+        ConfigError: two settings contradict each other; both are named.
     """
     if sharding.use_lease != "off" and sharding.lease_ttl <= 4 * store.timeout:
         raise ConfigError(
@@ -80,11 +80,11 @@ def check_leases(name: str, sharding: ShardingSettings, store: StoreSettings) ->
 
 
 def check_exposure(settings: Settings) -> None:
-    """Refuse to listen where strangers can connect, unless the user said so.
+    """Refuse to listen outside the loopback, unless the operator permits it.
 
     Raises:
-        ConfigError: a host outside the loopback without `security.insecure`, or keys, which this
-            version does not use: nobody shall believe that they protect anything.
+        ConfigError: a host is outside the loopback without `security.insecure`; or keys are set,
+            which this version does not use, so that they would protect nothing.
     """
     if settings.security.keys or settings.security.allowed:
         raise ConfigError(
@@ -96,13 +96,13 @@ def check_exposure(settings: Settings) -> None:
     for key, host in (("node.host", settings.node.host), ("http.host", settings.http.host)):
         if not is_loopback(host):
             raise ConfigError(
-                f"{key} is {host!r}, outside the loopback, where anybody may connect",
+                f"{key} is {host!r}, outside the loopback: every machine there may connect",
                 hint="set security.insecure = true if you trust that network",
             )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach it. No name but localhost is believed to be inside."""
+    """True if only this machine can reach the host. Of names, only localhost counts as inside."""
     try:
         return ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
     except ValueError:

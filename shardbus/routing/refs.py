@@ -1,8 +1,8 @@
-"""References: what a sender holds to reach one entity.
+"""References: a sender uses one to reach one entity.
 
-`ref.add(2)` asks the handler `add`, `ref.add.tell(1)` tells it. For type checkers a reference is an
-object of the entity's class, whose handlers are `Call`s; at run time it is a `Ref` that makes each
-call once and keeps it, so that a loop over one reference pays for no look-up.
+`ref.add(2)` asks the handler `add`; `ref.add.tell(1)` sends without an answer. For type checkers a
+reference is an object of the entity's class, whose handlers are `Call`s. At run time it is a `Ref`
+that creates each `Call` once and keeps it, so that a loop over one reference needs no look-up.
 
 Source: docs/how-to/send.md; B.48, B.140.
 """
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     import asyncio
 
 START = "$start"
-"""Names no handler: what asks for it only wants the entity to run [StartEntity]."""
+"""The method of StartEntity; no handler has this name. It only makes the entity run."""
 NO_ARGUMENTS = encode_value(())
 
 UNPACKABLE = (TypeError, ValueError, OverflowError, RecursionError)
 ASK_TIMEOUT_MS = 5000
-"""For an answer inside a node, unless the sender says otherwise."""
+"""The default deadline of an ask inside a node."""
 TIMEOUT_MAX_S = 3.1536e8
-"""Ten years, as for a setting."""
+"""Ten years, as for settings."""
 
 RESERVED = frozenset(
     {"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait", "start_entity"}
 )
-"""Names that a reference itself has; no handler may be called so."""
+"""Attributes of a reference itself; no handler may have one of these names."""
 
 
 class Call:
-    """One handler of one entity, ready to be asked or told."""
+    """One handler of one entity: call it to ask, or use `tell`."""
 
     __slots__ = ("_counts", "_decode", "_id", "_key", "_method", "_route", "_router", "_timeout_ms")
 
@@ -51,7 +51,7 @@ class Call:
         self._counts = method.counts
 
     def _pack(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The arguments as bytes; what does not fit the signature is named by the slow way."""
+        """Return the arguments as bytes. The slow path names an argument that does not fit."""
         if not kwargs and len(args) in self._counts:
             try:
                 return pack_value(args)
@@ -60,20 +60,20 @@ class Call:
         return self._method.encode(args, kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-        """Ask; the future is the handler's answer.
+        """Ask. Returns a future of the handler's answer.
 
         Raises:
-            TypeError: the arguments do not fit the handler. SchemaError: one cannot travel.
+            TypeError: the arguments do not fit the handler. SchemaError: one cannot be serialized.
         """
         return self._router.ask(
             self._key, self._id, self._pack(args, kwargs), self._timeout_ms, self._decode
         )
 
     def tell(self, *args: Any, **kwargs: Any) -> Any:
-        """Send without an answer; awaiting it waits only while the send buffer is full.
+        """Send without an answer. Returns an awaitable that waits while the send buffer is full.
 
         Raises:
-            BufferFull: too much waits already, for the shard's home or, without one, for any.
+            BufferFull: the buffer for shards without a home is full, or the send buffer is.
         """
         if kwargs or len(args) not in self._counts:
             payload = self._method.encode(args, kwargs)
@@ -91,7 +91,7 @@ class Call:
         return self._router.done if out.writable else out.until_room
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
-        """Send, or raise BufferFull where `tell` would wait."""
+        """Send at once, or raise BufferFull if `tell` would wait."""
         out = self._route.out
         if out is not None and not out.writable:
             raise BufferFull(f"the send buffer to {out.name} is full")
@@ -99,7 +99,7 @@ class Call:
 
 
 class Ref:
-    """One entity. Its attributes are its handlers."""
+    """A reference to one entity. Its attributes are the entity's handlers."""
 
     def __init__(self, router: Router, entity_id: str, timeout_ms: int) -> None:
         self._router, self.entity_id, self._timeout_ms = router, entity_id, timeout_ms
@@ -107,7 +107,7 @@ class Ref:
 
     @property
     def entity_type(self) -> str:
-        """The type's name."""
+        """Return the type's name."""
         return self._router.interface.name
 
     def __getattr__(self, name: str) -> Call:
@@ -115,18 +115,18 @@ class Ref:
         if method is None:
             raise AttributeError(f"entity type {self.entity_type!r} has no handler {name!r}")
         call = Call(self._router, self.entity_id, self._route, method, self._timeout_ms)
-        setattr(self, name, call)  # writing to __dict__ would make a dict for each reference
+        setattr(self, name, call)  # an access to __dict__ would create a dict for each reference
         return call
 
     def __repr__(self) -> str:
         return f"<ref {self.entity_type} {self.entity_id!r}>"
 
     def within(self, timeout: float) -> Ref:
-        """The same entity with another deadline for asks, in seconds."""
+        """Return a reference to the same entity with another deadline for asks, in seconds."""
         return Ref(self._router, self.entity_id, milliseconds(timeout))
 
     def start_entity(self) -> asyncio.Future[Any]:
-        """Start it without a message; done when it runs."""
+        """Start the entity without a message. Returns a future that is done when it runs."""
         return start_entity(self._router, self.entity_id, self._timeout_ms)
 
     def tell(self, message: object) -> Any:
@@ -139,10 +139,10 @@ class Ref:
 
 
 def milliseconds(timeout: float) -> int:
-    """The seconds of a deadline, as messages carry them; none are left below 0.
+    """Return a deadline in whole milliseconds, as messages carry it; 0 if it is negative.
 
     Raises:
-        ConfigError: no number, or too many.
+        ConfigError: it is no number, or over ten years.
     """
     with contextlib.suppress(TypeError):
         if timeout <= TIMEOUT_MAX_S:
@@ -155,7 +155,7 @@ def milliseconds(timeout: float) -> int:
 def ask(
     router: Router, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
-    """Ask by names: `message` for `receive`, or with `args` the name of a handler."""
+    """Ask `receive` with `message`; with `args`, ask the handler that `message` names."""
     if args:
         if not isinstance(message, str):
             raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
@@ -167,7 +167,7 @@ def ask(
 def attempt(
     router: Router, entity_id: str, message: object, timeout_ms: int
 ) -> asyncio.Future[Any]:
-    """Ask `receive`; what stands in the way of sending is told by the future, too."""
+    """Ask `receive`. An error of sending is set on the future, too, instead of raised."""
     try:
         return ask(router, entity_id, message, (), timeout_ms)
     except ShardBusError as error:
@@ -185,19 +185,20 @@ def call(
 
 
 def named(router: Router, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
-    """A message for a handler that is named: its method, its bytes, and how to read the answer."""
+    """Return key, payload and decoder of the answer for a handler that is named by a string."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
     return router.key(handler), encode_value(args), decode
 
 
 def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
-    """Start it, if it does not run; done when it does. A remembered one is on its list then."""
+    """Start an entity. The future is done when it runs and, if its type remembers entities, when
+    the store remembers it."""
     return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
 def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
-    """The method and the bytes of a message by names."""
+    """Return key and payload of a message for `receive`, or with `args` for a named handler."""
     if not args:
         return router.key(method_of(message)), encode_value(message)
     if not isinstance(message, str):

@@ -1,16 +1,16 @@
-"""A type's region as senders see it: give it a message, it finds the entity.
+"""The region of a type, for senders: it finds the entity of a message.
 
-The type's `extract_entity_id` says for whom a message is. It returns the id, or the id and what the
-entity shall receive instead of the message, so that an envelope is unwrapped on the sender's side.
-It is a partial function: None means that it does not know the message.
+The type's `extract_entity_id` returns the entity id of a message, or the id and a replacement that
+the entity receives, so that an envelope is unwrapped on the sender's side. It returns None for a
+message that it does not know.
 
     region.tell(Get(7))                        the id is in the message
-    region.tell(CounterEnvelope(7, Add(1)))    the extractor takes it out
-    region.tell(Envelope("7", Add(1)))         any region knows this one
-    region.tell(StartEntity("7"))              start it, and nothing more
+    region.tell(CounterEnvelope(7, Add(1)))    the extractor unwraps it
+    region.tell(Envelope("7", Add(1)))         every region knows this class
+    region.tell(StartEntity("7"))              only start the entity
 
-A shard is a function of the id alone. So one id has one shard whatever the message, a client can
-compute it, and nothing has to be extracted from a `StartEntity`.
+The shard is a function of the id alone. So an id has one shard for all messages, a client can
+compute it, and nothing needs to be extracted from a `StartEntity`.
 
 Source: S0.3, S0.4, S2.8, S2.12-S2.15, S2.20, S2.22, S4.3, S4.4, S4.40.
 """
@@ -34,12 +34,12 @@ SAMPLES = (
     *("a", "b", "z", "page-7", "N14228", "ada@example.org", "tenant/7", "7:8", "2024-01-31", "ü"),
     *("123456789", "550e8400-e29b-41d4-a716-446655440000"),
 )
-"""Ids of the kinds that there are."""
+"""Entity ids of usual forms, by which `layout_of` tells shard functions apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A message and the id of the entity that shall receive it."""
+    """A message and the id of the entity that receives it."""
 
     entity_id: str
     message: object
@@ -47,13 +47,13 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class StartEntity:
-    """Start this entity without a message. A remembered one stays from then on."""
+    """Start this entity without a message. A remembered entity keeps running from then on."""
 
     entity_id: str
 
 
 class Owner(Protocol):
-    """Where a type is known: on a node, or in a client."""
+    """The owner of a type's router: a node's region, or a client's."""
 
     @property
     def router(self) -> Router: ...
@@ -62,19 +62,19 @@ class Owner(Protocol):
 
 
 class Region:
-    """See the module. `owner` is asked at each message: a region may be made before there is a
-    node."""
+    """Sends messages of one type. `owner` is called for each message, because a region may exist
+    before there is a node."""
 
     def __init__(self, interface: Interface, owner: Callable[[], Owner], timeout_ms: int) -> None:
         self._interface, self._owner, self._timeout_ms = interface, owner, timeout_ms
 
     def tell(self, message: object) -> Any:
-        """Send to the entity that the message names; awaiting it waits only while the send buffer
-        is full.
+        """Send to the entity that the message names. Returns an awaitable that waits while the send
+        buffer is full.
 
         Raises:
-            Unhandled: the extractor does not know the message; it is counted as dropped.
-            ConfigError: there is no extractor, or it gave no id. Otherwise as `Ref.tell`.
+            Unhandled: the extractor does not know the message, which is counted as dropped.
+            ConfigError: there is no extractor, or it returned no id. Otherwise as `Ref.tell`.
         """
         owner = self._owner()
         if isinstance(message, StartEntity):
@@ -94,7 +94,7 @@ class Region:
         return ask(owner.router, entity_id, received, (), timeout_ms)
 
     def _addressed(self, owner: Owner, message: object) -> tuple[str, object]:
-        """The id, and what the entity receives."""
+        """Return the entity id, and the message that the entity receives."""
         if isinstance(message, Envelope):
             return self._checked(message.entity_id), message.message
         extract = self._interface.extract_entity_id
@@ -128,11 +128,11 @@ class Region:
 
 
 def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str], str]:
-    """A type's own `extract_shard_id` with its mistakes told: whatever it raises or returns, who
-    sends to such an id learns of it, and nothing else is disturbed.
+    """Return a type's own `extract_shard_id` with checks: if it raises or returns no shard id, only
+    the sender of that message gets an error.
 
     Raises:
-        ConfigError: (the function that is returned) there is no shard for the id.
+        ConfigError: (in the function that is returned) there is no shard for the id.
     """
 
     def shard_of(entity_id: str) -> str:
@@ -154,10 +154,12 @@ def shard_function(name: str, given: Callable[[str], object]) -> Callable[[str],
 
 
 def layout_of(shard_of: Callable[[str], str], given: Callable[..., object], shards: int) -> str:
-    """What a type's own shard function is called between nodes, clients and the store: its name,
-    and a number made of what it gives for some ids. Its module is left out, for the same file may
-    be a script here and a module there. A function that gives another process other shards, as any
-    that uses `hash()`, is told by the number, and refused."""
+    """Return the layout name of a type's own shard function, by which nodes, clients and the store
+    compare it: its name, and a checksum of its results for some ids.
+
+    The module is left out, because the same file may be a script in one process and a module in
+    another. A function whose results differ between processes, as any that uses `hash()`, has
+    another checksum in each, and is refused."""
     found = []
     for sample in SAMPLES:
         try:

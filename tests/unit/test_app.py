@@ -262,7 +262,7 @@ def plain(bus: ShardBus, **said: Any) -> None:
         ({"supervision": {int: "stop"}}, "is no class of exceptions"),
         ({"supervision": "stop"}, "'stop' is no mapping and no function"),
         ({"supervision": ["stop"]}, "no mapping and no function"),
-        ({"name": 5}, "an entity type is a text, not int"),
+        ({"name": 5}, "an entity type must be a str, not int"),
         ({"messages": ["Note"]}, "messages has 'Note', which is no class"),
         ({"extract_entity_id": 3}, "extract_entity_id is 3, which cannot be called"),
         ({"extract_shard_id": 3}, "extract_shard_id is 3, which cannot be called"),
