@@ -1,7 +1,7 @@
-"""Tasks that run beside their owner.
+"""Background tasks of one owner: held until they end, cancelled together.
 
 An event loop keeps only weak references to its tasks, so a task without another reference may be
-garbage-collected while it runs. A `TaskSet` holds its tasks until they end.
+garbage-collected while it runs. The module stands on floor 0, because stores and nodes use it.
 """
 
 from __future__ import annotations
@@ -11,19 +11,33 @@ from collections.abc import Coroutine
 from typing import Any
 
 
-class TaskSet(set[asyncio.Task[None]]):
+class TaskSet:
     """The running tasks of one owner."""
+
+    __slots__ = ("_tasks",)
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
 
     def spawn(
         self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
-    ) -> asyncio.Task[None]:
-        """Start `work` as a task, on the running loop or the given one, and hold it."""
+    ) -> None:
+        """Run `work` in a task of its own, on the running loop or the given one."""
         task = (loop or asyncio.get_running_loop()).create_task(work)
-        self.add(task)
-        task.add_done_callback(self.discard)
-        return task
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def wait(self, seconds: float) -> set[asyncio.Task[None]]:
+        """Wait at most `seconds` for the tasks that run now. Returns those that still run."""
+        if not self._tasks:
+            return set()
+        _, late = await asyncio.wait(set(self._tasks), timeout=seconds)
+        return late
 
     def cancel(self) -> None:
         """Cancel every running task."""
-        for task in list(self):
+        for task in self._tasks:
             task.cancel()

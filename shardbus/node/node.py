@@ -53,6 +53,7 @@ from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import StateStore
 from shardbus.store.urls import family
+from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -61,7 +62,6 @@ from shardbus.transport.fork_guard import guard
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
-from shardbus.transport.task_set import TaskSet
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 

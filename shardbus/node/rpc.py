@@ -15,10 +15,10 @@ from typing import Any
 
 from shardbus.errors import BufferFull, RequestError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
+from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
-from shardbus.transport.task_set import TaskSet
 from shardbus.wire.batch import AskRun
 from shardbus.wire.schema import decode_value, encode_value
 

@@ -152,7 +152,7 @@ class Subscriptions:
         for callback in callbacks:
             self._call(callback)
         if self._running:
-            _, late = await asyncio.wait(self._running, timeout=seconds)
+            late = await self._running.wait(seconds)
             for task in late:
                 task.cancel()
 

@@ -47,8 +47,8 @@ from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import EPOCH_SHIFT
 from shardbus.shells.overrides import OverridesStore
 from shardbus.store.protocol import StateStore
+from shardbus.task_set import TaskSet
 from shardbus.transport.machine_timer import MachineTimer
-from shardbus.transport.task_set import TaskSet
 
 log = logging.getLogger("shardbus.coordinator")
 

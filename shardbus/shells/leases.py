@@ -23,7 +23,7 @@ from shardbus.sharding.events import Note
 from shardbus.sharding.leases import Leases
 from shardbus.store.protocol import StateStore
 from shardbus.store.sqlite import machine_clock
-from shardbus.transport.task_set import TaskSet
+from shardbus.task_set import TaskSet
 
 T = TypeVar("T")
 

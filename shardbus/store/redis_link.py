@@ -121,8 +121,7 @@ class RedisLink:
         while self._waiting:
             self._refuse(self._waiting.popleft(), "the store was closed")
         self._disconnect()
-        if self._closing:
-            await asyncio.wait(self._closing, timeout=self._timeout)
+        await self._closing.wait(self._timeout)
 
     async def call(self, script: Script, keys: Sequence[Value], *args: Value) -> Any:
         """Run `script` on the server and return its reply: bytes, int, None or a list of them.

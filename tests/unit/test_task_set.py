@@ -14,12 +14,26 @@ async def test_a_task_is_held_until_it_ends() -> None:
     async def work() -> None:
         await gate.wait()
 
-    task = tasks.spawn(work())
+    tasks.spawn(work())
     await turns(2)
-    assert tasks == {task}
+    assert len(tasks) == 1
     gate.set()
-    await turns(3)
-    assert tasks == set()
+    assert await tasks.wait(10) == set()
+    await turns(1)
+    assert len(tasks) == 0
+    assert await tasks.wait(10) == set()
+
+
+async def test_wait_returns_the_tasks_that_still_run() -> None:
+    tasks = TaskSet()
+
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    tasks.spawn(work())
+    [late] = await tasks.wait(0)
+    assert not late.done()
+    tasks.cancel()
 
 
 async def test_cancel_ends_every_task() -> None:
@@ -38,4 +52,4 @@ async def test_cancel_ends_every_task() -> None:
     tasks.cancel()
     await turns(3)
     assert sorted(ended) == ["a", "b"]
-    assert tasks == set()
+    assert len(tasks) == 0
