@@ -193,6 +193,26 @@ class ShardBus:
         self.types[known.name] = replace(known, proxy=True)
         return self.region(known.name)
 
+    async def shutdown_region(self, kind: str | type) -> None:
+        """Hand off every shard of a type on this node, and host the type here no more: the node
+        stays a member and sends to the type as a proxy, until its process ends. Returns when
+        nothing of the type runs here [S2.50].
+
+        Raises:
+            UnknownEntityType: there is no such type. NodeLost: membership ended first.
+            LocalProtocolError: no node runs here.
+        """
+        await self._running().shutdown_region(kind)
+
+    def region_state(self, kind: str | type) -> dict[str, list[str]]:
+        """Return the type's shards on this node, each with the sorted ids of its entities in
+        memory: Akka's `CurrentShardRegionState` [S2.82]. Costs a pass over these entities.
+
+        Raises:
+            UnknownEntityType: there is no such type. LocalProtocolError: no node runs here.
+        """
+        return self._running().region_state(kind)
+
     def external_allocation(self, name: str) -> ExternalAllocation:
         """Where shards of a type with strategy `external` shall live [B.69].
 

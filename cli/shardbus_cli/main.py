@@ -60,6 +60,7 @@ READING: tuple[Callable[..., None], ...] = (
     maintenance.cordon,
     maintenance.uncordon,
     maintenance.drain,
+    maintenance.shutdown_region,
     placement.plan,
     placement.rebalance,
     placement.place,

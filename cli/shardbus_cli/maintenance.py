@@ -10,7 +10,7 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, NodeUrl, duration
+from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl, duration
 
 DRAIN_S = 60.0
 LOOK_EVERY_S = 0.5
@@ -51,14 +51,48 @@ def drain(
         raise typer.Exit(ExitCode.DRAIN_DEADLINE)
 
 
+def shutdown_region(
+    entity_type: EntityType,
+    member: Annotated[
+        str, typer.Argument(metavar="[NODE]", help="The asked node by default.")
+    ] = "self",
+    timeout: Annotated[
+        float, duration("To wait until it hosts none: 30, 30s; 0 does not wait.", DRAIN_S)
+    ] = DRAIN_S,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Move all shards of one type off a node, which hosts that type no more until it restarts;
+    exit code 7 if it still hosts some after the timeout."""
+    asked = NodeHttp(node)
+    text = asked.post("v1", "nodes", member, "shutdown-region", type=entity_type)
+    answer = asked.parse(text)
+    left = int(answer["shards"])
+    deadline = time.monotonic() + timeout
+    while left and time.monotonic() < deadline:
+        output.note(f"{left} shards left")
+        time.sleep(LOOK_EVERY_S)
+        left = _shards(node, str(answer["node"]), entity_type)
+    _show({**answer, "shards": left}, as_json)
+    if left and timeout:
+        raise typer.Exit(ExitCode.DRAIN_DEADLINE)
+
+
 def _post(url: str, member: str, action: str) -> dict[str, Any]:
     asked = NodeHttp(url)
     return asked.parse(asked.post("v1", "nodes", member, action))
 
 
-def _shards(url: str, node: str) -> int:
+def _shards(url: str, node: str, entity_type: str | None = None) -> int:
+    """Return how many shards the node hosts, of one type or of all."""
     rows = NodeHttp(url).read("v1", "nodes").get("nodes", ())
-    return sum(sum(row["shards"].values()) for row in rows if row["node"] == node)
+    return sum(
+        count
+        for row in rows
+        if row["node"] == node
+        for name, count in row["shards"].items()
+        if entity_type in (None, name)
+    )
 
 
 def _show(answer: dict[str, Any], as_json: bool) -> None:

@@ -59,6 +59,7 @@ class NodeAnswers:
             self.slow,
             self.stop,
             self.limit,
+            self.shutdown_region,
             self.checkup,
         ):
             self._node.rpc.register(answer.__name__, answer)
@@ -100,6 +101,12 @@ class NodeAnswers:
                 return None
         passivator = region.host.passivator
         return [passivator.limit, region.host.entities, passivator.evicted]
+
+    def shutdown_region(self, name: str) -> int:
+        """Begin to hand off every shard of the type here. Returns the number of shards left."""
+        region = region_of(self._node.regions, name)
+        region.shutdown()
+        return len(region.host.shards)
 
     def leave(self) -> bool:
         """Begin to leave, as at a SIGTERM. False if this node cannot yet."""

@@ -294,6 +294,13 @@ class AdminPages:
             raise ConfigError(f"{target} is not able to leave now")
         return {"node": str(target), "leaving": True}
 
+    async def shutdown_region(self, node: str, type: str) -> Json:
+        """Begin to hand off every shard of a type on one node."""
+        target = self._node.me if node == "self" else self._member(node, itself=True)
+        self._region(type)
+        left = await self._node.rpc.ask(target, "shutdown_region", type, of=type)
+        return {"node": str(target), "type": type, "shards": left}
+
     async def down(self, node: str, *, force: bool) -> Json:
         """Declare a member dead; with `force`, remove it without the agreement of the others."""
         target = self._member(node)

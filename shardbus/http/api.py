@@ -116,6 +116,15 @@ class NodeApi(Protocol):
         """
         ...
 
+    async def shutdown_region(self, node: str, type: str) -> Json:
+        """Begin to hand off every shard of a type on one node, which becomes a proxy of the type;
+        `self` is this node. Returns when that has begun, with the number of shards left there.
+
+        Raises:
+            ConfigError: no member has that name. UnknownEntityType: there is no such type.
+        """
+        ...
+
     async def down(self, node: str, *, force: bool) -> Json:
         """Declare a member dead. Only for one that surely is. `force`: remove it on the spot,
         though the cluster may not be able to agree.

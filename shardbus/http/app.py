@@ -237,11 +237,14 @@ class _Pages:
 
     async def act(self, request: Request) -> Response:
         node, _, action = "/".join(_after(request, 2)).rpartition("/")
-        if not node or action not in ("leave", "down", *SERVICES):
+        if not node or action not in ("leave", "down", "shutdown-region", *SERVICES):
             raise HTTPException(404)
         check_write(request, self.settings)
         if action in SERVICES:
             return await _answer(self.node.serve(node, SERVICES[action]))
+        if action == "shutdown-region":
+            name = check_id("entity type", request.query_params.get("type", ""))
+            return await _answer(self.node.shutdown_region(node, name))
         if action == "down":
             force = _flag(request.query_params.get("force", "false"), "force")
             return await _answer(self.node.down(node, force=force))

@@ -26,7 +26,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
-from shardbus.errors import ShardBusError
+from shardbus.errors import NodeLost, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
@@ -396,6 +396,29 @@ class Node:
             Refused: the type's entities are remembered.
         """
         region_of(self.regions, entity_type).host.set_active_entity_limit(limit)
+
+    async def shutdown_region(self, entity_type: Any) -> None:
+        """Hand off every shard of a type on this node. The region is a proxy from then on: it sends
+        and hosts nothing, until this process ends. Returns when nothing of the type runs here.
+
+        Raises:
+            UnknownEntityType: this application has no such type.
+            NodeLost: this node's membership ended first.
+        """
+        drained = region_of(self.regions, entity_type).shutdown()
+        ends: set[asyncio.Future[Any]] = {drained, self.stopped}
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not drained.done():
+            raise NodeLost(f"{self.me} is no member any more")
+
+    def region_state(self, entity_type: Any) -> dict[str, list[str]]:
+        """Return the type's shards on this node, each with the ids of its entities in memory.
+
+        Raises:
+            UnknownEntityType: this application has no such type.
+        """
+        host = region_of(self.regions, entity_type).host
+        return {shard: sorted(host.ids(shard)) for shard in host.shards}
 
     # ---- periodic tasks
 

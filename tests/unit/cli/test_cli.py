@@ -177,6 +177,11 @@ class FakeNode:
         self.acts.append(("limit", type, limit, node))
         return await self.limits(type)
 
+    async def shutdown_region(self, node: str, type: str) -> Json:
+        self.acts.append(("shutdown-region", node, type))
+        self.left = 2
+        return {"node": ME, "type": type, "shards": 2}
+
     async def serve(self, node: str, service: str) -> Json:
         self.acts.append((service, node))
         self.left = 2 if service == "draining" else self.left
@@ -483,6 +488,20 @@ def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):
     node.stuck = True
     assert shell("drain", ME, "--timeout", "0.01") == ExitCode.DRAIN_DEADLINE
     assert [act[0] for act in node.acts] == ["cordoned", "open", "draining", "draining"]
+
+
+def test_a_region_is_shut_down(shell, url, node, monkeypatch):
+    monkeypatch.setattr("shardbus_cli.maintenance.LOOK_EVERY_S", 0.0)
+    assert shell("shutdown-region", "counter") == ExitCode.REFUSED
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("shutdown-region", "counter", ME, "--json") == ExitCode.OK
+    assert json.loads(shell.out) == {"node": ME, "type": "counter", "shards": 0}
+    assert "shards left" in shell.err
+    node.stuck = True
+    assert shell("shutdown-region", "counter", "--timeout", "0.01") == ExitCode.DRAIN_DEADLINE
+    assert shell("shutdown-region", "counter", "--timeout", "0") == ExitCode.OK
+    assert node.acts[0] == ("shutdown-region", ME, "counter")
+    assert node.acts[-1] == ("shutdown-region", "self", "counter")
 
 
 def test_drain_with_timeout_0_does_not_wait_and_succeeds(shell, url, node, monkeypatch):

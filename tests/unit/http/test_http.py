@@ -102,6 +102,9 @@ class FakeNode:
     async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
         return await self.answer("set_limit", type, limit, node)
 
+    async def shutdown_region(self, node: str, type: str) -> Json:
+        return await self.answer("shutdown_region", node, type)
+
     async def serve(self, node: str, service: str) -> Json:
         return await self.answer("serve", node, service)
 
@@ -387,6 +390,15 @@ async def test_a_member_is_cordoned_and_drained_by_writes(node):
             assert answer.status_code == 200
     words = ("cordoned", "open", "draining")
     assert node.asked == [("serve", ME, word) for word in words]
+
+
+async def test_a_region_is_shut_down_by_a_write_that_names_its_type(node):
+    path = "/v1/nodes/self/shutdown-region"
+    async with client_of(node, WRITE) as client:
+        assert (await client.post(f"{path}?type=page")).status_code == 403
+        assert (await client.post(path, headers=BEARER)).status_code == 400
+        assert (await client.post(f"{path}?type=page", headers=BEARER)).status_code == 200
+    assert node.asked == [("shutdown_region", "self", "page")]
 
 
 async def test_the_cluster_is_joined_and_stopped_by_writes(node):
