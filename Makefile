@@ -55,6 +55,7 @@ types: .venv/all.stamp
 docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_diagrams.py
+	$(BIN)/python docs/make_totals.py
 
 bench: .venv/all.stamp
 	@for benchmark in $(QUICK); do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
