@@ -1,7 +1,7 @@
-"""`ShardBus`: the application object. It collects entity classes; a node runs them, a client calls
+"""`ShardBus`: the application. It collects entity classes; a node runs them, and a client sends to
 them.
 
-Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57; B.80, B.85.
+Source: docs/how-to/define-entities.md; S2.7, S2.8, S2.27, S2.57.
 """
 
 from __future__ import annotations
@@ -62,17 +62,19 @@ class ShardBus:
         self._when_removed: list[Callback] = []
         self._at_shutdown: list[tuple[str, Callback]] = []
         self.version_source: VersionSource | None = None
-        """For the runtime: says which version of the application this is."""
+        """For the node: gives the version of the application."""
 
     def message(self, cls: C) -> C:
         """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
         declared after it, in `receive`.
 
         Raises:
-            ConfigError: it is none of these, or a field of it cannot travel.
+            ConfigError: it is none of these, or a field of it cannot be encoded.
         """
         if not is_message_class(cls):
-            raise ConfigError(f"{cls.__name__} is no dataclass, msgspec.Struct or pydantic model")
+            raise ConfigError(
+                f"{cls.__name__} is not a dataclass, msgspec.Struct or pydantic model"
+            )
         check_type(f"message {cls.__name__}", cls)
         self._messages.append(cls)
         return cls
@@ -96,28 +98,29 @@ class ShardBus:
             name: the type's name on the wire and in the store; the class name in lower case by
             default.
             messages: classes that `receive` takes.
-            supervision: exception type to `resume`, `restart` or `stop`, or a function that says.
+            supervision: exception type to `resume`, `restart` or `stop`, or a function that
+            decides.
             allocation: an allocation strategy, or the name of one; least shards by default.
             Section `sharding.types` of the settings wins over either.
             passivation: when entities leave memory; after 120 idle seconds by default.
-            stop_message: what an entity gets when the runtime wants it to stop, which it does when
-            it calls `context.stop()`. A text that names a handler without parameters is for that,
-            everything else for `receive`.
+            stop_message: sent to an entity that must stop, which it does by `context.stop()`. A
+            text that names a handler without parameters calls that handler; anything else is
+            passed to `receive`.
             extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
-            (entity id, what the entity receives), which unwraps an envelope; None for a message
-            that it does not know [S2.12].
+            (entity id, message for the entity), which unwraps an envelope; None for a message that
+            it does not know [S2.12].
             extract_shard_id: entity id to shard id, instead of crc32. Every node and client needs
             the same function.
             own: any sharding setting by its name.
 
         Raises:
-            ConfigError: a declaration that cannot work, with the place of it.
+            ConfigError: an invalid declaration, with its place.
         """
 
         def decorate(cls: C) -> C:
             kind = check_id("an entity type", name or cls.__name__.lower())
             if kind.startswith("$"):
-                raise ConfigError(f"{kind!r}: names that begin with $ are shardbus's own")
+                raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
             declared = declared_settings(kind, own, allocation, passivation)
@@ -153,17 +156,19 @@ class ShardBus:
         return cast("E", self._running().ref(kind, entity_id))
 
     async def start_entity(self, kind: str | type, entity_id: str) -> None:
-        """Start an entity without a message, from inside a node; returns when it runs. A remembered
-        one stays from then on [S4.40]. Raises as an ask."""
+        """Start an entity without a message, from inside a node; returns when it runs. An entity of
+        a type that remembers is remembered from then on [S4.40]. Raises as an ask."""
         await cast("Any", self._running().ref(kind, entity_id)).start_entity()
 
     def set_active_entity_limit(self, kind: str | type, limit: int) -> None:
-        """Let at most so many entities of a type be in memory on this node from now on; 0 is no
-        limit. It lasts for the life of this process [B.85].
+        """Keep at most `limit` entities of a type in memory on this node; 0 is no limit. It lasts
+        for the life of this process.
 
         Raises:
-            ConfigError: no such limit. UnknownEntityType: no such type. Refused: its entities are
-                remembered, so there is no limit on them. LocalProtocolError: no node runs here.
+            ConfigError: the limit is invalid.
+            UnknownEntityType: this application has no such type.
+            Refused: the type's entities are remembered, so there is no limit on them.
+            LocalProtocolError: no node runs here.
         """
         wanted = read(
             ShardingSettings, "active_entity_limit", limit, "active_entity_limit", "the call"
@@ -171,21 +176,22 @@ class ShardBus:
         self._running().set_active_entity_limit(kind, wanted)
 
     def region(self, kind: str | type) -> Region:
-        """The local region of a type: it finds the entity by the message, with the type's
-        `extract_entity_id` [S2.8]. It may be kept from before the node starts.
+        """The local region of a type, which finds the entity by the message, with the type's
+        `extract_entity_id` [S2.8]. It may be made before the node starts.
 
         Raises:
-            ConfigError: there is no such type.
+            ConfigError: this application has no such type.
         """
         known = self._type(kind)
         return Region(known.interface, lambda: self._running().regions[known.name], ASK_TIMEOUT_MS)
 
     def start_proxy(self, kind: str | type) -> Region:
-        """Host nothing of a type in this process, and only send to it [S2.37]. To be called before
-        the node starts; a node that lacks the type's role is a proxy without it.
+        """Host no shard of a type in this process, and only send to it [S2.37]. Call it before the
+        node starts; a node without the type's role is a proxy anyway.
 
         Raises:
-            ConfigError: there is no such type. LocalProtocolError: the node runs already.
+            ConfigError: this application has no such type.
+            LocalProtocolError: the node runs already.
         """
         known = self._type(kind)
         if self._node is not None and not known.proxy:
@@ -214,7 +220,7 @@ class ShardBus:
         return self._running().region_state(kind)
 
     def external_allocation(self, name: str) -> ExternalAllocation:
-        """Where shards of a type with strategy `external` shall live [B.69].
+        """The places of shards of a type with strategy `external`.
 
         Raises:
             LocalProtocolError: no node runs here.
@@ -224,7 +230,7 @@ class ShardBus:
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster as the node in this process sees it [B.20].
+        """The cluster as the node in this process sees it.
 
         Raises:
             LocalProtocolError: no node runs here.
@@ -232,26 +238,26 @@ class ShardBus:
         return Cluster(self._running())
 
     def on_member_up(self, callback: K) -> K:
-        """Call this, plain or async and without arguments, once this node is Up; at once if it is.
-        Usable as a decorator [B.21]."""
+        """Call a plain or async function without arguments once this node is Up; at once if it is.
+        Usable as a decorator."""
         self._when_up.append(callback)
         if self._node is not None:
             self._node.subscriptions.when_up(callback)
         return callback
 
     def on_member_removed(self, callback: K) -> K:
-        """The same once this node's membership is over: it left, was downed, or the cluster
-        stopped. Async callbacks have five seconds."""
+        """Call a function once this node's membership has ended: it left, was downed, or the
+        cluster stopped. Async callbacks have five seconds. Usable as a decorator."""
         self._when_removed.append(callback)
         if self._node is not None:
             self._node.subscriptions.when_removed(callback)
         return callback
 
     def on_shutdown(self, phase: str) -> Callable[[K], K]:
-        """Call what is decorated, plain or async and without arguments, in a phase of this node's
-        leaving, side by side with others of that phase and for at most `shutdown.<phase>` seconds.
-        Until `before-cluster-shutdown` is over the node is a full member and answers. A node that
-        is declared down, or told twice to stop, goes through no phase [B.141].
+        """Call the decorated plain or async function without arguments in a phase of this node's
+        leaving, concurrently with others of that phase and for at most `shutdown.<phase>` seconds.
+        Until `before-cluster-shutdown` has ended the node is a full member and answers. A node
+        that is declared down, or gets a second signal, goes through no phase.
 
         Raises:
             ConfigError: no such phase.
@@ -268,21 +274,20 @@ class ShardBus:
         return decorate
 
     def version(self, source: K) -> K:
-        """Ask what is decorated, plain or async and without arguments, which version of the
-        application this is, before the node joins; unless `node.version` says it, or it returns
-        None. If it fails, or takes longer than `node.version_timeout`, the node does not start
-        [B.19].
+        """Use the result of the decorated plain or async function without arguments as the version
+        of the application, unless `node.version` is set or it returns None. It runs before the node
+        joins. If it fails, or takes longer than `node.version_timeout`, the node does not start.
 
         Raises:
-            ConfigError: there is one already.
+            ConfigError: there is such a function already.
         """
         if self.version_source is not None:
-            raise ConfigError("two functions say the version: keep one")
+            raise ConfigError("two functions return the version: keep one")
         self.version_source = source
         return source
 
     def attach(self, node: RunningNode | None) -> None:
-        """For the runtime: a node runs in this process, or does no more."""
+        """For the node: it runs in this process, or (None) has ended."""
         self._node = node
         if node is not None:
             for callback in self._when_up:

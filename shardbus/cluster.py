@@ -7,7 +7,7 @@
             case MemberUp(member):
                 ...
 
-Source: B.20, B.21, B.30, S3.34; docs/how-to/operate.md.
+Source: docs/how-to/operate.md; S3.34.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class RunningNode(Protocol):
 
 
 class Cluster:
-    """See the module."""
+    """The membership, its events, and bytes that the application spreads."""
 
     def __init__(self, node: RunningNode) -> None:
         self._node = node
@@ -110,22 +110,22 @@ class Cluster:
 
     @property
     def view(self) -> MembershipView:
-        """The picture of now: members, leader, who is unreachable. Immutable."""
+        """The current view: members, leader, unreachable members. Immutable."""
         return self._node.subscriptions.view
 
     def events(self) -> Subscription:
-        """What happens from now on. The first item is the picture of now, a MembershipView; a
-        reader that is more than 1000 events behind finds a new picture instead of them. Ends when
-        this node's membership does."""
+        """The events from now on, after the current MembershipView as the first item. A reader that
+        is more than 1000 events behind gets a new view instead of them. Ends with this node's
+        membership."""
         return self._node.subscriptions.subscribe()
 
     async def until(
         self, condition: Callable[[MembershipView], object], timeout: float = 30.0
     ) -> MembershipView:
-        """Wait until the picture is so, for example `lambda view: view.converged`.
+        """Wait until the view fulfils a condition, for example `lambda view: view.converged`.
 
         Raises:
-            TimeoutError: it was not within so many seconds.
+            TimeoutError: it did not within `timeout` seconds.
             NodeLost: this node's membership ended first.
         """
         events = self.events()
@@ -140,12 +140,12 @@ class Cluster:
 
     @property
     def meta(self) -> dict[str, bytes]:
-        """What the application has written for every node."""
+        """The bytes that the application has spread, by name."""
         return dict(self.view.meta)
 
     def set_meta(self, name: str, data: bytes) -> None:
-        """Write a few bytes that every node shall see; they travel with the gossip, and the last
-        write wins. For small facts that seldom change: at most 64 names.
+        """Spread a few bytes to every node with the gossip; the last write wins. For small values
+        that seldom change, under at most 64 names.
 
         Raises:
             ConfigError: the name is over 128 characters, or the data over 4096 bytes.

@@ -1,12 +1,12 @@
-"""What a node must be able to say for itself, so that HTTP can show it.
+"""What a node must offer so that HTTP can show it.
 
-The runtime implements `NodeApi`; nothing in this package knows more of a node. Answers are plain
-dicts and lists in the shapes of the public JSON, so that the command line prints what HTTP sent.
+Administration implements `NodeApi`; this package knows no more of a node. Answers are plain dicts
+and lists in the shape of the public JSON, so that the command line prints what HTTP sent.
 
-    liveness    this process works: never asks the store or another node
-    readiness   this node should get work: it is up and the coordinators are known
+    liveness    this process works; asks neither the store nor another node
+    readiness   this node can take work: it is up, and the coordinators are known
 
-Source: docs/reference/http.md; B.142, B.143.
+Source: docs/reference/http.md.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ Json = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at. `detail` is for people: what was seen, and what is missing."""
+    """The result of one check. `detail` is for people: what was found, and what is missing."""
 
     ok: bool
     detail: str = ""
 
 
 Checks = Mapping[str, Check]
-"""What was looked at, by name, in the order in which a reader should see it."""
+"""Results by name, in the order in which a reader should see them."""
 
 
 class NodeApi(Protocol):
-    """A running node, as seen from outside.
+    """A running node as its operators see it.
 
     Every method that takes an entity type raises `UnknownEntityType` if the cluster has none of
     that name, and any method may raise another `ShardBusError`. Nothing here changes state but
@@ -55,11 +55,11 @@ class NodeApi(Protocol):
         ...
 
     async def shards(self, type: str) -> Json:
-        """Where the shards of a type live."""
+        """The homes of a type's shards."""
         ...
 
     async def where(self, type: str, id: str) -> Json:
-        """Where one entity lives, or would."""
+        """The home of one entity, whether it is in memory or not."""
         ...
 
     async def entities(
@@ -68,16 +68,16 @@ class NodeApi(Protocol):
         """A page of at most `limit` entities in memory whose ids begin with `prefix`.
 
         Raises:
-            ConfigError: the cursor is none of ours.
+            ConfigError: the cursor is invalid.
         """
         ...
 
     async def explain(self, type: str, id: str) -> Json:
-        """Why an entity is where it is, and what it waits for."""
+        """The reason for an entity's home, and what its messages wait for."""
         ...
 
     async def explain_shard(self, type: str, shard: str) -> Json:
-        """Where a shard is, and how it came there.
+        """The home of a shard, and its history.
 
         Raises:
             ConfigError: the type has no such shard.
@@ -85,19 +85,19 @@ class NodeApi(Protocol):
         ...
 
     async def downing(self) -> Json:
-        """What this node decided after splits, and by which rule."""
+        """This node's decisions after splits, and their rules."""
         ...
 
     async def gossip(self) -> Json:
-        """Who has seen which version of the membership, and who stands in the way."""
+        """The version of the membership that each node has seen, and what prevents convergence."""
         ...
 
     async def checkup(self) -> Json:
-        """What every member and the store say about themselves."""
+        """The state of every member and of the store."""
         ...
 
     def events(self) -> AsyncIterator[Json]:
-        """The membership as it is now, then what happens, until this node's membership ends."""
+        """The membership as it is now, then events, until this node's membership ends."""
         ...
 
     def liveness(self) -> Checks: ...
@@ -109,7 +109,7 @@ class NodeApi(Protocol):
         ...
 
     async def leave(self, node: str | None) -> Json:
-        """Begin to hand off and leave; None is this node. Returns when that has begun.
+        """Let a node begin to hand off and leave; None is this node. Returns when it has begun.
 
         Raises:
             ConfigError: no member has that name.
@@ -126,8 +126,8 @@ class NodeApi(Protocol):
         ...
 
     async def down(self, node: str, *, force: bool) -> Json:
-        """Declare a member dead. Only for one that surely is. `force`: remove it on the spot,
-        though the cluster may not be able to agree.
+        """Declare a member dead; only for one that surely is. `force`: remove it at once, also if
+        the cluster cannot agree.
 
         Raises:
             ConfigError: no member has that name.
@@ -135,7 +135,7 @@ class NodeApi(Protocol):
         ...
 
     async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
-        """What would move with so many nodes more and without these.
+        """The moves that would follow if `add` nodes came and those in `remove` went.
 
         Raises:
             ConfigError: no member has such a name. Refused: the coordinator does not answer.
@@ -143,8 +143,8 @@ class NodeApi(Protocol):
         ...
 
     async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
-        """Look at the balance of a type now; or pause that or go on, or bound the moves at a time
-        (0: as the settings say).
+        """Check the balance of a type now; or pause or resume rebalancing, or bound the moves at a
+        time (0: as configured).
 
         Raises:
             Refused: the coordinator does not answer.
@@ -156,7 +156,7 @@ class NodeApi(Protocol):
         ...
 
     async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
-        """Another limit on entities in memory, 0 for none, on one node or on all.
+        """Set the limit on entities in memory, 0 for none, on one node or on all.
 
         Raises:
             ConfigError: no member has that name. Refused: the type's entities are remembered, or
@@ -165,8 +165,8 @@ class NodeApi(Protocol):
         ...
 
     async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
-        """Stop these shards until somebody sends to them. Those that take longer than an answer may
-        are said to be stopping.
+        """Stop these shards until a message arrives for them. Shards that need longer than the
+        answer may take are reported as stopping.
 
         Raises:
             ConfigError: no such shard. Refused: the coordinator does not answer.
@@ -174,7 +174,7 @@ class NodeApi(Protocol):
         ...
 
     async def places(self, type: str) -> Json:
-        """Where somebody said that shards shall live, and where they do.
+        """The places that were set for shards, and their homes.
 
         Raises:
             Refused: the coordinator does not answer.
@@ -182,16 +182,16 @@ class NodeApi(Protocol):
         ...
 
     async def place(self, type: str, places: Mapping[str, str]) -> Json:
-        """Shards shall live at these addresses; empty takes a place away.
+        """Set the places of shards; an empty address takes a place away.
 
         Raises:
-            ConfigError: no such shard, or no address. Refused: the type's strategy is its own, or
-            the coordinator does not answer.
+            ConfigError: no such shard, or no address.
+            Refused: the type's strategy is not `external`, or the coordinator does not answer.
         """
         ...
 
     async def serve(self, node: str, service: str) -> Json:
-        """Let a member take new work (`open`), or none (`cordoned`), or empty it (`draining`).
+        """Let a member take new shards (`open`), no new ones (`cordoned`), or none (`draining`).
 
         Raises:
             ConfigError: no member has that name.
@@ -199,7 +199,7 @@ class NodeApi(Protocol):
         ...
 
     async def join(self, seeds: tuple[str, ...]) -> Json:
-        """Begin to join by these seeds; without any, found a cluster.
+        """Begin to join through these seeds; without any, found a cluster.
 
         Raises:
             Refused: this node is a member already. ConfigError: no address.
@@ -207,7 +207,7 @@ class NodeApi(Protocol):
         ...
 
     async def shut_down(self) -> Json:
-        """Stop the whole cluster, every node where it is.
+        """Stop the whole cluster; shards end where they are.
 
         Raises:
             Refused: this node is no member.

@@ -1,34 +1,34 @@
 """Health, metrics and the state of the cluster over HTTP.
 
-    GET  /livez /readyz /startupz            200 or 503; ?verbose is laid out for people
+    GET  /livez /readyz /startupz            200 or 503; ?verbose indents it
     GET  /metrics                            Prometheus's text format
     GET  /v1/cluster /v1/nodes /v1/types
     GET  /v1/shards/{type}
-    GET  /v1/plan/{type}                     ?add=N&remove=NODE ...: what would move
+    GET  /v1/plan/{type}                     ?add=N&remove=NODE ...: moves that would follow
     GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
     GET  /v1/where/{type}/{id}
     GET  /v1/explain/{type}/{id}
     GET  /v1/downing
     GET  /v1/gossip
     GET  /v1/checkup                         what `shardbus doctor` compares
-    GET  /v1/events                          server-sent events; the first is a picture
+    GET  /v1/events                          server-sent events; the first is a snapshot
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
-    POST /v1/nodes/{node}/down               ?force=true: remove it on the spot
-    POST /v1/nodes/{node}/cordon             no new shards; /uncordon takes that back
-    POST /v1/nodes/{node}/drain              its shards move away, and it gets no other
-    POST /v1/rebalance/{type}                look at the balance now; ?pause=true &moves=N
+    POST /v1/nodes/{node}/down               ?force=true: remove it at once
+    POST /v1/nodes/{node}/cordon             no new shards; /uncordon ends that
+    POST /v1/nodes/{node}/drain              its shards move away, and it gets no new ones
+    POST /v1/rebalance/{type}                check the balance now; ?pause=true &moves=N
     POST /v1/limit/{type}                    ?limit=N, 0 for none; on all nodes, or on ?node=NODE
-    POST /v1/stop/{type}                     ?shard=S ...: until somebody sends to them
-    GET  /v1/explain/{type}                  ?shard=S: where it is, and how it came there
+    POST /v1/stop/{type}                     ?shard=S ...: until a message arrives
+    GET  /v1/explain/{type}                  ?shard=S: its home and its history
     GET  /v1/limit/{type}                    the limit on entities in memory, by node
-    GET  /v1/places/{type}                   where shards shall live, for strategy `external`
+    GET  /v1/places/{type}                   places of shards, for strategy `external`
     POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
-    POST /v1/cluster/join                    ?seed=HOST:PORT ...; for a node that waits for it
-    POST /v1/cluster/shutdown                every node ends where it is
+    POST /v1/cluster/join                    ?seed=HOST:PORT ...; for node.join = manual
+    POST /v1/cluster/shutdown                stop the whole cluster
 
 Ids are values: they stand percent-encoded in the path and are taken from it before decoding, so
 that an id may hold a slash. No GET changes anything, no path redirects, and every answer but
-the stream of events has a deadline. What the answers hold is `NodeApi`'s matter.
+the stream of events has a deadline. `NodeApi` defines the content of the answers.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
 
 
 class _Pages:
-    """One method per page. Remembers whether the node has been ready once, and how many listen to
+    """One method per page. `started`: the node was ready once; `streams`: open streams of
     events."""
 
     def __init__(self, node: NodeApi, settings: HttpSettings) -> None:
@@ -155,9 +155,7 @@ class _Pages:
 
     async def events(self, request: Request) -> Response:
         if self.streams >= STREAMS_MAX:
-            raise Refused(
-                f"{STREAMS_MAX} clients listen to events already", hint="ask another node"
-            )
+            raise Refused(f"{STREAMS_MAX} clients read events already", hint="ask another node")
         return StreamingResponse(self._events(), media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[bytes]:
@@ -196,7 +194,7 @@ class _Pages:
         check_write(request, self.settings)
         shards = tuple(check_id("shard", s) for s in request.query_params.getlist("shard"))
         if not shards:
-            raise ConfigError("no shard is named", hint="add ?shard=S for each")
+            raise ConfigError("no shard is given", hint="add ?shard=S for each")
         return await _answer(self.node.stop(_type(request), shards))
 
     async def places(self, request: Request) -> Response:
@@ -204,13 +202,13 @@ class _Pages:
 
     async def place(self, request: Request) -> Response:
         check_write(request, self.settings)
-        told: dict[str, str] = {}
+        places: dict[str, str] = {}
         for text in request.query_params.getlist("set"):
             shard, sign, place = text.rpartition("=")
             if not sign:
-                raise ConfigError(f"{text[:80]!r} says no place", hint="write SHARD=HOST:PORT")
-            told[check_id("shard", shard)] = place
-        return await _answer(self.node.place(_type(request), told))
+                raise ConfigError(f"{text[:80]!r} has no place", hint="write SHARD=HOST:PORT")
+            places[check_id("shard", shard)] = place
+        return await _answer(self.node.place(_type(request), places))
 
     async def where(self, request: Request) -> Response:
         return await _answer(self.node.where(*_type_and_id(request)))
@@ -260,7 +258,7 @@ class _Pages:
 
 
 def _after(request: Request, skipped: int) -> list[str]:
-    """The parts of the path behind the first `skipped`, each decoded by itself."""
+    """The parts of the path after the first `skipped`, each decoded by itself."""
     raw = request.scope.get("raw_path") or request.url.path.encode()
     parts = raw.decode("latin-1").partition("?")[0].split("/")[1 + skipped :]
     try:
@@ -289,7 +287,7 @@ def _number(text: str, name: str, low: int, high: int | None) -> int:
         if low <= value and (high is None or value <= high):
             return value
     most = PAGE_MAX if high is None else high
-    raise ConfigError(f"{name} {text[:40]!r} is no such number", hint=f"use {low} to {most}")
+    raise ConfigError(f"{name} {text[:40]!r} is not a number in range", hint=f"use {low} to {most}")
 
 
 def _flag(text: str, name: str) -> bool:

@@ -1,11 +1,16 @@
-"""Connections of the web server, each with an end.
+"""Connections of the web server, each with a deadline.
 
-uvicorn waits for a request for ever: whoever connects and says nothing, or says it byte by byte,
-keeps a descriptor and a place. Here a request has to be there, with all its headers, within
-`REQUEST_WITHIN_S`, and its answer has to be taken within `ANSWER_WITHIN_S`; the stream of events
-alone may last. There are `CONNECTIONS_MAX` places, fewer if descriptors are few. When all are
-taken, the newcomer gets that of whoever has been waited for longest, so that a probe is answered
-however many are silent.
+uvicorn waits for a request without end: a client that connects and sends nothing, or sends byte by
+byte, keeps a descriptor and a place. Here a request, with all its headers, must arrive within
+`REQUEST_WITHIN_S`, and its answer must be read within `ANSWER_WITHIN_S`; only the stream of events
+may last.
+
+There are `CONNECTIONS_MAX` places, fewer if descriptors are few. When all are taken, a new
+connection takes the place of the one that has waited longest for a request, so that a probe is
+answered however many clients are silent.
+
+The class builds on uvicorn's `H11Protocol`, whose attributes and hooks are not a public interface:
+pyproject.toml bounds uvicorn's version, and docs/dependencies.md names what is used.
 
 Source: docs/reference/http.md.
 """
@@ -23,29 +28,29 @@ REQUEST_WITHIN_S = 5.0
 ANSWER_WITHIN_S = 15.0
 LASTING = "/v1/events"
 DESCRIPTORS = 16
-"""The web server may use one of so many parts of the process's descriptors."""
+"""The web server may use one part in `DESCRIPTORS` of the process's descriptors."""
 
 
 class BoundedConnections(H11Protocol):
-    """See the module."""
+    """A connection with a deadline for its request and its answer."""
 
     waits_for_request = False
     waits_since = 0.0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Somebody has connected."""
-        crowd = [other for other in self.connections if isinstance(other, BoundedConnections)]
+        """Accept a connection; end the one that waits longest if there are too many."""
+        others = [other for other in self.connections if isinstance(other, BoundedConnections)]
         super().connection_made(transport)
-        if len(crowd) >= min(CONNECTIONS_MAX, connections_for(DESCRIPTORS)):
-            waited_for = [other for other in crowd if other.waits_for_request]
-            oldest = min(waited_for, key=lambda other: other.waits_since, default=self)
+        if len(others) >= min(CONNECTIONS_MAX, connections_for(DESCRIPTORS)):
+            waiting = [other for other in others if other.waits_for_request]
+            oldest = min(waiting, key=lambda other: other.waits_since, default=self)
             oldest.abort()
         if not transport.is_closing():
             self._wait_for_request()
 
     def handle_events(self) -> None:
-        """Something has come; perhaps a request is complete now."""
+        """Handle data; wait for the answer once a request is complete."""
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
@@ -54,20 +59,20 @@ class BoundedConnections(H11Protocol):
             self._expect_within(None if lasts else ANSWER_WITHIN_S)
 
     def on_response_complete(self) -> None:
-        """The answer has left; another request may come, or has come already."""
+        """Wait for the next request, unless it has arrived already."""
         answered = self.cycle
         super().on_response_complete()
         if self.cycle is answered and not self.transport.is_closing():
             self._wait_for_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has ended."""
+        """Cancel the deadline."""
         self.waits_for_request = False
         self._expect_within(None)
         super().connection_lost(exc)
 
     def abort(self) -> None:
-        """End it now; nobody waits for it any more."""
+        """End the connection now."""
         self.waits_for_request = False
         self.transport.abort()
 

@@ -1,7 +1,7 @@
-"""Errors as HTTP shows them: a fitting status and `{"error": {"code", "message", "hint"}}`.
+"""Errors in HTTP: a status and `{"error": {"code", "message", "hint"}}`.
 
-The first class of the table that fits decides, so subclasses stand before their parents. What is in
-no table is a defect: status 500, its text in the log and not in the answer.
+The first class of the table that matches decides, so subclasses stand before their parents. An
+exception without an entry is a defect: status 500, with its text in the log and not in the answer.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Forbidden(ShardBusError):
-    """The caller may not do this here: a write without permission, or a foreign Host header."""
+    """The caller lacks the permission for a write."""
 
 
 def error(status: int, code: str, message: str, hint: str = "") -> JSONResponse:
-    """One error in the form that every error has."""
+    """One error in the common form."""
     return JSONResponse(
         {"error": {"code": code, "message": message, "hint": hint}}, status_code=status
     )
 
 
 def on_known_error(request: Request, exception: Exception) -> Response:
-    """The answer to an error that the table knows."""
+    """The answer to an error of the table."""
     if isinstance(exception, Forbidden):
         return error(403, "forbidden", exception.message, exception.hint)
     status, code = next(
@@ -56,7 +56,7 @@ def on_known_error(request: Request, exception: Exception) -> Response:
 
 
 def on_http_error(request: Request, exception: Exception) -> Response:
-    """The answer to a path or a method that there is not."""
+    """The answer to an unknown path or method."""
     assert isinstance(exception, HTTPException)
     code = CODES.get(exception.status_code, "bad_request")
     message = f"{request.method} {request.url.path}: {exception.detail}"
@@ -66,5 +66,5 @@ def on_http_error(request: Request, exception: Exception) -> Response:
 
 
 def on_defect(request: Request, exception: Exception) -> Response:
-    """The answer to everything else; the server logs the traceback."""
+    """The answer to a defect; the server logs the traceback."""
     return error(500, "internal", "this node failed to answer", "its log has the reason")

@@ -1,12 +1,12 @@
-"""Who may ask what.
+"""Access to the pages.
 
-Reading is open to whoever can connect; the loopback is the default. Two things stand in the way of
-web pages that the operator happens to visit:
+Every client that can connect may read; the default is the loopback. Two rules keep out web pages
+that the operator visits:
 
 - **Host check.** Bound to the loopback, the node answers only requests whose Host is a loopback
-  name. A page whose own name was rebound to 127.0.0.1 sends its own name and is refused.
+  name. A page whose own name was rebound to 127.0.0.1 sends that name and is refused.
 - **Writes** need `http.write` and the bearer token, compared in constant time. A page cannot send
-  an Authorization header across origins without asking first, and nothing here says yes.
+  an Authorization header across origins without a preflight request, and no page here allows it.
 
 Source: docs/reference/http.md.
 """
@@ -30,7 +30,7 @@ HEADERS = (
 
 
 class Guard:
-    """Refuses foreign Host headers on the loopback and puts the safe headers on every answer."""
+    """Refuses foreign Host headers on the loopback, and adds the safe headers to every answer."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self.app = app
@@ -54,7 +54,7 @@ class Guard:
 
 
 def _is_local(scope: Scope) -> bool:
-    """Whether every Host header names the loopback. A request of HTTP/1.0 may have none."""
+    """True if every Host header names the loopback. A request of HTTP/1.0 may have none."""
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     return all(is_loopback(_hostname(host)) for host in hosts)
 
@@ -67,7 +67,7 @@ def _hostname(host: str) -> str:
 
 
 def check_write(request: Request, settings: HttpSettings) -> None:
-    """Let a write pass.
+    """Return if the request may write.
 
     Raises:
         Forbidden: writes are off, or the token is missing or wrong.

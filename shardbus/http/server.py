@@ -1,9 +1,9 @@
-"""A web server inside the node's own event loop.
+"""A web server inside the node's event loop.
 
-uvicorn does HTTP. Some things differ from running it alone: it must not touch the process's
-signals (it would raise them once more when it stops), the port is bound here so that a taken one is
-one clear sentence, and `start` returns when connections are accepted. What a connection may do says
-`connections`. What strangers make uvicorn say is logged sparingly.
+uvicorn does HTTP. It runs with these differences: it does not touch the process's signals (it would
+raise them again when it stops); the port is bound here, so that a taken port is one clear error;
+`start` returns when connections are accepted; `connections` bounds connections; and what clients
+make uvicorn log is limited in rate.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REASONS = {
 
 
 class _Embedded(uvicorn.Server):
-    """uvicorn without signals, and with an event for the moment it listens."""
+    """uvicorn without signals, and with an event that is set when it listens."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -53,7 +53,7 @@ class Server:
     def __init__(self, app: ASGIApp, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        """As asked for; after `start` the real one."""
+        """The wanted port; after `start` the bound one."""
         self._app = app
         self._server: _Embedded | None = None
         self._task: asyncio.Task[None] | None = None
@@ -62,7 +62,7 @@ class Server:
         """Bind and accept connections.
 
         Raises:
-            ConfigError: the port cannot be had. Nothing is left open.
+            ConfigError: the port cannot be bound. No socket stays open.
         """
         listener = await _bind(self.host, self.port)
         self.port = listener.getsockname()[1]
@@ -78,9 +78,9 @@ class Server:
             backlog=BACKLOG,
             timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
         )
-        said = logging.getLogger("uvicorn.error")
-        if not any(isinstance(f, LogRateLimiter) for f in said.filters):
-            said.addFilter(LogRateLimiter())
+        errors = logging.getLogger("uvicorn.error")
+        if not any(isinstance(f, LogRateLimiter) for f in errors.filters):
+            errors.addFilter(LogRateLimiter())
         self._server = _Embedded(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
         listening = asyncio.create_task(self._server.listening.wait())
@@ -90,7 +90,7 @@ class Server:
             await self._task
 
     async def stop(self) -> None:
-        """Close the port; requests under way have two seconds. Does nothing before `start`."""
+        """Close the port; requests under way have `SHUTDOWN_GRACE_S`. No effect before `start`."""
         if self._server is None or self._task is None:
             return
         self._server.should_exit = True
@@ -98,7 +98,7 @@ class Server:
 
 
 def serve(app: ASGIApp, host: str, port: int) -> Server:
-    """A server for `app`; `await start()` it. Port 0 takes a free one."""
+    """A server for `app`, to be started with `start`. Port 0 binds any free port."""
     return Server(app, host, port)
 
 
@@ -107,7 +107,7 @@ async def _bind(host: str, port: int) -> socket.socket:
     try:
         found = await loop.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)
     except OSError:
-        raise ConfigError(f"http.host {host!r} is not known here", hint="use an address") from None
+        raise ConfigError(f"http.host {host!r} cannot be resolved", hint="use an address") from None
     family, _, _, _, address = found[0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

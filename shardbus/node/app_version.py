@@ -1,14 +1,14 @@
-"""Which version of the application this node runs, if the settings do not say it.
+"""The version of the application that this node runs.
 
-A version is a member's for life, for a process does not change its code, and others place shards by
-it from the first moment on. So whoever has to ask for it first, a file of the image or the platform
-that runs the node, asks before the node listens and joins.
+A member keeps its version for life, and other nodes place shards by it from the moment it joins. So
+an application that has to fetch the version, from a file of the image or from the platform, is
+asked before the node listens and joins.
 
-    `node.version` is set  ──> that counts, whoever else would say one
-    `@bus.version`         ──> its answer, within `node.version_timeout`, or the node does not start
+    `node.version` is set  ──> that version, whatever else could give one
+    `@bus.version`         ──> its result, within `node.version_timeout`; without, no start
     neither                ──> 0.0.0
 
-Source: B.19, B.147; docs/how-to/operate.md.
+Source: docs/how-to/operate.md.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from shardbus.errors import ConfigError
 from shardbus.sharding.versions import LENGTH_MAX
 
 VersionSource = Callable[[], Any]
-"""Gives a version, or an awaitable of one; None if it knows none."""
+"""Returns a version or an awaitable of one; None for no version."""
 
 
 async def with_version(settings: NodeSettings, source: VersionSource | None) -> NodeSettings:
-    """The settings with the version that counts.
+    """The settings with the version to use.
 
     Raises:
-        ConfigError: the source fails, is late, or says what is no version.
+        ConfigError: the source fails, is late, or returns an invalid version.
     """
     if source is None or settings.version != NodeSettings().version:
         return settings
@@ -39,23 +39,23 @@ async def with_version(settings: NodeSettings, source: VersionSource | None) -> 
     limit = asyncio.timeout(settings.version_timeout)
     try:
         async with limit:
-            said = source()
-            if inspect.isawaitable(said):
-                said = await said
+            found = source()
+            if inspect.isawaitable(found):
+                found = await found
     except Exception as e:
         if limit.expired():
             raise ConfigError(
-                f"{name} has not said within {settings.version_timeout:g} s which version this is",
+                f"{name} has returned no version within {settings.version_timeout:g} s",
                 hint="set node.version, or a longer node.version_timeout",
             ) from None
-        text = f"{name} cannot say which version this is: {type(e).__name__}: {e}"
+        text = f"{name} failed to return a version: {type(e).__name__}: {e}"
         raise ConfigError(text[:300], hint="set node.version") from e
-    if said is None:
+    if found is None:
         return settings
-    if not isinstance(said, str) or not 0 < len(said) <= LENGTH_MAX or not said.isprintable():
-        shown = repr(said)[:60]
+    if not isinstance(found, str) or not 0 < len(found) <= LENGTH_MAX or not found.isprintable():
+        shown = repr(found)[:60]
         raise ConfigError(
-            f"{name} says {shown}, which is no version",
+            f"{name} returned {shown}, which is no version",
             hint=f"a version is a text of 1 to {LENGTH_MAX} characters",
         )
-    return replace(settings, version=said)
+    return replace(settings, version=found)

@@ -1,8 +1,7 @@
-"""What a node keeps and says of downing: the last decisions, the settings that every node must
-share, and the refusal of a strategy that cannot be loaded, and of a timeout where entities are
-sharded.
+"""Downing on this node: the log of decisions, the settings that every node must share, and the
+check of the settings before the node starts.
 
-Source: S1.59, S2.6, B.3, B.31.
+Source: docs/downing.md; S1.59, S2.6.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SHARED = (
     "down_if_alone",
     "unsafe_auto_down_after",
 )
-"""Settings by which both sides of a split must go."""
+"""Settings that both sides of a split must have in common."""
 
 
 class DowningLog:
@@ -46,7 +45,7 @@ class DowningLog:
         self._kept: deque[Json] = deque(maxlen=KEPT)
 
     def record(self, event: DomainEvent) -> None:
-        """Log an event; keep it if it is a decision."""
+        """Log an event, and keep it if it is a decision."""
         if not isinstance(event, DowningDecided):
             level = logging.DEBUG if isinstance(event, QUIET) else logging.INFO
             log.log(level, "%s", sentence(event))
@@ -56,7 +55,7 @@ class DowningLog:
         self._kept.append({"at": at, **_shown(event.decision)})
 
     def page(self) -> list[Json]:
-        """They, in the shape of the public JSON."""
+        """The kept decisions, in the shape of the public JSON."""
         return list(self._kept)
 
 
@@ -81,16 +80,16 @@ def _shown(decision: Decision) -> Json:
 
 
 def fingerprint(settings: DowningSettings) -> dict[str, str]:
-    """What a node that joins must have set as we have."""
+    """The settings that must be equal on a node that joins."""
     return {f"cluster.downing.{name}": str(getattr(settings, name)) for name in SHARED}
 
 
 def check_downing(settings: DowningSettings, types: Collection[str]) -> None:
-    """Load the strategy, which may be the user's; warn of downing by timeout, or refuse it.
+    """Load the strategy, which may be the application's; warn of downing by timeout, or refuse it.
 
     Raises:
-        ConfigError: the strategy cannot be loaded; or downing is by timeout, and there are entity
-            types, which would run on both sides of a split.
+        ConfigError: the strategy cannot be loaded; or downing is by timeout and there are entity
+            types, whose entities would run on both sides of a split.
     """
     strategy_of(settings)
     after = settings.unsafe_auto_down_after

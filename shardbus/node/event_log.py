@@ -1,6 +1,6 @@
-"""What happens in the cluster, as sentences for the log and as JSON.
+"""Events of the cluster and notes of machines, as sentences for the log and as JSON.
 
-Source: B.20.
+Source: docs/reference/http.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NOTEWORTHY = frozenset(
         "lease_kept",
     }
 )
-"""Notes of the machines that people want to read; the rest is counted, and logged for debugging."""
+"""Notes logged at INFO; the other notes are counted, and logged at DEBUG."""
 
 ALARMING = frozenset(
     {
@@ -45,24 +45,24 @@ ALARMING = frozenset(
         "rows_dropped",
     }
 )
-"""Those that somebody should look into."""
+"""Notes logged as WARNING: an operator should look into them."""
 
 
 def level_of(note: Note) -> int:
-    """How loud a machine's note is."""
+    """The log level of a note."""
     if note.kind in ALARMING:
         return logging.WARNING
     return logging.INFO if note.kind in NOTEWORTHY else logging.DEBUG
 
 
 def remark(note: Note) -> str:
-    """A machine's note in words."""
+    """A note in words."""
     count = f" {note.count}:" if note.kind == "rows_dropped" else ""
     return f"{note.kind.replace('_', ' ')}{count} {note.detail}".rstrip()
 
 
 def picture(now: view.MembershipView) -> Json:
-    """The membership as it is, for a stream of events."""
+    """The current membership as JSON, the first item of a stream of events."""
     return {
         "event": "snapshot",
         "leader": str(now.leader) if now.leader else None,
@@ -80,7 +80,7 @@ def picture(now: view.MembershipView) -> Json:
 
 
 def fact(event: view.DomainEvent) -> Json:
-    """One event as JSON: its name, the node it is about, and the sentence."""
+    """One event as JSON: its name, the node that it concerns, and the sentence."""
     about = getattr(event, "member", None)
     node = about.node if about is not None else getattr(event, "node", None)
     return {
@@ -91,7 +91,7 @@ def fact(event: view.DomainEvent) -> Json:
 
 
 def sentence(event: view.DomainEvent) -> str:
-    """One event of membership in words."""
+    """One event of membership as a sentence."""
     match event:
         case view.MemberJoined(member=m):
             return f"{m.node} joins"
@@ -114,7 +114,7 @@ def sentence(event: view.DomainEvent) -> str:
         case view.UnreachableMember(member=m, terminated=gone):
             return f"{m.node} {'is gone: its process ended' if gone else 'is unreachable'}"
         case view.QuarantinedMember(member=m):
-            return f"{m.node} is quarantined: what must arrive there does not; it must start anew"
+            return f"{m.node} is quarantined: it acknowledges no message and must restart"
         case view.ServiceChanged(member=m):
             return f"{m.node} is {m.service.value}"
         case view.ReachableMember(member=m):
@@ -122,15 +122,15 @@ def sentence(event: view.DomainEvent) -> str:
         case view.LeaderChanged(leader=node):
             return f"the leader is {node}" if node else "there is no leader"
         case view.RoleLeaderChanged(role=role, leader=node):
-            return f"the leader of role {role!r} is {node or 'nobody'}"
+            return f"the leader of role {role!r} is {node or 'none'}"
         case view.ConvergenceChanged(converged=converged):
             return "the cluster has converged" if converged else "the cluster has not converged"
         case view.MetaChanged(name=name, data=data):
             return f"meta {name!r} is {len(data)} bytes now"
         case view.SelfStarved(seconds=late):
-            return f"this node was starved: its timer came {late:.1f} s late"
+            return f"this node was starved: its timer fired {late:.1f} s late"
         case view.NodeStarved(node=node, seconds=late):
-            return f"{node} is starved: it says that its timer came {late:.1f} s late"
+            return f"{node} is starved: its timer fired {late:.1f} s late"
         case view.SlowHeartbeat(node=node, seconds=took):
             return f"{node} took {took:.1f} s to answer a heartbeat"
         case view.DowningDecided(decision=decision):

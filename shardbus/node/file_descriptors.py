@@ -1,8 +1,7 @@
-"""File descriptors: each connection, link and store needs some, and the system counts them.
+"""File descriptors: a node raises its limit, and warns before they run out.
 
-The limit that a process begins with is often 1,024, for the sake of old programs, while it may ask
-for many more. So a node asks for them; and since whatever opens one fails when there are none left,
-it says so before that.
+Each connection and each open file needs one. Systems often start processes with a limit of 1,024,
+for the sake of old programs, and allow far more. Code that opens one when none is left fails.
 
 Source: docs/how-to/operate.md.
 """
@@ -18,31 +17,31 @@ log = logging.getLogger("shardbus.node")
 
 WANTED = 65_536
 ENOUGH = 1024
-LOOK_S = 10.0
+CHECK_S = 10.0
 SCARCE = 0.8
-"""The part in use from which on it is said."""
+"""The part of the limit in use above which a warning is logged."""
 HINT = "raise the limit, as with `ulimit -n 65536` or LimitNOFILE= of systemd"
 
 
 class FileDescriptors:
-    """See the module. Belongs to one loop."""
+    """Watches the descriptors of this process, from one loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        self._said = False
+        self._warned = False
 
     def start(self) -> None:
-        """Ask for as many as this process may have, and look from time to time."""
+        """Raise the limit to what the system allows, and check the use every `CHECK_S`."""
         limit = self._raise()
         if limit < ENOUGH:
             log.warning(
-                "this process may open %d file descriptors, %d are few: %s", limit, ENOUGH, HINT
+                "this process may open %d file descriptors, fewer than %d: %s", limit, ENOUGH, HINT
             )
-        self._look()
+        self._check()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._timer is not None:
             self._timer.cancel()
 
@@ -58,17 +57,17 @@ class FileDescriptors:
             return soft
         return wanted
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         used, limit = in_use(), resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         scarce = limit != resource.RLIM_INFINITY and used > SCARCE * limit
-        if scarce and not self._said:
+        if scarce and not self._warned:
             log.warning("%d of %d file descriptors are in use: %s", used, limit, HINT)
-        self._said = scarce
-        self._timer = self._loop.call_later(LOOK_S, self._look)
+        self._warned = scarce
+        self._timer = self._loop.call_later(CHECK_S, self._check)
 
 
 def in_use() -> int:
-    """How many this process has open; 0 where the system does not say."""
+    """The number of open descriptors; 0 where the system does not report it."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:

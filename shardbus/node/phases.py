@@ -1,20 +1,20 @@
-"""The phases of leaving, in Akka's names: where applications hang what they want done on the way.
+"""The phases of leaving, with Akka's names: applications add tasks to them.
 
-    before-service-unbind             everything still works: tell a load balancer
-    service-unbind                    take no new work from outside
-    service-requests-done             finish what is under way
+    before-service-unbind             everything still works: warn a load balancer
+    service-unbind                    accept no further work from outside
+    service-requests-done             finish the work under way
     service-stop                      stop serving
     before-cluster-shutdown           the last phase of a full member: messages are answered
     cluster-sharding-shutdown-region  shards are handed off, or stopped with the whole cluster
-    cluster-leave                     the member leaves, clients part
-    cluster-shutdown                  membership is over, or could not be ended in time
+    cluster-leave                     the member leaves, and clients leave it
+    cluster-shutdown                  membership has ended, or could not be ended in time
 
-The tasks of a phase run side by side, and with the node's own work where a phase has some. A phase
-ends when they have, or at its timeout: then what is late is cancelled and not waited for. A task
-that fails is logged and stops nobody. A plain function that blocks the loop cannot be cut off: for
-that the process has a deadline (`run`).
+The tasks of a phase run concurrently, together with the node's own work of that phase. A phase ends
+when all have ended, or at its timeout; late tasks are cancelled and not waited for. A task that
+fails is logged and stops no other. A function that blocks the loop cannot be cut off: for that case
+the process has a deadline (`run`).
 
-Source: S2.52; B.141, C.8; T.S8; docs/how-to/operate.md.
+Source: docs/how-to/operate.md; S2.52.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ PHASES = (
     LAST,
 )
 HAND_OFF_MORE_S = 10.0
-"""What handing off may take beyond the longest `handoff_timeout`, if no setting says."""
+"""Seconds for handing off beyond the longest `handoff_timeout`, unless configured."""
 
 Task = Callable[[], Any]
 Progress = Callable[[str], None]
 
 
 class Phases:
-    """See the module. `current` is empty until the node begins to leave."""
+    """The tasks and timeouts of each phase. `current`: the running phase, empty at first."""
 
     def __init__(self, settings: ShutdownSettings) -> None:
         self.current = ""
@@ -67,15 +67,15 @@ class Phases:
         self._tasks: dict[str, list[Task]] = {phase: [] for phase in PHASES}
 
     def add(self, phase: str, task: Task) -> None:
-        """Call it, plain or async, in that phase. Once the phase has begun it is too late."""
+        """Run `task`, a plain or async function, in a phase that has not begun."""
         self._tasks[phase].append(task)
 
     def seconds(self, phase: str, handoff_timeout: float) -> float:
-        """How long a phase may take; `handoff_timeout` is the longest of a type."""
+        """The timeout of a phase in seconds. `handoff_timeout`: the longest of all types."""
         return self._seconds[phase] or handoff_timeout + HAND_OFF_MORE_S
 
     def total(self, handoff_timeout: float) -> float:
-        """How long all of them may take."""
+        """The sum of all timeouts, in seconds."""
         return sum(self.seconds(phase, handoff_timeout) for phase in PHASES)
 
     async def run(
@@ -85,7 +85,7 @@ class Phases:
         progress: Progress,
         own: Coroutine[Any, Any, None] | None = None,
     ) -> bool:
-        """One phase; whether the node's own work in it is done."""
+        """Run one phase, with `own` as the node's work in it. True if that work ended in time."""
         self.current = phase
         running: dict[asyncio.Future[Any], str] = {
             asyncio.ensure_future(_guarded(phase, task)): _name(task) for task in self._tasks[phase]

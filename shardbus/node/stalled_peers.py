@@ -1,14 +1,14 @@
-"""Finds members that answer heartbeats, but do not get what a link must bring them.
+"""Finds members that answer heartbeats, but acknowledge nothing on their session.
 
-A link between two live processes sends again what is not acknowledged, for ever. If nothing at all
-arrives for `cluster.quarantine_after` while membership says that the member is reachable, one of
-the two is broken in a way that no waiting mends: it must start anew. Which of the two goes is for
-the downing strategy to say. A member that says it has no room is not broken.
+A session between two live processes resends what is not acknowledged, without end. If nothing is
+acknowledged for `cluster.quarantine_after` while membership reports the member as reachable, one of
+the two processes is defective and must restart. The downing strategy decides which. A member that
+reports a lack of room is not defective.
 
-Only looks count, not the clock: a look adds what has passed since the one before, and at most one
-second. So a node whose own loop stood still does not accuse others.
+Time counts by checks, not by the clock: each check adds the time since the one before, at most one
+second. So a node whose own loop stood still does not accuse other nodes.
 
-Source: S1.25; docs/architecture.md.
+Source: docs/architecture.md; S1.25.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from dataclasses import dataclass
 from shardbus.ids import NodeId
 from shardbus.transport.session import Session
 
-LONGEST_LOOK_S = 1.0
+STEP_MAX_S = 1.0
 
 
 @dataclass(slots=True)
 class StalledSession:
-    """A session on which nothing is acknowledged. `seconds`: for so long."""
+    """A session on which nothing is acknowledged, and the `seconds` since the last progress."""
 
     sign: tuple[int, int]
-    """What would change if something got through: acknowledgements, and pleas to wait."""
+    """What progress changes: the acknowledgements, and the reports of a lack of room."""
     seconds: float = 0.0
 
 
 class StalledPeers:
-    """Look at the sessions every now and then. `after`: seconds; 0 finds nobody."""
+    """Finds stalled members in repeated checks. `after`: seconds; 0 finds none."""
 
     def __init__(self, after: float) -> None:
         self._after = after
         self._stalls: dict[Session, StalledSession] = {}
-        self._looked_at: float | None = None
+        self._checked_at: float | None = None
 
     def check(
         self, sessions: Iterable[Session], reachable: Collection[NodeId], now: float
     ) -> list[NodeId]:
-        """Whom to quarantine. Sessions with others than the `reachable` members do not count."""
-        passed = 0.0 if self._looked_at is None else min(now - self._looked_at, LONGEST_LOOK_S)
-        self._looked_at = now
+        """The members to quarantine. Only sessions with `reachable` members count."""
+        passed = 0.0 if self._checked_at is None else min(now - self._checked_at, STEP_MAX_S)
+        self._checked_at = now
         if not self._after:
             return []
         stalled = [s for s in sessions if s.outstanding and s.tag in reachable]

@@ -1,17 +1,16 @@
-"""Who listens to what happens in the cluster: subscriptions, and callbacks of one moment.
+"""Subscriptions to the events of the cluster, and callbacks for this node's own changes.
 
-A subscription begins with the picture of now, a `MembershipView`, and goes on with the events that
-lead from it to every later picture, none left out. Events and picture change in the same step of
-the loop, so nothing falls between them.
+A subscription starts with the current `MembershipView` and goes on with the events that lead from
+it to each later view; none is left out. View and events change in one step of the loop, so no event
+falls in between.
 
-A subscriber that does not read costs a bounded queue: when it is full, what is in it is dropped,
-and the subscriber finds a new picture where the dropped events were. It has lost the way, never the
-place.
+The queue of a subscriber is bounded. When a subscriber does not read and the queue is full, its
+content is replaced by the current view: the subscriber loses intermediate events, never the state.
 
-Callbacks: `when_up` once this node is Up, at once if it is; `when_removed` once its membership is
-over, however that came.
+`when_up` callbacks run once this node is Up, or at once if it is; `when_removed` callbacks run once
+its membership has ended, for whatever reason.
 
-Source: B.20, B.21; T.U9, T.C24.
+Source: docs/how-to/operate.md.
 """
 
 from __future__ import annotations
@@ -38,15 +37,14 @@ from shardbus.task_set import TaskSet
 log = logging.getLogger("shardbus.cluster")
 
 QUEUE_MAX = 1000
-ASIDE = (SelfStarved, SlowHeartbeat, DowningDecided)
-"""Events that no comparison of pictures shows."""
+WITHOUT_VIEW = (SelfStarved, SlowHeartbeat, DowningDecided)
+"""Events that no comparison of two views shows."""
 
 Callback = Callable[[], Any]
 
 
 class Subscription:
-    """An async iterator: a MembershipView first, then events. It ends with the node's
-    membership."""
+    """An async iterator: first a MembershipView, then events, until the node's membership ends."""
 
     def __init__(self, subscriptions: Subscriptions) -> None:
         self._subscriptions = subscriptions
@@ -66,12 +64,12 @@ class Subscription:
         return self._queue.popleft()
 
     def close(self) -> None:
-        """Listen no more."""
+        """End the subscription."""
         self._subscriptions.forget(self)
         self.end()
 
     def put(self, event: DomainEvent) -> None:
-        """Something happened."""
+        """Queue an event."""
         if len(self._queue) >= QUEUE_MAX:
             self._queue.clear()
             self._queue.append(self._subscriptions.view)
@@ -80,7 +78,7 @@ class Subscription:
         self._wake()
 
     def end(self) -> None:
-        """Nothing will happen any more."""
+        """End the iterator after what is queued."""
         self._ended = True
         self._wake()
 
@@ -90,7 +88,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """See the module. `view` is the last picture."""
+    """The subscriptions and callbacks of one node. `view`: the current view."""
 
     def __init__(self, me: NodeId) -> None:
         self.view = MembershipView(me)
@@ -101,49 +99,49 @@ class Subscriptions:
         self._running = TaskSet()
 
     def subscribe(self) -> Subscription:
-        """The picture of now, and everything from now on."""
+        """Start a subscription with the current view."""
         subscription = Subscription(self)
         if not self.ended:
             self._subscriptions[subscription] = None
         return subscription
 
     def forget(self, subscription: Subscription) -> None:
-        """It listens no more."""
+        """Send the subscription no further events."""
         self._subscriptions.pop(subscription, None)
 
     def when_up(self, callback: Callback) -> None:
-        """Call it, plain or async, once this node is Up."""
+        """Call a plain or async function once this node is Up."""
         if self.view.status in WORKING:
             self._call(callback)
         else:
             self._up.append(callback)
 
     def when_removed(self, callback: Callback) -> None:
-        """Call it, plain or async, once this node's membership is over."""
+        """Call a plain or async function once this node's membership has ended."""
         if self.ended:
             self._call(callback)
         else:
             self._removed.append(callback)
 
-    # ---- what the node says
+    # ---- calls of the node
 
     def on_view(self, view: MembershipView) -> None:
-        """The picture changed."""
+        """Apply a new view, and publish the changes."""
         before, self.view = self.view, view
         for event in changes(before, view):
-            self._tell(event)
+            self._publish(event)
         if view.status in WORKING:
             callbacks, self._up = self._up, []
             for callback in callbacks:
                 self._call(callback)
 
     def on_notice(self, event: DomainEvent) -> None:
-        """The machine said something. What changes the picture is told with the picture."""
-        if isinstance(event, ASIDE):
-            self._tell(event)
+        """Publish an event of the machine, unless it belongs to a view and is published with it."""
+        if isinstance(event, WITHOUT_VIEW):
+            self._publish(event)
 
     async def end(self, seconds: float) -> None:
-        """Membership is over: call back, and wait for the callbacks, but not for ever."""
+        """End every subscription, run the callbacks and wait for them, at most for `seconds`."""
         self.ended = True
         for subscription in self._subscriptions:
             subscription.end()
@@ -151,12 +149,10 @@ class Subscriptions:
         callbacks, self._removed = self._removed, []
         for callback in callbacks:
             self._call(callback)
-        if self._running:
-            late = await self._running.wait(seconds)
-            for task in late:
-                task.cancel()
+        for task in await self._running.wait(seconds):
+            task.cancel()
 
-    def _tell(self, event: DomainEvent) -> None:
+    def _publish(self, event: DomainEvent) -> None:
         for subscription in list(self._subscriptions):
             subscription.put(event)
 

@@ -1,25 +1,28 @@
-"""The thread in which this node's membership lives.
+"""The cluster thread: runs this node's membership.
 
 Gossip, heartbeats and failure detection have a thread, an event loop and sockets of their own, so
 that a handler that blocks the application's loop for seconds does not get its node removed. The two
-sides share no objects: events come in by `post`, effects that the application must act on go out by
-`notify`, which is called in this thread.
+loops share no objects: events come in through `post`, and effects for the application go out
+through `notify`, which is called in this thread.
 
-    socket, timer, post ──> Cluster.handle / tick ──> effects ──> socket, probe, notify
+    socket, timer, post ──> ClusterMembership.handle / tick ──> effects ──> socket, probe, notify
                                     │
-                              one timer, armed to Cluster.deadline
+                              one timer, armed to ClusterMembership.deadline
 
-**The watchdog** looks at the other side: the application calls `app_alive` from its loop at least
-every 250 ms. A node that answers heartbeats and handles nothing is not alive: after
-`app_stall_timeout` it declares itself down. The watchdog counts its own ticks, not the clock, so
-that a process that was stopped as a whole does not accuse its application. Long before that, after
-`coordinator_stall`, it makes the node the youngest member: its coordinators move to the next oldest
-node, and their epoch shuts out what the late one still writes. At each tick it tells
-`stalled` for how long the application has been silent, so that somebody can look what it does.
+**The watchdog** watches the application, which calls `app_alive` from its loop at least every
+250 ms. A node that answers heartbeats and handles no message is not alive:
+
+    coordinator_stall    the node becomes the youngest member: its coordinators move to the next
+                         oldest node, and their epochs refuse its late writes
+    app_stall_timeout    the node declares itself down
+
+The watchdog counts its own ticks, not the clock, so that a process that was stopped as a whole does
+not accuse its application. At each tick it passes the stall to `stalled`, which finds the handler
+that blocks the loop.
 
 An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
 
-Source: docs/architecture.md; B.8, C.27.
+Source: docs/architecture.md; S2.81.
 """
 
 from __future__ import annotations
@@ -44,13 +47,14 @@ from shardbus.membership.member import Member
 from shardbus.membership.messages import PublishedMessage
 from shardbus.membership.view import MembershipView
 from shardbus.shells.prober import Prober
+from shardbus.task_set import TaskSet
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.zmq.pubsub import PubSubSockets
 from shardbus.wire.gossip import decode, encode
 
 TICK = 0.25
-"""Seconds between two looks of the watchdog."""
-TICKS_PER_POLL = 4
+"""Seconds between two ticks of the watchdog."""
+TICKS_PER_OVERVIEW = 4
 START_WITHIN = 30.0
 CLOSE_WITHIN = 2.0
 
@@ -59,11 +63,11 @@ log = logging.getLogger("shardbus.cluster")
 AppEffect = (
     ev.SendControl | ev.ViewChanged | ev.Notice | ev.AcquireLease | ev.Stopped | ev.CommandRefused
 )
-"""What `notify` is given."""
+"""The effects passed to `notify`."""
 
 
 class MembershipRunner(Protocol):
-    """What a node needs of whoever runs its membership; `ClusterThread` says the rest."""
+    """What a node needs of the runner of its membership; `ClusterThread` describes the methods."""
 
     @property
     def overview(self) -> Overview: ...
@@ -98,12 +102,12 @@ class ClusterThread:
         self.fingerprint = fingerprint
         self.bind_host = bind_host
         self.notify = notify
-        self._tell_stalled = stalled
+        self._on_stalled = stalled
         self.gossip_port = 0
         self.view = MembershipView(me.node)
         """The last view; replaced as a whole, so any thread may read it."""
         self.overview = Overview()
-        """The same for what is known of who knows what; at most a second old."""
+        """What gossip knows of other nodes, at most a second old; replaced as a whole, too."""
         self.dropped: Counter[str] = Counter()
         """Messages without effect, by reason."""
         self._started_loop: asyncio.AbstractEventLoop | None = None
@@ -117,16 +121,16 @@ class ClusterThread:
         self._timer: asyncio.TimerHandle | None = None
         self._tick_due = 0.0
         self._ticks = 0
-        self._probes: dict[asyncio.Task[None], None] = {}
+        self._probes = TaskSet()
         self._app_seen = True
         self._stalled = 0.0
         self._gave_up = False
         self._yield_at = settings.coordinator_stall
 
-    # -- for the application's thread ----------------------------------------------------------
+    # ---- in the application's thread
 
     def start(self) -> None:
-        """Bind, and run. `gossip_port` is the real port when this returns.
+        """Bind the port and run. `gossip_port` is the bound port when this returns.
 
         Raises:
             ConfigError: the port cannot be bound. Nothing runs.
@@ -140,7 +144,7 @@ class ClusterThread:
             raise self._failure
 
     def stop(self, timeout: float = 5.0) -> bool:
-        """End the thread without leaving the cluster. True if it ended in time."""
+        """End the thread without leaving the cluster. True if it ended within `timeout` seconds."""
         if self._started_loop is None:
             return True
         self._call(self._ended.set)
@@ -148,30 +152,30 @@ class ClusterThread:
         return not self._thread.is_alive()
 
     async def close(self) -> None:
-        """The same from a loop, which goes on meanwhile; not waited for very long."""
+        """Stop the thread from a loop, without blocking it, within `CLOSE_WITHIN`."""
         await asyncio.get_running_loop().run_in_executor(None, self.stop, CLOSE_WITHIN)
 
     def post(self, event: ev.Event) -> None:
-        """Give the machine an event. From any thread; without effect once the thread has ended."""
+        """Hand the machine an event, from any thread; ignored once this thread has ended."""
         self._call(lambda: self._handle(event))
 
     def app_alive(self) -> None:
-        """The application's loop turns."""
+        """Record that the application's loop turns."""
         self._app_seen = True
 
     @property
     def lag(self) -> float:
-        """For how many seconds the application has not said that it is alive."""
+        """Seconds since the application's last `app_alive`."""
         return self._stalled
 
     @property
     def dropped_frames(self) -> dict[str, int]:
-        """What the sockets could not use, by reason."""
+        """Frames that the sockets dropped, by reason."""
         return dict(self._sockets.dropped)
 
     @property
     def missed_edges(self) -> int:
-        """Messages that only the watchdog found."""
+        """Messages that only the watchdog of the sockets found."""
         return self._sockets.missed_edges
 
     @property
@@ -180,10 +184,10 @@ class ClusterThread:
             raise LocalProtocolError("the cluster thread is not started")
         return self._started_loop
 
-    # -- in the thread -------------------------------------------------------------------------
+    # ---- in the cluster thread
 
     def on_frames(self, sender: bytes, payload: bytes) -> None:
-        """A message was published to this node."""
+        """Handle a message published to this node."""
         waited = max(0.0, self._loop.time() - self._tick_due)
         try:
             node = NodeId.parse(sender.decode())
@@ -198,11 +202,11 @@ class ClusterThread:
             self.dropped["malformed"] += 1
 
     def on_listening(self, uid: int) -> None:
-        """A peer can hear this node."""
+        """Handle a peer's subscription to this node."""
         self._handle(ev.PeerListening(uid))
 
     def on_disconnected(self, node: NodeId) -> None:
-        """A connection dropped."""
+        """Handle the end of a connection."""
         self._handle(ev.PeerDisconnected(node))
 
     def _run(self) -> None:
@@ -217,8 +221,7 @@ class ClusterThread:
         finally:
             self._machine = None
             self._sockets.close()
-            for task in self._probes:
-                task.cancel()
+            self._probes.cancel()
             self._loop.run_until_complete(asyncio.sleep(0))
             self._prober.close()
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
@@ -237,14 +240,14 @@ class ClusterThread:
         self._watch()
 
     def _watch(self) -> None:
-        """The watchdog's tick."""
+        """One tick of the watchdog."""
         self._tick_due = self._loop.time() + TICK
         self._ticks += 1
-        if self._ticks % TICKS_PER_POLL == 0 and self._machine is not None:
+        if self._ticks % TICKS_PER_OVERVIEW == 0 and self._machine is not None:
             self.overview = self._machine.overview(self._loop.time())
         self._stalled = 0.0 if self._app_seen else self._stalled + TICK
         self._app_seen = False
-        self._tell_stalled(self._stalled)
+        self._on_stalled(self._stalled)
         self._yield_coordinators()
         if self._stalled >= self.settings.app_stall_timeout and not self._gave_up:
             self._gave_up = True
@@ -286,9 +289,7 @@ class ClusterThread:
                 case ev.Unsubscribe(node):
                     self._sockets.unsubscribe(node)
                 case ev.Probe(node):
-                    task = self._loop.create_task(self._probe(node))
-                    self._probes[task] = None
-                    task.add_done_callback(self._probes.pop)
+                    self._probes.spawn(self._probe(node))
                 case ev.MessageDropped(_, reason):
                     self.dropped[reason] += 1
                 case ev.ViewChanged(view):

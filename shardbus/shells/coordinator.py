@@ -86,7 +86,7 @@ class CoordinatorShell:
 
     Args:
         make: builds a fresh machine.
-        owner: sends messages, and is told when a machine rules or has ended.
+        owner: sends messages, and is called when a machine rules or has ended.
         overrides: keeps what operators set.
         store_timeout: seconds after which a store call has failed.
         remember: True if the type's entities are remembered.

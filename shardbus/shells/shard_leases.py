@@ -32,7 +32,7 @@ LEASED = ("shards", "both")
 
 
 class ShardOwner(Protocol):
-    """The region on this node, which is told what became of its shards."""
+    """The region on this node, which gets the reports about its shards."""
 
     name: str
 

@@ -146,7 +146,7 @@ async def test_B19_a_node_joins_with_the_version_that_its_application_finds(lab:
 async def test_B19_a_node_without_its_version_does_not_start(lab: Processes) -> None:
     node = lab.begin(settings=("node.version_timeout=200ms",), APP_VERSION="file")
     assert await node.ended() == 1
-    assert "version has not said within 0.2 s which version this is" in error_of(node)
+    assert "version has returned no version within 0.2 s" in error_of(node)
 
 
 def error_of(node: NodeProcess) -> str:

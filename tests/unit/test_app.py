@@ -187,7 +187,7 @@ def test_messages_come_from_the_annotation_the_declaration_and_the_bus(bus: Shar
 
 
 def test_a_message_that_is_none_is_refused(bus: ShardBus) -> None:
-    with pytest.raises(ConfigError, match="Opaque is no dataclass"):
+    with pytest.raises(ConfigError, match="Opaque is not a dataclass"):
         bus.message(Opaque)
 
     @dataclass
