@@ -10,11 +10,13 @@ import pytest
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.admin.pages import AdminPages
 from shardbus.errors import ConfigError, UnknownEntityType
-from tests.loopback.nodes import Nodes, hosts
+from tests.loopback.nodes import Nodes
 from tests.waiting import until
 
-IDS = [f"page-{i}" for i in range(40)]
-NODES, SHARDS = 2, 12
+IDS = [f"page-{i}" for i in range(80)]
+FEW = IDS[:6]
+"""They leave most shards without a home."""
+NODES, SHARDS = 2, 60
 
 
 def application() -> tuple[ShardBus, type[Entity]]:
@@ -44,7 +46,7 @@ async def test_S2_50_a_region_hands_off_its_shards_and_stays_a_proxy(nodes: Node
     bus, page = application()
     first, second = await nodes.cluster(bus, NODES)
     for kind in ("page", "other"):
-        await asyncio.gather(*(first.ref(kind, i).where() for i in IDS))
+        await asyncio.gather(*(first.ref(kind, i).where() for i in FEW))
     assert second.regions["page"].host.shards
     others = set(second.regions["other"].host.shards)
     bus.attach(second)
@@ -54,13 +56,12 @@ async def test_S2_50_a_region_hands_off_its_shards_and_stays_a_proxy(nodes: Node
     assert bus.region_state("page") == {}
     assert set(second.regions["other"].host.shards) == others
     assert StopReason.SHUTDOWN in page.stops
-    # The shut region still sends, and no shard comes back to it, whoever coordinates.
-    homes = await asyncio.gather(*(second.ref("page", i).where() for i in IDS))
+    # The shut region still sends, and gets no shard, whichever node coordinates.
+    homes = await asyncio.gather(*(second.ref("page", i).where() for i in FEW))
     assert set(homes) == {str(first.me)}
     third = await nodes.start(bus)
     await nodes.agree(NODES + 1)
     await nodes.leave(first)
-    await until(lambda: len(hosts([third], "page")) == len(hosts([second, third], "page")), "homes")
     homes = await asyncio.gather(*(second.ref("page", i).where() for i in IDS))
     assert set(homes) == {str(third.me)}
     await bus.shutdown_region(page)  # a second call finds nothing left to do
