@@ -118,7 +118,8 @@ def attributes_read() -> Iterator[str]:
 
 
 def test_every_command_is_on_its_page_and_no_other() -> None:
-    listed = re.findall(r"^\| `shardbus ([a-z-]+(?: [a-z]+)?)(?=[ `])", text("reference/cli.md"), re.M)
+    page = text("reference/cli.md")
+    listed = re.findall(r"^\| `shardbus ([a-z-]+(?: [a-z]+)?)(?=[ `])", page, re.M)
     assert sorted(listed) == sorted(names_of(commands, ""))
 
 
