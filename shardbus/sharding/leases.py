@@ -1,8 +1,8 @@
-"""Leases: what runs here only while the store says that it is ours.
+"""Leases: a shard or a coordinator runs here only while the store confirms that it is ours.
 
-A second net below the coordinator. A shard, or a coordinator, does not start before this node holds
-the lease of its name, and stops when the lease is lost. Whoever else might believe to be its home
-waits for the same lease.
+Leases are a second safety net below the coordinator. A shard or a coordinator does not start before
+this node holds the lease of its name, and stops when the lease is lost. Another node that takes
+itself for the home waits for the same lease.
 
                          refused, no answer: again after `retry_interval`
                               ┌────┐
@@ -12,20 +12,21 @@ waits for the same lease.
                                                   └──refused, or not confirmed in time: Lost──> LOST
        (none): Free  <──────────────────────────────────────────────────────────────Drop─────────┘
 
-- **Time is counted from the question.** A lease lasts `ttl` from when the store was asked for it,
-  or asked to renew it, by this node's clock; the store counts from when it heard that, which is
-  later. So the owner knows the end before anybody else can get it, however slow the answer was. An
-  answer that comes later than the lease lasts is none.
-- **Room to stop.** It is lost a part of the `ttl` (`GUARD`) before that end: `left` seconds in
-  which what runs under it may end in order. If the store says that it is lost, nothing is left.
+- **Time counts from the request.** A lease lasts `ttl` seconds from when this node asked the store
+  for it, or asked to renew it, by this node's clock. The store counts from when the request
+  arrived, which is later. So the owner knows the end before another node can get the lease, however
+  slow the answer was. An answer that comes after the lease has ended is ignored.
+- **Time to stop.** A lease counts as lost a part of the `ttl` (`GUARD`) before its end: `left`
+  seconds remain in which what runs under it can stop in order. If the store reports it as lost, 0
+  seconds remain.
 - **All leases are renewed together**, each quarter of the `ttl`, so that three attempts fail before
-  one is lost.
-- **Lost is final.** Who lost it stops, drops it, and may want it again: a new lease with a higher
-  counter.
+  a lease is lost.
+- **A lost lease is final.** Its owner stops, drops it, and may want it again: that is a new lease
+  with a higher counter.
 
-Not here: what runs under a lease (`runtime/tenancy.py`, `runtime/succession.py`), and the store.
+Not here: what runs under a lease (`shells/shard_leases.py`, `shells/singleton.py`), and the store.
 
-Source: B.59, B.99, B.100; T.SU12, T.G4; docs/guarantees.md.
+Source: B.59, B.99, B.100; docs/guarantees.md.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from shardbus.sharding.timers import Timers
 from shardbus.store.protocol import Lease
 
 RENEW = 0.25
-"""The part of the ttl after which leases are renewed, and within which the store has to answer."""
+"""The part of the ttl after which leases are renewed, and within which the store must answer."""
 
 GUARD = 0.1
 """The part of the ttl at its end in which what runs under a lease stops."""
@@ -50,21 +51,21 @@ GUARD = 0.1
 
 @dataclass(frozen=True, slots=True)
 class WantLease:
-    """Get this lease and keep it. Answer: Held, at some time, and perhaps Lost later."""
+    """Get this lease and keep it. Answer: LeaseHeld, at some time, and perhaps LeaseLost later."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class DropLease:
-    """It is not wanted any more, and nothing runs under it. Answer: Free."""
+    """Give the lease up: nothing runs under it. Answer: LeaseFree."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseGranted:
-    """Answer to Acquire; without a lease, another one holds it."""
+    """Answer to AcquireCall. `lease` is None if another owner holds it."""
 
     name: str
     ticket: int
@@ -73,7 +74,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewed:
-    """Answer to Renew: whether it is still ours."""
+    """Answer to RenewCall: whether this node still holds it."""
 
     name: str
     ticket: int
@@ -82,7 +83,7 @@ class LeaseRenewed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseReturned:
-    """Answer to Release, also if the store did not answer: then it runs out by itself."""
+    """Answer to ReleaseCall, also if the store did not answer: then the lease ends by itself."""
 
     name: str
     ticket: int
@@ -90,7 +91,7 @@ class LeaseReturned:
 
 @dataclass(frozen=True, slots=True)
 class LeaseCallFailed:
-    """No answer to Acquire or Renew."""
+    """AcquireCall or RenewCall had no answer in time."""
 
     name: str
     ticket: int
@@ -103,7 +104,7 @@ Event = WantLease | DropLease | LeaseGranted | LeaseRenewed | LeaseReturned | Le
 
 @dataclass(frozen=True, slots=True)
 class AcquireCall:
-    """Ask the store for it. Answer: Granted or Failed."""
+    """Ask the store for the lease. Answer: LeaseGranted or LeaseCallFailed."""
 
     name: str
     ticket: int
@@ -111,7 +112,7 @@ class AcquireCall:
 
 @dataclass(frozen=True, slots=True)
 class RenewCall:
-    """Ask the store to prolong it. Answer: Renewed or Failed."""
+    """Ask the store to renew the lease. Answer: LeaseRenewed or LeaseCallFailed."""
 
     lease: Lease
     ticket: int
@@ -119,7 +120,7 @@ class RenewCall:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseCall:
-    """Give it back. Answer: Returned."""
+    """Release the lease in the store. Answer: LeaseReturned."""
 
     lease: Lease
     ticket: int
@@ -127,14 +128,14 @@ class ReleaseCall:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeld:
-    """It is ours: start."""
+    """Start what needs the lease: this node holds it."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """It is not ours any more, or will not be in `left` seconds: stop, then Drop."""
+    """Stop what runs under the lease, which ends in `left` seconds; then drop it."""
 
     name: str
     left: float
@@ -142,7 +143,7 @@ class LeaseLost:
 
 @dataclass(frozen=True, slots=True)
 class LeaseFree:
-    """Answer to Drop: whoever wants it can have it, as far as this node is concerned."""
+    """Answer to DropLease: this node does not hold the lease any more."""
 
     name: str
 
@@ -151,7 +152,7 @@ Effect = AcquireCall | RenewCall | ReleaseCall | LeaseHeld | LeaseLost | LeaseFr
 
 
 class LeaseState(Enum):
-    """Where one lease stands."""
+    """The state of one lease."""
 
     ASKING = "asking"
     HELD = "held"
@@ -161,21 +162,26 @@ class LeaseState(Enum):
 
 @dataclass(slots=True)
 class LeaseEntry:
-    """One lease. `ticket` is that of the question under way, 0 for none."""
+    """One lease. `ticket` is the number of the request under way, 0 for none."""
 
     state: LeaseState = LeaseState.ASKING
     lease: Lease | None = None
     ticket: int = 0
     asked_at: float = 0.0
     ends: float = 0.0
-    """HELD: until when it is surely ours."""
+    """HELD: when it ends, by this node's clock."""
     again: bool = False
-    """LOST, RETURNING: wanted anew."""
+    """LOST, RETURNING: it is wanted again afterwards."""
     refused: bool = False
 
 
 class Leases:
-    """The leases of one owner. `handle`, `deadline`, `tick`, `check`; times in seconds."""
+    """The leases of one owner. `events` describes `handle`, `deadline` and `tick`.
+
+    Args:
+        ttl: seconds that a lease lasts.
+        retry_interval: seconds between two requests for a lease that another owner holds.
+    """
 
     def __init__(self, ttl: float, retry_interval: float) -> None:
         self._ttl, self._retry = ttl, retry_interval
@@ -188,23 +194,23 @@ class Leases:
         self._out: list[Effect] = []
 
     def state_of(self, name: str) -> LeaseState | None:
-        """Where it stands; None if nobody wants it."""
+        """Return the state of the lease; None if it is not wanted."""
         entry = self._entries.get(name)
         return entry.state if entry is not None else None
 
     @property
     def names(self) -> list[str]:
-        """All that are wanted, held, or on their way back."""
+        """All leases that are wanted, held, or being returned."""
         return list(self._entries)
 
     @property
     def first_end(self) -> float | None:
-        """When the first of those held must be given up. Whoever wakes up later than that calls
-        `tick` before anything else."""
+        """When the first of those held must be given up. A shell that wakes up later calls `tick`
+        before anything else."""
         return self._ends.deadline()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event."""
+        """Handle one event; return what must be done at once."""
         self._turn_at = now
         match event:
             case WantLease(name):
@@ -214,30 +220,30 @@ class Leases:
             case LeaseGranted(name, ticket, lease):
                 self._on_granted(name, ticket, lease, now)
             case LeaseRenewed(name, ticket, kept):
-                entry = self._asked(name, ticket, LeaseState.HELD)
+                entry = self._answered(name, ticket, LeaseState.HELD)
                 if entry is not None and kept:
                     self._prolong(name, entry)
                 elif entry is not None:
-                    self._lose(name, entry, 0.0, "the store says so")
+                    self._lose(name, entry, 0.0, "the store reports it as lost")
             case LeaseReturned(name, ticket):
-                if self._asked(name, ticket, LeaseState.RETURNING) is not None:
+                if self._answered(name, ticket, LeaseState.RETURNING) is not None:
                     self._free(name, now)
             case LeaseCallFailed(name, ticket):
-                if self._asked(name, ticket, LeaseState.ASKING) is not None:
+                if self._answered(name, ticket, LeaseState.ASKING) is not None:
                     self._asks.set(name, now + self._retry)
                 else:
-                    self._asked(name, ticket, LeaseState.HELD)
+                    self._answered(name, ticket, LeaseState.HELD)
             case _:
                 assert_never(event)
-        return self._take()
+        return self._take_effects()
 
     def deadline(self) -> float | None:
-        """When `tick` is due."""
+        """Return when `tick` is due."""
         dues = (self._turn_at, self._asks.deadline(), self._ends.deadline(), self._renew_at)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[Effect]:
-        """Give up what is over, ask for what is wanted, renew all the others."""
+        """Give up the leases that end, ask for those that are wanted, renew the others."""
         self._turn_at = None
         for name in self._ends.due(now):
             entry = self._entries[name]
@@ -249,10 +255,10 @@ class Leases:
             for entry in self._entries.values():
                 if entry.state is LeaseState.HELD and entry.lease is not None and not entry.ticket:
                     self._out.append(RenewCall(entry.lease, self._ask(entry, now)))
-        return self._take()
+        return self._take_effects()
 
     def check(self) -> None:
-        """Audit: every lease is asked for, has an end, or is waited for."""
+        """Check that every lease is asked for, has an end, or is being returned; for tests."""
         for name, entry in self._entries.items():
             assert (name in self._ends) == (entry.state is LeaseState.HELD), name
             assert (entry.lease is None) == (entry.state is LeaseState.ASKING), name
@@ -286,14 +292,14 @@ class Leases:
 
     def _on_granted(self, name: str, ticket: int, lease: Lease | None, now: float) -> None:
         if name not in self._entries and lease is not None:
-            self._out.append(ReleaseCall(lease, 0))  # it was given up before the answer came
-        entry = self._asked(name, ticket, LeaseState.ASKING)
+            self._out.append(ReleaseCall(lease, 0))  # dropped before the answer came
+        entry = self._answered(name, ticket, LeaseState.ASKING)
         if entry is None:
             return
         if lease is None:
             self._asks.set(name, now + self._retry)
             if not entry.refused:
-                self._out.append(Note("lease_refused", f"{name}: another one holds it"))
+                self._out.append(Note("lease_refused", f"{name}: another owner holds it"))
             entry.refused = True
         elif now >= entry.asked_at + self._ttl * (1 - GUARD):
             self._asks.set(name, now)
@@ -325,14 +331,14 @@ class Leases:
         entry.ticket, entry.asked_at = self._tickets, now
         return self._tickets
 
-    def _asked(self, name: str, ticket: int, state: LeaseState) -> LeaseEntry | None:
-        """The lease, if this answers the question under way for it in that state."""
+    def _answered(self, name: str, ticket: int, state: LeaseState) -> LeaseEntry | None:
+        """Return the lease if the ticket is that of its request under way, in that state."""
         entry = self._entries.get(name)
         if entry is None or entry.ticket != ticket or entry.state is not state:
             return None
         entry.ticket = 0
         return entry
 
-    def _take(self) -> list[Effect]:
+    def _take_effects(self) -> list[Effect]:
         effects, self._out = self._out, []
         return effects

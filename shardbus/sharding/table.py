@@ -1,8 +1,8 @@
 """The shard table: which region hosts which shard, as an immutable value.
 
-The coordinator of an entity type owns one table. It changes through `updated` alone, one guarded
-function for deciding, for replaying what the store held, and for tests. A guard that fails raises
-`LocalProtocolError` and names the state; the table it was called on is unchanged, as always.
+The coordinator of an entity type owns one table. It changes through `updated` alone: one guarded
+function serves decisions, the replay of what the store has, and tests. A guard that fails raises
+`LocalProtocolError` and names the state; the table is unchanged.
 
     RegionRegistered(node)      the node may host shards
     RegionTerminated(node)      it is gone, and its shards have no home
@@ -11,15 +11,15 @@ function for deciding, for replaying what the store held, and for tests. A guard
     ShardHomeAllocated(home)    the shard lives there; the shard must have had no home
     ShardHomeDeallocated(shard) it lives nowhere
 
-`updated_all` applies a whole batch with one copy of what the batch touches, so that a thousand
+`updated_all` applies a batch with one copy of what the batch touches, so that a thousand
 allocations cost a thousand steps.
 
 Fences grow with every allocation, over the whole table: `next_fence` is above the last one and
-above every fence of a lower epoch, even when the store forgot them.
+above every fence of a lower epoch, even if the store has lost those.
 
 Not here: who decides (`coordinator`), where shards should go (`allocation`).
 
-Source: S0.16, S0.17, S2.20; N.1; Pekko's guarded `State.updated`, the idea.
+Source: S0.16, S0.17, S2.20, N.1; Pekko's guarded `State.updated`.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ EPOCH_SHIFT = 32
 
 @dataclass(frozen=True, slots=True)
 class RegionRegistered:
-    """A region made itself known."""
+    """A region registered."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class RegionTerminated:
-    """A region is gone, with everything it hosted."""
+    """A region is gone, with every shard it hosted."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyRegistered:
-    """A region that hosts nothing made itself known."""
+    """A proxy registered: a region that hosts nothing."""
 
     node: NodeId
 
@@ -96,7 +96,7 @@ NO_SHARDS: Shards = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:
-    """The table as it is now. Never change a mapping in place; `updated` returns the next table."""
+    """One state of the table. Its mappings must not change; `updated` returns the next table."""
 
     epoch: int
     layout: str
@@ -104,19 +104,19 @@ class ShardTable:
     proxies: Mapping[NodeId, None] = field(default_factory=dict)
     homes: Mapping[str, Home] = field(default_factory=dict)
     fence: int = 0
-    """The highest fence ever allocated, as far as this table knows."""
+    """The highest fence allocated in this table."""
 
     @property
     def next_fence(self) -> int:
-        """The fence of the next allocation; those after it count on from there."""
+        """The fence of the next allocation."""
         return max(self.fence + 1, self.epoch << EPOCH_SHIFT)
 
     def shards_at(self, node: NodeId) -> Shards:
-        """The shards that live at `node`."""
+        """Return the shards that live at `node`."""
         return self.regions.get(node, NO_SHARDS)
 
     def updated(self, event: TableEvent) -> ShardTable:
-        """The table after `event`.
+        """Return the table after `event`.
 
         Raises:
             LocalProtocolError: the event is impossible here. This table is unchanged.
@@ -124,10 +124,10 @@ class ShardTable:
         return self.updated_all((event,))
 
     def updated_all(self, events: Iterable[TableEvent]) -> ShardTable:
-        """The table after all of `events`, which is one copy's work for the whole batch.
+        """Return the table after all of `events`, with one copy for the whole batch.
 
         Raises:
-            LocalProtocolError: one of them is impossible. This table is unchanged.
+            LocalProtocolError: an event is impossible here. This table is unchanged.
         """
         draft = _Draft(self)
         for event in events:
@@ -137,7 +137,7 @@ class ShardTable:
         )
 
     def check(self) -> None:
-        """Audit the two directions of the table against each other."""
+        """Check the two directions of the table against each other; for tests."""
         hosted = {shard: node for node, shards in self.regions.items() for shard in shards}
         assert hosted == {shard: home.node for shard, home in self.homes.items()}
         assert sum(len(shards) for shards in self.regions.values()) == len(self.homes)

@@ -1,8 +1,8 @@
-"""Named deadlines of one machine: a heap in which a replaced or cancelled entry is skipped later.
+"""Named deadlines of one machine: a heap in which replaced and cancelled entries are skipped later.
 
-A machine has many things to wait for and shows one `deadline()`. Setting a key again replaces its
-time. Keys due at one time come out in the order in which they were set, so that a trace does not
-depend on hashing.
+A machine waits for many things and shows one `deadline()`. Setting a key again replaces its time.
+Keys that are due at the same time come out in the order in which they were set, so that a trace
+does not depend on hashing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Timers(Generic[Key]):
         return len(self._due)
 
     def set(self, key: Key, at: float) -> None:
-        """`key` is due at `at`, and not at what was set before."""
+        """Set the deadline of `key` to `at`, in place of an earlier one."""
         self._count += 1
         self._due[key] = self._count
         heappush(self._heap, (at, self._count, key))
@@ -40,17 +40,17 @@ class Timers(Generic[Key]):
             heapify(self._heap)
 
     def cancel(self, key: Key) -> None:
-        """`key` is not due any more; it need not have been set."""
+        """Remove the deadline of `key`, if it has one."""
         self._due.pop(key, None)
 
     def deadline(self) -> float | None:
-        """When the first key is due."""
+        """Return when the first key is due."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][1]:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def due(self, now: float) -> list[Key]:
-        """Take out every key that is due, the earliest first."""
+        """Remove and return every key that is due, the earliest first."""
         keys: list[Key] = []
         while (at := self.deadline()) is not None and at <= now:
             key = heappop(self._heap)[2]

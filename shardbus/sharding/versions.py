@@ -1,13 +1,13 @@
-"""Which of two versions of the application is the newer.
+"""The order of two versions of the application.
 
-A version is numbers with dots, and perhaps what comes before that release:
+A version is numbers with dots, and perhaps a suffix for what comes before that release:
 
     1.9 < 1.10.0-alpha < 1.10.0-alpha.2 < 1.10.0-rc2 < 1.10.0-rc10 < 1.10 = v1.10.0 = 1.10.0+b7 < 2
 
-Missing numbers are zeros, a `v` in front does not count, nor what follows a plus. Of what comes
-before a release, numbers compare as numbers and stand before words, words compare by their letters,
-and who has more to say comes later. A text without a number in front counts as one before version
-0, so that every text has its place.
+Missing numbers are zeros. A `v` in front and everything after a plus are ignored. In the suffix,
+numbers compare as numbers and come before words, words compare by their letters, and a longer
+suffix comes later. A text without a number in front counts as a suffix of version 0, so every text
+has a place.
 
 Source: B.19, B.64; semantic versioning, clause 11.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 
 LENGTH_MAX = 200
-"""Characters of a version that count."""
+"""Characters of a version that are compared."""
 
 DIGITS = "0123456789"
 
@@ -25,11 +25,11 @@ _PARTS = re.compile(r"(?:v(?=[0-9]))?([0-9.]*)([^+]*)")
 _WORDS = re.compile(r"[0-9]+|[^0-9.\-_ ]+")
 
 Order = tuple[tuple[int, ...], bool, tuple[tuple[bool, int, str], ...]]
-"""Compares as the versions do."""
+"""A key that compares as the versions do."""
 
 
 def order_of(version: str) -> Order:
-    """Where the version stands among all others; equal versions stand in one place."""
+    """Return the key of a version; equal versions have equal keys."""
     found = _PARTS.match(version.strip().lower()[:LENGTH_MAX])
     assert found is not None  # every part of it may be empty
     numbers = [int(number or 0) for number in found[1].rstrip(".").split(".")]

@@ -1,10 +1,10 @@
-"""A strategy whose answers are looked at before they count: users bring their own.
+"""A guard around a strategy, whose answers are checked before they count: it may be the user's own.
 
-A coordinator must not stop because a strategy raises, forgets a shard, or names a node that may not
-host. A shard for which it has no usable answer goes to the region with the fewest; a move that
-cannot be made is left out. Both are told, once until something else is wrong.
+A coordinator must not stop because a strategy raises, leaves out a shard, or names a node that may
+not host. A shard without a usable answer goes to the region with the fewest. A move that is not
+possible is left out. Both are noted, once until a different fault occurs.
 
-Source: S0.19, S2.63; T.S14.
+Source: S0.19, S2.63.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from shardbus.sharding.table import ShardTable
 
 
 class CheckedStrategy:
-    """Asks `strategy`, and keeps of its answers what can be done. `tell` hears what was wrong."""
+    """Calls `strategy` and keeps the possible answers. `note` gets a note of each fault."""
 
-    __slots__ = ("_last", "_tell", "strategy")
+    __slots__ = ("_last", "_note", "strategy")
 
-    def __init__(self, strategy: AllocationStrategy, tell: Callable[[Note], None]) -> None:
+    def __init__(self, strategy: AllocationStrategy, note: Callable[[Note], None]) -> None:
         self.strategy = strategy
-        self._tell = tell
+        self._note = note
         self._last = ""
 
     def allocate(
@@ -34,7 +34,7 @@ class CheckedStrategy:
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """A candidate for each of `shards`, whatever the strategy says."""
+        """Return a candidate for each of `shards`, whatever the strategy returns."""
         able = dict.fromkeys(candidates)
         homes: dict[str, NodeId] = {}
         try:
@@ -55,7 +55,7 @@ class CheckedStrategy:
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """The moves of the strategy that can be made, each shard's first."""
+        """Return the possible moves of the strategy, one per shard."""
         able = dict.fromkeys(candidates)
         moves: dict[str, Move] = {}
         try:
@@ -66,7 +66,7 @@ class CheckedStrategy:
                 if fits and move.source != move.target and move.shard not in in_flight:
                     moves.setdefault(move.shard, move)
                 else:
-                    self._complain(f"rebalance wants what cannot be: {move}")
+                    self._complain(f"rebalance returned an impossible move: {move}")
         except Exception as error:
             self._complain(f"rebalance raised {type(error).__name__}: {error}")
             return []
@@ -75,4 +75,4 @@ class CheckedStrategy:
     def _complain(self, what: str) -> None:
         if what != self._last:
             self._last = what
-            self._tell(Note("strategy_failed", what[:500]))
+            self._note(Note("strategy_failed", what[:500]))

@@ -1,12 +1,13 @@
-"""What would move if nodes came or went: the strategy on paper.
+"""A forecast: what would move if nodes came or went.
 
-The table is changed in thought, by the events that would change it in earnest: regions register and
-end, homeless shards are allocated, and plans are made and carried out until the strategy has none.
-A strategy that never comes to rest is stopped after a bound of rounds, and that is told.
+The strategy works on a copy of the table, which changes by the events that would change it in
+earnest: regions register and terminate, shards without a home are allocated, and plans are made and
+carried out until the strategy has none. A strategy that goes on planning is stopped after
+`ROUNDS_MAX` rounds, and `settled` is then False.
 
-Not here: messages, and how long it takes.
+Not here: messages, and how long the moves take.
 
-Source: C.11, C.22, N.10; T.SU rows of allocation strategies.
+Source: N.10.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ ROUNDS_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """The counts of shards per node before and after, in address order, and what moved between."""
+    """The shards per node before and after, in address order, and what moved between."""
 
     before: Mapping[NodeId, int]
     after: Mapping[NodeId, int]
     moved: Mapping[str, tuple[NodeId, NodeId]]
-    """Shard to where it was and where it is in the end."""
+    """Shard to the node where it was and the node where it ends."""
     rounds: int
-    """Plans that it took."""
+    """The number of plans."""
     settled: bool
-    """False: the strategy still plans after the bound of rounds."""
+    """False if the strategy still plans after `ROUNDS_MAX` rounds."""
 
 
 def forecast(
@@ -50,8 +51,10 @@ def forecast(
     add: int = 0,
     remove: Sequence[NodeId] = (),
 ) -> Forecast:
-    """What becomes of this table with so many nodes more and without these. `candidates` are the
-    regions that may take shards now."""
+    """Return what moves in this table with `add` nodes more and without those in `remove`.
+
+    `candidates` are the regions that may take shards now.
+    """
     first = table
     fit = [node for node in candidates if node not in remove]
     new = [NodeId(f"new-{i + 1}", 1, i) for i in range(add)]

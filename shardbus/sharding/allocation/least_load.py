@@ -1,23 +1,23 @@
-"""Least load: shards go where they even out what nodes have to do, not how many shards they have.
+"""The strategy least-load: shards go where they even out the load of regions, not their number.
 
-A shard's weight is its load, messages a second, and a little for being there: a tenth of the mean
-load. So shards without messages are spread, too, and a type that nobody uses is balanced by number.
+A shard's weight is its load, in messages per second, plus a tenth of the mean load for being there.
+So shards without messages are spread too, and a type that is not used is balanced by number.
 
     allocate    each shard to the region with the least weight at that moment
     rebalance   from the heaviest region to the lightest, the shard that evens the two out best,
                 again and again
 
-A move has its price: messages for the shard wait meanwhile. So there is a *tolerance*: regions that
-differ by less than this part of the mean are even, and a step must bring a quarter of that, or of
-what a shard weighs on average. That, and loads that are smoothed (`heat`), keep shards from moving
-to and fro. A shard that weighs more than the difference between two regions stays: it would only
-take the heat along. One that weighs more than a region's share cannot be balanced by any move;
-`hot` names it.
+A move has a cost: messages for the shard wait meanwhile. So there is a *tolerance*: regions that
+differ by less than this part of the mean count as even, and a step must gain a quarter of that, or
+of the mean weight of a shard. Together with smoothed loads (`coordinator/rebalancing`) this keeps
+shards from moving to and fro. A shard that weighs more than the difference between two regions
+stays: it would only move the imbalance. A shard that weighs more than a region's share cannot be
+balanced by any move; `hot` returns it.
 
 Without loads from every region that has shards nothing is rebalanced, for a table that is even in
-load need not be so in numbers.
+load need not be even in numbers.
 
-Source: N.9, S3.20, S3.49; C.11, C.22; T.M2.
+Source: N.9, S3.20, S3.49.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from shardbus.sharding.allocation.strategies import Move, assignment
 from shardbus.sharding.table import ShardTable
 
 PRESENCE = 0.1
-"""What a shard weighs for being there, as part of the mean load."""
+"""The weight of a shard for being there, as a part of the mean load."""
 
 MOVES_MAX = 1000
-"""In one plan, if no setting says less; the next goes on."""
+"""Moves of one plan if no setting has a lower limit; the next plan continues."""
 
 STEPS = 4
-"""Steps of a plan per move at most. Each evens out a little more."""
+"""Steps of a plan per move, at most. Each evens out a little more."""
 
 GAIN = 0.25
-"""What a step must bring, as part of the tolerance or of a shard's mean weight."""
+"""What a step must gain, as a part of the tolerance or of the mean weight of a shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
-    """See the module.
+    """Evens out the load of regions.
 
     Args:
-        tolerance: the difference between two regions that is let be, as part of the mean.
-        max_moves: shards moved in one plan, 0 for `MOVES_MAX`.
-        loads: messages a second, per shard; None while they are not known of every region.
+        tolerance: the difference between two regions that counts as even, as a part of the mean.
+        max_moves: shards that may move at a time, 0 for `MOVES_MAX`.
+        loads: messages per second and shard; None while a region has not reported.
     """
 
     tolerance: float = 0.2
@@ -65,7 +65,7 @@ class LeastLoad:
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """The heaviest first, each to the region with the least weight."""
+        """Give each shard, the heaviest first, to the region with the least weight."""
         weight = _weights(self.loads or {}, [*table.homes, *shards])
         heap = [(sum(weight[s] for s in table.shards_at(n)), n) for n in candidates]
         heapify(heap)
@@ -79,7 +79,7 @@ class LeastLoad:
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """The moves that even out the regions."""
+        """Return the moves that even out the regions."""
         if self.loads is None or len(candidates) < 2:
             return []
         plan = assignment(table, candidates, in_flight)
@@ -118,7 +118,7 @@ class LeastLoad:
         return [move for move in moves if move.source != move.target]
 
     def hot(self, regions: int) -> dict[str, float]:
-        """Shards that have more than a region's share of all messages, and which part it is."""
+        """Return the shards with more than a region's share of all messages, and their part."""
         loads = self.loads or {}
         whole = sum(loads.values())
         if regions < 2 or not whole:
@@ -128,7 +128,7 @@ class LeastLoad:
 
 
 def _weights(loads: Mapping[str, float], shards: Iterable[str]) -> dict[str, float]:
-    """Of these shards; one whose load is not known has the mean."""
+    """Return the weights of these shards; a shard without a known load has the mean."""
     known = [loads[shard] for shard in shards if shard in loads]
     mean = sum(known) / len(known) if known else 0.0
     presence = PRESENCE * mean or 1.0
@@ -136,9 +136,11 @@ def _weights(loads: Mapping[str, float], shards: Iterable[str]) -> dict[str, flo
 
 
 def _best(shards: Sequence[tuple[float, str]], difference: float, gain: float) -> int | None:
-    """The place of the shard whose move evens out best, rather too little than too much, for what
-    waits during a move of the hottest is most; the first by name among equals. None if no move
-    brings enough."""
+    """Return the place of the shard whose move evens out best; None if no move gains enough.
+
+    A move that evens out too little is preferred to one that does too much, since most messages
+    wait during a move of the hottest shard. Among equals the first by name is taken.
+    """
 
     def weight(entry: tuple[float, str]) -> float:
         return entry[0]

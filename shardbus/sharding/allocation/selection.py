@@ -1,6 +1,6 @@
-"""The allocation strategies that settings can name, and which one a type gets.
+"""Which allocation strategy a type gets: one that settings name, or its class's own.
 
-Source: S2.57, S2.63, S2.64; B.63-B.69; N.9.
+Source: S2.57, S2.63, S2.64, B.63-B.69, N.9.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from shardbus.sharding.allocation.strategies import (
 def strategy_for(
     name: str, section: ShardingSettings, chosen: ShardingSettings, own: AllocationStrategy | None
 ) -> AllocationStrategy:
-    """The strategy of a type. `own` is an object that its class declares: as with every setting of
-    a declaration, only what the section says of this very type wins over it."""
+    """Return the strategy of a type. `own` is an object that its class declares. As with every
+    setting of a declaration, only the section of this very type overrides it."""
     if own is None or "allocation" in section.types.get(name, {}):
         return strategy_of(chosen)
     return own
 
 
 def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
-    """The strategy that the settings of a type name, with its limits."""
+    """Return the strategy that the settings of a type name, with its limits."""
     limit = settings.rebalance_absolute_limit
     match settings.allocation:
         case "threshold":

@@ -1,29 +1,32 @@
-"""Where a shard goes: pure strategies, whole plans.
+"""Where shards go: pure strategies that make whole plans.
 
-Two questions, both asked for everything at once:
+A strategy answers two questions, each for all shards at once:
 
-- `allocate`: these shards have no home and these regions may take one: who gets which?
-- `rebalance`: which shards should move, from where, to where? `in_flight` are the moves under way;
-  they count as done, so that a plan made during a rebalance continues it instead of fighting it.
+- `allocate`: these shards have no home, and these regions may take one. Which region gets which?
+- `rebalance`: which shards should move, from where, to where? `in_flight` has the moves under way.
+  They count as done, so that a plan made during a rebalance continues it instead of undoing it.
 
 The coordinator leaves out of `candidates` every region that leaves, drains or is cordoned, and for
-`allocate` those of an older version of the application, so no shard is moved twice in a row. It
-asks for no `rebalance` while versions differ. A shard on a region that is no candidate is not the
-strategy's to move. Ties go to the first in address order, which every node computes alike.
+`allocate` the regions of an older version of the application, so no shard moves twice in a row. It
+calls `rebalance` only while all versions are equal. A strategy does not move shards of a region
+that is no candidate. Ties go to the first region in address order, which is the same on every node.
 
-- **LeastShard** gives each region floor(n/k) or ceil(n/k) shards, in one plan and with the fewest
-  moves that do it: the regions that have most keep the extra ones. Limits cut the plan to its most
-  useful moves; the next plan continues. It cannot oscillate, since in balance it plans nothing.
-- **LeastShardThreshold** is the strategy of the seed documents: one pair of regions at a time, when
-  the difference between most and least is *above* the threshold.
-- **ConsistentHashing** needs no count: a ring of virtual nodes hashed by address, so a node that
+- **LeastShard** gives each region floor(n/k) or ceil(n/k) shards, in one plan with the fewest moves
+  that do it: the fullest regions keep the extra shards. Limits cut the plan to its most useful
+  moves; the next plan continues. It cannot oscillate, since in balance it plans nothing.
+- **LeastShardThreshold** is the strategy of Akka 2.4. It moves shards of one pair of regions at a
+  time, the fullest and the emptiest, when their difference is *above* the threshold. Threshold 1
+  moves one shard in a round and balances best. A higher threshold moves more shards in a round,
+  which is quicker, and leaves a difference up to the threshold.
+- **ConsistentHashing** needs no counts: a ring of virtual nodes hashed by address. A node that
   restarts gets its shards back, and a node that joins or leaves moves only what it takes or held.
-- **External** puts a shard where somebody outside said. While no candidate is there, or nobody said
-  anything, it goes to the region with the fewest, and stays there until that changes.
+- **External** puts a shard where an operator or another program placed it. Without a place, or with
+  one where no candidate is, the shard goes to the emptiest region, and stays there until its place
+  has a candidate.
 
 Not here: the strategy that goes by load (`least_load`), and how settings choose one (`selection`).
 
-Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64; B.64-B.67, B.69; C.9, C.11; T.SU1-T.SU5.
+Source: S0.19, S0.27-S0.31, S2.25, S2.26, S2.63, S2.64, B.64-B.67, B.69.
 """
 
 from __future__ import annotations
@@ -39,10 +42,11 @@ from shardbus.ids import Address, NodeId
 from shardbus.sharding.table import ShardTable
 
 VIRTUAL_NODES = 10
+"""Points of each node on the ring."""
 
 
 class Move(NamedTuple):
-    """One shard leaves `source` for `target`."""
+    """The move of one shard from `source` to `target`."""
 
     shard: str
     source: NodeId
@@ -50,7 +54,7 @@ class Move(NamedTuple):
 
 
 class AllocationStrategy(Protocol):
-    """Decides homes. Pure: the same arguments give the same answer on every node."""
+    """Decides homes. It is pure: the same arguments give the same answer on every node."""
 
     def allocate(
         self,
@@ -59,22 +63,26 @@ class AllocationStrategy(Protocol):
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """A home for each of `shards`. `loads` is the load per shard where it is known.
-        `candidates` is not empty."""
+        """Return a candidate for each of `shards`.
+
+        `loads` is the load per shard where it is known. `candidates` is not empty.
+        """
         ...
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """The moves that improve the table, most useful first."""
+        """Return the moves that improve the table, the most useful first."""
         ...
 
 
 def assignment(
     table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
 ) -> dict[NodeId, list[str]]:
-    """The shards of each candidate, in address order, with the moves under way taken as done.
-    Shards on the move come first, so that what lies above a quota can still be moved."""
+    """Return the shards of each candidate, in address order, with the moves under way as done.
+
+    Shards that move come first, so that those above a quota can still be moved.
+    """
     plan: dict[NodeId, list[str]] = {node: [] for node in sorted(candidates)}
     for move in in_flight.values():
         if move.target in plan:
@@ -85,7 +93,7 @@ def assignment(
 
 
 def fill(counts: Mapping[NodeId, int], shards: Sequence[str]) -> dict[str, NodeId]:
-    """Each shard to the region that has least at that moment."""
+    """Give each shard to the region with the fewest at that moment; `counts` has the start."""
     heap = [(count, node) for node, count in counts.items()]
     heapify(heap)
     homes: dict[str, NodeId] = {}
@@ -98,11 +106,11 @@ def fill(counts: Mapping[NodeId, int], shards: Sequence[str]) -> dict[str, NodeI
 
 @dataclass(frozen=True, slots=True)
 class LeastShard:
-    """The whole way to balance in one plan.
+    """Plans the whole way to balance at once.
 
     Args:
-        absolute_limit: shards moved at most at a time, 0 for no such limit.
-        relative_limit: the same as a part of all shards; at least one shard moves.
+        absolute_limit: shards that may move at a time, 0 for no limit.
+        relative_limit: the same as a part of all shards; at least one may move.
     """
 
     absolute_limit: int = 0
@@ -115,13 +123,13 @@ class LeastShard:
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """Each shard to the region with the fewest."""
+        """Give each shard to the region with the fewest."""
         return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """The fewest moves that leave every region within one shard of every other."""
+        """Return the fewest moves that leave every region within one shard of every other."""
         if not candidates:
             return []
         plan = assignment(table, candidates, in_flight)
@@ -153,7 +161,7 @@ class LeastShard:
 
     @staticmethod
     def _quotas(plan: Mapping[NodeId, Sequence[str]]) -> dict[NodeId, int]:
-        """What each region ends with: those that have most keep the shards that do not divide."""
+        """Return how many shards each region ends with: the fullest keep the extra ones."""
         base, extra = divmod(sum(map(len, plan.values())), len(plan))
         fullest = sorted(plan, key=lambda node: (-len(plan[node]), node))
         return {node: base + (rank < extra) for rank, node in enumerate(fullest)}
@@ -161,11 +169,12 @@ class LeastShard:
 
 @dataclass(frozen=True, slots=True)
 class LeastShardThreshold:
-    """The strategy of the seed documents.
+    """Moves shards from the fullest to the emptiest region, the strategy of Akka 2.4.
 
     Args:
-        threshold: the difference between most and least must be above it.
-        max_simultaneous: shards on the move at most at a time.
+        threshold: the difference between most and least above which shards move, and the number
+            of shards that one plan moves at most.
+        max_simultaneous: shards that may move at a time.
     """
 
     threshold: int = 10
@@ -178,13 +187,13 @@ class LeastShardThreshold:
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """Each shard to the region with the fewest."""
+        """Give each shard to the region with the fewest."""
         return fill({node: len(table.shards_at(node)) for node in candidates}, shards)
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """Some of the fullest region's oldest shards to the emptiest."""
+        """Return moves of the fullest region's oldest shards to the emptiest region."""
         plan = assignment(table, candidates, in_flight)
         if not plan:
             return []
@@ -201,7 +210,7 @@ class LeastShardThreshold:
 
 @dataclass(frozen=True, slots=True)
 class ConsistentHashing:
-    """A ring: a shard lives at the first virtual node at or after its hash.
+    """Puts a shard at the first virtual node at or after its hash on a ring.
 
     Args:
         virtual_nodes: points of each node on the ring; more spread better and cost more.
@@ -218,14 +227,14 @@ class ConsistentHashing:
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """The ring's answer, whatever the counts are."""
+        """Return the ring's answer, whatever the counts are."""
         ring = self._ring(candidates)
         return {shard: _at(ring, shard) for shard in shards}
 
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """Every shard that is not where the ring wants it."""
+        """Return a move for every shard that is not where the ring puts it."""
         if not candidates:
             return []
         ring = self._ring(candidates)
@@ -247,11 +256,11 @@ class ConsistentHashing:
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Somebody outside says where shards live.
+    """Puts shards at places that operators or other programs set.
 
     Args:
         max_moves: shards moved in one plan, 0 for no limit.
-        places: shard to the address of the node where it shall be; the coordinator keeps them.
+        places: shard to the address of the node where it must be; the coordinator stores them.
     """
 
     max_moves: int = 0
@@ -264,8 +273,8 @@ class External:
         shards: Sequence[str],
         candidates: Collection[NodeId],
     ) -> dict[str, NodeId]:
-        """Each shard to its place; those whose place is not there to the regions with the
-        fewest."""
+        """Give each shard to its place; shards without a candidate there go to the regions with
+        the fewest."""
         at: dict[Address | None, NodeId] = {node.address: node for node in candidates}
         homes = {s: at[place] for s in shards if (place := self.places.get(s)) in at}
         counts = {node: len(table.shards_at(node)) for node in candidates}
@@ -276,7 +285,7 @@ class External:
     def rebalance(
         self, table: ShardTable, candidates: Collection[NodeId], in_flight: Mapping[str, Move]
     ) -> list[Move]:
-        """Every shard that has a place, and a candidate there, and is elsewhere."""
+        """Return a move for every shard that has a place with a candidate and is elsewhere."""
         at: dict[Address | None, NodeId] = {node.address: node for node in candidates}
         moves = [
             Move(shard, node, at[place])

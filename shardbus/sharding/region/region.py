@@ -52,7 +52,7 @@ class HostedShard:
 
     fence: int
     state: HostedState = HostedState.STARTING
-    successor: int = 0
+    restart_fence: int = 0
     """The fence under which it starts again once it has stopped; 0 if it does not."""
     stop_fence: int = 0
     """The fence up to which the coordinator wants it stopped."""
@@ -242,7 +242,7 @@ class ShardRegion:
                     continue
             elif hosted is not None and home.node != self._me and home.fence > hosted.fence:
                 self._note("superseded", f"shard {home.shard} lives at {home.node}")
-                hosted.successor = 0
+                hosted.restart_fence = 0
                 self._stop(home.shard, hosted, now)
             self._routing.on_home(home, epoch, now)
 
@@ -262,7 +262,7 @@ class ShardRegion:
         elif home.fence == hosted.fence and hosted.state is HostedState.RUNNING:
             self._started_now[shard] = home
         elif home.fence > hosted.fence:
-            hosted.successor = max(hosted.successor, home.fence)
+            hosted.restart_fence = max(hosted.restart_fence, home.fence)
             self._stop(shard, hosted, now)
             self._routing.on_home(home, epoch, now)
 
@@ -274,8 +274,8 @@ class ShardRegion:
         if home.fence < hosted.fence:
             self._note("stale_handoff", home.shard)
             return
-        if home.fence >= hosted.successor:
-            hosted.successor = 0
+        if home.fence >= hosted.restart_fence:
+            hosted.restart_fence = 0
             hosted.stop_fence = home.fence
         self._stop(home.shard, hosted, now)
         self._routing.on_shard_stopping(home.shard, home.fence, now)
@@ -329,12 +329,12 @@ class ShardRegion:
         if hosted is None or self._me is None:
             return
         fence = self._stopped[shard] = max(hosted.fence, hosted.stop_fence)
-        if hosted.state is not HostedState.STOPPING or not hosted.successor:
+        if hosted.state is not HostedState.STOPPING or not hosted.restart_fence:
             self._routing.on_shard_stopping(shard, fence, now)  # it may have this home again
         self._routing.keep_leftovers(shard, left, self.epoch, now)
-        if hosted.successor:
-            self._hosted[shard] = HostedShard(hosted.successor)
-            self._out.append(ev.StartShard(shard, hosted.successor))
+        if hosted.restart_fence:
+            self._hosted[shard] = HostedShard(hosted.restart_fence)
+            self._out.append(ev.StartShard(shard, hosted.restart_fence))
         else:
             self._stopped_now[shard] = Home(shard, self._me, self._stopped[shard])
 

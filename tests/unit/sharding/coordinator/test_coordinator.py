@@ -1225,3 +1225,12 @@ def test_S2_35_the_higher_minimum_of_type_and_role_counts(
 ) -> None:
     settings = ShardingSettings(role=role, min_members=own)
     assert with_role_minimum(settings, {"db": 2}).min_members == expected
+
+
+def test_proxies_do_not_count_for_the_minimum_of_regions() -> None:
+    driver = CoordinatorDriver(ShardingSettings(min_members=2))
+    driver.register(A)
+    driver.register(B, proxy=True)
+    driver.wait(2.0)
+    reason = "1 of 2 regions have registered"
+    assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
