@@ -7,6 +7,8 @@ import struct
 import time
 from types import TracebackType
 
+from tests.waiting import PATIENCE_S
+
 MORE, LONG, COMMAND = 1, 2, 4
 GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 
@@ -40,9 +42,9 @@ class Stranger:
     """One connection. It sends what it likes until the other side ends it, or has taken nothing for
     `patience` seconds: TCP does not always tell that nobody is there any more."""
 
-    def __init__(self, port: int, kind: bytes = b"DEALER", patience: float = 10.0) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), 10)
-        self.socket.settimeout(10)
+    def __init__(self, port: int, kind: bytes = b"DEALER", patience: float = PATIENCE_S) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+        self.socket.settimeout(PATIENCE_S)
         self.socket.sendall(GREETING + _ready(kind))
         self._read(len(GREETING))
         self.patience = patience
@@ -79,13 +81,13 @@ class Stranger:
         done = 0
         while done < times and self.send(data):
             done += 1
-        self.socket.settimeout(10)
+        self.socket.settimeout(PATIENCE_S)
         return done
 
     def ended(self) -> bool:
-        """Whether the other side has ended it; waits for that, at most ten seconds, and answers
-        heartbeats, so that it is not for their want."""
-        deadline = time.monotonic() + 10
+        """Wait until the other side has ended the connection, and return True; False if it does not
+        end. Heartbeats are answered, so that the end is not for want of them."""
+        deadline = time.monotonic() + PATIENCE_S
         try:
             while got := self.socket.recv(65536):
                 self.socket.sendall(PONG * got.count(PING))

@@ -1,4 +1,4 @@
-"""What tests with real nodes in this process have in common."""
+"""Fixtures for tests with real nodes in this process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+import shardbus.app
+import shardbus.node.node
 from tests.loopback.nodes import Nodes
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -14,3 +17,10 @@ async def nodes() -> AsyncIterator[Nodes]:
     """Nodes that end with the test."""
     async with Nodes() as nodes:
         yield nodes
+
+
+@pytest.fixture(autouse=True)
+def patient_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let asks of nodes wait as long as tests do: on a busy machine the default may run out."""
+    for module in (shardbus.app, shardbus.node.node):
+        monkeypatch.setattr(module, "ASK_TIMEOUT_MS", int(PATIENCE_S * 1000))

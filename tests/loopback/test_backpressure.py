@@ -252,9 +252,7 @@ async def test_entities_that_wait_for_room_at_each_other_come_apart(nodes: Nodes
     def lost() -> int:
         return sum(dropped(node).get("mailbox_full", 0) for node in (first, second))
 
-    await until(
-        lambda: len(app.told[a]) + len(app.told[b]) + lost() == 2 * count, "every outcome", 60
-    )
+    await until(lambda: len(app.told[a]) + len(app.told[b]) + lost() == 2 * count, "every outcome")
     assert lost() > 0
     for told in (app.told[a], app.told[b]):
         assert told == sorted(set(told))

@@ -12,7 +12,7 @@ from shardbus.client.asynchronous import AsyncClient
 from tests.loopback.nodes import Nodes
 from tests.ports import free_port
 from tests.proxy import Proxy
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 bus = ShardBus("closing")
 told: list[int] = []
@@ -45,7 +45,7 @@ async def way() -> AsyncIterator[Proxy]:
 
 
 async def entered(proxy: Proxy) -> AsyncClient:
-    client = AsyncClient(f"tcp://127.0.0.1:{proxy.port}", cluster="closing", timeout=10)
+    client = AsyncClient(f"tcp://127.0.0.1:{proxy.port}", cluster="closing", timeout=PATIENCE_S)
     await client.__aenter__()
     await client.ref(Line, "a").ping()
     return client

@@ -12,6 +12,7 @@ import pytest
 
 from shardbus import AsyncClient, Client, Entity, ShardBus, handler
 from tests.loopback.nodes import Nodes
+from tests.waiting import PATIENCE_S
 
 bus = ShardBus("forks")
 SAYS = "was made before this process was forked"
@@ -93,7 +94,7 @@ async def test_an_asynchronous_client_and_what_came_of_it_refuse_in_a_child(node
 
 
 async def test_a_client_that_was_not_entered_yet_belongs_to_nobody(nodes: Nodes) -> None:
-    client = AsyncClient(f"tcp://{nodes.all[0].me.address}", cluster="forks")
+    client = AsyncClient(f"tcp://{nodes.all[0].me.address}", cluster="forks", timeout=PATIENCE_S)
 
     async def use() -> int:
         async with client:
@@ -108,7 +109,7 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
     address = f"tcp://{nodes.all[0].me.address}"
 
     def work() -> list[str]:
-        with Client(address, cluster="forks") as client:
+        with Client(address, cluster="forks", timeout=PATIENCE_S) as client:
             ref = client.ref(Counter, "a")
             assert ref.add(1) == 1
             children = [
@@ -130,7 +131,7 @@ async def test_a_blocking_client_refuses_in_a_child_and_its_block_can_be_left(
 
 def with_own(address: str) -> int:
     """A client that was made after the fork."""
-    with Client(address, cluster="forks") as client:
+    with Client(address, cluster="forks", timeout=PATIENCE_S) as client:
         return int(client.ref(Counter, "a").add(100))
 
 

@@ -21,7 +21,7 @@ from shardbus import (
 )
 from shardbus.node.node import Node
 from tests.loopback.nodes import Nodes, hosts, http, ready
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 SHARDS = 10
 
@@ -124,7 +124,7 @@ async def test_the_blocking_client_has_regions_too(nodes: Nodes) -> None:
     [node] = await nodes.cluster(application(), 1)
 
     def use() -> list[object]:
-        with Client(f"tcp://{node.me.address}", cluster="shop") as client:
+        with Client(f"tcp://{node.me.address}", cluster="shop", timeout=PATIENCE_S) as client:
             region = client.region(Counter)
             region.tell(EntityEnvelope(3, "increment"))
             with pytest.raises(Unhandled, match="knows no such int"):

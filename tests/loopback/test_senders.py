@@ -16,7 +16,7 @@ from shardbus.transport import outgoing
 from shardbus.transport.session import BATCH_WEIGHT_MAX
 from shardbus.wire.batch import Hello
 from tests.loopback.nodes import Nodes, http
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MAILBOX = 10
 PAYLOAD = bytes(64 * 1024)
@@ -119,7 +119,9 @@ async def test_a_thread_that_tells_waits_and_is_not_refused(nodes: Nodes) -> Non
 
     def produce() -> dict[str, int]:
         address = f"tcp://{node.me.address}"
-        with Client(address, cluster="senders", send_buffer_bytes=SEND_BUFFER_MIN) as client:
+        with Client(
+            address, cluster="senders", timeout=PATIENCE_S, send_buffer_bytes=SEND_BUFFER_MIN
+        ) as client:
             for number in range(messages):
                 client.tell("line", "a", "put", number, PAYLOAD)
             client.flush()
@@ -214,7 +216,7 @@ async def test_a_thread_hears_of_it_too(nodes: Nodes) -> None:
     loop = asyncio.get_running_loop()
 
     def produce() -> dict[str, int]:
-        with Client(f"tcp://{node.me.address}", cluster="senders") as client:
+        with Client(f"tcp://{node.me.address}", cluster="senders", timeout=PATIENCE_S) as client:
             client.tell("line", "a", "put", "no number")
             client.flush()
             asyncio.run_coroutine_threadsafe(

@@ -257,9 +257,7 @@ class Bank:
     async def served(self) -> None:
         """Wait until every account was served once more."""
         before = dict(self.answered)
-        await until(
-            lambda: all(self.answered[i] > before.get(i, 0) for i in IDS), "every account", 30
-        )
+        await until(lambda: all(self.answered[i] > before.get(i, 0) for i in IDS), "every account")
 
 
 @pytest.mark.parametrize("victim", ["coordinator", *long_only("another")])

@@ -10,7 +10,7 @@ from examples.event_counter import Counter, Decrement, EntityEnvelope, Get, Incr
 from shardbus import AsyncClient, NodeLost, Region
 from tests.ports import free_port
 from tests.process.nodes import QUICK, NodeProcess, Processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NUMBERS = range(20)
 
@@ -34,9 +34,9 @@ async def values(counters: Region) -> list[Any]:
     """What all counters say; a question that died with its node is asked again."""
 
     async def value(number: int) -> Any:
-        for _ in range(10):
+        for _ in range(100):
             with suppress(NodeLost):
-                return await counters.ask(Get(number), timeout=20)
+                return await counters.ask(Get(number), timeout=PATIENCE_S)
         raise AssertionError(f"no answer about counter {number}")
 
     return await asyncio.gather(*map(value, NUMBERS))
@@ -48,7 +48,7 @@ async def test_S2_9_counters_survive_passivation_and_a_kill(lab: Processes) -> N
     second = begin(lab, COUNTER_IDLE="0.5")
     await lab.agree()
     addresses = [f"tcp://{node.address}" for node in (first, second)]
-    async with AsyncClient(*addresses, cluster="counters") as client:
+    async with AsyncClient(*addresses, cluster="counters", timeout=PATIENCE_S) as client:
         counters = client.region(Counter)
         for n in NUMBERS:
             for command in (Increment(), Increment(), Decrement()):

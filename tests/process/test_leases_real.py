@@ -13,7 +13,7 @@ from shardbus.store.protocol import Lease
 from shardbus.store.sqlite import SqliteStore
 from tests.process.app import RECORD, Page
 from tests.process.nodes import Processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 LEASED = ("sharding.use_lease=both", "sharding.lease_ttl=2s", "store.timeout=400ms")
 NAME = f"shard/page/{shard_of('page-1', 24)}"
@@ -39,7 +39,7 @@ async def test_B59_a_process_that_stood_still_hands_nothing_to_a_shard_whose_lea
     async def take() -> Lease | None:
         return await other.acquire_lease(NAME, "somebody else", 60.0)
 
-    async with lab.client(node, timeout=30.0) as client:
+    async with lab.client(node, timeout=PATIENCE_S) as client:
         page = client.ref(Page, "page-1")
         assert await page.hit(1, 1) == 1
         assert await take() is None, "it renews its lease"

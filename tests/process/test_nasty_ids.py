@@ -18,7 +18,7 @@ from shardbus.transport.session import Session
 from shardbus_cli.main import run
 from tests.process.app import Account, Page
 from tests.process.nodes import NodeProcess, Processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -88,7 +88,7 @@ async def test_strange_ids_are_ids_everywhere(lab: Processes, command: Command) 
     node = lab.begin("--log-format", "json")
     await until(node.ready, "the ready line")
     url = f"http://127.0.0.1:{node.http_port}"
-    async with lab.client() as client, httpx.AsyncClient(base_url=url) as http:
+    async with lab.client() as client, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         added = [client.ref(Account, name).add(n) for n, name in enumerate(STRANGE)]
         assert await asyncio.gather(*added) == list(range(len(STRANGE)))
         for name in STRANGE:
@@ -126,7 +126,7 @@ async def test_forbidden_ids_are_refused_here_and_by_a_node_that_gets_them_all_t
 ) -> None:
     node = await lab.start()
     url = f"http://127.0.0.1:{node.http_port}"
-    async with lab.client() as client, httpx.AsyncClient(base_url=url) as http:
+    async with lab.client() as client, httpx.AsyncClient(base_url=url, timeout=PATIENCE_S) as http:
         assert await client.ref(Account, "good").add(1) == 1
         before = len(node.err.read_text().splitlines())
         for name in FORBIDDEN:

@@ -20,7 +20,7 @@ from shardbus import AsyncClient
 from tests.process.app import Page
 from tests.process.nodes import NodeProcess, Processes
 from tests.strangers import Stranger, frame, message
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 MIB = 1 << 20
 GROWTH_MAX = 640 * MIB
@@ -52,7 +52,7 @@ def opened(node: NodeProcess) -> int:
 
 async def dropped(node: NodeProcess) -> dict[str, int]:
     """What the node has refused, by reason."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as client:
         text = (await client.get(f"http://127.0.0.1:{node.http_port}/metrics")).text
     found = re.findall(r'messages_dropped_total\{.*reason="(\w+)"\} (\d+)', text)
     return {reason: int(count) for reason, count in found}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardbus.entities.eager import OWNER, EagerRunner
-from tests.waiting import turns
+from tests.waiting import PATIENCE_S, turns
 
 Work = Callable[[], Coroutine[Any, Any, Any]]
 
@@ -107,7 +107,7 @@ async def test_two_that_wait_are_two_tasks(running: EagerRunner) -> None:
 @waits
 async def test_a_timeout_that_is_not_reached(running: EagerRunner, pause: Work) -> None:
     async def work() -> str:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             await pause()
         return "in time"
 

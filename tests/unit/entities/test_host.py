@@ -12,7 +12,7 @@ from shardbus.entities.activation import Shard
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Asker, Bench
-from tests.waiting import turns, until
+from tests.waiting import PATIENCE_S, turns, until
 
 
 class Log:
@@ -143,7 +143,7 @@ async def test_entities_that_passivate_after_each_message_get_each_one() -> None
     b.tell("e", "wait")
     asks = [b.ask("e", "once", n) for n in range(2000)]
     log.gate.set()
-    assert await asyncio.wait_for(asyncio.gather(*asks), 30) == list(range(2000))
+    assert await asyncio.wait_for(asyncio.gather(*asks), PATIENCE_S) == list(range(2000))
     assert b.host.entities == 0
 
 

@@ -11,7 +11,7 @@ import pytest
 from shardbus.entities.eager import EagerRunner, EagerTask
 from shardbus.entities.reentrancy import KEPT_MIN, CallChain, eager_task_waiting_for
 from shardbus.wire.batch import CHAIN_MAX
-from tests.waiting import turns
+from tests.waiting import PATIENCE_S, turns
 
 A, B, C = ("page", "a"), ("page", "b"), ("user", "a")
 
@@ -110,7 +110,7 @@ async def shielded(task: asyncio.Task[None]) -> None:
 
 
 async def in_time(task: asyncio.Task[None]) -> None:
-    await asyncio.wait_for(task, 60)
+    await asyncio.wait_for(task, PATIENCE_S)
 
 
 async def waited_for(task: asyncio.Task[None]) -> None:

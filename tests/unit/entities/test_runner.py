@@ -24,7 +24,7 @@ from shardbus.errors import (
 )
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Bench
-from tests.waiting import turns, until
+from tests.waiting import PATIENCE_S, turns, until
 
 
 @dataclass
@@ -618,7 +618,7 @@ async def test_stashed_messages_are_handled_next_in_their_order(method: str) -> 
 async def test_a_stashed_tell_costs_nobody_an_answer() -> None:
     b = bench(Stasher)
     b.tell("e", "put", "told")
-    assert await asyncio.wait_for(b.ask("e", "all"), 10) == []
+    assert await asyncio.wait_for(b.ask("e", "all"), PATIENCE_S) == []
     await b.ask("e", "unlock")
     assert await b.ask("e", "all") == ["told"]
 
@@ -634,7 +634,7 @@ async def test_a_handler_that_stashes_and_raises_leaves_the_outcome_for_later() 
 
     b = bench(Fails, supervision={ValueError: "resume"})
     waiting = b.ask("e", "put_and_fail", "a")
-    assert await asyncio.wait_for(b.ask("e", "all"), 10) == []
+    assert await asyncio.wait_for(b.ask("e", "all"), PATIENCE_S) == []
     assert not waiting.done()
     await b.ask("e", "unlock")
     assert await waiting == "a"

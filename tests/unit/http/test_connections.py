@@ -14,7 +14,7 @@ from starlette.responses import PlainTextResponse, Response
 from shardbus.http import connections
 from shardbus.http.server import Server, serve
 from shardbus.transport.log_limiter import LINES
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 REQUEST = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -56,7 +56,7 @@ async def ask(server: Server) -> bytes:
 async def ended(reader: asyncio.StreamReader) -> bool:
     """Wait until the node has ended the connection."""
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await reader.read()
     except TimeoutError:
         return False
