@@ -1,1 +1,1 @@
-"""The `shardbus` command: starts nodes, asks running ones, sends messages."""
+"""The `shardbus` command: start nodes, query running ones, send messages."""

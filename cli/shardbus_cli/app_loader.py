@@ -1,9 +1,9 @@
-"""From `APP` to a `ShardBus`.
+"""Load the `ShardBus` that `APP` names.
 
 `APP` is `module:attribute` as for uvicorn, `module`, or a path to a `.py` file, with or without
-`:attribute`. Three things can be wrong, and each has its own sentence: there is no such module, the
-module has no such attribute, the attribute is no ShardBus. When the user's own module raises, its
-traceback is shown from the user's first line on.
+`:attribute`. There are three different errors: the module does not exist, it has no such attribute,
+or the attribute is no ShardBus. If the user's module raises, its traceback is printed from the
+user's first line on.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ FORM = "write module:attribute, a module, or a path to a .py file"
 
 
 def load_app(app: str) -> ShardBus:
-    """Import what `app` names. The current directory is importable, as with `python -m`.
+    """Import `app` and return its ShardBus. The current directory is importable, as with
+    `python -m`.
 
     Raises:
-        Failure: it cannot be loaded; exit code 3.
+        CommandFailure: it cannot be loaded; exit code 3.
     """
     where, _, attribute = _split(app)
     if not where or (":" in app and not attribute):
@@ -43,7 +44,7 @@ def load_app(app: str) -> ShardBus:
 
 
 def _split(app: str) -> tuple[str, str, str]:
-    """`where`, colon, attribute; the colon counts only behind the last slash."""
+    """Return module or path, colon, and attribute. Only a colon behind the last slash counts."""
     where, colon, attribute = app.rpartition(":")
     if not colon or "/" in attribute:
         return app, "", ""
@@ -52,7 +53,7 @@ def _split(app: str) -> tuple[str, str, str]:
 
 def _from_name(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")):
-        raise CommandFailure(f"cannot load {name!r}: that is no module", FORM, code=ExitCode.APP)
+        raise CommandFailure(f"cannot load {name!r}: it is no module name", FORM, code=ExitCode.APP)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as missing:
@@ -68,7 +69,7 @@ def _from_name(name: str) -> ModuleType:
 
 
 def _nearest_module(name: str) -> str:
-    """A Python file here whose name is like it, for the hint."""
+    """Return a hint: a Python file of the current directory with a similar name."""
     here = sorted(file.stem for file in Path.cwd().glob("*.py"))
     near = get_close_matches(name, here, n=1)
     return f"(did you mean {near[0]}?)" if near else "or install it"
@@ -99,7 +100,8 @@ def _from_path(path: Path) -> ModuleType:
 
 
 def _broken(what: str, raised: Exception) -> CommandFailure:
-    """Show where the user's module failed. A refusal by shardbus itself needs only its line."""
+    """Print the traceback of the user's module and return the failure. An error of shardbus needs
+    only its line."""
     from shardbus.errors import ShardBusError
 
     frames = _users_frames(raised.__traceback__)
@@ -111,13 +113,14 @@ def _broken(what: str, raised: Exception) -> CommandFailure:
     traceback.print_exception(type(raised), raised, frames)
     return CommandFailure(
         f"cannot load {what!r}: it raised {type(raised).__name__}{place}",
-        "mend the module; its traceback stands above",
+        "fix the module; see the traceback above",
         code=ExitCode.APP,
     )
 
 
 def _place(raised: Exception, frames: TracebackType | None) -> str:
-    """The last line that is the user's: what shardbus refuses, it refuses far below."""
+    """Return the last line of the user's code in the traceback; the error of shardbus itself is
+    raised in its own code."""
     if isinstance(raised, SyntaxError) and raised.filename and raised.lineno:
         return f" (line {raised.lineno} of {Path(raised.filename).name})"
     passed = traceback.extract_tb(frames) if frames else []
@@ -126,7 +129,7 @@ def _place(raised: Exception, frames: TracebackType | None) -> str:
 
 
 def _is_library(file: str) -> bool:
-    """Whether it is of shardbus or of Python."""
+    """True if the file belongs to shardbus or to Python's standard library."""
     import shardbus
 
     if file.startswith("<"):
@@ -139,7 +142,7 @@ def _is_library(file: str) -> bool:
 
 
 def _users_frames(tb: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of the import machinery and of this file."""
+    """Return the traceback without the frames of the import system and of this file."""
     while tb is not None:
         file = tb.tb_frame.f_code.co_filename
         if file != __file__ and not file.startswith("<frozen") and "importlib" not in file:

@@ -1,14 +1,13 @@
-"""`bench`: what a node does on this machine. It starts one, sends to it, and ends it.
+"""`bench`: measure a node on this machine. The command starts a node, sends to it and ends it.
 
     start     first messages to new entities
-    tell      tells to all of them in turn, as fast as they go
-    ask       one at a time
-    ask256    256 in flight
+    tell      tells to all entities in turn, as fast as possible
+    ask       asks, one at a time
+    ask256    asks, 256 in flight
 
-Counters in one process, messages from this one, over the loopback. Tells are timed from the first
-that is sent until every entity has said how many it had, and it must be all: an order of seconds
-says more than one of moments. What others do on the same machine, and bare sockets, is not compared
-here; `benchmarks/` does that.
+The entities are counters in one node; the messages come from this process, over the loopback. The
+time of tells ends when every entity has reported its count and no message is missing, so a result
+needs seconds of load. `benchmarks/` compares with other systems and with plain sockets.
 
 Source: docs/reference/cli.md; docs/performance.md.
 """
@@ -40,14 +39,18 @@ Row = dict[str, Any]
 
 
 def bench(
-    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="For each measurement.")] = 2.0,
+    seconds: Annotated[
+        float, typer.Option(min=0.1, max=600, help="Seconds of each measurement.")
+    ] = 2.0,
     entities: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="So many counters.")
+        int, typer.Option(min=1, max=10_000_000, help="Number of counters.")
     ] = 10_000,
     payload: Annotated[int, typer.Option(min=0, max=65_536, help="Bytes in a message.")] = 64,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON line for each.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per measurement.")
+    ] = False,
 ) -> None:
-    """Measure tells, asks and starts of entities on this machine, with a node of its own."""
+    """Measure tells, asks and starts of entities on this machine, with a node started for it."""
     rows = asyncio.run(_measured(seconds, entities, bytes(i % 251 for i in range(payload))))
     if as_json:
         for row in rows:
@@ -72,7 +75,7 @@ async def _measured(seconds: float, entities: int, payload: bytes) -> list[Row]:
 
 
 class _Work:
-    """What is sent. `sent` counts messages, so that none can be missing unseen."""
+    """The load on one node. It counts the messages that it sends, so that a lost one is found."""
 
     def __init__(self, client: AsyncClient, entities: int, payload: bytes) -> None:
         from shardbus_cli.bench_app import Counter
@@ -84,14 +87,14 @@ class _Work:
         self._facts = {"entities": entities, "payload": len(payload)}
 
     async def start(self) -> Row:
-        """First messages to all of them."""
+        """Measure the first messages to all entities."""
         began = time.monotonic()
         await self._round()
         await self.check()
         return self._row("start", len(self._refs) / (time.monotonic() - began), "entities/s")
 
     async def tell(self, seconds: float) -> Row:
-        """Rounds of tells until the time is over."""
+        """Measure rounds of tells for `seconds`."""
         began, before = time.monotonic(), self._sent
         while time.monotonic() < began + seconds:
             await self._round()
@@ -100,13 +103,13 @@ class _Work:
         return self._row("tell", rate, "messages/s")
 
     async def ask(self, name: str, lanes: int, seconds: float) -> list[Row]:
-        """Closed loops of asks; how many, and how long one takes."""
+        """Measure `lanes` closed loops of asks: their rate and latency."""
         refs: Iterator[Any] = cycle(self._refs)
         taken: list[float] = []
         began = time.monotonic()
 
         async def lane() -> None:
-            """At least one, however busy the machine is."""
+            """Ask until the time is over, at least once."""
             at = began
             while at < began + seconds:
                 at = time.monotonic()
@@ -124,10 +127,10 @@ class _Work:
         return found
 
     async def check(self) -> None:
-        """Every message was handled, each once.
+        """Check that every message was handled once.
 
         Raises:
-            Failure: they were not.
+            CommandFailure: a message was lost or handled twice.
         """
         left, found = iter(self._refs), 0
 
@@ -154,33 +157,33 @@ class _Work:
 
 @asynccontextmanager
 async def _node() -> AsyncIterator[str]:
-    """A node of its own; its address. It ends with this process, however that goes, and by force:
-    it keeps nothing."""
+    """Start a node and yield its address. The node ends with this process; it is killed, because it
+    stores nothing."""
     from shardbus_cli.workers.prefixed_output import PrefixedOutput
     from shardbus_cli.workers.process import WorkerProcess
 
     loop = asyncio.get_running_loop()
     ready, ended = loop.create_future(), loop.create_future()
 
-    def on_said(said: Row) -> None:
+    def on_report(said: Row) -> None:
         if said["is"] == "ready" and not ready.done():
             ready.set_result(said["node"])
 
-    process, speech = WorkerProcess(0, on_said, ended.set_result), PrefixedOutput()
-    speech.start()
+    process, prefixed_output = WorkerProcess(0, on_report, ended.set_result), PrefixedOutput()
+    prefixed_output.start()
     port, gossip = _free_ports()
-    process.start(_command(port, gossip), speech)
+    process.start(_command(port, gossip), prefixed_output)
     try:
         await asyncio.wait((ready, ended), timeout=START_S, return_when="FIRST_COMPLETED")
         if not ready.done():
             raise CommandFailure(
-                "the node did not start", "its log stands above", code=ExitCode.FAILED
+                "the node did not start", "see its log above", code=ExitCode.FAILED
             )
         yield f"tcp://{ready.result()}"
     finally:
         process.kill()
         await _within(ended, END_S)
-        speech.close()
+        prefixed_output.close()
 
 
 def _command(port: int, gossip: int) -> Callable[[int], list[str]]:
@@ -197,7 +200,7 @@ async def _within(future: Awaitable[Any], seconds: float) -> None:
 
 
 def _free_ports() -> list[int]:
-    """Two that nothing listens on."""
+    """Return two free ports."""
     with socket.socket() as one, socket.socket() as other:
         for probe in (one, other):
             probe.bind(("127.0.0.1", 0))

@@ -9,18 +9,18 @@ bus = ShardBus("bench")
 
 @bus.entity(name="counter", shards=64, passivate_after=3600.0)
 class Counter(Entity):
-    """Counts what it is sent."""
+    """Counts the messages that it receives."""
 
     def __init__(self) -> None:
         self.value = 0
 
     @handler
     def hit(self, payload: bytes) -> int:
-        """One more."""
+        """Count a message."""
         self.value += 1
         return self.value
 
     @handler
     def total(self) -> int:
-        """How many there were."""
+        """Return the number of messages."""
         return self.value

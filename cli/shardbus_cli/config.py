@@ -1,4 +1,4 @@
-"""`config show` and `check`: what a node would start with, without starting it."""
+"""`config show` and `check`: the settings and checks of a node, without starting it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ NO_TYPES = "none: this node would host nothing"
 
 
 def layers_of(file: Path | None, flags: list[Layer], assignments: list[str] | None) -> list[Layer]:
-    """What file, environment and command line say, in the order in which they count.
+    """Return the layers of file, environment and command line; a later one wins.
 
     Raises:
-        ConfigError: the file cannot be read, a variable is unknown, an assignment has no value.
+        ConfigError: the file cannot be read, a variable is unknown, or an assignment has no value.
     """
     from shardbus.config.loading import from_assignments, from_environment
 
@@ -40,29 +40,31 @@ def layers_of(file: Path | None, flags: list[Layer], assignments: list[str] | No
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """The settings that a TOML file holds.
+    """Return the settings in a TOML file.
 
     Raises:
-        ConfigError: it cannot be read, or is no TOML.
+        ConfigError: the file cannot be read, or is not TOML.
     """
     from shardbus.errors import ConfigError
 
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {str(file)!r}", hint="mend --config") from None
+        raise ConfigError(f"there is no file {str(file)!r}", hint="check --config") from None
     except OSError:
-        raise ConfigError(f"{str(file)!r} cannot be read", hint="is it a file of yours?") from None
+        raise ConfigError(
+            f"{str(file)!r} cannot be read", hint="check its owner and mode"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
         reason = str(wrong).splitlines()[0]
-        raise ConfigError(f"{str(file)!r} is no TOML: {reason}", hint="see configs/") from None
+        raise ConfigError(f"{str(file)!r} is not TOML: {reason}", hint="see configs/") from None
 
 
 def settings_for(layers: list[Layer], bus: ShardBus) -> Settings:
-    """The settings of a node that runs this application.
+    """Return the settings of a node that runs this application.
 
     Raises:
-        ConfigError: one is no good, or meant for an entity type that the application does not have.
+        ConfigError: a setting is invalid, or is for a type that the application does not have.
     """
     from shardbus.config.loading import for_types, load
 
@@ -70,7 +72,7 @@ def settings_for(layers: list[Layer], bus: ShardBus) -> Settings:
 
 
 def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]:
-    """What is looked at before a node starts, by name: each says what it found, or raises a
+    """Return the checks before a node starts, by name. A check returns what it found, or raises
     ConfigError."""
     from shardbus.config.validation import check_exposure
     from shardbus.entities.type_settings import settings_by_type
@@ -91,7 +93,7 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
 
 
 def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Every setting by its key. Tokens and the passwords of URLs are masked."""
+    """Yield every setting with its key. Tokens and the passwords in URLs are masked."""
     from shardbus.config.loading import options
     from shardbus.store.urls import mask_url
 
@@ -141,7 +143,7 @@ def check(
     assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Look whether a node could start here: application, settings, store. Starts nothing."""
+    """Check application, settings and store as a node does at its start. Starts nothing."""
     from shardbus_cli.app_loader import load_app
 
     bus = load_app(app)

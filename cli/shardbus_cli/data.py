@@ -1,10 +1,10 @@
-"""`data show` and `data remove`: what a stopped cluster left in its store.
+"""`data show` and `data remove`: the shard tables of a stopped cluster in its store.
 
-Removing the table of a type makes the next start allocate from nothing, as after a change of the
-number of shards. It is refused while nodes run: theirs would be a table without a store. A node
-runs if its HTTP answers for this cluster, or if something listens at an address that the store
-knows: of a home in the tables to be removed, or on the roll, where every node stands from its start
-to its end.
+After the table of a type is removed, the next start allocates its shards anew, as a change of the
+number of shards requires. The command is refused while nodes run, because their table would no
+longer be stored. A node runs if its HTTP answers for this cluster, or if a process listens at an
+address in the store: that of a home in these tables, or one in the node registry, which has every
+node from its start to its end.
 
 Source: S2.53, S2.54.
 """
@@ -34,11 +34,13 @@ CONNECT_TIMEOUT_S = 1.0
 PROBES_MAX = 100
 Types = Annotated[list[str], typer.Argument(metavar="TYPE...", help="Names of entity types.")]
 StoreUrl = Annotated[
-    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="The store.")
+    str, typer.Option("--store", metavar="URL", envvar="SHARDBUS_STORE__URL", help="State store.")
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="NAME", help="Its name; asked of the node by default."),
+    typer.Option(
+        "--cluster", metavar="NAME", help="Name of the cluster; by default the node's cluster."
+    ),
 ]
 
 
@@ -74,7 +76,9 @@ def remove(
 
 
 def _no_name() -> str:
-    raise CommandFailure("which cluster?", "give --cluster NAME", code=ExitCode.USAGE)
+    raise CommandFailure(
+        "the name of the cluster is unknown", "give --cluster NAME", code=ExitCode.USAGE
+    )
 
 
 def _runs(name: str, where: str) -> CommandFailure:
@@ -84,7 +88,7 @@ def _runs(name: str, where: str) -> CommandFailure:
 
 
 def _running_cluster(url: str) -> str | None:
-    """The name of the cluster of the node that answers there, if one does."""
+    """Return the cluster name of the node that answers at the URL, None if none answers."""
     try:
         return str(NodeHttp(url).read("v1", "cluster").get("cluster"))
     except CommandFailure as failure:
@@ -140,24 +144,24 @@ async def _load(url: str, cluster: str, types: list[str]) -> dict[str, StoredTab
 
 
 async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
-    """Remove the tables, unless somebody runs. Who is on the roll and does not, is struck off."""
+    """Remove the tables, unless a node runs. Registered nodes that do not run are unregistered."""
     from shardbus.store import node_registry
 
     store = await opened(url, cluster)
     try:
-        roll = await node_registry.registered(store)
+        nodes = await node_registry.registered(store)
         homes = _addresses([await store.load_table(kind) for kind in types])
-        for address in await _listening(roll | homes):
+        for address in await _listening(nodes | homes):
             raise _runs(cluster, str(address))
         removed = {kind: await store.remove_table(kind) for kind in types}
-        await node_registry.remove(store, roll)
+        await node_registry.remove(store, nodes)
         return removed
     finally:
         await store.close()
 
 
 async def opened(url: str, cluster: str) -> StateStore:
-    """The store of a cluster, started."""
+    """Return the store of a cluster, started."""
     from shardbus.store.opening import open_store
 
     store = open_store(url, cluster=cluster)

@@ -1,13 +1,13 @@
-"""What is wrong with a cluster, by its own pages: pure, so that every finding can be a test.
+"""Find what is wrong with a cluster in its HTTP pages. Pure, so that every finding has a test.
 
-A `Picture` is what one look has brought: pages of one node's HTTP, as they came. `findings`
-compares them with each other; `stored` compares a table that the store holds with itself and with
-the pages. A finding is about one subject (a member, a shard) of something (the members, a type), so
-that two looks can be compared: what is in both was no passing state.
+A `Picture` holds the pages of one examination, as one node sent them. `findings` compares them with
+each other; `stored` compares a stored table with itself and with the pages. A finding concerns one
+subject (a member, a shard) of a group (the members, a type), so that two examinations can be
+compared: a finding in both is not a passing state.
 
-Nothing is taken for granted about a page: another version may have made it, or nobody.
+A page may be missing or come from another version, so no field of it is relied upon.
 
-Source: C.12, N.6; docs/reference/cli.md.
+Source: N.6; docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -24,72 +24,73 @@ LATE_S = 1.0
 CLOCK_S = 2.0
 RECENT_S = 60.0
 EPOCH_SHIFT = 32
-"""A fence holds the epoch in which it was drawn above so many bits."""
+"""The bits of a fence above this one are the epoch in which it was drawn."""
 MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
 
 ADVICE = {
-    "page": "is this node's shardbus older than this command?",
+    "page": "check whether the node's shardbus is older than this command",
     "not-ready": "a node is ready when it is Up and its regions are registered; see the detail",
-    "unreachable": "look whether its process runs and the network lets both sides through; if it"
-    " is surely gone, `shardbus node down NODE`",
-    "silent": "it is a member and does not answer questions: look at its log and its load",
+    "unreachable": "check that its process runs and that the network works in both directions; if"
+    " the process has certainly ended, `shardbus node down NODE`",
+    "silent": "it is a member and does not answer: see its log and its load",
     "not-up": "a joining member waits for the leader, for convergence or for cluster.min_members; a"
     " leaving one for its shards",
-    "not-converged": "somebody has not seen the newest membership: look at the members named, and"
-    " at /v1/gossip",
+    "not-converged": "a member has not seen the newest membership: see the members named, and"
+    " /v1/gossip",
     "no-coordinator": "it runs on the oldest member with the type's coordinator_role, or its role:"
-    " is there one that is Up, and does its store answer?",
-    "coordinator-silent": "its node does not answer; what is said about this type is what the asked"
-    " node knows",
-    "coordinator-disputed": "the members do not agree about who leads; see unreachable and"
+    " check that there is one that is Up, and that its store answers",
+    "coordinator-silent": "its node does not answer; the findings about this type come from the"
+    " asked node",
+    "coordinator-disputed": "the members disagree about the coordinator; see unreachable and"
     " not-converged",
-    "not-registered": "its region has no answer from the coordinator: look at both nodes' logs",
+    "not-registered": "its region has no answer from the coordinator: see both nodes' logs",
     "layout": "the members cut this type into different shards: deploy one version",
     "unallocated": "the coordinator gives homes when enough regions have registered"
     " (sharding.min_members), one member is open for shards, and the store answers",
-    "starting": "its home has not confirmed that it hosts the shard: look at that node's log",
+    "starting": "its home has not confirmed that it hosts the shard: see that node's log",
     "moving": "a move waits for the entities' on_stop, at most handoff_timeout; the warnings in the"
     " home's log name entities that do not stop",
-    "not-hosted": "the table has it there and the node does not host it; the coordinator repairs"
-    " that when the region registers again: restart that node if it stays",
-    "hosted-elsewhere": "it runs where the table does not have it: restart that node; its saves are"
-    " refused once the home has loaded",
+    "not-hosted": "the table names that node, which does not host it; the coordinator repairs that"
+    " when the region registers again: restart the node if the finding stays",
+    "hosted-elsewhere": "it runs on a node that the table does not name: restart that node; its"
+    " saves are refused once the home has loaded",
     "hosted-twice": "make one of the nodes leave now; the store refuses the saves of the lower"
     " fence",
-    "home-gone": "its home is no member: the coordinator has not noticed; look at its log",
+    "home-gone": "its home is no member, and the coordinator has not noticed: see its log",
     "waiting": "messages wait there for homes; see the findings about this type",
-    "store-silent": "look at the server; known homes work meanwhile, new ones and saves do not",
-    "store-unfit": "change the server's settings as it says",
-    "store-errors": "loads or saves of entities have failed there: look at the store, and at the"
-    " way from that node to it",
-    "store-behind": "the store has forgotten a table, or it is another store: look at its"
-    " persistence; the next coordinator makes the table again from the regions",
-    "store-ahead": "a coordinator that this node does not know has written: is this cluster split,"
-    " or does another one of its name use the store?",
+    "store-silent": "check the server; known homes work meanwhile, new ones and saves do not",
+    "store-unfit": "change the server's settings as the message says",
+    "store-errors": "loads or saves of entities have failed there: check the store, and the network"
+    " between that node and the store",
+    "store-behind": "the store has lost a table, or it is another store: check its persistence; the"
+    " next coordinator rebuilds the table from the regions",
+    "store-ahead": "a coordinator that this node does not know has written: check whether this"
+    " cluster is split, or another cluster of its name uses the store",
     "store-differs": "give every node the same store.url",
     "store-not-shared": "such a store is for one machine: use redis:// for several",
-    "rows-dropped": "somebody has written into the table, or the store is damaged; the shards get"
-    " new homes and new rows when they are asked for",
-    "late": "something blocks its loop: its log names the handler",
+    "rows-dropped": "the table was edited by hand, or the store is damaged; the shards get new"
+    " homes and new rows when they are used",
+    "late": "a handler blocks its loop: its log names the handler",
     "clock": "set the clocks of the machines; leases and tokens do not depend on them, logs do",
-    "versions": "during an upgrade this is as it should be",
+    "versions": "during an upgrade this is normal",
     "settings": "give every node the same settings of sections cluster and sharding",
-    "stored-outside": "the table has a shard that the type has not: was the number of shards"
-    " changed? stop the cluster and use `shardbus data remove`",
-    "stored-fence-twice": "no two rows may share a fence: somebody has written into the table",
-    "stored-fence-ahead": "a fence of a later epoch than the table's: was the store restored from"
-    " an old copy?",
-    "stored-differs": "the coordinator believes another home than the store has, and its next"
-    " writes may be refused: make its node leave",
-    "stored-home-gone": "the home in the store is no member of the cluster that runs",
+    "stored-outside": "the table has a shard that the type does not have; if the number of shards"
+    " was changed, stop the cluster and use `shardbus data remove`",
+    "stored-fence-twice": "no two rows may share a fence: the table was edited by hand",
+    "stored-fence-ahead": "the fence is of a later epoch than the table: check whether the store"
+    " was restored from an old copy",
+    "stored-differs": "the coordinator and the store have different homes, and its next writes may"
+    " be refused: make its node leave",
+    "stored-home-gone": "the home in the store is no member of the running cluster",
     "stored-damaged": "restore the store from a copy",
 }
-"""What to do about each finding."""
+"""The advice for each finding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: `subject` of `of` does what `what` says."""
+    """One thing that is wrong with `subject`, which belongs to `of`. `what` completes the sentence
+    that starts with the subject."""
 
     check: str
     of: str
@@ -98,13 +99,13 @@ class Finding:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The same in two looks."""
+        """Return what identifies the finding in two examinations."""
         return self.check, self.of, self.subject
 
 
 @dataclass(slots=True)
 class Picture:
-    """What one look has brought. A page that did not come is empty, and named in `missing`."""
+    """The pages of one examination. A page that could not be read is empty and in `missing`."""
 
     ready: Mapping[str, Any] = field(default_factory=dict)
     cluster: Mapping[str, Any] = field(default_factory=dict)
@@ -116,7 +117,7 @@ class Picture:
 
     @property
     def answers(self) -> dict[str, Mapping[str, Any]]:
-        """The members that answered, and what they said of themselves."""
+        """Return the rows of the members that answered, by node."""
         rows = self.checkup.get("members", ())
         return {row["node"]: row for row in rows if row.get("answered")}
 
@@ -126,7 +127,7 @@ class Picture:
 
 
 def findings(picture: Picture) -> list[Finding]:
-    """Everything that is wrong in this picture."""
+    """Return everything that is wrong in this picture."""
     return [
         *(Finding("page", CLUSTER, page, why) for page, why in picture.missing.items()),
         *_membership(picture),
@@ -154,10 +155,10 @@ def _membership(picture: Picture) -> Iterator[Finding]:
     for record in picture.gossip.get("unreachable", ()):
         says.setdefault(str(record["subject"]), []).append(f"{record['observer']} {record['is']}")
     for node in picture.cluster.get("unreachable", ()):
-        by = ", ".join(says.get(node, ())) or "nobody says by whom"
+        by = ", ".join(says.get(node, ())) or "its observers are unknown"
         yield Finding("unreachable", MEMBERS, node, f"is unreachable ({by})")
     if picture.cluster and not picture.cluster.get("converged"):
-        missing = ", ".join(picture.gossip.get("waiting_for", ())) or "a member that nobody reaches"
+        missing = ", ".join(picture.gossip.get("waiting_for", ())) or "an unreachable member"
         yield Finding("not-converged", CLUSTER, "membership", f"waits for {missing}")
     for member in picture.members:
         if member.get("status") not in ("up", None):
@@ -175,7 +176,7 @@ def _members(picture: Picture) -> Iterator[Finding]:
             yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
         ago = row.get("store_silent_ago")
         if ago is not None and ago < RECENT_S:
-            what = f"had no answer of its store {ago:.0f} s ago"
+            what = f"had no answer from its store {ago:.0f} s ago"
             yield Finding("store-errors", MEMBERS, node, what)
         there = row.get("time")
         if there is not None and asked:
@@ -217,7 +218,7 @@ def _store(picture: Picture) -> Iterator[Finding]:
             yield Finding("store-not-shared", STORE, url, "is used by several members")
     store = picture.checkup.get("store", {})
     if store and not store.get("answers"):
-        yield Finding("store-silent", STORE, "answer", f"does not come: {store.get('error')}")
+        yield Finding("store-silent", STORE, "answer", f"is missing: {store.get('error')}")
     for kind, table in store.get("tables", {}).items():
         rules = picture.shards.get(kind, {})
         if rules.get("complete"):
@@ -241,10 +242,10 @@ def _type(picture: Picture, kind: str) -> Iterator[Finding]:
     rows = {node: row.get("types", {}).get(kind, {}) for node, row in picture.answers.items()}
     coordinators = {row.get("coordinator") for row in rows.values() if row.get("coordinator")}
     if not coordinators and kind not in picture.cluster.get("coordinators", {}):
-        yield Finding("no-coordinator", kind, "coordinator", "is not there")
+        yield Finding("no-coordinator", kind, "coordinator", "is missing")
     elif len(coordinators) > 1:
         names = ", ".join(sorted(coordinators))
-        yield Finding("coordinator-disputed", kind, "coordinator", f"is {names}, they say")
+        yield Finding("coordinator-disputed", kind, "coordinator", f"is disputed: {names}")
     elif not picture.shards.get(kind, {}).get("complete", True):
         yield Finding("coordinator-silent", kind, "coordinator", "does not answer")
     if len(layouts := {row["layout"] for row in rows.values() if row.get("layout")}) > 1:
@@ -291,7 +292,7 @@ def _homes(picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]) -
 
 
 def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Iterator[Finding]:
-    """What is wrong with a stored table, by itself and beside what a running cluster says."""
+    """Yield what is wrong with a stored table, by itself and compared with the running cluster."""
     page = picture.shards.get(kind, {}) if picture is not None else {}
     ruling = page.get("epoch", 0) if page.get("complete") else None
     if ruling is not None:

@@ -1,9 +1,10 @@
-"""`doctor`: what is wrong with a cluster, and what to do about it.
+"""`doctor`: find what is wrong with a cluster, and what to do about it.
 
-Two looks, a few seconds apart, and what both have found: a cluster is always a little on the move.
-A first look without findings is the last one.
+The command examines the cluster twice, a few seconds apart, and reports what it found both times,
+because some findings are only passing states. If the first examination finds nothing, it is the
+last.
 
-Source: C.12, N.6.
+Source: N.6.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SUBJECTS_SHOWN = 5
 WAIT_S = 5.0
-Wait = Annotated[float, duration("Between the two looks: 2, 2s; 0 is one look.", WAIT_S)]
+Wait = Annotated[float, duration("Between the two examinations: 2, 2s; 0 is only one.", WAIT_S)]
 Tables = dict[str, "StoredTable | None"]
 
 
@@ -35,7 +36,7 @@ def doctor(
         list[str] | None, typer.Argument(metavar="[TYPE]...", help="Only these entity types.")
     ] = None,
     store: Annotated[
-        str | None, typer.Option("--store", metavar="URL", help="Look at the stored tables, too.")
+        str | None, typer.Option("--store", metavar="URL", help="Also examine the stored tables.")
     ] = None,
     cluster: Annotated[
         str | None,
@@ -45,7 +46,7 @@ def doctor(
     node: NodeUrl = NODE_URL,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is wrong with the cluster and what to do; exit code 5 if there is something."""
+    """Report what is wrong with the cluster and what to do; exit code 5 if anything is."""
     asked = NodeHttp(node)
     picture: Picture | None = None
     silent: CommandFailure | None = None
@@ -69,10 +70,10 @@ def doctor(
 
 
 def _look(node: NodeHttp, types: list[str] | None) -> Picture:
-    """Read the pages.
+    """Read the pages of a node.
 
     Raises:
-        Failure: the node does not even show the first, or knows no type of that name.
+        CommandFailure: the node does not answer at all, or knows no type of that name.
     """
     picture = Picture(cluster=node.read("v1", "cluster"))
 
@@ -80,7 +81,7 @@ def _look(node: NodeHttp, types: list[str] | None) -> Picture:
         try:
             return node.read(*path)
         except CommandFailure as failure:
-            picture.missing["/" + "/".join(path)] = f"does not come: {failure.message}"
+            picture.missing["/" + "/".join(path)] = f"cannot be read: {failure.message}"
             return {}
 
     picture.ready = node.parse(node.probe("readyz")[1]).get("checks", {})
@@ -118,7 +119,7 @@ def _all(
 
 
 async def _tables(url: str, cluster: str, types: list[str]) -> tuple[Tables, list[Finding]]:
-    """The stored tables, and what kept us from reading them."""
+    """Return the stored tables, and findings about those that cannot be read."""
     from shardbus.errors import ConfigError, StoreError, StoreUnavailable
     from shardbus.store.urls import mask_url
 
@@ -166,7 +167,7 @@ def _print(url: str, picture: Picture | None, found: list[Finding], as_json: boo
 
 
 def _grouped(found: list[Finding]) -> list[dict[str, Any]]:
-    """Findings that differ in their subject only, as one."""
+    """Return the findings, with those that differ only in their subject as one."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for one in found:
         groups.setdefault((one.check, one.of, one.what), []).append(one.subject)

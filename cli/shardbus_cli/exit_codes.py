@@ -1,4 +1,4 @@
-"""Exit codes, and the one line that explains each failure.
+"""Exit codes, and the failure that a command reports on one line.
 
     0 ok or drained     3 app cannot be loaded             6 refused
     1 failed            4 cluster or store unreachable     7 drain deadline passed
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What a shell learns of how a command ended."""
+    """The exit code of a command."""
 
     OK = 0
     FAILED = 1
@@ -30,7 +30,7 @@ class ExitCode(IntEnum):
 
 
 class CommandFailure(Exception):
-    """A command cannot do what it was asked to. Shown as one line; the process ends with `code`."""
+    """A command failed. It is printed on one line, and the process ends with `code`."""
 
     def __init__(self, message: str, hint: str = "", *, code: ExitCode = ExitCode.FAILED) -> None:
         super().__init__(message)
@@ -40,7 +40,7 @@ class CommandFailure(Exception):
 
     @classmethod
     def of(cls, error: ShardBusError) -> CommandFailure:
-        """The failure that an error of the library is for a command."""
+        """Return the failure for an error of the library."""
         from shardbus import errors
 
         match error:

@@ -1,4 +1,4 @@
-"""`limit`: how many entities of a type a node may keep in memory."""
+"""`limit`: the number of entities of a type that a node may keep in memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl
 
 DIGITS_MAX = 9
-"""As the nodes read it."""
+"""The limit of the nodes' HTTP."""
 
 
 def limit(
     entity_type: EntityType,
     most: Annotated[
-        str | None, typer.Argument(metavar="[N|off]", help="The limit from now on; none to show.")
+        str | None,
+        typer.Argument(metavar="[N|off]", help="The new limit; without it, show the limits."),
     ] = None,
     on: Annotated[
         str | None, typer.Option(metavar="NODE", help="Only on this node; `self` is the asked one.")
@@ -26,8 +27,8 @@ def limit(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show or set how many entities of a type may be in memory on a node. A node that starts again
-    begins with its settings; exit code 4 if one did not answer."""
+    """Show or set the number of entities of a type in memory per node. A restarted node uses its
+    settings again; exit code 4 if a node did not answer."""
     asked = NodeHttp(node)
     if most is None:
         text = asked.get("v1", "limit", entity_type)

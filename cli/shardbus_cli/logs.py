@@ -1,7 +1,7 @@
 """Logs of a node on standard error: for people on a terminal, JSON lines otherwise.
 
-The library logs to `shardbus.*` with extra fields and configures nothing; this is the one place
-that does. Control characters are escaped in both forms, so a message can forge neither a line nor a
+The library logs to `shardbus.*` with extra fields and does not configure logging; only this module
+does. Control characters are escaped in both forms, so a message can forge neither a line nor a
 colour.
 """
 
@@ -20,7 +20,7 @@ COLORS = {logging.WARNING: "33", logging.ERROR: "31", logging.CRITICAL: "31", lo
 
 
 def extras(record: logging.LogRecord) -> dict[str, object]:
-    """The fields that the caller gave along."""
+    """Return the extra fields of the caller."""
     return {name: value for name, value in vars(record).items() if name not in STANDARD}
 
 
@@ -45,7 +45,7 @@ class PrettyFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, message, the fields, and `exception`."""
+    """One JSON object per line: time, level, logger, message, the extra fields, and `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -1,7 +1,7 @@
 """The `shardbus` command.
 
-Commands import what they need when they run, so that `--help` answers at once. Whatever fails ends
-in `main`: one line on standard error, and the exit code that says what kind of failure it was.
+Commands import what they need when they run, so that `--help` answers at once. Every failure ends
+in `run`: one line on standard error, and the exit code of that kind of failure.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def root(
         ),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; stands anywhere.")
+        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
     ] = False,
 ) -> None:
-    """Nothing is common to all commands but their way to fail."""
+    """Accept the options that precede a command."""
 
 
 def main() -> None:
@@ -140,7 +140,7 @@ def run(arguments: list[str], *, debug: bool = False) -> int:
         if isinstance(raised, ShardBusError):
             return _failed(CommandFailure.of(raised), debug=debug)
         what = f"{type(raised).__name__}: {raised}".rstrip(": ")
-        hint = "run it again with --debug and report what it prints"
+        hint = "run it with --debug and report its output"
         return _failed(CommandFailure(f"defect of this command: {what}", hint), debug=debug)
     return ended_with if isinstance(ended_with, int) else ExitCode.OK
 

@@ -1,4 +1,4 @@
-"""`cordon`, `uncordon` and `drain`: whether a member takes shards. It stays a member."""
+"""`cordon`, `uncordon` and `drain`: stop a member from taking shards. It stays a member."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityType, NodeUrl, duration
 
 DRAIN_S = 60.0
-LOOK_EVERY_S = 0.5
+POLL_S = 0.5
 
 Member = Annotated[
     str, typer.Argument(metavar="NODE", help="host:port#uid or host:port; `self` is the asked one.")
@@ -21,30 +21,31 @@ Member = Annotated[
 
 
 def cordon(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """Give a node no new shards. It keeps those that it has."""
+    """Give a node no new shards. It keeps its shards."""
     _show(_post(node, member, "cordon"), as_json)
 
 
 def uncordon(member: Member, node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """Let a node take shards again, after cordon or drain."""
+    """Let a node take shards again after cordon or drain."""
     _show(_post(node, member, "uncordon"), as_json)
 
 
 def drain(
     member: Member,
     timeout: Annotated[
-        float, duration("To wait until it is empty: 30, 30s; 0 does not wait.", DRAIN_S)
+        float, duration("Longest wait until it is empty: 30, 30s; 0 does not wait.", DRAIN_S)
     ] = DRAIN_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Move all shards off a node, and give it none; exit code 7 if it is not empty in time."""
+    """Move all shards off a node and give it no new ones; exit code 7 if it is not empty in
+    time."""
     answer = _post(node, member, "drain")
     deadline = time.monotonic() + timeout
     left = _shards(node, str(answer["node"]))
     while left and time.monotonic() < deadline:
         output.note(f"{left} shards left")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
         left = _shards(node, str(answer["node"]))
     _show({**answer, "shards": left}, as_json)
     if left and timeout:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardbus.config.settings import Settings
     from shardbus.node.supervisor_link import SupervisorLink
 
-app = typer.Typer(help="Start a node, or send one away.", no_args_is_help=True)
+app = typer.Typer(help="Start a node, or remove one from the cluster.", no_args_is_help=True)
 
 WORKERS_MAX = 256
 Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or host:port.")]
@@ -41,17 +41,20 @@ def start(
     log_format: node_flags.LogFormat = None,
     assignments: Assignments = None,
     ready_fd: Annotated[
-        int | None, typer.Option("--ready-fd", metavar="FD", help="Descriptor told when Up.")
+        int | None,
+        typer.Option(
+            "--ready-fd", metavar="FD", help="Descriptor that gets a line when the node is Up."
+        ),
     ] = None,
     workers: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, max=WORKERS_MAX, help="Run N nodes as one, on as many cores."
+            metavar="N", min=1, max=WORKERS_MAX, help="Run N nodes as one unit, on N cores."
         ),
     ] = None,
     leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
 ) -> None:
-    """Start a node and run it until it is told to leave (SIGTERM or Ctrl-C; twice: at once)."""
+    """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
     from shardbus_cli.config import layers_of
     from shardbus_cli.logs import configure
 
@@ -81,7 +84,7 @@ def start(
 
 
 def _leash(fd: int | None) -> SupervisorLink | None:
-    """Held from the beginning: a worker ends with its supervisor, whatever it is at."""
+    """Watch the supervisor from the start, so that a worker ends with it at any time."""
     if fd is None:
         return None
     from shardbus.node.supervisor_link import SupervisorLink
@@ -133,7 +136,7 @@ def _settings(layers: list[Layer]) -> Settings:
 def _run(
     bus: ShardBus, settings: Settings, ready_fd: int | None, leash: SupervisorLink | None = None
 ) -> int:
-    """Run the node. What the system refuses now (a port, a directory) is a failure, not usage."""
+    """Run the node. What the system refuses (a port, a directory) is a failure, not wrong usage."""
     from shardbus.admin.pages import administer
     from shardbus.errors import ConfigError
     from shardbus.node.run import run_node
@@ -143,7 +146,7 @@ def _run(
     if not settings.store.url:
         own = replace(settings.store, url=default_url(bus.name))
         settings = replace(settings, store=own)
-    open_store(settings.store.url, cluster=bus.name)  # a URL that is no good is usage
+    open_store(settings.store.url, cluster=bus.name)  # an invalid URL is wrong usage
     try:
         return run_node(bus, settings, administer, ready_fd=ready_fd, supervisor=leash)
     except ConfigError as refused:
@@ -166,12 +169,12 @@ def leave(
 def down(
     member: Member,
     force: Annotated[
-        bool, typer.Option("--force", help="Remove it at once, though the cluster cannot agree.")
+        bool, typer.Option("--force", help="Remove it at once, without convergence.")
     ] = False,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Declare a node dead. Only for one whose process has surely ended."""
+    """Declare a node dead. Only for a node whose process has certainly ended."""
     _act(node, member, "down", as_json, force="true" if force else None)
 
 

@@ -1,7 +1,7 @@
-"""The flags of `node start` that stand for a setting.
+"""The flags of `node start` that set a setting.
 
-Their help says the setting's default and variable. A flag is read as the setting is, so `--port x`
-is refused as `node.port = 'x'` is in a file.
+Their help names the default and the variable of the setting. A flag is parsed as its setting, so
+`--port x` gets the same error as `node.port = 'x'` in a file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLAGS = {
     "--log-level": "log.level",
     "--log-format": "log.format",
 }
-"""Which setting each stands for."""
+"""The setting of each flag."""
 
 
 def _flag(name: str, metavar: str, meaning: str, default: str) -> Any:
@@ -41,7 +41,7 @@ Port = Annotated[str | None, _flag("--port", "PORT", "Port of messages", "7355")
 GossipPort = Annotated[str | None, _flag("--gossip-port", "PORT", "Port of gossip", "port + 1")]
 HttpPort = Annotated[str | None, _flag("--http-port", "PORT", "Port of HTTP", "8558")]
 Advertise = Annotated[
-    str | None, _flag("--advertise", "HOST[:PORT]", "What others connect to", "host and port")
+    str | None, _flag("--advertise", "HOST[:PORT]", "Address for other nodes", "host and port")
 ]
 Seeds = Annotated[
     list[str] | None, _flag("--seed", "HOST:PORT", "Node to join; may be repeated", "none")
@@ -50,9 +50,9 @@ Roles = Annotated[
     list[str] | None, _flag("--role", "ROLE", "Role of this node; may be repeated", "none")
 ]
 Proxies = Annotated[
-    list[str] | None, _flag("--proxy", "TYPE", "Host nothing of it, only send; repeatable", "none")
+    list[str] | None, _flag("--proxy", "TYPE", "Only send to this type; repeatable", "none")
 ]
-Store = Annotated[str | None, _flag("--store", "URL", "State store", "a SQLite file of this user")]
+Store = Annotated[str | None, _flag("--store", "URL", "State store", "an SQLite file of this user")]
 LogLevel = Annotated[
     str | None, _flag("--log-level", "LEVEL", "debug, info, warning or error", "info")
 ]
@@ -60,14 +60,14 @@ LogFormat = Annotated[str | None, _flag("--log-format", "FORMAT", "auto, pretty 
 
 
 def layers(given: dict[str, Any]) -> list[Layer]:
-    """A layer per flag that was given, named as the user wrote it."""
+    """Return one layer per given flag, with the flag as its origin."""
     from shardbus.config.loading import nested_at
 
     return [(name, nested_at(FLAGS[name], value)) for name, value in given.items() if value]
 
 
 def words(given: dict[str, Any]) -> list[str]:
-    """The flags again, as words of a command line."""
+    """Return the flags as words of a command line."""
     found = []
     for name, value in given.items():
         for one in value if isinstance(value, list) else [value]:

@@ -1,4 +1,4 @@
-"""Questions to a running node over HTTP. Commands never join the cluster."""
+"""Requests to a running node over HTTP. Commands never join the cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ START_HINT = "start one with `shardbus node start`, or name one with --node or S
 
 
 class NodeHttp:
-    """One node, by the address of its HTTP."""
+    """The HTTP of one node, by its URL."""
 
     def __init__(self, url: str) -> None:
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
@@ -40,29 +40,29 @@ class NodeHttp:
             )
 
     def get(self, *path: str, **query: object) -> str:
-        """The answer's text, as it came. Each part of the path is quoted by itself."""
+        """Return the text of the answer, unchanged. Each part of the path is quoted by itself."""
         asked = {key: value for key, value in query.items() if value is not None}
         return self._ask("GET", path, asked, accepted=())[1]
 
     def read(self, *path: str, **query: object) -> dict[str, Any]:
-        """The answer as an object."""
+        """Return the answer as an object."""
         return self.parse(self.get(*path, **query))
 
     def probe(self, name: str) -> tuple[bool, str]:
-        """Whether a health check passed, and the answer's text."""
+        """Return whether a health check passed, and the text of the answer."""
         status, text = self._ask("GET", (name,), {}, accepted=(503,))
         return status == 200, text
 
     def post(self, *path: str, **query: object) -> str:
-        """The answer to a write, for which the token is taken from the environment."""
+        """Return the text of the answer to a write. The token comes from the environment."""
         asked = {key: value for key, value in query.items() if value is not None}
         return self._ask("POST", path, asked, accepted=())[1]
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Read an answer.
+        """Return an answer as an object.
 
         Raises:
-            Failure: it is no JSON object, so what answers is no node of shardbus.
+            CommandFailure: it is no JSON object, so the URL is no node of shardbus.
         """
         try:
             found = json.loads(text)
@@ -70,7 +70,7 @@ class NodeHttp:
             found = None
         if not isinstance(found, dict):
             raise CommandFailure(
-                f"what answers at {self.url} is no shardbus node",
+                f"the server at {self.url} is no shardbus node",
                 START_HINT,
                 code=ExitCode.UNREACHABLE,
             )
@@ -96,9 +96,11 @@ class NodeHttp:
             raise self._silent(f"no answer within {TIMEOUT_S:g} s") from None
         except URLError as failed:
             timed_out = isinstance(failed.reason, TimeoutError)
-            raise self._silent("no answer in time" if timed_out else "nobody listens") from None
+            raise self._silent(
+                "no answer in time" if timed_out else "nothing listens there"
+            ) from None
         except (OSError, http.client.HTTPException, ValueError):
-            raise self._silent("the answer broke off or was no HTTP") from None
+            raise self._silent("the answer is incomplete or is not HTTP") from None
 
     def _silent(self, why: str) -> CommandFailure:
         return CommandFailure(

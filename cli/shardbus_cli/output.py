@@ -1,8 +1,8 @@
-"""What commands print: JSON as it came, tables for people and for `awk`, errors on one line.
+"""The output of commands: JSON unchanged, tables for people and for `awk`, errors on one line.
 
-Standard output holds data and nothing else. On a terminal a table is drawn by rich; otherwise its
-columns are aligned with spaces and never cut. Text that came from elsewhere is shown with its
-control characters escaped, so that no id can move the cursor.
+Standard output holds only data. On a terminal a table is drawn by rich; otherwise its columns are
+aligned with spaces and never cut. Control characters of foreign text are escaped, so that no id can
+move the cursor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Row = Mapping[str, object]
 
 
 def safe(value: object) -> str:
-    """The value as one line of text: lists joined, mappings as `a=1`, no control characters."""
+    """Return the value as one line: lists joined, mappings as `a=1`, no control characters."""
     match value:
         case None | "":
             return "-"
@@ -32,7 +32,7 @@ def safe(value: object) -> str:
 
 
 def escape(text: str) -> str:
-    """The text with everything that is not printable written as Python would write it."""
+    """Return the text with non-printable characters escaped as in a Python string."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
@@ -44,22 +44,22 @@ def data(text: str) -> None:
 
 
 def as_json(value: object) -> str:
-    """What was put together here, as JSON on one line."""
+    """Return the value as JSON on one line."""
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def note(text: str) -> None:
-    """Say something beside the data."""
+    """Print a line on standard error."""
     sys.stderr.write(f"{escape(text)}\n")
 
 
 def error(text: str, command: str = "shardbus") -> None:
-    """Say in one line why the command failed."""
+    """Print why the command failed, on one line of standard error."""
     note(f"{command}: {text}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Print rows under upper-case headings. A column that a row lacks is shown as `-`."""
+    """Print rows under upper-case headings. A missing value is shown as `-`."""
     headings = [column.upper() for column in columns]
     cells = [[safe(row.get(column)) for column in columns] for row in rows]
     if sys.stdout.isatty():
@@ -69,7 +69,7 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> None:
 
 
 def facts(values: Mapping[str, object]) -> None:
-    """Print one thing as its names and values, a line each."""
+    """Print names and values, one per line."""
     _aligned([[name, safe(value)] for name, value in values.items()])
 
 

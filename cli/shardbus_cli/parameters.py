@@ -1,4 +1,4 @@
-"""Parameters that several commands share, so that each is explained once."""
+"""Parameters that several commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NodeUrl = Annotated[
         "--node", envvar="SHARDBUS_NODE_URL", metavar="URL", help="HTTP address of any node."
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the node's JSON as it came.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the JSON of the node.")]
 ConfigFile = Annotated[
     Path | None, typer.Option("--config", "-c", metavar="FILE", help="TOML file of settings.")
 ]
@@ -31,8 +31,8 @@ NODE_URL = "http://127.0.0.1:8558"
 
 
 def duration(help_: str, default: float, low: float = 0.0) -> Any:
-    """An option for seconds, at least `low`, which may be written as 2, 2s, 100ms or 1m. The help
-    shows the default."""
+    """Return an option for a duration in seconds, at least `low`, written as 2, 2s, 100ms or 1m.
+    The help shows the default."""
 
     def seconds(text: str | float) -> float:
         from shardbus.config.options import Option, ValueType, parse

@@ -1,4 +1,4 @@
-"""`plan`, `rebalance`, `place` and `stop`: what would move, and saying when, where, and to stop."""
+"""`plan`, `rebalance`, `place` and `stop`: show planned moves, and move, place or stop shards."""
 
 from __future__ import annotations
 
@@ -17,32 +17,33 @@ STOP_S = 60.0
 
 def plan(
     entity_type: EntityType,
-    add: Annotated[int, typer.Option(min=0, max=1000, help="So many nodes more.")] = 0,
+    add: Annotated[int, typer.Option(min=0, max=1000, help="Number of added nodes.")] = 0,
     remove: Annotated[
         list[str] | None, typer.Option(metavar="NODE", help="Without this node; may be repeated.")
     ] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Say which shards would move if nodes came or went. Changes nothing."""
+    """Show which shards would move if nodes were added or removed. Changes nothing."""
     _plan(node, entity_type, as_json, add=add, remove=remove or None)
 
 
 def rebalance(
     entity_type: EntityType,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")] = False,
     pause: Annotated[
-        bool | None, typer.Option("--pause/--resume", help="Move nothing for balance, or go on.")
+        bool | None,
+        typer.Option("--pause/--resume", help="Stop moving shards for balance, or resume."),
     ] = None,
     moves: Annotated[
         int | None,
-        typer.Option(min=0, help="Shards on the move at a time; 0: as the settings say."),
+        typer.Option(min=0, help="Shards in motion at a time; 0: as in the settings."),
     ] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Look at the balance of a type now instead of at its next interval; or say whether and how
-    fast shards may move for it."""
+    """Rebalance a type now instead of at its next interval; or set whether and how fast its shards
+    move for balance."""
     if dry_run:
         if pause is not None or moves is not None:
             raise CommandFailure(
@@ -51,8 +52,8 @@ def rebalance(
         _plan(node, entity_type, as_json)
         return
     asked = NodeHttp(node)
-    told = None if pause is None else str(pause).lower()
-    text = asked.post("v1", "rebalance", entity_type, pause=told, moves=moves)
+    paused = None if pause is None else str(pause).lower()
+    text = asked.post("v1", "rebalance", entity_type, pause=paused, moves=moves)
     if as_json:
         output.data(text)
     else:
@@ -63,13 +64,13 @@ def stop(
     entity_type: EntityType,
     shards: Annotated[list[str], typer.Argument(metavar="SHARD...", help="Ids of the shards.")],
     timeout: Annotated[
-        float, duration("To wait until they have stopped: 30, 30s.", STOP_S)
+        float, duration("Longest wait until they have stopped: 30, 30s.", STOP_S)
     ] = STOP_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Stop shards of a type; each starts again when somebody sends to it. Exit code 7 if one has
-    not stopped in time."""
+    """Stop shards of a type; a shard starts again with the next message to it. Exit code 7 if one
+    has not stopped in time."""
     asked = NodeHttp(node)
     deadline = time.monotonic() + timeout
     stopped: list[str] = []
@@ -97,15 +98,16 @@ def place(
     places: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[SHARD=NODE]...", help="NODE is host:port; `SHARD=` takes a place away."
+            metavar="[SHARD=NODE]...", help="NODE is host:port; `SHARD=` removes a place."
         ),
     ] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Say where shards shall live, for types whose strategy is `external`; or where they should."""
-    for told in places or ():
-        _check_place(told)
+    """Set the nodes of shards, for types with the strategy `external`; without places, show
+    them."""
+    for text in places or ():
+        _check_place(text)
     asked = NodeHttp(node)
     path = ("v1", "places", entity_type)
     text = asked.post(*path, set=places) if places else asked.get(*path)
@@ -116,19 +118,19 @@ def place(
         output.table(("shard", "place", "node"), answer.get("places", ()))
 
 
-def _check_place(told: str) -> None:
+def _check_place(text: str) -> None:
     from shardbus.errors import ConfigError
     from shardbus.ids import Address
 
-    hint = "write SHARD=HOST:PORT, or SHARD= to take its place away"
-    shard, sign, place = told.rpartition("=")
+    hint = "write SHARD=HOST:PORT, or SHARD= to remove its place"
+    shard, sign, place = text.rpartition("=")
     if not sign or not shard:
-        raise CommandFailure(f"{told!r} says no place of a shard", hint, code=ExitCode.USAGE)
+        raise CommandFailure(f"{text!r} is no place of a shard", hint, code=ExitCode.USAGE)
     try:
         if place:
             Address.parse(place.partition("#")[0])
     except ConfigError as wrong:
-        raise CommandFailure(f"{told!r}: {wrong.message}", hint, code=ExitCode.USAGE) from None
+        raise CommandFailure(f"{text!r}: {wrong.message}", hint, code=ExitCode.USAGE) from None
 
 
 def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
@@ -143,17 +145,17 @@ def _plan(url: str, entity_type: str, as_json: bool, **query: object) -> None:
     shards = "1 shard" if moves == 1 else f"{moves} shards"
     output.note(f"{shards} would move, in {'one plan' if plans == 1 else f'{plans} plans'}")
     if not answer["settled"]:
-        output.note("the strategy does not come to rest")
+        output.note("the strategy does not settle")
     note_held(answer)
 
 
 def note_held(answer: dict[str, Any]) -> None:
-    """Say why shards stay where they are."""
+    """Print why no shard moves for balance, if that is so."""
     if held := answer.get("held"):
         output.note(f"nothing moves for balance: {held}")
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """A node that is only thought of has a name and no address."""
+    """Return the row with the name of a hypothetical node, which has no address."""
     node = str(row["node"])
     return {**row, "node": node.split(":")[0]} if node.startswith("new-") else row

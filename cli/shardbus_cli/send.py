@@ -5,8 +5,8 @@
     shardbus tell counter page-7 '{"n": 1}'    a message for `receive`
     shardbus ask counter page-7 '"get"'        the message "get" for `receive`
 
-The first word behind the id is a handler's name if it is a Python name and not a JSON value. What
-follows are its arguments in order; one that is not JSON is a string.
+The first word after the id is a handler's name if it is a Python name and not a JSON value. The
+words after it are its arguments in order; a word that is not JSON is a string.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ Words = Annotated[
 
 Timeout = Annotated[
     float,
-    duration("For the answer, or a node to have it: 2, 2s, 100ms.", DEFAULT_TIMEOUT_S, 0.001),
+    duration("Longest wait for the answer or receipt: 2, 2s, 100ms.", DEFAULT_TIMEOUT_S, 0.001),
 ]
 
 
 def value_of(word: str) -> Any:
-    """The JSON value, or the word itself where it is none."""
+    """Return the JSON value of a word, or the word itself if it is not JSON."""
     try:
         return json.loads(word)
     except ValueError:
@@ -55,11 +55,11 @@ def value_of(word: str) -> Any:
 
 
 def parse_words(words: list[str]) -> tuple[str | None, list[Any]]:
-    """The handler (None: a message for `receive`) and the values."""
+    """Return the handler (None: a message for `receive`) and the values."""
     for word in words:
         if word.startswith("--"):
             raise CommandFailure(
-                f"no such option: {word}", f"a string is written '\"{word}\"'", code=ExitCode.USAGE
+                f"no such option: {word}", f"write a string as '\"{word}\"'", code=ExitCode.USAGE
             )
     if not words:
         raise CommandFailure(
@@ -103,7 +103,8 @@ def tell(
 def _not_taken(
     client: AsyncClient, entity_type: str, entity_id: str, wait: float
 ) -> CommandFailure:
-    """A tell that no node has acknowledged. It may still arrive while the client closes."""
+    """Return the failure for a tell that no node acknowledged. It may arrive while the client
+    closes."""
     why = "its shard has no home" if client.buffered else "its home does not acknowledge it"
     return CommandFailure(
         f"no node has the message for {entity_type!r} {entity_id!r} within {wait:g} s: {why}",
@@ -119,7 +120,7 @@ def ask(
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Send a message and print the answer as JSON, with --json or without."""
+    """Send a message and print the answer, always as JSON."""
     from shardbus.errors import Unhandled
 
     method, values = parse_words(words or [])
@@ -139,14 +140,14 @@ def ask(
 
 
 def as_text(reply: object) -> str:
-    """The answer as JSON on one line. Bytes are Base64, as everywhere in JSON."""
+    """Return the answer as JSON on one line. Bytes are Base64."""
     import msgspec
 
     return msgspec.json.encode(reply).decode()
 
 
 def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Do the work with a client of the cluster that the node is in."""
+    """Run `work` with a client of the node's cluster."""
     cluster, addresses = _members(NodeHttp(url))
 
     async def run() -> T:
@@ -161,7 +162,7 @@ def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitab
             except NodeLost as lost:
                 raise CommandFailure(
                     lost.message,
-                    "HTTP answers, but the port of messages does not: is there a firewall?",
+                    "HTTP answers, but the port of messages does not: check the firewall",
                     code=ExitCode.UNREACHABLE,
                 ) from None
             return await work(client)
@@ -170,8 +171,8 @@ def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitab
 
 
 def _kind(url: str, name: str, entity_id: str) -> str | type:
-    """What a client calls the type. One with a shard function of its own it must know by class; the
-    command has no class, but a node says which shard this one entity is in."""
+    """Return how a client names the type. A type with its own shard function needs a class; the
+    command has none, but a node knows the shard of this entity, so a class is made for it."""
     node = NodeHttp(url)
     rows = node.read("v1", "types").get("types", ())
     layout = next((str(r.get("layout", CRC32)) for r in rows if r.get("type") == name), CRC32)
@@ -185,7 +186,7 @@ def _kind(url: str, name: str, entity_id: str) -> str | type:
 
 
 def _members(node: NodeHttp) -> tuple[str, list[str]]:
-    """The cluster's name, and addresses of members, those that are up first."""
+    """Return the cluster's name, and addresses of members, those that are up first."""
     cluster = str(node.read("v1", "cluster").get("cluster", ""))
     members = [
         member

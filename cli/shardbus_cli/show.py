@@ -1,4 +1,4 @@
-"""Commands that show what a node sees. Each prints one page of the HTTP API."""
+"""Commands that show a node's view of the cluster. Each prints one page of the HTTP API."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 
 
 def _page(url: str, as_json: bool, *path: str, **query: object) -> dict[str, Any]:
-    """The page; printed as it came, and then empty, if JSON was asked for."""
+    """Return the page. With --json, print it unchanged and return an empty one."""
     node = NodeHttp(url)
     text = node.get(*path, **query)
     answer = node.parse(text)
@@ -33,7 +33,7 @@ def _total(counts: object) -> int:
 
 @cluster_app.command()
 def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """Who is in the cluster, who leads, and which node coordinates which type."""
+    """Show the members of the cluster, its leader, and the coordinator of each type."""
     if answer := _page(node, as_json, "v1", "cluster"):
         coordinators = answer.pop("coordinators", {})
         output.facts(
@@ -51,7 +51,9 @@ def status(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
 def join(
     seeds: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[SEED]...", help="HOST:PORT of members; none founds a cluster."),
+        typer.Argument(
+            metavar="[SEED]...", help="HOST:PORT of members; without one, form a cluster."
+        ),
     ] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
@@ -62,7 +64,7 @@ def join(
 
 @cluster_app.command()
 def shutdown(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """Stop the whole cluster: every node ends where it is, and nothing is moved."""
+    """Stop the whole cluster: every node ends, and no shard is moved."""
     _write(node, as_json, "shutdown")
 
 
@@ -76,7 +78,7 @@ def _write(url: str, as_json: bool, action: str, **query: object) -> None:
 
 
 def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """List the members and what each hosts."""
+    """List the members and the shards and entities of each."""
     answer = _page(node, as_json, "v1", "nodes")
     rows = [
         {
@@ -115,14 +117,14 @@ def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = 
 
 def entities(
     entity_type: EntityType,
-    shard: Annotated[str | None, typer.Option(help="Only of this shard.")] = None,
-    prefix: Annotated[str, typer.Option(help="Only ids that begin so.")] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most so many.")] = 100,
-    cursor: Annotated[str | None, typer.Option(help="Go on where a page ended.")] = None,
+    shard: Annotated[str | None, typer.Option(help="Only entities of this shard.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only ids with this prefix.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Entities per page.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Continue after an earlier page.")] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """List entities that are in memory, a page at a time; exit code 4 if a node did not answer."""
+    """List the entities in memory, one page at a time; exit code 4 if a node did not answer."""
     query = {"shard": shard, "prefix": prefix or None, "limit": limit, "cursor": cursor}
     asked = NodeHttp(node)
     text = asked.get("v1", "entities", entity_type, **query)
@@ -132,7 +134,7 @@ def entities(
     else:
         output.table(("id", "shard", "node"), answer.get("entities", ()))
         if answer.get("next"):
-            output.note(f"there are more: --cursor {answer['next']}")
+            output.note(f"more: --cursor {answer['next']}")
     if silent := answer.get("silent"):
         names = ", ".join(silent)
         raise CommandFailure(
@@ -143,7 +145,7 @@ def entities(
 def where(
     entity_type: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
 ) -> None:
-    """Say where one entity lives, or would."""
+    """Show the shard and the home of an entity."""
     if answer := _page(node, as_json, "v1", "where", entity_type, entity_id):
         output.facts(answer)
 
@@ -151,18 +153,20 @@ def where(
 def explain(
     entity_type: Annotated[str, typer.Argument(metavar="TYPE|downing", help="Type, or `downing`.")],
     entity_id: Annotated[str, typer.Argument(metavar="[ID]", help="Id of the entity.")] = "",
-    shard: Annotated[str | None, typer.Option(help="Of this shard, instead of an entity.")] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Explain this shard instead of an entity.")
+    ] = None,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Say why an entity or a shard is where it is, how it came there and what it waits for; or how
-    splits were decided."""
+    """Explain why an entity or a shard is on its node, its past moves and what it waits for; or
+    how splits were decided."""
     if entity_type == "downing" and not entity_id:
         _explain_downing(_page(node, as_json, "v1", "downing"))
         return
     if bool(entity_id) == (shard is not None):
         hint = "give TYPE and ID, or TYPE --shard S, or `downing`"
-        raise CommandFailure("explain what?", hint, code=ExitCode.USAGE)
+        raise CommandFailure("explain needs one subject", hint, code=ExitCode.USAGE)
     what = (entity_type, entity_id) if shard is None else (entity_type,)
     if answer := _page(node, as_json, "v1", "explain", *what, shard=shard):
         history = answer.pop("history", None)
@@ -171,9 +175,9 @@ def explain(
             output.data("")
             output.table(("at", "from", "to", "why", "epoch", "fence", "seconds"), history)
         elif history is None:
-            output.note("its coordinator does not answer, so its past is not known")
+            output.note("its coordinator does not answer, so its history is unknown")
         else:
-            output.note("nothing has become of it since its coordinator rules")
+            output.note("its coordinator has no change of it on record")
 
 
 def _explain_downing(answer: dict[str, Any]) -> None:
@@ -187,7 +191,7 @@ def _explain_downing(answer: dict[str, Any]) -> None:
 
 
 def health(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """Say whether a node is ready for work; exit code 5 if it is not."""
+    """Show whether a node is ready for work; exit code 5 if it is not."""
     asked = NodeHttp(node)
     ready, text = asked.probe("readyz")
     answer = asked.parse(text)

@@ -1,8 +1,8 @@
-"""`shardbus simulate`: many small worlds, each from its seed, and what must hold in them.
+"""`shardbus simulate`: run simulated clusters under seeded faults, and check their invariants.
 
-A world is made of membership's machines, or, with `--sharding`, of whole nodes and their clients.
-Seeds have nothing to do with each other, so `--jobs` processes take them from one queue; what is
-printed is in the order of the seeds all the same.
+A simulated cluster consists of membership machines or, with `--sharding`, of whole nodes and their
+clients. Seeds are independent, so `--jobs` processes take them from one queue; the output is in the
+order of the seeds.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 SEEDS = 100
 SEEDS_PER_TURN = 4
-"""So many seeds a process takes from the queue at once."""
+"""Seeds that a process takes from the queue at once."""
 
 
 def simulate(
     seeds: Annotated[
         int | None,
-        typer.Option(min=1, help="So many seeds, from --seed on; 100 if neither is given."),
+        typer.Option(min=1, help="Number of seeds, from --seed on; 100 if neither is given."),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="The first seed; without --seeds the only one.")
@@ -58,13 +58,13 @@ def simulate(
         typer.Option(help="With --sharding: thin or dense; drawn from the seed if not given."),
     ] = None,
     jobs: Annotated[
-        int, typer.Option(min=1, max=256, help="Processes that work at the same time.")
+        int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per seed.")
     ] = False,
 ) -> None:
-    """Run the cluster's machines under seeded faults; exit code 5 if something does not hold."""
+    """Run simulated clusters under seeded faults; exit code 5 if an invariant is violated."""
     from shardbus.simulation.membership.options import STRATEGIES, draw
     from shardbus.simulation.nodes.options import DENSITIES, draw_node_options
 
@@ -116,7 +116,7 @@ def _run(drawn: Options | NodeOptions) -> RunOutcome:
 
 
 def row(outcome: RunOutcome) -> dict[str, object]:
-    """One outcome as JSON. It does not depend on the machine that ran it."""
+    """Return one outcome for JSON. It does not depend on the machine that ran it."""
     from dataclasses import asdict
 
     broken = outcome.broken

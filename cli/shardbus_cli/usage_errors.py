@@ -1,7 +1,7 @@
-"""Wrong usage, said on one line: which command, which option, what is wrong with it, what to do.
+"""Errors of usage on one line: the command, the option, what is wrong, and what to do.
 
-The library that reads the command line would say it on four. It says which names are alike, if any;
-otherwise the hint is the command's own help.
+The library that parses the command line would print four lines. Its suggestion of a similar name is
+kept; otherwise the hint is the command's help.
 
 Source: docs/reference/cli.md.
 """
@@ -17,14 +17,14 @@ from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
 PROGRAM = "shardbus"
 Unreadable: type[Exception] = typer.BadParameter.__mro__[2]
-"""What is raised for a command line that cannot be read."""
+"""The exception of a command line that cannot be parsed."""
 
 _VALUE = re.compile(r"Invalid value for (?P<name>.+?): (?P<wrong>.*)", re.DOTALL)
 _ALIKE = re.compile(r"(?P<wrong>.*)\. Did you mean (?P<names>.*)\?", re.DOTALL)
 
 
 def said(wrong: Any) -> tuple[str, CommandFailure]:
-    """The command that it is about, and the failure in our words."""
+    """Return the command that failed, and its failure on one line."""
     context = getattr(wrong, "ctx", None)
     path = context.command_path if context is not None else PROGRAM
     text, hint = str(wrong.format_message()), f"see `{path} -h`"
@@ -44,7 +44,7 @@ def said(wrong: Any) -> tuple[str, CommandFailure]:
 
 
 def is_help(wrong: Exception) -> bool:
-    """A command without anything behind it, which shows its help."""
+    """True if a command group was given without a command, which prints its help."""
     return type(wrong).__name__ == "NoArgsIsHelpError"
 
 

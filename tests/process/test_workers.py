@@ -251,7 +251,7 @@ async def test_a_killed_worker_comes_back_and_its_entities_answer(
         totals = await asyncio.gather(*(client.ref(Account, i).get() for i in IDS))
     for account, total in zip(IDS, totals, strict=True):
         assert bank.answered[account] <= total <= bank.answered[account] + bank.unsure[account]
-    assert f"worker {victim} was ended by SIGKILL; it is started again in 0.5 s" in (
+    assert f"worker {victim} was ended by SIGKILL; it is restarted in 0.5 s" in (
         unit.err.read_text()
     )
     assert await unit.terminate() == 0

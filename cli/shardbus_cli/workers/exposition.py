@@ -1,7 +1,7 @@
-"""The metrics of several workers as one page: each sample gets a label `worker`. Pure.
+"""Merge the metrics of several workers into one page: each sample gets a label `worker`. Pure.
 
-A page in Prometheus's text format is a list of families, `# HELP`, `# TYPE` and samples. One page
-may name a family once, so the samples of all workers stand together under the first one's head.
+A page in Prometheus's text format is a list of families: `# HELP`, `# TYPE` and samples. A page may
+name a family only once, so the samples of all workers follow the head of the first worker.
 
 Source: docs/reference/metrics.md; B.55.
 """
@@ -14,7 +14,7 @@ HELP, TYPE = "# HELP ", "# TYPE "
 
 
 def merged(pages: Mapping[int, str]) -> str:
-    """One page of what each worker says."""
+    """Return one page with the samples of all workers."""
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for worker, page in sorted(pages.items()):
@@ -39,7 +39,7 @@ def _by_family(page: str) -> Iterable[tuple[str, str]]:
 
 
 def _labelled(sample: str, worker: int) -> str:
-    """The sample with one more label, which stands first."""
+    """Return the sample with the label `worker` in front of its others."""
     name, brace, rest = sample.partition("{")
     if brace and " " not in name:
         return f'{name}{{worker="{worker}"{"," if not rest.startswith("}") else ""}{rest}'

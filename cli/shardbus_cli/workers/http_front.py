@@ -1,16 +1,16 @@
-"""The unit's HTTP: one place to ask for all workers.
+"""The unit's HTTP: one address for all workers.
 
-    GET  /livez              the supervisor works
-    GET  /readyz             200 if every worker says so and the unit does not leave; each check is
+    GET  /livez              200 while the supervisor runs
+    GET  /readyz             200 if every worker is ready and the unit does not leave; each check is
                              named `worker N: ...`
     GET  /startupz           as /readyz until the unit was ready once, then as /livez
-    GET  /metrics            of all workers, with a label `worker`
-    GET  /v1/workers         who they are: process, addresses, stage, starts
-    anything else            is passed on to the first worker that serves, and its answer back
+    GET  /metrics            the metrics of all workers, with a label `worker`
+    GET  /v1/workers         the workers: process, addresses, stage, starts
+    anything else            is forwarded to the first worker that serves
 
-A worker answers for the cluster as any node does. What concerns "this node" (`/v1/nodes/self/...`)
-is refused with 409: there are several behind this address. A page of a worker is asked for with
-HTTP/1.0, so that an answer ends with its connection, and a stream of events just goes on.
+A worker answers for the cluster as any node does. A request for "this node" (`/v1/nodes/self/...`)
+is refused with 409, because several nodes share this address. Requests to a worker use HTTP/1.0, so
+that an answer ends with its connection, and a stream of events can be forwarded as it is.
 
 Source: docs/reference/http.md; B.142, B.143.
 """
@@ -45,7 +45,7 @@ Place = tuple[str, int]
 
 
 class WorkerUnit(Protocol):
-    """What is shown. `serving`: HTTP of the workers that serve, by number."""
+    """The unit behind the front. `serving` is the HTTP address of each worker that serves."""
 
     @property
     def announced(self) -> bool: ...
@@ -63,7 +63,7 @@ class WorkerUnit(Protocol):
 
 
 def create_front(unit: WorkerUnit, settings: HttpSettings) -> Starlette:
-    """The application that shows a unit."""
+    """Return the HTTP application of a unit."""
     pages = _Pages(unit)
     app = Starlette(
         routes=[
@@ -92,7 +92,7 @@ class _Pages:
         return await (self.livez if self._unit.announced else self.readyz)(request)
 
     async def readyz(self, request: Request) -> Response:
-        """What all workers say of themselves. A worker that left by order is not missed."""
+        """Return the checks of all workers, except those that left by order."""
         serving = self._unit.serving
         stages = {row["worker"]: row["stage"] for row in self._unit.rows()}
         texts = await _of_all(serving, "/readyz")
@@ -116,18 +116,19 @@ class _Pages:
 
     async def refused(self, request: Request) -> Response:
         return error(
-            409, "refused", "this address stands for several nodes", "name one, as /v1/nodes does"
+            409, "refused", "several nodes share this address", "name one, as /v1/nodes does"
         )
 
     async def forward(self, request: Request) -> Response:
-        """Ask the first worker that serves. A write is passed on once, since it may have worked."""
+        """Forward to the first worker that serves. A write is sent only once: it may have
+        worked."""
         for place in self._unit.serving.values():
             try:
                 return await _passed_on(place, request)
             except (OSError, ValueError, TimeoutError, EOFError):
                 if request.method != "GET":
-                    return error(504, "timeout", "the worker did not answer", "look at its log")
-        return error(503, "unavailable", "no worker serves yet", "look at /v1/workers")
+                    return error(504, "timeout", "the worker did not answer", "see its log")
+        return error(503, "unavailable", "no worker serves yet", "see /v1/workers")
 
 
 def _checked(request: Request, checks: Json) -> Response:
@@ -145,7 +146,7 @@ def _checks_of(text: str) -> Json:
 
 
 async def _of_all(serving: dict[int, Place], path: str) -> dict[int, str]:
-    """The page's text from every worker that answers in time."""
+    """Return the text of a page from every worker that answers in time."""
 
     async def one(place: Place) -> str:
         try:
@@ -164,7 +165,7 @@ async def _of_all(serving: dict[int, Place], path: str) -> dict[int, str]:
 
 
 async def _passed_on(place: Place, request: Request) -> Response:
-    """A worker's answer to this request, as it comes."""
+    """Return a worker's answer to this request, streamed."""
     async with asyncio.timeout(ANSWER_DEADLINE_S):
         body = await request.body()
         if len(body) > BODY_BYTES_MAX:
@@ -197,7 +198,7 @@ def _written(request: Request, body: bytes) -> bytes:
 async def _ask(
     place: Place, asked: bytes
 ) -> tuple[int, list[tuple[bytes, bytes]], asyncio.StreamReader, asyncio.StreamWriter]:
-    """Status and headers of the answer, and where its body comes from."""
+    """Return status and headers of the answer, and the streams of the connection."""
     reader, writer = await asyncio.open_connection(*place, limit=HEAD_BYTES_MAX)
     try:
         writer.write(asked)

@@ -1,10 +1,11 @@
-"""What each worker of a unit is told: its ports, its seeds, its command line. Pure.
+"""The ports, seeds and command line of each worker of a unit. Pure.
 
     worker n    ROUTER port + 2n, gossip gossip_port + 2n, HTTP http.port + 1 + n
 
-Two apart, since gossip is one above by default. HTTP of the unit itself is on `http.port`. Where
-that is 0, workers take free ports, too. Everything else a worker reads as a lone node would: from
-the same file, environment and command line. What differs is added behind it as `--set`, which wins.
+Ports are two apart, because the gossip port is one above by default. The HTTP of the unit uses
+`http.port`; if that is 0, workers also use free ports. A worker reads all other settings as a
+single node does: from the same file, environment and command line. The settings above are appended
+as `--set`, which wins.
 
 Source: docs/reference/cli.md.
 """
@@ -24,7 +25,7 @@ PORT_MAX = 65535
 
 @dataclass(frozen=True, slots=True)
 class WorkerAddress:
-    """The ports of one worker, and the address that others know it by."""
+    """The ports of one worker, and the address by which other nodes reach it."""
 
     number: int
     address: Address
@@ -35,7 +36,7 @@ class WorkerAddress:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """All workers of a unit. `seeds` are those that the user named."""
+    """All workers of a unit. `seeds` are the user's; `arguments` are the common command line."""
 
     workers: tuple[WorkerAddress, ...]
     seeds: tuple[str, ...]
@@ -43,7 +44,8 @@ class WorkerPlan:
     log_format: str
 
     def command(self, number: int, fd: int, *, again: bool) -> list[str]:
-        """The arguments of `shardbus` for a worker. `again`: it ran before."""
+        """Return the arguments of `shardbus` for a worker. `again`: it ran before. `fd` is its end
+        of the socket to the supervisor."""
         worker = self.workers[number]
         own = {
             "node.port": worker.port,
@@ -57,8 +59,9 @@ class WorkerPlan:
         return [*self.arguments, *sets, "--leash-fd", str(fd)]
 
     def seeds_of(self, number: int, *, again: bool) -> tuple[str, ...]:
-        """The user's seeds, and all workers: one that comes back finds those that stayed, whoever
-        else is away. Only the first start of worker 0 has nobody to look for."""
+        """Return the user's seeds and all workers, so that a restarted worker finds the others.
+        Only the first start of worker 0, without seeds of the user, has none: it forms the
+        cluster."""
         if number == 0 and not again and not self.seeds:
             return ()
         own = (str(worker.address) for worker in self.workers)
@@ -68,14 +71,14 @@ class WorkerPlan:
 def plan_of(
     settings: Settings, workers: int, arguments: Sequence[str], log_format: str
 ) -> WorkerPlan:
-    """Share out the ports.
+    """Assign the ports.
 
     Raises:
-        ConfigError: a port is above 65535 or given out twice, or the store is one process's own.
+        ConfigError: a port is above 65535 or assigned twice, or the store is private to a process.
     """
     if settings.store.url.startswith("memory:"):
         raise ConfigError(
-            f"store.url is {settings.store.url!r}, which every worker would have for itself",
+            f"store.url is {settings.store.url!r}, which workers cannot share",
             hint="use sqlite:// or redis:// with --workers",
         )
     node = settings.node

@@ -1,11 +1,11 @@
-"""What workers print, with the number of each in front.
+"""The output of the workers, with the worker's number in each line.
 
     [2] shardbus: handing off 12 shards              a line of text
-    {"worker": 2, "time": ..., "level": ...}         a JSON line of its log stays one
+    {"worker": 2, "time": ..., "level": ...}         a line of JSON stays JSON
 
-A thread reads the pipes of all workers and writes whole lines, so that lines of two are never
-mixed, and a terminal that is stopped does not stop the supervisor. Workers whose pipes are full
-wait, as a lone node would for its terminal. A line longer than 64 KiB is cut into several.
+A thread reads the pipes of all workers and writes whole lines, so that lines are never mixed, and a
+stopped terminal does not stop the supervisor. Workers whose pipes are full wait, as a single node
+waits for its terminal. A line longer than 64 KiB is cut into several.
 
 Source: docs/reference/cli.md.
 """
@@ -26,7 +26,7 @@ CLOSE_S = 2.0
 
 @dataclass(slots=True)
 class _Pipe:
-    """One pipe, whose lines go to `target`. `held`: the begin of a line."""
+    """One pipe, whose lines go to `target`. `held` is the start of an incomplete line."""
 
     worker: int
     fd: int
@@ -35,38 +35,40 @@ class _Pipe:
 
 
 def marked(worker: int, line: bytes) -> bytes:
-    """A line with the worker's number in it."""
+    """Return the line with the worker's number in it."""
     if line.startswith(b'{"') and line.endswith(b"}"):
         return b'{"worker": %d, %b' % (worker, line[1:])
     return b"[%d] %b" % (worker, line)
 
 
 class PrefixedOutput:
-    """See the module. `out` and `err` are the descriptors that it writes to."""
+    """Writes the lines of all workers to the descriptors `out` and `err`."""
 
     def __init__(self, out: int = STDOUT, err: int = STDERR) -> None:
         self._out, self._err = out, err
         self._selector = selectors.DefaultSelector()
         self._new: deque[_Pipe] = deque()
-        self._ears, self._mouth = os.pipe()
+        self._wake_read, self._wake_write = os.pipe()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="shardbus-speech", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name="shardbus-worker-output", daemon=True
+        )
 
     def start(self) -> None:
-        """Begin to read."""
-        os.set_blocking(self._ears, False)
-        self._selector.register(self._ears, selectors.EVENT_READ)
+        """Start the thread that reads the pipes."""
+        os.set_blocking(self._wake_read, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
         self._thread.start()
 
-    def listen(self, worker: int, *, out: int, err: int) -> None:
-        """Read these pipes until they end, and close them."""
+    def add(self, worker: int, *, out: int, err: int) -> None:
+        """Read these pipes of a worker until they end, then close them."""
         self._new.extend((_Pipe(worker, out, self._out), _Pipe(worker, err, self._err)))
-        os.write(self._mouth, b"\n")
+        os.write(self._wake_write, b"\n")
 
     def close(self) -> None:
-        """Write what is there, and end. Waits two seconds at most."""
+        """Write the remaining output and stop; wait two seconds at most."""
         self._closing = True
-        os.write(self._mouth, b"\n")
+        os.write(self._wake_write, b"\n")
         self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
@@ -76,20 +78,20 @@ class PrefixedOutput:
             pass
 
     def _read(self, timeout: float | None) -> bool:
-        """Read what is there; whether there was something."""
+        """Read the pipes that are ready. Returns True if there was one."""
         ready = [key.data for key, _ in self._selector.select(timeout)]
         for pipe in ready:
             if pipe is None:
                 with suppress(BlockingIOError):
-                    os.read(self._ears, 4096)
+                    os.read(self._wake_read, 4096)
             else:
-                self._take(pipe)
+                self._read_pipe(pipe)
         while self._new:
             added = self._new.popleft()
             self._selector.register(added.fd, selectors.EVENT_READ, added)
         return bool(ready)
 
-    def _take(self, pipe: _Pipe) -> None:
+    def _read_pipe(self, pipe: _Pipe) -> None:
         data = os.read(pipe.fd, LINE_BYTES_MAX)
         *lines, rest = (pipe.held + data).split(b"\n")
         if not data or len(rest) > LINE_BYTES_MAX:
@@ -104,7 +106,7 @@ class PrefixedOutput:
 
 
 def _write(target: int, text: bytes) -> None:
-    """All of it; nothing if nobody reads there any more."""
+    """Write all of the text; give up if the descriptor has no reader any more."""
     with suppress(OSError):
         while text:
             text = text[os.write(target, text) :]

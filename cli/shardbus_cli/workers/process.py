@@ -1,8 +1,8 @@
-"""One worker's process: started with a socket to talk over and two pipes for what it prints.
+"""The process of one worker, with a socket for commands and reports and two pipes for its output.
 
-Its end is told once, after everything that it had said before. It is in a process group of its own,
-so that a Ctrl-C on the terminal reaches the supervisor alone. Descriptors of other workers are not
-inherited: a socket must end with the process that holds its other side.
+The end of the process is reported once, after all of its reports. The worker is in a process group
+of its own, so that Ctrl-C on the terminal reaches only the supervisor. It inherits no descriptors
+of other workers, because a socket must close with the process at its other end.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from shardbus_cli.workers.prefixed_output import PrefixedOutput
 START = "from shardbus_cli.main import main; main()"
 LINE_BYTES_MAX = 64 * 2**10
 
-Said = Callable[[dict[str, Any]], None]
+OnReport = Callable[[dict[str, Any]], None]
 
 
 class WorkerProcess:
-    """See the module. `on_said` is called with each thing the worker reports, `on_ended` with its
-    exit code, below 0 by that signal."""
+    """Starts and follows the process of worker `number`. `on_report` is called with each report,
+    `on_exited` with the exit code, which is negative for a signal."""
 
-    def __init__(self, number: int, on_said: Said, on_ended: Callable[[int], None]) -> None:
+    def __init__(self, number: int, on_report: OnReport, on_exited: Callable[[int], None]) -> None:
         self.number = number
-        self._on_said, self._on_ended = on_said, on_ended
+        self._on_report, self._on_exited = on_report, on_exited
         self._process: subprocess.Popen[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
 
@@ -39,17 +39,17 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid if self._process is not None else 0
 
-    def start(self, command: Callable[[int], Sequence[str]], speech: PrefixedOutput) -> None:
-        """Start it. `command` gives its arguments for the number of its descriptor.
+    def start(self, command: Callable[[int], Sequence[str]], output: PrefixedOutput) -> None:
+        """Start the process. `command` returns its arguments for the descriptor of its socket.
 
         Raises:
-            OSError: the system starts no process. Nothing is left open.
+            OSError: the system cannot start a process. Nothing is left open.
         """
         self._socket, theirs = socket.socketpair()
         pipes = os.pipe(), os.pipe()
         ends = [theirs.fileno(), pipes[0][1], pipes[1][1]]
         try:
-            self._process = subprocess.Popen(  # noqa: S603  (our own words)
+            self._process = subprocess.Popen(  # noqa: S603  (a fixed command)
                 [sys.executable, "-c", START, *command(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=pipes[0][1],
@@ -66,16 +66,16 @@ class WorkerProcess:
             theirs.detach()
             for fd in ends:
                 os.close(fd)
-        speech.listen(self.number, out=pipes[0][0], err=pipes[1][0])
+        output.add(self.number, out=pipes[0][0], err=pipes[1][0])
         self._watch = asyncio.ensure_future(self._follow(self._process))
 
-    def tell(self, word: str) -> None:
-        """Say one word to the worker, if it still listens."""
+    def send(self, word: str) -> None:
+        """Send one word to the worker, if its socket is open."""
         with suppress(OSError):
             self._socket.send(f"{word}\n".encode())
 
     def kill(self) -> None:
-        """End it by force."""
+        """Kill the process."""
         if self._process is not None:
             self._process.kill()
 
@@ -84,22 +84,22 @@ class WorkerProcess:
         ended: asyncio.Future[int] = loop.create_future()
         _in_thread(process, lambda code: loop.call_soon_threadsafe(ended.set_result, code))
         reader, writer = await asyncio.open_connection(sock=self._socket, limit=LINE_BYTES_MAX)
-        heard = asyncio.ensure_future(self._hear(reader))
+        reading = asyncio.ensure_future(self._read_reports(reader))
         code = await ended
-        # What it had said is in the socket; a process that it left behind may still hold the end.
-        await asyncio.wait((heard,), timeout=1.0)
-        heard.cancel()
+        # Its last reports are in the socket. A child that it left behind may keep the socket open.
+        await asyncio.wait((reading,), timeout=1.0)
+        reading.cancel()
         writer.close()
-        self._on_ended(code)
+        self._on_exited(code)
 
-    async def _hear(self, reader: asyncio.StreamReader) -> None:
+    async def _read_reports(self, reader: asyncio.StreamReader) -> None:
         with suppress(OSError, ValueError):
             while line := await reader.readline():
-                self._on_said(json.loads(line))
+                self._on_report(json.loads(line))
 
 
 def _in_thread(process: subprocess.Popen[bytes], done: Callable[[int], object]) -> None:
-    """Wait for a process where it keeps nobody waiting."""
+    """Wait for a process in a thread, so that the loop is not blocked."""
     from threading import Thread
 
     def wait() -> None:

@@ -1,9 +1,9 @@
-"""The loop of a unit's supervisor: it starts workers and does what the crew says.
+"""The supervisor of a unit: it starts workers and carries out the effects of `worker_group`.
 
-It hosts nothing and loads no application, so it has little to fail at. Its signals are those of a
-node: the first SIGTERM or SIGINT lets all workers leave, the second stops them at once.
+It hosts nothing and loads no application, so little can fail in it. It handles signals as a node
+does: after the first SIGTERM or SIGINT all workers leave, after the second they stop at once.
 
-Source: the package's page; docs/reference/cli.md; B.12, B.139, C.8.
+Source: docs/reference/cli.md.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from shardbus_cli.workers.worker_group import WorkerGroup, WorkerStage
 log = logging.getLogger("shardbus.workers")
 
 ANY_INTERFACE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104
-"""Where a worker that listens everywhere is asked."""
+"""The address for requests to a worker that listens on every interface."""
 
 
 def supervise(plan: WorkerPlan, settings: Settings, ready_fd: int | None) -> int:
-    """Run a unit until it is told to stop, or cannot go on; returns the exit code.
+    """Run a unit until a signal stops it or it cannot continue. Returns the exit code.
 
     Raises:
-        ConfigError: the port of HTTP cannot be had. Nothing was started.
+        ConfigError: the HTTP port cannot be used. Nothing was started.
     """
     return asyncio.run(UnitSupervisor(plan, settings, ready_fd).run())
 
 
 class UnitSupervisor:
-    """See the module. It is what `front` shows."""
+    """Runs the workers of one unit, and is the `WorkerUnit` of its HTTP front."""
 
     def __init__(self, plan: WorkerPlan, settings: Settings, ready_fd: int | None) -> None:
         self._plan, self._settings, self._ready_fd = plan, settings, ready_fd
-        self._crew = WorkerGroup(len(plan.workers))
+        self._group = WorkerGroup(len(plan.workers))
         self._processes: dict[int, WorkerProcess] = {}
-        self._said: dict[int, Json] = {}
-        self._speech = PrefixedOutput()
+        self._reports: dict[int, Json] = {}
+        self._output = PrefixedOutput()
         self._timer: asyncio.TimerHandle | None = None
 
     async def run(self) -> int:
-        """From the first process to the last."""
+        """Run until the last worker has ended. Returns the exit code."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         http = self._settings.http
@@ -62,7 +62,7 @@ class UnitSupervisor:
         await self._server.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._leave)
-        self._speech.start()
+        self._output.start()
         self._handle(worker_group.StartUnit())
         try:
             return await self._ended
@@ -70,86 +70,86 @@ class UnitSupervisor:
             for process in self._processes.values():
                 process.kill()
             await self._server.stop()
-            await asyncio.to_thread(self._speech.close)
+            await asyncio.to_thread(self._output.close)
 
-    # ---- what front shows
+    # ---- the unit of the HTTP front
 
     @property
     def announced(self) -> bool:
-        """It was ready once."""
-        return self._crew.announced
+        """True if the unit was ready once."""
+        return self._group.announced
 
     @property
     def leaving(self) -> bool:
-        """It was told to, or cannot go on."""
-        return self._crew.leaving
+        """True if the unit leaves: by a signal, or because it cannot continue."""
+        return self._group.leaving
 
     @property
     def expected(self) -> list[int]:
-        """The workers that have not left by order."""
-        return [n for n, s in enumerate(self._crew.standings) if s.stage is not WorkerStage.GONE]
+        """Return the workers that have not left by order."""
+        return [n for n, s in enumerate(self._group.states) if s.stage is not WorkerStage.GONE]
 
     @property
     def serving(self) -> dict[int, Place]:
-        """HTTP of the workers that serve: those that are ready, and then the others."""
+        """Return the HTTP addresses of the workers that serve, those that are ready first."""
         found: dict[int, Place] = {}
         for wanted in (WorkerStage.READY, WorkerStage.JOINING):
-            for n, said in self._said.items():
-                if self._crew.standings[n].stage is wanted:
+            for n, said in self._reports.items():
+                if self._group.states[n].stage is wanted:
                     host, port = str(said["http"][0]), int(said["http"][1])
                     found[n] = (ANY_INTERFACE.get(host, host), port)
         return found
 
     def rows(self) -> list[Json]:
-        """One for each worker."""
+        """Return one row for each worker, for `/v1/workers`."""
         return [self._row(n) for n in range(len(self._plan.workers))]
 
     def _row(self, number: int) -> Json:
-        standing, said = self._crew.standings[number], self._said.get(number, {})
-        running = standing.stage in worker_group.RUNNING
+        state, said = self._group.states[number], self._reports.get(number, {})
+        running = state.stage in worker_group.RUNNING
         process = self._processes.get(number)
         host, port = said.get("http", ("", 0))
         return {
             "worker": number,
-            "stage": standing.stage.value,
+            "stage": state.stage.value,
             "address": str(self._plan.workers[number].address),
             "http": f"{host}:{port}" if port else "",
             "pid": process.pid if process is not None and running else None,
-            "starts": standing.starts,
+            "starts": state.starts,
         }
 
-    # ---- what happens
+    # ---- events
 
     def _leave(self) -> None:
-        if not self._crew.leaving:
+        if not self._group.leaving:
             notify("STOPPING=1")
             note(f"shardbus: {len(self.expected)} workers leave")
         self._handle(worker_group.LeaveUnit())
 
-    def _on_said(self, number: int, said: Json) -> None:
+    def _on_report(self, number: int, said: Json) -> None:
         match said.get("is"):
             case "serves":
-                self._said[number] = said
+                self._reports[number] = said
                 self._handle(worker_group.WorkerServing(number, float(said["leave_within"])))
             case "ready":
-                self._said[number] = said
+                self._reports[number] = said
                 self._handle(worker_group.WorkerReady(number))
             case "closed":
                 self._handle(worker_group.WorkerClosed(number))
             case _:
-                log.warning("worker %d said what nobody understands", number)
+                log.warning("worker %d sent an unknown report", number)
 
-    def _on_ended(self, number: int, code: int) -> None:
-        self._said.pop(number, None)
+    def _on_exited(self, number: int, code: int) -> None:
+        self._reports.pop(number, None)
         self._handle(worker_group.WorkerExited(number, code))
 
     def _on_time(self) -> None:
-        self._carry_out(self._crew.tick(time.monotonic()))
+        self._carry_out(self._group.tick(time.monotonic()))
 
     def _handle(self, event: worker_group.Event) -> None:
-        self._carry_out(self._crew.handle(event, time.monotonic()))
+        self._carry_out(self._group.handle(event, time.monotonic()))
 
-    # ---- what is done about it
+    # ---- effects
 
     def _carry_out(self, effects: list[worker_group.Effect]) -> None:
         for effect in effects:
@@ -157,13 +157,13 @@ class UnitSupervisor:
                 case worker_group.SpawnWorker(number, again):
                     self._start(number, again=again)
                 case worker_group.CommandWorker(number, word):
-                    self._processes[number].tell(word)
+                    self._processes[number].send(word)
                 case worker_group.KillWorker(number):
-                    log.error("worker %d does not end in time: it is killed", number)
+                    log.error("worker %d did not end in time and is killed", number)
                     self._processes[number].kill()
                 case worker_group.RestartLater(number, code, seconds):
                     how = _how(code)
-                    log.error("worker %d %s; it is started again in %g s", number, how, seconds)
+                    log.error("worker %d %s; it is restarted in %g s", number, how, seconds)
                 case worker_group.AnnounceReady():
                     self._announce()
                 case worker_group.EndUnit(code):
@@ -172,26 +172,26 @@ class UnitSupervisor:
 
     def _start(self, number: int, *, again: bool) -> None:
         process = WorkerProcess(
-            number, partial(self._on_said, number), partial(self._on_ended, number)
+            number, partial(self._on_report, number), partial(self._on_exited, number)
         )
         self._processes[number] = process
         try:
-            process.start(partial(self._plan.command, number, again=again), self._speech)
+            process.start(partial(self._plan.command, number, again=again), self._output)
         except OSError as failed:
             log.error("worker %d cannot be started: %s", number, failed)
-            self._loop.call_soon(self._on_ended, number, worker_group.FAILED)
+            self._loop.call_soon(self._on_exited, number, worker_group.FAILED)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due = self._crew.deadline()
+        due = self._group.deadline()
         if due is not None and not self._ended.done():
             wait = max(0.0, due - time.monotonic())
             self._timer = self._loop.call_later(wait, self._on_time)
 
     def _announce(self) -> None:
-        """The one line that says that the unit is ready."""
-        said: Any = max(self._said.values(), key=lambda said: said["up"])
+        """Print the line that the unit is ready, and notify `--ready-fd` and systemd."""
+        said: Any = max(self._reports.values(), key=lambda said: said["up"])
         addresses = ", ".join(str(worker.address) for worker in self._plan.workers)
         where = f"http://{self._settings.http.host}:{self._server.port}"
         told = f"in cluster {said['cluster']!r} ({said['up']} up), {where}, store {said['store']}"

@@ -297,9 +297,9 @@ def test_N13_explain_shows_what_became_of_a_shard(shell, url):
     assert heading.split() == ["AT", "FROM", "TO", "WHY", "EPOCH", "FENCE", "SECONDS"]
     assert row.split() == ["12:00", "n1", ME, "drain", "2", "9", "0.02"]
     assert shell("explain", "counter", "--shard", "8") == ExitCode.OK
-    assert shell.err == "nothing has become of it since its coordinator rules\n"
+    assert shell.err == "its coordinator has no change of it on record\n"
     assert shell("explain", "counter", "x") == ExitCode.OK
-    assert shell.err == "its coordinator does not answer, so its past is not known\n"
+    assert shell.err == "its coordinator does not answer, so its history is unknown\n"
     assert shell("explain", "counter") == ExitCode.USAGE
     assert shell("explain", "counter", "x", "--shard", "7") == ExitCode.USAGE
 
@@ -354,7 +354,9 @@ def test_nobody_there_is_unreachable(shell):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     assert shell("nodes", "--node", f"http://127.0.0.1:{free}") == ExitCode.UNREACHABLE
-    assert shell.err.startswith(f"shardbus: no node at http://127.0.0.1:{free}: nobody listens; ")
+    assert shell.err.startswith(
+        f"shardbus: no node at http://127.0.0.1:{free}: nothing listens there; "
+    )
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "", "http://", "http://a b", "http://h:99999", "h\n:1"])
@@ -404,7 +406,7 @@ def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch)
     assert "2 shards would move, in one plan" in shell.err
     assert "nothing moves for balance: an operator has paused it" in shell.err
     assert shell("plan", "counter", "--add", "9") == ExitCode.OK
-    assert "does not come to rest" in shell.err
+    assert "does not settle" in shell.err
     assert shell("rebalance", "counter", "--dry-run", "--json") == ExitCode.OK
     assert len(json.loads(shell.out)["moves"]) == 2
     assert shell("rebalance", "counter") == ExitCode.REFUSED
@@ -452,7 +454,7 @@ def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):
     for bad in ("7", "7=garbage", "=10.0.0.3:1"):
         assert shell("place", "counter", bad) == ExitCode.USAGE
         assert shell.err.startswith(f"shardbus: {bad!r}")
-        assert shell.err.endswith("; write SHARD=HOST:PORT, or SHARD= to take its place away\n")
+        assert shell.err.endswith("; write SHARD=HOST:PORT, or SHARD= to remove its place\n")
     assert len(node.acts) == 1
 
 
@@ -476,7 +478,7 @@ def test_B85_a_limit_is_shown_and_set(shell, url, node, monkeypatch):
 
 
 def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):
-    monkeypatch.setattr("shardbus_cli.maintenance.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("shardbus_cli.maintenance.POLL_S", 0.0)
     assert shell("cordon", ME) == ExitCode.REFUSED
     monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
     assert shell("cordon", ME) == ExitCode.OK
@@ -811,7 +813,7 @@ def test_an_app_is_a_module_an_attribute_or_a_file(apps, app):
         ("good_app:", r"cannot load 'good_app:'; write module:attribute"),
         (":bus", r"cannot load ':bus'"),
         ("", r"cannot load ''"),
-        ("good-app", r"'good-app': that is no module"),
+        ("good-app", r"'good-app': it is no module name"),
         ("missing/app.py", r"there is no such file"),
     ],
 )
@@ -928,7 +930,7 @@ def test_files_are_read_or_refused_in_one_line(shell, tmp_path):
     broken = tmp_path / "broken.toml"
     broken.write_text("[node\n")
     assert shell("config", "show", "-c", str(broken)) == ExitCode.USAGE
-    assert "is no TOML" in shell.err
+    assert "is not TOML" in shell.err
     assert shell.err.count("\n") == 1
 
 

@@ -367,7 +367,7 @@ async def test_a_lost_contact_is_replaced_and_asked_for_homes() -> None:
 async def test_a_leaving_node_gets_nothing_new_and_is_parted_from() -> None:
     world = World()
     with world.playing():
-        async with world.client() as client:
+        async with world.client(A) as client:
             await known(client, world)
             world.home = B
             session = world.session(A)

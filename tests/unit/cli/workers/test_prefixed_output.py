@@ -11,34 +11,34 @@ from shardbus_cli.workers.prefixed_output import LINE_BYTES_MAX, PrefixedOutput
 
 
 class Stage:
-    """A speech, and what comes out of it."""
+    """A prefixed_output, and what comes out of it."""
 
     def __init__(self) -> None:
-        (self.heard, out), (self.complaints, err) = os.pipe(), os.pipe()
+        (self.reading, out), (self.complaints, err) = os.pipe(), os.pipe()
         self.ends = [out, err]
-        self.speech = PrefixedOutput(out, err)
-        self.speech.start()
+        self.prefixed_output = PrefixedOutput(out, err)
+        self.prefixed_output.start()
 
     def worker(self, number: int) -> tuple[int, int]:
         """The pipes of a worker, to write to."""
         (out, into_out), (err, into_err) = os.pipe(), os.pipe()
-        self.speech.listen(number, out=out, err=err)
+        self.prefixed_output.add(number, out=out, err=err)
         return into_out, into_err
 
     def line(self) -> bytes:
         """The next line that was written."""
         text = b""
         while not text.endswith(b"\n"):
-            text += os.read(self.heard, 1)
+            text += os.read(self.reading, 1)
         return text
 
     def end(self) -> bytes:
         """All that is left."""
-        self.speech.close()
+        self.prefixed_output.close()
         for fd in self.ends:
             os.close(fd)
         self.ends = []
-        return b"".join(iter(lambda: os.read(self.heard, 65_536), b""))
+        return b"".join(iter(lambda: os.read(self.reading, 65_536), b""))
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def stage() -> Iterator[Stage]:
     yield stage
     if stage.ends:
         stage.end()
-    os.close(stage.heard)
+    os.close(stage.reading)
     os.close(stage.complaints)
 
 

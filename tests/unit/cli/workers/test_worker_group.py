@@ -122,9 +122,9 @@ def test_rests_double_up_to_a_bound_and_begin_anew_after_a_good_minute() -> None
 def test_a_worker_that_never_stays_is_started_again_for_ever() -> None:
     machine, now = ready(2), 0.0
     for _ in range(2_000):
-        now += worker_group.LONGEST_REST_S
+        now += worker_group.LONGEST_PAUSE_S
         assert machine.handle(WorkerExited(1, -11), now)
-        now += worker_group.LONGEST_REST_S
+        now += worker_group.LONGEST_PAUSE_S
         assert machine.tick(now) == [SpawnWorker(1, again=True)]
 
 
@@ -171,7 +171,7 @@ def test_who_rests_or_loads_does_not_delay_the_end() -> None:
         CommandWorker(2, "close"),
         CommandWorker(0, "leave"),
     ]
-    assert machine.standings[1].stage is WorkerStage.GONE
+    assert machine.states[1].stage is WorkerStage.GONE
 
 
 def test_who_is_late_is_killed() -> None:
@@ -235,7 +235,7 @@ def test_in_any_order_a_unit_ends_once_with_nobody_left(steps: list[tuple[int, i
     for worker in sorted(running):
         take(machine.handle(WorkerExited(worker, 0), now))
     assert len(end) == 1
-    assert all(standing.stage is WorkerStage.GONE for standing in machine.standings)
+    assert all(state.stage is WorkerStage.GONE for state in machine.states)
 
 
 def event(what: int, worker: int, code: int) -> Event:
