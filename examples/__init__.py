@@ -1,1 +1,1 @@
-"""Programs that use shardbus, each from its public names alone."""
+"""Programs that use only the public names of shardbus."""

@@ -1,4 +1,4 @@
-"""The smallest application, and a client of it."""
+"""The smallest application, with a client."""
 
 import asyncio
 

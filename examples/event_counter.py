@@ -1,11 +1,11 @@
 """The counter of Akka's sharding documents: commands, events, and a value made of its events.
 
-`Increment` and `Decrement` become an event each, which is in the store before it counts. A counter
-that was passivated, moved or lost with its node is made of its events again. Idle ones stop by
-themselves after `IDLE_S`, or when they are told to `Stop`; neither costs a message.
+Each `Increment` and `Decrement` becomes an event, which is stored before it is applied. A counter
+that was passivated, moved, or lost with its node is recovered from its events. A counter stops when
+it is idle for `IDLE_S`, or after a `Stop`; no message is lost by that.
 
-A message names its counter in one of two ways: `Get` holds the number itself, and whatever does not
-is put into an `EntityEnvelope`, of which the counter receives the payload.
+A message names its counter in one of two ways: `Get` holds the number; other messages are wrapped
+in an `EntityEnvelope`, of which the counter receives the payload.
 
 python -m examples.event_counter tcp://127.0.0.1:7355 NUMBER    counts up by two and prints it
 """
@@ -22,36 +22,36 @@ from shardbus import AsyncClient, Entity, ShardBus
 SHARDS = 100
 IDLE_S = float(os.environ.get("COUNTER_IDLE", "120"))
 SNAPSHOT_AFTER = 1000
-"""So many events are folded into one number: each save writes what there is."""
+"""Events that are stored before they are folded into one number. Each save writes all of them."""
 
 bus = ShardBus("counters")
 
 
 @dataclass(frozen=True)
 class Increment:
-    """Command: one up."""
+    """Command: add one."""
 
 
 @dataclass(frozen=True)
 class Decrement:
-    """Command: one down."""
+    """Command: subtract one."""
 
 
 @dataclass(frozen=True)
 class Get:
-    """Question for the value."""
+    """Query for the value."""
 
     counter_id: int
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Command: leave the memory."""
+    """Command: passivate the counter."""
 
 
 @dataclass(frozen=True)
 class EntityEnvelope:
-    """A message for a counter that does not say so itself."""
+    """A message for a counter that does not hold the counter's number."""
 
     id: int
     payload: object
@@ -59,21 +59,21 @@ class EntityEnvelope:
 
 @dataclass(frozen=True)
 class CounterChanged:
-    """Event."""
+    """Event: the value changed."""
 
     delta: int
 
 
 @dataclass
 class EventLog:
-    """What is stored of a counter: its value at some time, and the events since."""
+    """The stored state of a counter: a value, and the events since."""
 
     snapshot: int = 0
     events: list[CounterChanged] = field(default_factory=list)
 
 
 def extract_entity_id(message: object) -> str | tuple[str, object] | None:
-    """For whom a message is, and what of it arrives there."""
+    """Return the id of the counter, and the payload of an envelope."""
     match message:
         case EntityEnvelope(number, payload):
             return str(number), payload
@@ -84,7 +84,7 @@ def extract_entity_id(message: object) -> str | tuple[str, object] | None:
 
 
 def extract_shard_id(entity_id: str) -> str:
-    """Neighbouring numbers in different shards."""
+    """Put neighbouring numbers into different shards."""
     return str(int(entity_id) % SHARDS)
 
 
@@ -106,7 +106,7 @@ class Counter(Entity):
             self.update(event)
 
     def update(self, event: CounterChanged) -> None:
-        """What an event means, now and whenever the counter is recovered."""
+        """Apply an event, when it is new and when the counter is recovered."""
         self.count += event.delta
 
     async def persist(self, event: CounterChanged) -> None:
@@ -132,7 +132,7 @@ class Counter(Entity):
 
 
 async def main(address: str, number: int) -> None:
-    """Three up, one down."""
+    """Increment three times, decrement once, and print the value."""
     async with AsyncClient(address, cluster=bus.name) as client:
         counters = client.region(Counter)
         for command in (Increment(), Increment(), Increment(), Decrement()):

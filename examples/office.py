@@ -1,14 +1,14 @@
-"""Two types on nodes of two roles, and a node that hosts neither of them nor a third.
+"""Two types on nodes of two roles, and a node that only sends.
 
-Every node runs this same application. Orders live on nodes with the role `shop`, invoices on those
-with the role `billing`. Visits could live anywhere; the node at the door is told to host none of
-them either, and only sends:
+Every node runs this application. Orders live on nodes with the role `shop`, invoices on nodes with
+the role `billing`. Visits may live on any node; the third node below has no role and hosts no
+visits either, so it only sends:
 
     shardbus node start examples.office:bus --role shop
     shardbus node start examples.office:bus --role billing --seed ...
     shardbus node start examples.office:bus --proxy visit --seed ...
 
-An order that is closed asks for its invoice. It does not know where that lives.
+An order that is closed asks its invoice, without knowing where the invoice lives.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ bus = ShardBus("office")
 
 @dataclass
 class Lines:
-    """What was ordered: article to how many."""
+    """The ordered quantity of each article."""
 
     lines: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
 class Bill:
-    """What is to be paid, in cents; nothing before it is issued."""
+    """The amount of an invoice, in cents; 0 until it is issued."""
 
     cents: int = 0
 
@@ -39,13 +39,13 @@ PRICES = {"desk": 25000, "chair": 9900, "lamp": 4500}
 
 @bus.entity(name="invoice", role="billing", shards=20)
 class Invoice(Entity):
-    """Issued once; who asks again gets the same."""
+    """An invoice is issued once; later asks get the same amount."""
 
     state: Bill
 
     @handler
     async def issue(self, lines: dict[str, int]) -> int:
-        """The sum in cents."""
+        """Issue the invoice and return its amount in cents."""
         if not self.state.cents:
             self.state.cents = sum(PRICES[article] * count for article, count in lines.items())
             await self.save()
@@ -53,7 +53,7 @@ class Invoice(Entity):
 
     @handler
     def where(self) -> str:
-        """The node on which this invoice lives."""
+        """Return the node on which this invoice lives."""
         return self.context.node
 
 
@@ -65,7 +65,7 @@ class Order(Entity):
 
     @handler
     async def add(self, article: str, count: int = 1) -> dict[str, int]:
-        """So many more of an article."""
+        """Add `count` of an article."""
         lines = self.state.lines
         lines[article] = lines.get(article, 0) + count
         await self.save()
@@ -73,29 +73,29 @@ class Order(Entity):
 
     @handler
     async def close(self) -> int:
-        """Has the invoice of the same number issued; answers its sum."""
+        """Ask the invoice of the same number to be issued, and return its amount."""
         return await self.context.ref(Invoice, self.context.entity_id).issue(self.state.lines)
 
     @handler
     def where(self) -> str:
-        """The node on which this order lives."""
+        """Return the node on which this order lives."""
         return self.context.node
 
 
 @bus.entity(name="visit", shards=20)
 class Visit(Entity):
-    """Counts in memory how often somebody came."""
+    """Counts the visits of one visitor, in memory."""
 
     def __init__(self) -> None:
         self.times = 0
 
     @handler
     def again(self) -> int:
-        """One more."""
+        """Count a visit."""
         self.times += 1
         return self.times
 
     @handler
     def where(self) -> str:
-        """The node on which this visitor is counted."""
+        """Return the node on which this visitor is counted."""
         return self.context.node

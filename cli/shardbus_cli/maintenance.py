@@ -72,7 +72,7 @@ def shutdown_region(
     deadline = time.monotonic() + timeout
     while left and time.monotonic() < deadline:
         output.note(f"{left} shards left")
-        time.sleep(LOOK_EVERY_S)
+        time.sleep(POLL_S)
         left = _shards(node, str(answer["node"]), entity_type)
     _show({**answer, "shards": left}, as_json)
     if left and timeout:

@@ -1,4 +1,4 @@
-"""Accounts kept in a database of the application's own."""
+"""Accounts in the application's own database."""
 
 from examples.accounts.app import bus
 

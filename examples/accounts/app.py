@@ -1,12 +1,12 @@
 """An account that keeps its balance in memory, and writes each change to a database first.
 
-Two ways to write the same. `Account` is as actors have it: it is *loading*, *running* or *waiting*,
-and stashes what comes at the wrong time. `PlainAccount` awaits: messages wait until `on_start` has
-returned, and nothing else of an entity runs while its handler awaits. The second is shorter; the
-first could answer some messages, such as a question for the balance, while it waits.
+There are two implementations. `Account` is written as an actor: it is *loading*, *running* or
+*waiting*, and stashes messages that it cannot handle yet. `PlainAccount` uses `await`: messages
+wait until `on_start` has returned, and the entity handles no other message while a handler awaits.
+The second is shorter; the first could answer some messages, such as a query, while it waits.
 
-Either way: a failed load is tried again and costs no message, a failed write is told to whoever
-wanted it, and the entity then starts again from what is stored.
+In both, a failed load is retried and loses no message. A failed write is reported to its sender,
+and the entity restarts from the stored balance.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Written:
 
 @bus.entity(name="account", shards=30)
 class Account(Entity):
-    """Takes a number of cents to add, or "balance"."""
+    """Receives a number of cents to add, or "balance"."""
 
     def __init__(self) -> None:
         self.cents = 0
@@ -61,7 +61,7 @@ class Account(Entity):
                 self.context.become(self.running)
                 self.context.unstash_all()
             case Exception():
-                raise message  # the entity starts again, and what is stashed stays
+                raise message  # the entity restarts and keeps its stash
             case _:
                 self.context.stash()
 
@@ -86,9 +86,9 @@ class Account(Entity):
                 self.cents = cents
                 self.context.become(self.running)
                 self.context.unstash_all()
-                return cents  # to whoever sent the number
+                return cents  # the answer to the sender of the number
             case Exception():
-                raise message  # told to the same; the entity starts again
+                raise message  # the sender gets the error; the entity restarts
             case _:
                 self.context.stash()
                 return None
@@ -96,7 +96,7 @@ class Account(Entity):
 
 @bus.entity(name="plain-account", shards=30)
 class PlainAccount(Entity):
-    """The same with `await`."""
+    """The same account, with `await`."""
 
     async def on_start(self) -> None:
         self.account = f"plain account {self.context.entity_id}"
@@ -104,11 +104,11 @@ class PlainAccount(Entity):
 
     @handler
     async def change(self, cents: int) -> int:
-        """Add so many cents; answers the new balance."""
+        """Add `cents` to the balance and return it."""
         self.cents = await repository.write(self.account, self.context.fence, self.cents + cents)
         return self.cents
 
     @handler
     def balance(self) -> int:
-        """The balance, from memory."""
+        """Return the balance from memory."""
         return self.cents

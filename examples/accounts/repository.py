@@ -1,9 +1,9 @@
 """The application's own database: balances in SQLite, read and written in worker threads.
 
-An entity reads once, when it starts, and writes every change. Both carry the *fence* of its shard's
-stay at its home, a number that only grows: reading raises the stored fence, and what comes with a
-lower one is refused. So a node that was paused, and wakes up when its accounts live elsewhere, can
-write nothing.
+An entity reads its balance once, when it starts, and writes every change. Both calls carry the
+*fence* of the shard's allocation, a number that only grows. A read raises the stored fence, and a
+call with a lower fence is refused. So a node that was paused while its accounts moved can write
+nothing.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ WRITE = """UPDATE balance SET cents = :cents
 
 
 class Outdated(Exception):
-    """Another activation of the account has read it since."""
+    """A newer activation of the account has read the balance."""
 
 
 class Repository:
-    """Balances in cents. Threads share nothing: each call has a connection of its own."""
+    """Balances in cents. Each call opens its own connection, so that threads share nothing."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     async def read(self, account: str, fence: int) -> int:
-        """The balance; from now on only this fence, or a higher one, may write.
+        """Return the balance. From then on only this fence, or a higher one, may write.
 
         Raises:
-            Outdated: a higher fence has read it.
+            Outdated: a higher fence has read the balance.
         """
         return await asyncio.to_thread(self._run, READ, account, fence, 0)
 
     async def write(self, account: str, fence: int, cents: int) -> int:
-        """Set the balance, and return it.
+        """Set the balance and return it.
 
         Raises:
-            Outdated: a higher fence has read it. sqlite3.Error: it is not written.
+            Outdated: a higher fence has read the balance. sqlite3.Error: nothing was written.
         """
         return await asyncio.to_thread(self._run, WRITE, account, fence, cents)
 

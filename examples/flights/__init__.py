@@ -1,4 +1,4 @@
-"""Flights as entities: one per aircraft, which keeps the log of what it flew."""
+"""Flights: one entity per aircraft, which keeps the log of its flights."""
 
 from examples.flights.app import Aircraft, Flight, FlightLog, bus
 

@@ -1,9 +1,9 @@
-"""The application: an entity per aircraft, addressed by its tail number.
+"""The application: one entity per aircraft, addressed by its tail number.
 
-The log of an aircraft must be exact although senders send again whatever got no answer. So the rows
-of each aircraft are numbered from 1, and its log holds the number of the last row it applied, in
-the same stored value as the sums: a row is either in both or in neither. A row that comes again is
-answered and not applied; a row after a gap is refused, because applying it would hide a loss.
+The log of an aircraft must be exact, although a sender repeats a row without an answer. So the rows
+of each aircraft are numbered from 1, and its log holds the number of the last row that it applied,
+in the same stored value as the sums: a row is in both or in neither. A repeated row is answered and
+not applied; a row after a gap is refused, because to apply it would hide a loss.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class Flight:
 
 @dataclass
 class FlightLog:
-    """What an aircraft keeps."""
+    """The state of an aircraft: the sums of its flights."""
 
     applied: int = 0
-    """Number of the last row that is in the sums."""
+    """The number of the last row in the sums."""
     flights: int = 0
     distance: int = 0
     arrivals: int = 0
-    """Flights whose arrival delay is known."""
+    """The number of flights with a known arrival delay."""
     arrival_delay: int = 0
 
 
 class Gap(Exception):
-    """A row was sent before the rows in front of it were answered, or the store lost some."""
+    """A row was sent before an earlier one was answered, or the store lost rows."""
 
     def __init__(self, seq: int, applied: int) -> None:
         super().__init__(f"row {seq} came when {applied} was the last one applied")
@@ -60,7 +60,7 @@ class Aircraft(Entity):
 
     @handler
     async def record(self, seq: int, flight: Flight) -> int:
-        """Apply row `seq` of this aircraft, once; answers how many flights are in the log.
+        """Apply row `seq` of this aircraft, once. Returns the number of flights in the log.
 
         Raises:
             Gap: the row before it has not been applied.
@@ -81,7 +81,7 @@ class Aircraft(Entity):
 
     @handler
     def summary(self) -> FlightLog:
-        """The log as it is."""
+        """Return the log."""
         return self.state
 
     @handler

@@ -1,12 +1,12 @@
-"""The demo: a month of flights through a cluster that changes while they run.
+"""The demo: replay a month of flights through a cluster that changes meanwhile.
 
 Three nodes start. A producer replays the flights into one entity per aircraft. After a third of the
-rows a fourth node joins; after two thirds the node with the coordinator is killed. In the end every
-aircraft is asked for its figures, and they are compared with those of the file. The exit code is 0
-only if they are equal and every node left in order.
+rows a fourth node joins; after two thirds the node with the coordinator is killed. At the end the
+demo asks every aircraft for its figures and compares them with those of the file. The exit code is
+0 only if they are equal and every node left normally.
 
-A store that the user names is used under a cluster name of the demo's own, by one demo at a time;
-the logs are removed from it at the end.
+A store that the user names is used under a cluster name of the demo, by one demo at a time; the
+flight logs are removed from it at the end.
 
 python -m examples.flights.demo [--store URL] [--rate ROWS_PER_SECOND]
 """
@@ -41,7 +41,7 @@ WHOLE_DEMO_S = 110.0
 
 
 class Demo:
-    """One run. The figures of the file are known before it begins."""
+    """One run. The figures of the file are computed before it starts."""
 
     def __init__(
         self, screen: Screen, nodes: Nodes, rows: list[Row], rate: float, *, own_store: bool
@@ -54,7 +54,7 @@ class Demo:
         self._joined = asyncio.Event()
 
     async def run(self) -> bool:
-        """The whole show; whether the cluster's figures equal the file's."""
+        """Run the demo. Returns True if the figures of the cluster equal those of the file."""
         self.screen.say(f"{len(self.rows):,} rows, {len(self.file):,} aircraft; three nodes start")
         for _ in range(3):
             await self._add()
@@ -96,7 +96,7 @@ class Demo:
             await asyncio.sleep(LOOK_S)
 
     async def _held(self, rows: AsyncIterator[Row]) -> AsyncIterator[Row]:
-        """The rows; after two thirds of them the fourth node must have joined, or they wait."""
+        """Yield the rows; after two thirds of them, wait until the fourth node has joined."""
         number = 0
         async for row in rows:
             if number == self._part(2 / 3):
@@ -105,7 +105,7 @@ class Demo:
             yield row
 
     async def _disturb(self) -> None:
-        """A node joins, another is killed, while the stream runs."""
+        """Start a node and kill another while the stream runs."""
         await self._reached(1 / 3)
         await self._shards("at first")
         newcomer = await self._add()
@@ -148,7 +148,7 @@ class Demo:
     # ---- every aircraft
 
     async def _forget_all(self) -> None:
-        """Leave nothing in the user's store, nor find what an earlier demo left."""
+        """Remove the flight logs from the user's store, also those of an earlier demo."""
         await self._each(lambda aircraft: aircraft.forget())
 
     async def _ask_all(self) -> dict[str, FlightLog]:
@@ -156,7 +156,7 @@ class Demo:
         return dict(zip(self.file, logs, strict=True))
 
     async def _each(self, call: Callable[[Aircraft], Awaitable[T]]) -> list[T]:
-        """Ask every aircraft the same, a bounded number of them side by side."""
+        """Send the same ask to every aircraft, a bounded number at a time."""
         slots = asyncio.Semaphore(SIDE_BY_SIDE)
 
         async def one(tailnum: str) -> T:
@@ -168,7 +168,7 @@ class Demo:
 
 
 async def run(store: str, rate: float, folder: Path) -> bool:
-    """Run the demo with its files in `folder`; whether the figures are equal."""
+    """Run the demo with its files in `folder`. Returns True if the figures are equal."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
     loop.add_signal_handler(signal.SIGTERM, task.cancel)
@@ -181,14 +181,14 @@ async def run(store: str, rate: float, folder: Path) -> bool:
 
 
 def reasons(failed: BaseException) -> list[str]:
-    """Why it failed, in a line each; a group's members one by one."""
+    """Return one line per error, also for each error of a group."""
     if isinstance(failed, BaseExceptionGroup):
         return list(dict.fromkeys(line for inner in failed.exceptions for line in reasons(inner)))
     return [f"{type(failed).__name__}: {failed}".rstrip(": ")]
 
 
 def main() -> int:
-    """Run it from the command line; returns the exit code."""
+    """Run the demo from the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="demo", description="Flights through a changing cluster.")
     parser.add_argument("--store", default="", help="URL of a store; a SQLite file by default")
     parser.add_argument("--rate", type=float, default=RATE, help="rows per second, 0: no limit")

@@ -1,7 +1,7 @@
-"""The demo's cluster: real processes, started by the command line, on free ports of this machine.
+"""The cluster of the demo: processes, started by the command line, on free ports of this machine.
 
-No node outlives the demo. Each asks the kernel to be killed when its parent ends, so that not even
-a SIGKILL of the demo leaves one behind.
+No node outlives the demo. Each node asks the kernel for a signal when its parent ends, so that even
+a SIGKILL of the demo leaves no node behind.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ READY_WITHIN_S, LEAVE_WITHIN_S, ANSWER_WITHIN_S = 30.0, 20.0, 5.0
 PORTS = range(20_000, 32_000)
 """Below the ports that the system gives to outgoing connections."""
 
-# Asks for the signal, then becomes the node. The parent may have ended before it asked. Where
-# there is no prctl, the demo still ends its nodes on every way out but a SIGKILL of its own.
+# Asks for the signal, then becomes the node. The parent may have ended before that. Without prctl
+# the demo still ends its nodes, except when it is killed by SIGKILL.
 DIES_WITH_PARENT = """
 import ctypes, os, signal, sys
 getattr(ctypes.CDLL(None), "prctl", lambda *_: 0)(1, signal.SIGKILL)
@@ -35,11 +35,11 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on; the text says why."""
+    """The demo cannot continue; the text is the reason."""
 
 
 def free_ports(count: int) -> list[int]:
-    """So many consecutive ports that nobody listens on."""
+    """Return `count` consecutive free ports."""
     while True:
         first = random.choice(PORTS)
         ports = list(range(first, first + count))
@@ -57,7 +57,7 @@ def _is_free(port: int) -> bool:
 
 
 class Node:
-    """One process. `name` is what the demo calls it."""
+    """One node process. `name` is its name in the demo's output."""
 
     def __init__(self, name: str, log: Path) -> None:
         self.name, self.log = name, log
@@ -66,10 +66,10 @@ class Node:
         self.process: asyncio.subprocess.Process
 
     async def start(self, store: str, seeds: list[str], cluster: str) -> None:
-        """Start it and return once it is Up.
+        """Start the node and return once it is Up.
 
         Raises:
-            DemoFailed: it ended, or took too long.
+            DemoFailed: the node ended, or took too long.
         """
         arguments = ["node", "start", "examples.flights:bus", "--store", store]
         arguments += ["--port", str(self.port), "--http-port", str(self.http_port)]
@@ -91,20 +91,20 @@ class Node:
 
     @property
     def runs(self) -> bool:
-        """Whether the process has not ended yet."""
+        """True if the process has not ended."""
         return self.process.returncode is None
 
     async def kill(self) -> None:
-        """kill -9; returns when the process is gone."""
+        """Kill the process with SIGKILL; return when it has ended."""
         if self.runs:
             self.process.kill()
         await self.process.wait()
 
     async def leave(self) -> int:
-        """SIGTERM: it hands off and leaves. Returns its exit code.
+        """Send SIGTERM, so that the node hands off and leaves. Returns its exit code.
 
         Raises:
-            DemoFailed: it took too long, and was killed.
+            DemoFailed: the node took too long, and was killed.
         """
         if self.runs:
             self.process.terminate()
@@ -116,7 +116,7 @@ class Node:
             raise DemoFailed(f"{self.name} did not leave within {LEAVE_WITHIN_S:g} s") from None
 
     async def get(self, path: str) -> Any:
-        """What the node's HTTP says."""
+        """Return a page of the node's HTTP."""
         return await asyncio.to_thread(self._get, path)
 
     def _get(self, path: str) -> Any:
@@ -127,18 +127,18 @@ class Node:
 
 
 class Nodes:
-    """All processes of the demo, in the order in which they were started."""
+    """All node processes of the demo, in the order of their start."""
 
     def __init__(self, folder: Path, store: str, cluster: str) -> None:
         self.folder, self.store, self.cluster = folder, store, cluster
         self.started: list[Node] = []
 
     def __iter__(self) -> Iterator[Node]:
-        """Those that run."""
+        """Return the running nodes."""
         return (node for node in self.started if node.runs)
 
     async def add(self) -> Node:
-        """Start one more; it joins those that run."""
+        """Start one more node, which joins the running ones."""
         name = f"node {len(self.started) + 1}"
         node = Node(name, self.folder / f"{name.replace(' ', '-')}.log")
         seeds = [other.address for other in self]
@@ -147,16 +147,16 @@ class Nodes:
         return node
 
     def called(self, full_name: str) -> Node:
-        """The node that the cluster calls `host:port#uid`."""
+        """Return the node with the id `host:port#uid`."""
         return next(n for n in self.started if n.address == full_name.partition("#")[0])
 
     async def coordinator(self, entity_type: str) -> Node:
-        """The node that keeps the table of the type."""
+        """Return the node with the coordinator of the type."""
         cluster = await next(iter(self)).get("/v1/cluster")
         return self.called(cluster["coordinators"][entity_type]["node"])
 
     async def shards(self, entity_type: str) -> dict[Node, list[str]]:
-        """Which shards each node hosts, by the coordinator's table."""
+        """Return the shards of each node, by the coordinator's table."""
         page = await (await self.coordinator(entity_type)).get(f"/v1/shards/{entity_type}")
         hosted: dict[Node, list[str]] = {node: [] for node in self}
         for row in page["shards"]:
@@ -165,11 +165,11 @@ class Nodes:
         return hosted
 
     async def leave(self) -> list[int]:
-        """Send all away, the youngest first; returns their exit codes."""
+        """Let all nodes leave, the youngest first. Returns their exit codes."""
         return [await node.leave() for node in reversed(list(self))]
 
     async def kill(self) -> None:
-        """End every process that still runs."""
+        """Kill every process that still runs."""
         for node in self.started:
             await node.kill()
 
@@ -177,7 +177,7 @@ class Nodes:
 async def dying_with_us(
     *command: str, cluster: str, stdout: int | IO[bytes], stderr: int | IO[bytes]
 ) -> asyncio.subprocess.Process:
-    """A process that ends with this one, whatever ends it."""
+    """Start a process that the kernel kills when this one ends."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
     return await asyncio.create_subprocess_exec(
         sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid()), *command,

@@ -1,6 +1,6 @@
-"""How long the shards of a killed node are away, as somebody sees it who asks.
+"""Measure how long the shards of a killed node are away, as a client sees it.
 
-From the moment of the kill one entity of each shard is asked, again and again, until it answers.
+From the kill on, one entity of each shard is asked repeatedly until it answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ANSWER_WITHIN_S, BETWEEN_S, GIVE_UP_S = 0.5, 0.01, 60.0
 
 
 def one_per_shard(tailnums: Iterable[str]) -> dict[str, str]:
-    """Shard to an aircraft in it."""
+    """Return one aircraft for each shard."""
     shards = bus.types["aircraft"].interface.shards
     return {str(crc32(tailnum.encode()) % shards): tailnum for tailnum in tailnums}
 
@@ -24,10 +24,10 @@ def one_per_shard(tailnums: Iterable[str]) -> dict[str, str]:
 async def until_answered(
     client: AsyncClient, killed_at: float, aircraft: Mapping[str, str]
 ) -> dict[str, float]:
-    """Shard to the seconds from the kill until its aircraft answered.
+    """Return, for each shard, the seconds from the kill until its aircraft answered.
 
     Raises:
-        TimeoutError: one does not come back.
+        TimeoutError: a shard did not come back.
     """
     async with asyncio.timeout(GIVE_UP_S):
         waits = await asyncio.gather(
@@ -47,6 +47,6 @@ async def _until_answered(client: AsyncClient, tailnum: str, killed_at: float) -
 
 
 def percentile(values: Iterable[float], part: float) -> float:
-    """The value below which `part` of the values lie."""
+    """Return the value below which a share `part` of the values lies."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

@@ -1,10 +1,10 @@
-"""The producer: sends every row to its aircraft, and each of them until it is answered.
+"""The producer: sends every row to its aircraft, and repeats a row until it is answered.
 
-The rows of an aircraft go one after the other, those of different aircraft side by side, up to a
-bound. An error that leaves open whether the row was applied is no problem: the row is sent again
-under the same number, and the aircraft applies it once. An error that would come again is not
-repeated. A row without a tail number has no entity; the library refuses its empty id, and the row
-is counted as refused.
+Rows of one aircraft are sent one after the other; rows of different aircraft are sent concurrently,
+up to a bound. After an error that does not say whether the row was applied, the row is sent again
+under the same number, and the aircraft applies it once. A permanent error is not retried. A row
+without a tail number has no entity; the library refuses its empty id, and the row is counted as
+refused.
 
 python -m examples.flights.replay tcp://127.0.0.1:7355
 """
@@ -40,17 +40,17 @@ PASSING = (NodeLost, AskTimeout, EntityFailed, BufferFull, MailboxFull)
 
 
 class GaveUp(Exception):
-    """No answer after many attempts. What was asked for may have been done."""
+    """No answer came after many attempts. The call may have been handled."""
 
     def __init__(self, last: Exception) -> None:
         super().__init__(f"{ATTEMPTS} attempts, the last: {type(last).__name__}: {last}")
 
 
 async def insist(call: Callable[[], Awaitable[T]], resent: Counter[str]) -> T:
-    """Ask until there is an answer. Counts in `resent` what was asked again, by the error before.
+    """Repeat a call until it is answered. `resent` counts the repetitions by the error before.
 
     Raises:
-        GaveUp: none came.
+        GaveUp: no answer came.
     """
     pause = PAUSE_S
     for attempt in range(1, ATTEMPTS + 1):
@@ -66,7 +66,7 @@ async def insist(call: Callable[[], Awaitable[T]], resent: Counter[str]) -> T:
 
 
 async def paced(rows: Iterable[Row], rate: float = 0.0) -> AsyncIterator[Row]:
-    """The rows, at most `rate` of them a second; 0 is as fast as they are taken."""
+    """Yield the rows, at most `rate` per second; 0 is no limit."""
     now = asyncio.get_running_loop().time
     began = now()
     for number, row in enumerate(rows):
@@ -84,9 +84,9 @@ class Replay:
         self.recorded = 0
         self.refused = 0
         self.refusal = ""
-        """What the library said to the first row that it refused."""
+        """The error of the first row that the library refused."""
         self.resent: Counter[str] = Counter()
-        """Rows sent again, by the error of the attempt before."""
+        """Repeated rows, by the error of the attempt before."""
         self._slots = asyncio.Semaphore(SIDE_BY_SIDE)
         self._waiting: dict[str, deque[Row]] = {}
 
@@ -96,7 +96,7 @@ class Replay:
         return self.recorded + self.refused
 
     async def run(self, rows: AsyncIterator[Row]) -> None:
-        """Send all rows; returns when each is recorded or refused.
+        """Send all rows; return when each is recorded or refused.
 
         Raises:
             GaveUp: in a group, for each row that could not be recorded.
@@ -107,7 +107,7 @@ class Replay:
                 self._take(row, group)
 
     def _take(self, row: Row, group: asyncio.TaskGroup) -> None:
-        """Put the row behind the others of its aircraft."""
+        """Queue the row behind the others of its aircraft."""
         waiting = self._waiting.get(row.tailnum)
         if waiting is not None:
             waiting.append(row)
@@ -134,7 +134,7 @@ class Replay:
 
 
 async def main(addresses: list[str]) -> None:
-    """Replay the month into a cluster that runs."""
+    """Replay the month into a running cluster."""
     async with AsyncClient(*addresses, cluster=bus.name) as client:
         replay = Replay(client)
         await replay.run(paced(read()))

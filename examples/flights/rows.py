@@ -1,4 +1,4 @@
-"""The file of flights: reading it, and the figures that can be had from it without any cluster."""
+"""The file of flights: its rows, and the figures computed from them without a cluster."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ UNKNOWN = "NA"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A flight, of which aircraft, and the how many-th of that aircraft."""
+    """A flight, its aircraft, and its number among the flights of that aircraft, from 1."""
 
     tailnum: str
-    """Empty where the file does not say which aircraft flew."""
+    """Empty if the file does not name the aircraft."""
     seq: int
     flight: Flight
 
 
 def read(file: Path = FILE) -> Iterator[Row]:
-    """The rows in the order of the file. The rows of each tail number are counted from 1."""
+    """Yield the rows in the order of the file. The rows of each tail number are counted from 1."""
     counts: dict[str, int] = {}
     with gzip.open(file, "rt", encoding="utf-8", newline="") as text:
         for values in csv.DictReader(text):
@@ -53,7 +53,7 @@ def _minutes(text: str) -> int | None:
 
 
 def straight(rows: Iterable[Row]) -> dict[str, FlightLog]:
-    """The log of every aircraft, computed from the rows alone, in the order of first flights."""
+    """Return the log of every aircraft, computed from the rows, in the order of first flights."""
     logs: dict[str, FlightLog] = {}
     for row in rows:
         if not row.tailnum:
@@ -69,7 +69,7 @@ def straight(rows: Iterable[Row]) -> dict[str, FlightLog]:
 
 
 def total(logs: Iterable[FlightLog]) -> FlightLog:
-    """The sum of logs."""
+    """Return the sum of logs."""
     found = FlightLog()
     for log in logs:
         found.applied += log.applied

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress bar on a terminal, a line now and then elsewhere, and tables."""
+"""The output of the demo: a progress bar on a terminal, else a line every few seconds; tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = FlightLog()
 
 
 class Screen:
-    """Where the demo prints. Times are seconds since it began."""
+    """Prints for the demo. Times are seconds since its start."""
 
     def __init__(self) -> None:
         self.console = Console(highlight=False)
@@ -28,19 +28,19 @@ class Screen:
         self._shards: dict[str, Mapping[str, int]] = {}
 
     def say(self, text: str) -> None:
-        """One event."""
+        """Print one event."""
         self.console.print(f"[dim]{time.monotonic() - self._began:6.1f} s[/]  {text}")
 
     def bar(self, rows: int) -> Bar:
-        """The progress of the stream."""
+        """Show the progress of the stream."""
         return Bar(self, rows)
 
     def shards(self, when: str, hosted: Mapping[str, int]) -> None:
-        """Remember how many shards each node hosts, as the next column of the table."""
+        """Record the number of shards of each node, as the next column of the table."""
         self._shards[when] = hosted
 
     def shard_table(self) -> None:
-        """Which node hosts how many shards, a column for each time."""
+        """Print the number of shards of each node, one column per record."""
         table = _table("how many shards each node hosts")
         table.add_column("node")
         for when in self._shards:
@@ -54,7 +54,8 @@ class Screen:
         self.console.print(table)
 
     def figures(self, cluster: Mapping[str, FlightLog], file: Mapping[str, FlightLog]) -> bool:
-        """The cluster's figures beside the file's; whether they are equal to the last row."""
+        """Print the figures of the cluster beside those of the file. Returns True if all are
+        equal."""
         table = _table("what the aircraft say, and what the file says")
         table.add_column("aircraft")
         for heading in ("flights", "miles", "minutes late"):
@@ -100,7 +101,7 @@ def _cells(cluster: FlightLog, file: FlightLog) -> Sequence[str]:
 
 
 class Bar:
-    """The stream's progress while the context lasts."""
+    """Shows the progress of the stream while its context lasts."""
 
     def __init__(self, screen: Screen, rows: int) -> None:
         self._screen, self._rows = screen, rows
@@ -125,7 +126,7 @@ class Bar:
         self._progress.stop()
 
     def show(self, done: int) -> None:
-        """So many rows are done."""
+        """Set the number of finished rows."""
         rate = done / max(time.monotonic() - self._began, 0.001)
         self._progress.update(self._task, completed=done, rate=rate)
         if not self._screen.console.is_terminal and done * LINES // self._rows > self._lines:
