@@ -493,7 +493,7 @@ def test_a_member_is_cordoned_and_drained(shell, url, node, monkeypatch):
 
 
 def test_a_region_is_shut_down(shell, url, node, monkeypatch):
-    monkeypatch.setattr("shardbus_cli.maintenance.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("shardbus_cli.maintenance.POLL_S", 0.0)
     assert shell("shutdown-region", "counter") == ExitCode.REFUSED
     monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
     assert shell("shutdown-region", "counter", ME, "--json") == ExitCode.OK

@@ -35,3 +35,17 @@ async def test_a_lease_from_before_the_clock_was_set_back_ends_within_its_length
     assert await client.hget(key, "owner") == b"a"
     await store.close()
     await client.aclose()
+
+
+async def test_a_lease_that_ran_out_is_not_renewed(server: fakeredis.FakeServer) -> None:
+    client: Any = fakeredis.FakeAsyncRedis(server=server)
+    store = RedisStore("redis://fake", connect=lambda: fakeredis.FakeAsyncRedis(server=server))
+    await store.start()
+    lease = await store.acquire_lease("sbr", "a", LEASE_MS / 1000)
+    assert lease is not None
+    assert await store.renew_lease(lease, LEASE_MS / 1000)
+    [key] = await client.keys("*lease*")
+    await client.hset(key, "until", int(time.time() * 1000) - 1000)
+    assert not await store.renew_lease(lease, LEASE_MS / 1000)
+    await store.close()
+    await client.aclose()

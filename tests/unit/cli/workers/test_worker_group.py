@@ -67,6 +67,13 @@ def test_a_unit_is_announced_once_when_the_last_is_ready() -> None:
     assert machine.ready
 
 
+def test_a_unit_that_leaves_is_not_announced() -> None:
+    machine = WorkerGroup(1)
+    after(machine, StartUnit(), WorkerServing(0, 40.0), LeaveUnit())
+    assert after(machine, WorkerReady(0)) == []
+    assert not machine.announced
+
+
 @pytest.mark.parametrize("code", [1, 2, 3, 4, 6])
 def test_a_start_that_fails_ends_the_unit_with_its_code(code: int) -> None:
     machine = WorkerGroup(3)
