@@ -1,4 +1,4 @@
-"""Leases: who holds one knows it, and knows in time when that is over."""
+"""Leases: an owner knows when it holds one, and in time when it ends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def holder() -> Owner:
     return owner
 
 
-def test_TSU12_nothing_starts_before_the_lease_is_there() -> None:
+def test_nothing_starts_before_the_lease_is_granted() -> None:
     owner = Owner()
     assert owner.tell(ls.WantLease("s")) == [ls.AcquireCall("s", 1)]
     assert owner.wait(60) == [], "one question at a time"
@@ -71,7 +71,7 @@ def test_TSU12_nothing_starts_before_the_lease_is_there() -> None:
     assert owner.notes == ["lease_refused"], "said once, however often it is refused"
 
 
-def test_what_is_wanted_in_one_turn_is_asked_for_at_once() -> None:
+def test_leases_wanted_in_one_turn_are_requested_together() -> None:
     owner = Owner()
     asked = owner.tell(*(ls.WantLease(name) for name in "abc"), ls.WantLease("a"))
     assert asked == [ls.AcquireCall("a", 1), ls.AcquireCall("b", 2), ls.AcquireCall("c", 3)]
@@ -89,10 +89,10 @@ def test_all_leases_are_renewed_together_and_well_in_time() -> None:
     for i, name in enumerate("abc"):
         assert owner.tell(ls.LeaseRenewed(name, 4 + i, True)) == []
     assert len(owner.wait(TTL / 4)) == 3
-    assert owner.wait(TTL / 4) == [], "nobody has answered yet"
+    assert owner.wait(TTL / 4) == [], "no answer yet"
 
 
-def test_TSU12_a_lease_that_nobody_confirms_is_lost_in_time_to_stop() -> None:
+def test_a_lease_that_is_not_confirmed_is_lost_in_time_to_stop() -> None:
     owner = holder()
     attempts: list[ls.Effect] = []
     began = owner.now
@@ -110,7 +110,7 @@ def test_TSU12_a_lease_that_nobody_confirms_is_lost_in_time_to_stop() -> None:
     assert owner.tell(ls.DropLease("s")) == [ls.ReleaseCall(LEASE, 0), ls.LeaseFree("s")]
 
 
-def test_a_lease_counts_from_the_question_and_not_from_the_answer() -> None:
+def test_a_lease_counts_from_the_request_and_not_from_the_answer() -> None:
     owner = holder()
     [renew] = owner.wait(TTL / 4)
     assert isinstance(renew, ls.RenewCall)
@@ -119,14 +119,14 @@ def test_a_lease_counts_from_the_question_and_not_from_the_answer() -> None:
     assert owner.machine.first_end == 100.0 + TTL / 4 + TTL * 0.9
 
 
-def test_an_answer_that_is_older_than_the_lease_is_none() -> None:
+def test_an_answer_older_than_the_lease_is_ignored() -> None:
     owner = Owner()
     owner.tell(ls.WantLease("s"))
     owner.wait(TTL * 0.95)
     assert owner.tell(ls.LeaseGranted("s", 1, LEASE)) == [ls.AcquireCall("s", 2)]
 
 
-def test_TSU12_what_the_store_says_is_lost_is_lost_at_once() -> None:
+def test_a_lease_that_the_store_reports_as_lost_is_lost_at_once() -> None:
     owner = holder()
     [renew] = owner.wait(TTL / 4)
     assert isinstance(renew, ls.RenewCall)
@@ -137,7 +137,7 @@ def test_TSU12_what_the_store_says_is_lost_is_lost_at_once() -> None:
     assert owner.tell(ls.LeaseGranted("s", renew.ticket + 1, newer)) == [ls.LeaseHeld("s")]
 
 
-def test_who_wakes_up_late_has_nothing_left() -> None:
+def test_an_owner_that_wakes_up_late_has_no_time_left() -> None:
     owner = holder()
     owner.now += 10 * TTL
     assert owner.machine.first_end is not None
@@ -146,7 +146,7 @@ def test_who_wakes_up_late_has_nothing_left() -> None:
     assert owner.machine.first_end is None
 
 
-def test_a_lease_is_given_back_before_it_is_free() -> None:
+def test_a_lease_is_returned_before_it_is_free() -> None:
     owner = holder()
     assert owner.tell(ls.DropLease("s")) == [ls.ReleaseCall(LEASE, 2)]
     assert owner.tell(ls.DropLease("s")) == []
@@ -156,7 +156,7 @@ def test_a_lease_is_given_back_before_it_is_free() -> None:
     assert owner.machine.deadline() is None
 
 
-def test_a_lease_wanted_again_while_it_is_given_back_is_asked_for_after_that() -> None:
+def test_a_lease_wanted_again_while_it_is_returned_is_requested_after_that() -> None:
     owner = holder()
     owner.tell(ls.DropLease("s"))
     assert owner.tell(ls.WantLease("s")) == []
@@ -167,7 +167,7 @@ def test_a_lease_wanted_again_while_it_is_given_back_is_asked_for_after_that() -
     assert owner.tell(ls.LeaseReturned("s", 4)) == [ls.LeaseFree("s")]
 
 
-def test_what_was_never_held_is_free_at_once_and_a_late_lease_is_given_back() -> None:
+def test_a_lease_never_held_is_free_at_once_and_released_if_granted_late() -> None:
     owner = Owner()
     assert owner.tell(ls.DropLease("s")) == [ls.LeaseFree("s")]
     owner.tell(ls.WantLease("s"))
@@ -175,7 +175,7 @@ def test_what_was_never_held_is_free_at_once_and_a_late_lease_is_given_back() ->
     assert owner.tell(ls.LeaseGranted("s", 1, LEASE)) == [ls.ReleaseCall(LEASE, 0)]
 
 
-def test_a_late_answer_to_an_earlier_question_gives_nothing_back_that_is_wanted_again() -> None:
+def test_a_late_answer_to_an_earlier_request_releases_no_lease_that_is_wanted_again() -> None:
     owner = Owner()
     owner.tell(ls.WantLease("s"))
     owner.tell(ls.DropLease("s"), ls.WantLease("s"))
@@ -188,7 +188,7 @@ def test_a_late_answer_to_an_earlier_question_gives_nothing_back_that_is_wanted_
 
 class World:
     """Two owners that want one lease, a store that is slow or silent now and then, owners that are
-    paused, and one rule: nobody works under a lease that another one holds or works under."""
+    paused, and one rule: no owner works under a lease that another one holds or works under."""
 
     def __init__(self, seed: int) -> None:
         self.dice, self.now = Random(seed), 0.0
@@ -219,7 +219,7 @@ class World:
             assert self.now <= self.holder[2], f"{owner.name} works beyond its lease"
 
     def ask(self, owner: Worker, effect: ls.Effect) -> None:
-        """The store hears it, does it, and answers, or only some of that."""
+        """The request arrives, the store does it and answers, or only some of that."""
         lost = self.now < self.silent_until or self.dice.random() < 0.1
         heard = not lost or self.dice.random() < 0.5
         there = max(self.now + self.dice.uniform(0, 0.5), owner.last)
@@ -270,7 +270,7 @@ def silence(effect: ls.Effect) -> ls.Event:
 
 class Worker:
     """Works while it holds the lease; wants it, or not, as the dice fall. Paused, it neither works
-    nor hears; what comes then is heard when it wakes, after the machine's own clock."""
+    nor receives; what comes then is handled when it wakes, after the machine's own clock."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -347,7 +347,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("block", range(10))
-def test_B59_two_owners_never_work_under_one_lease_and_both_get_it(block: int) -> None:
+def test_B59_two_owners_never_work_under_one_lease_and_both_get_it_in_turn(block: int) -> None:
     for seed in range(block * 20, block * 20 + 20):
         world = World(seed)
         dice = world.dice

@@ -27,7 +27,7 @@ class Rollout(Net):
         self.began = self.now
 
     def touch(self, shards: range) -> None:
-        """Somebody sends to an entity of each of these."""
+        """Send to an entity of each of these."""
         for entity in map(str, range(1000)):
             if int(shard_of(entity, self.shards)) in shards:
                 self.tell(self.live()[0], "a", entity)
@@ -64,9 +64,7 @@ class Rollout(Net):
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("nodes", [2, 3])
-def test_TS20_a_rolling_update_moves_each_shard_once_and_then_balances(
-    seed: int, nodes: int
-) -> None:
+def test_a_rolling_update_moves_each_shard_once_and_then_balances(seed: int, nodes: int) -> None:
     net = Rollout(seed, nodes)
     for old in net.old[:-1]:
         net.replace_one(old, first="start")
@@ -87,7 +85,7 @@ def test_TS20_a_rolling_update_moves_each_shard_once_and_then_balances(
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_TS20_nodes_that_stop_before_new_ones_start_give_nothing_to_old_ones_but_at_first(
+def test_nodes_that_stop_before_new_ones_start_give_shards_to_old_ones_only_at_first(
     seed: int,
 ) -> None:
     net = Rollout(seed, 3)

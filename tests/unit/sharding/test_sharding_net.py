@@ -1,6 +1,6 @@
-"""Regions, clients and coordinators in `sharding_net`, over many seeds: what must hold, holds.
+"""Regions, clients and coordinators in `sharding_net`, over many seeds: the invariants hold.
 
-A failing seed is replayed with `run_seed(SEED, tracing=True)`, whose `log` tells everything.
+A failing seed is replayed with `run_seed(SEED, tracing=True)`; its `log` has all that happened.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run_seed(
 
 
 def chatter(net: Net) -> None:
-    """Somebody sends a few messages in a row."""
+    """Send a few messages in a row."""
     process = net.dice.choice(list(net.processes.values()))
     entity = f"e{net.dice.randrange(5)}"
     for index in range(net.dice.randint(1, 6)):

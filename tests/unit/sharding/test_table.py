@@ -32,7 +32,7 @@ def table(*events: TableEvent) -> ShardTable:
 AT_A = table(RegionRegistered(A), ShardHomeAllocated(Home("1", A, 7)))
 
 
-def test_a_dead_region_takes_its_homes_along() -> None:
+def test_a_dead_region_loses_its_homes() -> None:
     after = AT_A.updated(RegionRegistered(B)).updated(RegionTerminated(A))
     assert not after.homes
     assert list(after.regions) == [B]
@@ -63,7 +63,7 @@ IMPOSSIBLE: list[tuple[ShardTable, TableEvent, str]] = [
 
 
 @pytest.mark.parametrize(("before", "event", "why"), IMPOSSIBLE)
-def test_the_impossible_is_refused_and_named(
+def test_impossible_events_are_refused_and_named(
     before: ShardTable, event: TableEvent, why: str
 ) -> None:
     with pytest.raises(LocalProtocolError, match="impossible change of the shard table") as error:

@@ -1,4 +1,4 @@
-"""Versions of an application: every text has a place, and those that people write the right one."""
+"""Versions of an application: every text has an order, and usual versions the right one."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ def test_B64_versions_rise(older: str, newer: str) -> None:
         ("", "0", "0.0.0"),
     ],
 )
-def test_B64_what_does_not_count_makes_no_difference(same: tuple[str, ...]) -> None:
+def test_B64_ignored_parts_of_a_version_make_no_difference(same: tuple[str, ...]) -> None:
     assert len({order_of(version) for version in same}) == 1
 
 
 @given(st.text() | st.from_regex(r"v?[0-9.]{0,9}[-+a-z0-9.]{0,9}"), st.text())
-def test_every_text_has_a_place(one: str, other: str) -> None:
+def test_every_text_has_an_order(one: str, other: str) -> None:
     a, b = order_of(one), order_of(other)
     assert (a < b) + (a == b) + (a > b) == 1
 
 
-def test_a_version_that_is_too_long_is_read_as_far_as_it_may_be() -> None:
+def test_only_the_start_of_a_long_version_is_compared() -> None:
     assert order_of("9" * 100_000) == order_of("9" * LENGTH_MAX)

@@ -1,4 +1,4 @@
-"""What would move: the forecast against the strategies' promises, for any table."""
+"""The forecast, against what the strategies guarantee for any table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ counts_of_nodes = st.lists(st.integers(0, 12), min_size=1, max_size=6)
 
 
 def table_of(counts: list[int]) -> ShardTable:
-    """A table in which each node has so many shards."""
+    """A table in which each node has that number of shards."""
     table = ShardTable(1, "crc32/100").updated_all(map(RegionRegistered, NODES[: len(counts)]))
     owners = [node for node, count in zip(NODES, counts, strict=False) for _ in range(count)]
     return table.updated_all(
@@ -35,7 +35,7 @@ def table_of(counts: list[int]) -> ShardTable:
 
 
 @given(counts_of_nodes, st.integers(0, 3), st.data())
-def test_least_shards_ends_even_with_the_fewest_moves(
+def test_least_shard_ends_even_with_the_fewest_moves(
     counts: list[int], add: int, data: st.DataObject
 ) -> None:
     table = table_of(counts)
@@ -69,12 +69,12 @@ def test_every_strategy_comes_to_rest(strategy: AllocationStrategy) -> None:
     assert again == seen
 
 
-def test_nothing_moves_where_nothing_changes() -> None:
+def test_nothing_moves_if_no_node_comes_or_goes() -> None:
     seen = forecast(LeastShard(), table_of([4, 4, 4]), NODES[:3])
     assert (seen.moved, seen.rounds, seen.before) == ({}, 0, seen.after)
 
 
-def test_a_node_that_may_take_nothing_gets_nothing() -> None:
+def test_a_node_that_is_no_candidate_gets_nothing() -> None:
     seen = forecast(LeastShard(), table_of([9, 0, 0]), NODES[:2])
     assert seen.after == {NODES[0]: 5, NODES[1]: 4, NODES[2]: 0}
 
@@ -98,7 +98,7 @@ class Restless:
         return [Move("0", home.node, next(n for n in candidates if n != home.node))]
 
 
-def test_C11_a_strategy_that_never_rests_is_stopped_and_told() -> None:
+def test_a_strategy_that_never_comes_to_rest_is_stopped_and_reported() -> None:
     seen = forecast(Restless(), table_of([1, 0]), NODES[:2])
     assert not seen.settled
     assert seen.rounds == ROUNDS_MAX

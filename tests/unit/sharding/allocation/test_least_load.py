@@ -1,4 +1,4 @@
-"""Balance by load: which moves even out what nodes have to do, and which only cost."""
+"""Balance by load: which moves even out the load of nodes, and which only cost."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def test_N9_the_shard_that_evens_out_best_moves_first() -> None:
     assert after == [60, 60]
 
 
-def test_N9_as_many_shards_everywhere_is_no_balance() -> None:
+def test_N9_equal_numbers_of_shards_are_not_balanced_load() -> None:
     moves, after = plan([[50, 50, 0, 0], [0, 0, 0, 0]])
     assert [move.shard for move in moves if int(move.shard) < 2] == ["0"]
     assert after == [50, 50]
 
 
-def test_N9_what_is_nearly_even_stays() -> None:
+def test_N9_nearly_even_regions_stay() -> None:
     assert plan([[55, 1], [45, 1]])[0] == []
     assert plan([[55, 1], [45, 1]], tolerance=0.02)[0] != []
 
@@ -73,12 +73,12 @@ def test_N9_one_hot_shard_is_not_moved_in_circles_and_the_others_make_room() -> 
     assert plan([[100], [50]])[0] == []
 
 
-def test_N9_one_region_that_cannot_be_helped_does_not_hold_up_the_others() -> None:
+def test_N9_a_region_that_cannot_be_balanced_does_not_hold_up_the_others() -> None:
     moves, after = plan([[200], [40, 40], [0]])
     assert [(move.shard, after) for move in moves] == [("1", [200, 40, 40])]
 
 
-def test_N9_a_move_that_brings_little_is_not_made() -> None:
+def test_N9_a_move_that_gains_little_is_not_made() -> None:
     assert plan([[52, 50], [50]])[0] == []
     assert plan([[52, 50], [50]], tolerance=0.01)[0] != []
 
@@ -104,7 +104,7 @@ def test_a_plan_has_a_limit_and_goes_on_from_the_moves_under_way() -> None:
     assert len(strategy.rebalance(seen, seen.regions, under_way)) == 1
 
 
-def test_new_shards_go_where_the_load_is_least_the_heaviest_first() -> None:
+def test_new_shards_go_to_the_least_load_the_heaviest_first() -> None:
     seen, loads = table([[90], [10, 10, 10]])
     loads |= {"new": 60.0, "newer": 1.0}
     chosen = LeastLoad(loads=loads).allocate(seen, {}, ["newer", "new"], seen.regions)
@@ -138,7 +138,7 @@ def weighed(seen: ShardTable, loads: dict[str, float]) -> list[tuple[float, Node
     return list(zip(at(seen, loads), sorted(seen.regions), strict=True))
 
 
-def test_settings_name_it() -> None:
+def test_settings_select_least_load() -> None:
     chosen = replace(ShardingSettings(), allocation="least-load", rebalance_absolute_limit=7)
     assert strategy_of(chosen) == LeastLoad(0.2, 7)
 
@@ -163,7 +163,7 @@ def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:
     assert load_estimates.loads["0"] == pytest.approx(50.0)
 
 
-def test_a_region_that_comes_back_as_another_has_to_report_first() -> None:
+def test_a_region_of_a_new_incarnation_must_report_first() -> None:
     load_estimates = LoadEstimates()
     seen, _ = table([[0], [0]])
     for node in seen.regions:
@@ -173,7 +173,7 @@ def test_a_region_that_comes_back_as_another_has_to_report_first() -> None:
     assert load_estimates.known(seen) is None
 
 
-def test_N9_a_shard_too_hot_to_be_balanced_is_told_once() -> None:
+def test_N9_a_shard_too_hot_to_be_balanced_is_noted_once() -> None:
     load_estimates, hot = LoadEstimates(), {"7": 0.8}
     assert load_estimates.hot_notes(hot, 0.0) == []
     [note] = load_estimates.hot_notes(hot, LASTING_S)
@@ -184,7 +184,7 @@ def test_N9_a_shard_too_hot_to_be_balanced_is_told_once() -> None:
     assert len(load_estimates.hot_notes(hot, 5 * LASTING_S)) == 1
 
 
-def test_what_is_too_hot() -> None:
+def test_a_shard_above_a_regions_share_is_too_hot() -> None:
     loads = {"1": 70.0, "2": 20.0, "3": 10.0}
     assert LeastLoad(loads=loads).hot(2) == {"1": 0.7}
     assert LeastLoad(loads=loads).hot(1) == {}
@@ -202,7 +202,7 @@ def loaded(
     return driver.handle(ev.MessageReceived(node, msg.ShardLoads(node, own)))
 
 
-def test_N9_a_coordinator_moves_what_is_hot_once_everybody_has_reported() -> None:
+def test_N9_a_coordinator_moves_hot_shards_once_every_region_has_reported() -> None:
     chosen = ShardingSettings()
     driver = CoordinatorDriver(chosen, strategy=LeastLoad())
     driver.register(A, B)
@@ -212,8 +212,8 @@ def test_N9_a_coordinator_moves_what_is_hot_once_everybody_has_reported() -> Non
     loaded(driver, A, **{f"s{shard}": 50.0 for shard in at_a})
     assert driver.wait(chosen.rebalance_interval) == []
     loaded(driver, B)
-    said = driver.wait(chosen.rebalance_interval)
-    [begun] = {message for _, message in said if isinstance(message, msg.BeginHandOff)}
+    sent = driver.wait(chosen.rebalance_interval)
+    [begun] = {message for _, message in sent if isinstance(message, msg.BeginHandOff)}
     [home] = begun.homes
     assert home.shard in at_a
     assert driver.coordinator.rebalancing.load_of(home.shard) == 50.0
@@ -224,7 +224,7 @@ def test_N9_a_coordinator_moves_what_is_hot_once_everybody_has_reported() -> Non
     assert driver.coordinator.table.homes[home.shard].node == B
 
 
-def test_nobody_reports_for_another_and_other_strategies_do_not_listen() -> None:
+def test_loads_in_the_name_of_another_and_for_other_strategies_are_ignored() -> None:
     driver = CoordinatorDriver(strategy=LeastLoad())
     driver.register(A, B)
     driver.home("1")
@@ -237,7 +237,7 @@ def test_nobody_reports_for_another_and_other_strategies_do_not_listen() -> None
     assert other.coordinator.rebalancing.load_of("1") is None
 
 
-def test_a_plan_for_very_many_shards_has_an_end() -> None:
+def test_a_plan_for_very_many_shards_is_bounded() -> None:
     seen, loads = table([[1.0] * 20_000, []])
     moves = LeastLoad(loads=loads).rebalance(seen, seen.regions, {})
     assert len(moves) == MOVES_MAX

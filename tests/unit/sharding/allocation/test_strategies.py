@@ -1,4 +1,4 @@
-"""Allocation: the tables of the seeds, and laws that hold for every cluster."""
+"""Allocation strategies: tables of examples, and laws that hold for every cluster."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def counts_of(of: ShardTable) -> list[int]:
         ([50, 50, 0], [34, 33, 33]),
     ],
 )
-def test_least_shard_goes_the_whole_way_in_one_plan(before: list[int], after: list[int]) -> None:
+def test_least_shard_balances_in_one_plan(before: list[int], after: list[int]) -> None:
     start = table(before)
     plan = LeastShard().rebalance(start, nodes(3), {})
     assert counts_of(moved(start, plan)) == after
@@ -194,7 +194,7 @@ STRATEGIES: list[AllocationStrategy] = [
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda one: type(one).__name__)
-def test_who_leaves_gets_nothing_and_keeps_what_it_has(strategy: AllocationStrategy) -> None:
+def test_a_leaving_region_gets_nothing_and_keeps_what_it_has(strategy: AllocationStrategy) -> None:
     start = table([0, 5, 5])
     candidates = nodes(3)[1:]
     homes = strategy.allocate(start, {}, [f"s{i}" for i in range(20)], candidates)
@@ -286,18 +286,18 @@ def test_a_ring_plans_until_every_shard_is_where_it_belongs() -> None:
 
 
 def placed(**places: int) -> External:
-    """Shards `s0` ... at the nodes of these numbers, counted from 0; a number above is nobody."""
+    """Shards `s0` ... placed at these nodes, counted from 0; above the last there is no node."""
     return External(places={s[1:]: Address("n", 1 + number) for s, number in places.items()})
 
 
-def test_TSU5_a_shard_goes_to_its_place_and_others_to_who_has_fewest() -> None:
+def test_a_shard_goes_to_its_place_and_others_to_the_emptiest_region() -> None:
     a, b, c = nodes(3)
     strategy = placed(s10=2, s11=2, s12=2)
     homes = strategy.allocate(table([0, 1, 0]), {}, [str(i) for i in range(10, 15)], [a, b, c])
     assert homes == {"10": c, "11": c, "12": c, "13": a, "14": a}
 
 
-def test_TSU5_a_place_that_is_not_there_is_not_waited_for() -> None:
+def test_a_place_without_a_candidate_is_not_waited_for() -> None:
     a, b, c = nodes(3)
     strategy = placed(s7=2, s8=7)
     assert strategy.allocate(table([1, 0]), {}, ["7"], [a, b]) == {"7": b}
@@ -306,7 +306,7 @@ def test_TSU5_a_place_that_is_not_there_is_not_waited_for() -> None:
     assert strategy.allocate(table([1, 0]), {}, ["7"], [a, b, again]) == {"7": again}
 
 
-def test_TSU5_only_what_has_a_place_elsewhere_moves() -> None:
+def test_only_shards_with_a_place_elsewhere_move() -> None:
     a, b, c = nodes(3)
     start = table([3, 2, 0])
     assert External().rebalance(start, [a, b, c], {}) == []
@@ -322,7 +322,7 @@ def test_TSU5_only_what_has_a_place_elsewhere_moves() -> None:
     counts=st.lists(st.integers(0, 8), min_size=1, max_size=6),
     places=st.dictionaries(st.integers(0, 20).map(str), st.integers(1, 9)),
 )
-def test_TSU5_one_plan_brings_every_shard_to_its_place(
+def test_one_plan_brings_every_shard_to_its_place(
     counts: list[int], places: dict[str, int]
 ) -> None:
     start, there = table(counts), nodes(len(counts))
@@ -343,7 +343,7 @@ def test_TSU5_one_plan_brings_every_shard_to_its_place(
     most=st.integers(1, 10),
 )
 @settings(max_examples=60)
-def test_TSU2_the_threshold_strategy_comes_to_rest_within_its_threshold(
+def test_the_threshold_strategy_comes_to_rest_within_its_threshold(
     counts: list[int], threshold: int, most: int
 ) -> None:
     strategy = LeastShardThreshold(threshold, most)
@@ -356,7 +356,7 @@ def test_TSU2_the_threshold_strategy_comes_to_rest_within_its_threshold(
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_TSU3_any_number_of_regions_and_shards_comes_to_balance_in_bounded_rounds(
+def test_any_number_of_regions_and_shards_comes_to_balance_in_bounded_rounds(
     seed: int,
 ) -> None:
     dice = Random(seed)
@@ -374,7 +374,7 @@ def test_TSU3_any_number_of_regions_and_shards_comes_to_balance_in_bounded_round
     assert max(counts_of(now)) - min(counts_of(now)) <= 1
 
 
-def test_TSU4_a_node_that_leaves_a_ring_moves_only_what_it_held() -> None:
+def test_a_node_that_leaves_a_ring_moves_only_what_it_held() -> None:
     shards = [str(i) for i in range(500)]
     ring, five = ConsistentHashing(), nodes(5)
     before = ring.allocate(table([0] * 5), {}, shards, five)
@@ -384,7 +384,7 @@ def test_TSU4_a_node_that_leaves_a_ring_moves_only_what_it_held() -> None:
     assert len({after[shard] for shard in changed}) > 1, "and spreads it"
 
 
-def test_TSU4_a_ring_counts_what_is_under_way_against_its_limit() -> None:
+def test_a_ring_counts_moves_under_way_against_its_limit() -> None:
     start, three = table([40, 0, 0]), nodes(3)
     ring = ConsistentHashing(max_moves=5)
     first = ring.rebalance(start, three, {})
@@ -422,7 +422,7 @@ def checked(strategy: Wrong) -> tuple[CheckedStrategy, list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "sent"),
     [
         ({"x": "B", "y": "B", "z": "A"}, []),
         ({"x": "B", "y": "B"}, ["allocate gave no candidate for shard 'z'"]),
@@ -432,8 +432,8 @@ def checked(strategy: Wrong) -> tuple[CheckedStrategy, list[str]]:
         ({"x": []}, ["allocate raised TypeError"]),
     ],
 )
-def test_TS14_a_shard_without_a_usable_answer_goes_where_fewest_are(
-    answer: Any, said: list[str]
+def test_a_shard_without_a_usable_answer_goes_to_the_emptiest_region(
+    answer: Any, sent: list[str]
 ) -> None:
     a, b, c = nodes(3)
     named = {"A": a, "B": b, "C": c}
@@ -446,12 +446,12 @@ def test_TS14_a_shard_without_a_usable_answer_goes_where_fewest_are(
     assert set(homes.values()) <= {a, b}
     if isinstance(answer, dict) and len(answer) > 1:
         assert homes == {"x": b, "y": b, "z": a}
-    assert [text[: len(wanted)] for text, wanted in zip(told, said, strict=True)] == said
+    assert [text[: len(wanted)] for text, wanted in zip(told, sent, strict=True)] == sent
     strategy.allocate(table([0, 0, 0]), {}, ["x", "y", "z"], [a, b])
-    assert len(told) == len(said), "said once"
+    assert len(told) == len(sent), "sent once"
 
 
-def test_TS14_moves_that_cannot_be_made_are_left_out() -> None:
+def test_impossible_moves_are_left_out() -> None:
     a, b, c = nodes(3)
     good = Move("0", a, b)
     under_way = {"1": Move("1", a, b)}
@@ -475,7 +475,7 @@ def test_TS14_moves_that_cannot_be_made_are_left_out() -> None:
 
 @given(counts=st.lists(st.integers(0, 8), min_size=1, max_size=6))
 @settings(max_examples=40)
-def test_what_comes_with_shardbus_gives_no_cause_for_complaint(counts: list[int]) -> None:
+def test_the_strategies_of_shardbus_cause_no_notes(counts: list[int]) -> None:
     start, there = table(counts), nodes(len(counts))
     for plain in STRATEGIES:
         told: list[Note] = []

@@ -1,4 +1,4 @@
-"""The coordinator, told what happens and asked what it does."""
+"""The coordinator: events in, messages and writes out."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FENCE = 1 << 32
 
 
 class CoordinatorDriver:
-    """A coordinator at node A, and a store that answers when it is told to."""
+    """A coordinator on node A, and a store that answers on demand."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class CoordinatorDriver:
         self.coordinator = Coordinator("t", A, LAYOUT, self.settings, strategy or LeastShard())
         self.writes: list[ev.Persist] = []
         self.taken = False
-        """Somebody else has claimed an epoch in the store."""
+        """Another coordinator has claimed an epoch in the store."""
         self.notes: list[str] = []
         self.stopped = ""
         self.stopped_shards: list[str] = []
@@ -57,7 +57,7 @@ class CoordinatorDriver:
         self.handle(ev.MembersChanged(live))
 
     def handle(self, *events: ev.CoordinatorEvent) -> list[tuple[NodeId, ev.Message]]:
-        """Handle these in one turn, and return what is said at its end."""
+        """Handle these in one turn, and return what is sent at its end."""
         effects = [e for event in events for e in self.coordinator.handle(event, self.now)]
         return self.perform(effects + self.turn())
 
@@ -70,22 +70,22 @@ class CoordinatorDriver:
 
     def wait(self, seconds: float) -> list[tuple[NodeId, ev.Message]]:
         """Time passes, deadline by deadline."""
-        said: list[tuple[NodeId, ev.Message]] = []
+        sent: list[tuple[NodeId, ev.Message]] = []
         until = self.now + seconds
         while (due := self.coordinator.deadline()) is not None and due <= until:
             self.now = max(self.now, due)
-            said += self.perform(self.turn())
+            sent += self.perform(self.turn())
         self.now = until
-        return said
+        return sent
 
     def perform(self, effects: Iterable[ev.CoordinatorEffect]) -> list[tuple[NodeId, ev.Message]]:
-        said: list[tuple[NodeId, ev.Message]] = []
+        sent: list[tuple[NodeId, ev.Message]] = []
         for effect in effects:
             match effect:
                 case ev.Send(to, message):
-                    said.append((to, message))
+                    sent.append((to, message))
                 case ev.Persist() if not effect.homes:
-                    said += self.handle(self.confirm(effect))
+                    sent += self.handle(self.confirm(effect))
                 case ev.Persist():
                     self.writes.append(effect)
                 case ev.Stop(reason):
@@ -96,10 +96,10 @@ class CoordinatorDriver:
                     self.notes.append(kind)
                 case _:
                     pass
-        return said
+        return sent
 
     def confirm(self, nothing: ev.Persist) -> ev.CoordinatorEvent:
-        """What the store says at once to a write of nothing."""
+        """Return the answer of the store to an empty write, at once."""
         op_id = nothing.op_id
         return ev.PersistFailed(op_id, True) if self.taken else ev.Persisted(op_id)
 
@@ -130,11 +130,11 @@ def ready() -> CoordinatorDriver:
     return driver
 
 
-def names(said: list[tuple[NodeId, ev.Message]]) -> list[tuple[NodeId, str]]:
-    return [(to, type(message).__name__) for to, message in said]
+def names(sent: list[tuple[NodeId, ev.Message]]) -> list[tuple[NodeId, str]]:
+    return [(to, type(message).__name__) for to, message in sent]
 
 
-def test_nobody_is_told_before_it_is_durable() -> None:
+def test_homes_are_announced_only_after_they_are_durable() -> None:
     driver = ready()
     assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), "its home is being stored"))]
     assert driver.writes[-1].homes == {"1": (A, FENCE)}
@@ -146,7 +146,7 @@ def test_nobody_is_told_before_it_is_durable() -> None:
     ]
 
 
-def test_a_turn_is_one_plan_and_one_write() -> None:
+def test_all_requests_of_a_turn_are_one_plan_and_one_write() -> None:
     driver = ready()
     driver.handle(*(ev.MessageReceived(A, msg.GetShardHome((str(i),))) for i in range(20)))
     assert len(driver.writes) == 1
@@ -155,7 +155,7 @@ def test_a_turn_is_one_plan_and_one_write() -> None:
     assert sorted(fence for _, fence in homes) == list(range(FENCE, FENCE + 20))
 
 
-def test_what_is_asked_during_a_write_gathers_for_the_next() -> None:
+def test_requests_during_a_write_gather_for_the_next_write() -> None:
     driver = ready()
     driver.ask(A, "1")
     driver.ask(B, "2")
@@ -171,7 +171,7 @@ def test_a_known_home_is_answered_at_once() -> None:
     assert driver.ask(B, "1") == [(B, msg.ShardHomes(1, (home,)))]
 
 
-def test_a_client_that_was_told_to_wait_hears_the_answer() -> None:
+def test_a_client_that_got_wait_gets_the_home_later() -> None:
     driver = ready()
     driver.ask(CLIENT, "1")
     assert (CLIENT, "ShardHomes") in names(driver.persisted())
@@ -179,7 +179,7 @@ def test_a_client_that_was_told_to_wait_hears_the_answer() -> None:
 
 
 @pytest.mark.parametrize("min_members", [2, 3])
-def test_no_home_before_enough_regions_are_there(min_members: int) -> None:
+def test_no_home_is_allocated_before_enough_regions_have_registered(min_members: int) -> None:
     driver = CoordinatorDriver(ShardingSettings(min_members=min_members))
     driver.register(A)
     driver.wait(2.0)
@@ -190,7 +190,7 @@ def test_no_home_before_enough_regions_are_there(min_members: int) -> None:
     assert bool(driver.writes) is (min_members == 2)
 
 
-def test_a_failed_write_is_tried_again_as_the_same_operation_ever_more_slowly() -> None:
+def test_a_failed_write_is_repeated_as_the_same_operation_with_a_growing_backoff() -> None:
     driver = ready()
     driver.ask(A, "1")
     gaps: list[float] = []
@@ -222,7 +222,7 @@ def test_a_higher_epoch_in_gossip_ends_the_coordinator() -> None:
     assert "epoch 2" in driver.stopped
 
 
-def test_another_layout_is_refused_with_both_named() -> None:
+def test_a_region_with_another_layout_is_refused_and_the_reason_names_both() -> None:
     driver = CoordinatorDriver()
     [(to, refused)] = driver.handle(ev.MessageReceived(B, msg.Register(B, False, "crc32/9", ())))
     assert to == B
@@ -232,7 +232,7 @@ def test_another_layout_is_refused_with_both_named() -> None:
     assert B not in driver.coordinator.table.regions
 
 
-def test_nobody_speaks_for_another() -> None:
+def test_a_message_in_the_name_of_another_node_is_ignored() -> None:
     driver = ready()
     home = driver.home("1")
     assert home.node == A
@@ -243,12 +243,12 @@ def test_nobody_speaks_for_another() -> None:
     assert driver.coordinator.table.homes["1"] == home
 
 
-def test_registering_again_changes_nothing_and_is_answered_with_all_homes() -> None:
+def test_a_repeated_registration_changes_nothing_and_is_answered_with_all_homes() -> None:
     driver = ready()
     home = driver.home("1")
     before = driver.coordinator.table
-    said = driver.handle(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, (home,))))
-    assert said == [(A, msg.RegisterAck(1, A, (home,)))]
+    sent = driver.handle(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, (home,))))
+    assert sent == [(A, msg.RegisterAck(1, A, (home,)))]
     assert driver.coordinator.table == before
 
 
@@ -272,12 +272,12 @@ def test_a_node_that_dies_during_the_write_gets_nothing() -> None:
     driver = ready()
     driver.ask(A, "1", "2")
     driver.handle(ev.MembersChanged((A,)))
-    said = driver.persisted()
-    assert all(to == A for to, _ in said)
+    sent = driver.persisted()
+    assert all(to == A for to, _ in sent)
     assert driver.writes[-1].homes == {"2": (A, FENCE + 2)}
 
 
-def test_a_takeover_waits_for_regions_and_then_gives_orphans_away_in_one_write() -> None:
+def test_a_takeover_waits_for_regions_and_then_allocates_orphans_in_one_write() -> None:
     homes = {"1": (A, 5), "2": (C, 6), "3": (C, 7)}
     driver = CoordinatorDriver(stored=StoredTable(4, LAYOUT, homes))
     assert driver.coordinator.epoch == 5
@@ -287,27 +287,27 @@ def test_a_takeover_waits_for_regions_and_then_gives_orphans_away_in_one_write()
     assert driver.writes[-1].homes == {"2": (B, 5 << 32), "3": (A, (5 << 32) + 1)}
 
 
-def test_a_takeover_does_not_wait_for_ever() -> None:
+def test_a_takeover_waits_no_longer_than_the_grace() -> None:
     driver = CoordinatorDriver(stored=StoredTable(4, LAYOUT, {"2": (C, 6)}))
     driver.register(A)
     driver.wait(ShardingSettings().waiting_for_state_timeout)
     assert driver.writes[-1].homes == {"2": (A, 5 << 32)}
 
 
-def test_a_home_that_its_region_does_not_have_is_announced_to_it_again() -> None:
+def test_a_region_that_lacks_a_shard_of_the_table_gets_host_shard_again() -> None:
     driver = CoordinatorDriver(stored=StoredTable(4, LAYOUT, {"1": (A, 5)}))
-    said = driver.register(A)
-    assert (A, msg.HostShard(5, (Home("1", A, 5),))) in said
+    sent = driver.register(A)
+    assert (A, msg.HostShard(5, (Home("1", A, 5),))) in sent
 
 
 def test_a_lost_table_is_rebuilt_from_what_regions_host() -> None:
     driver = CoordinatorDriver()
     a, b, late = Home("1", A, 70), Home("1", B, 71), Home("2", A, 99 << 32)
     driver.handle(ev.MessageReceived(A, msg.Register(A, False, LAYOUT, (a, late))))
-    said = driver.handle(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, (b,))))
-    said += driver.persisted()
-    said += driver.persisted()
-    assert (A, msg.HandOff(1, (a,))) in said, "of two homes the higher fence stays"
+    sent = driver.handle(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, (b,))))
+    sent += driver.persisted()
+    sent += driver.persisted()
+    assert (A, msg.HandOff(1, (a,))) in sent, "of two homes the higher fence stays"
     assert driver.coordinator.table.homes == {"1": b, "2": late}
     driver.ask(A, "3")
     assert driver.writes[-1].homes == {"3": (A, (99 << 32) + 1)}, "above every fence reported"
@@ -320,8 +320,8 @@ def move(driver: CoordinatorDriver) -> Home:
     homes = [driver.home("1"), driver.home("2")]
     driver.handle(ev.MembersChanged((A, B)))
     driver.register(B)
-    said = driver.wait(COALESCE_S)
-    begun = [(to, m) for to, m in said if isinstance(m, msg.BeginHandOff)]
+    sent = driver.wait(COALESCE_S)
+    begun = [(to, m) for to, m in sent if isinstance(m, msg.BeginHandOff)]
     assert begun == [(A, msg.BeginHandOff(1, (homes[1],))), (B, msg.BeginHandOff(1, (homes[1],)))]
     return homes[1]
 
@@ -348,30 +348,30 @@ def test_a_move_goes_through_its_phases() -> None:
     assert (B, msg.HostShard(1, (Home("2", B, FENCE + 2),))) in driver.persisted()
 
 
-def test_a_late_region_is_not_waited_for_and_gets_nothing() -> None:
+def test_a_late_region_does_not_hold_up_a_move_and_gets_no_shard() -> None:
     driver = CoordinatorDriver(live=(A,))
     home = move(driver)
     ack(driver, A, home)
-    said = driver.wait(ShardingSettings().begin_handoff_timeout)
-    assert (A, msg.HandOff(1, (home,))) in said
+    sent = driver.wait(ShardingSettings().begin_handoff_timeout)
+    assert (A, msg.HandOff(1, (home,))) in sent
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
     assert driver.writes[-1].homes == {"2": (A, FENCE + 2)}, "B may still await its echo"
 
 
-def test_an_owner_that_does_not_stop_keeps_the_shard_until_it_says_so_or_dies() -> None:
+def test_an_owner_that_does_not_stop_keeps_the_shard_until_it_stops_or_dies() -> None:
     driver = CoordinatorDriver(live=(A, C))
     home = move(driver)
     ack(driver, A, home)
     ack(driver, B, home)
     writes = len(driver.writes)
-    said = driver.wait(200)
-    assert [m for _, m in said if isinstance(m, msg.HandOff)] == [msg.HandOff(1, (home,))] * 3
+    sent = driver.wait(200)
+    assert [m for _, m in sent if isinstance(m, msg.HandOff)] == [msg.HandOff(1, (home,))] * 3
     assert len(driver.writes) == writes
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
     assert driver.writes[-1].homes == {"2": (B, FENCE + 2)}
 
 
-def test_who_lost_the_table_learns_it_though_there_is_nothing_to_write() -> None:
+def test_an_idle_coordinator_learns_that_it_was_replaced() -> None:
     driver = ready()
     driver.home("1")
     driver.wait(5 * CONFIRM_S)
@@ -381,7 +381,7 @@ def test_who_lost_the_table_learns_it_though_there_is_nothing_to_write() -> None
     assert driver.stopped == "the store has a newer epoch"
 
 
-def test_the_store_is_not_asked_whether_it_takes_writes_while_it_is_written() -> None:
+def test_no_empty_write_is_made_while_a_write_is_under_way() -> None:
     driver = ready()
     driver.taken = True
     driver.wait(CONFIRM_S - 1.0)
@@ -393,13 +393,13 @@ def test_the_store_is_not_asked_whether_it_takes_writes_while_it_is_written() ->
 
 
 @pytest.mark.parametrize("acked", [True, False])
-def test_death_completes_a_move(acked: bool) -> None:
+def test_the_death_of_a_node_completes_a_move(acked: bool) -> None:
     driver = CoordinatorDriver(live=(A,))
     home = move(driver)
     if acked:
         ack(driver, A, home)
-        said = driver.handle(ev.MembersChanged((A,)))
-        assert (A, msg.HandOff(1, (home,))) in said, "the dead acknowledge"
+        sent = driver.handle(ev.MembersChanged((A,)))
+        assert (A, msg.HandOff(1, (home,))) in sent, "the dead acknowledge"
         driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
         assert driver.writes[-1].homes == {"2": (A, FENCE + 2)}
     else:
@@ -407,7 +407,7 @@ def test_death_completes_a_move(acked: bool) -> None:
         assert set(driver.writes[-1].homes) == {"1", "2"}
 
 
-def test_a_late_word_about_an_earlier_home_changes_nothing() -> None:
+def test_a_late_message_about_an_earlier_home_changes_nothing() -> None:
     driver = ready()
     old = driver.home("1")
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (old,))))
@@ -419,7 +419,7 @@ def test_a_late_word_about_an_earlier_home_changes_nothing() -> None:
     assert driver.coordinator.state_of("1") == "running"
 
 
-def test_a_shard_that_stops_unasked_is_free_until_somebody_asks() -> None:
+def test_a_shard_that_stops_unasked_has_no_home_until_the_next_request() -> None:
     driver = ready()
     home = driver.home("1")
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
@@ -430,41 +430,41 @@ def test_a_shard_that_stops_unasked_is_free_until_somebody_asks() -> None:
     assert driver.writes[-1].homes["1"] is not None
 
 
-def test_a_region_that_does_not_confirm_is_asked_again_and_then_relieved() -> None:
+def test_a_region_that_does_not_confirm_gets_host_shard_again_and_then_loses_the_shard() -> None:
     driver = ready()
     driver.ask(A, "1")
     driver.persisted()
     home = driver.coordinator.table.homes["1"]
-    said = driver.wait(3 * ShardingSettings().shard_start_timeout)
-    assert [m for _, m in said if isinstance(m, msg.HostShard)] == [msg.HostShard(1, (home,))] * 2
-    assert (B, msg.BeginHandOff(1, (home,))) in said
+    sent = driver.wait(3 * ShardingSettings().shard_start_timeout)
+    assert [m for _, m in sent if isinstance(m, msg.HostShard)] == [msg.HostShard(1, (home,))] * 2
+    assert (B, msg.BeginHandOff(1, (home,))) in sent
     ack(driver, A, home)
     ack(driver, B, home)
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
     assert driver.writes[-1].homes == {"1": (B, FENCE + 1)}
 
 
-def test_a_leaving_region_hands_off_within_the_bound_and_is_told_when_it_is_out() -> None:
+def test_a_leaving_region_hands_off_within_the_bound_and_is_confirmed_when_it_is_empty() -> None:
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=2))
     driver.register(A, B)
     homes = [home for home in map(driver.home, map(str, range(10))) if home.node == B]
     bye = ev.MessageReceived(B, msg.GracefulShutdownRequest(B))
-    said = driver.handle(bye)
+    sent = driver.handle(bye)
     assert driver.handle(bye) == [], "asked again, nothing more begins"
     for part in (homes[:2], homes[2:4], homes[4:]):
-        assert (A, msg.BeginHandOff(1, tuple(part))) in said
+        assert (A, msg.BeginHandOff(1, tuple(part))) in sent
         for node in (A, B):
-            said = driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, tuple(part))))
-        assert said == [(B, msg.HandOff(1, tuple(part)))]
+            sent = driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, tuple(part))))
+        assert sent == [(B, msg.HandOff(1, tuple(part)))]
         stopped = driver.handle(ev.MessageReceived(B, msg.ShardStopped(B, tuple(part))))
         assert stopped == [], "what is on the move until it has a home counts"
-        said = driver.persisted()
-    assert (B, msg.RegionStopped(B)) in said
+        sent = driver.persisted()
+    assert (B, msg.RegionStopped(B)) in sent
     assert driver.handle(bye) == [(B, msg.RegionStopped(B))]
-    assert B in driver.coordinator.table.proxies, "it still hears of moves"
+    assert B in driver.coordinator.table.proxies, "it still gets new homes"
 
 
-def test_entities_that_take_their_time_do_not_hold_back_the_shards_behind_them() -> None:
+def test_slow_entities_do_not_hold_back_the_shards_behind_them() -> None:
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=1))
     driver.register(A, B)
     slow, *others = [home for home in map(driver.home, "123456") if home.node == B]
@@ -478,7 +478,7 @@ def test_entities_that_take_their_time_do_not_hold_back_the_shards_behind_them()
     assert (A, msg.BeginHandOff(1, tuple(others))) in driver.handle(bye)
 
 
-def test_the_last_region_just_stops() -> None:
+def test_the_shards_of_the_last_region_stop_without_a_new_home() -> None:
     driver = CoordinatorDriver(live=(A,))
     driver.register(A)
     home = driver.home("1")
@@ -491,7 +491,7 @@ def test_the_last_region_just_stops() -> None:
     assert driver.persisted() == [(A, msg.RegionStopped(A))]
 
 
-def test_there_is_no_rebalance_while_the_picture_is_unsettled() -> None:
+def test_nothing_is_rebalanced_while_a_member_is_unreachable_or_joining() -> None:
     driver = CoordinatorDriver(live=(A,))
     driver.register(A)
     for shard in "1234":
@@ -503,7 +503,7 @@ def test_there_is_no_rebalance_while_the_picture_is_unsettled() -> None:
     assert {name for _, name in names(driver.wait(COALESCE_S))} == {"BeginHandOff"}
 
 
-def test_an_unfit_node_gets_nothing_new() -> None:
+def test_an_unfit_node_gets_no_new_shard() -> None:
     driver = ready()
     driver.handle(ev.MembersChanged((A, B), unfit=(A,)))
     driver.ask(A, *"12345678")
@@ -533,14 +533,14 @@ def test_B64_new_shards_go_to_the_highest_version(
     assert {node: homes.count(node) for node in takes} == dict.fromkeys(takes, 6 // len(takes))
 
 
-def test_B64_who_takes_nothing_new_has_no_version_that_counts() -> None:
+def test_B64_the_version_of_an_unfit_node_does_not_count() -> None:
     driver = ready()
     driver.handle(ev.MembersChanged((A, B), unfit=(B,), versions={A: "1.0.0", B: "1.1.0"}))
     driver.ask(CLIENT, "1", "2")
     assert {home and home[0] for home in driver.writes[-1].homes.values()} == {A}
 
 
-def test_B64_an_old_node_is_better_than_one_that_does_not_start_the_shard() -> None:
+def test_B64_a_shard_goes_to_an_old_version_if_the_new_one_does_not_start_it() -> None:
     driver = ready()
     driver.handle(ev.MembersChanged((A, B), versions={A: "1.0.0", B: "1.1.0"}))
     driver.ask(A, "1")
@@ -594,7 +594,7 @@ def test_B65_nothing_is_rebalanced_while_versions_differ() -> None:
     assert {name for _, name in names(driver.wait(COALESCE_S))} == {"BeginHandOff"}
 
 
-def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
+def test_B65_the_version_of_a_node_that_hosts_nothing_does_not_count() -> None:
     driver = CoordinatorDriver(live=(A,))
     driver.register(A)
     for shard in "1234":
@@ -606,7 +606,7 @@ def test_B65_the_version_of_who_hosts_nothing_does_not_count() -> None:
     assert "BeginHandOff" in {name for _, name in names(driver.wait(COALESCE_S))}
 
 
-def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -> None:
+def test_B65_planned_moves_are_dropped_when_a_rollout_begins() -> None:
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=1), live=(A,))
     driver.register(A)
     for shard in "123456":
@@ -619,16 +619,16 @@ def test_B65_what_is_left_of_a_plan_is_dropped_when_the_picture_is_unsettled() -
     driver.handle(ev.MembersChanged((A, B, C), versions={A: "1.0.0", B: "1.0.0", C: "1.1.0"}))
     for node in (A, B):
         driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, begun.homes)))
-    said = driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, begun.homes)))
-    said += driver.persisted() + started(driver, B) + driver.wait(60)
-    assert "BeginHandOff" not in {name for _, name in names(said)}
+    sent = driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, begun.homes)))
+    sent += driver.persisted() + started(driver, B) + driver.wait(60)
+    assert "BeginHandOff" not in {name for _, name in names(sent)}
 
 
 def directed(places: dict[str, NodeId]) -> Overrides:
     return Overrides({shard: node.address for shard, node in places.items()})
 
 
-def test_B69_a_shard_is_placed_and_moved_by_word() -> None:
+def test_B69_a_shard_is_placed_and_moved_by_an_operator() -> None:
     driver = CoordinatorDriver(strategy=External())
     driver.handle(directed({"1": B, "2": A}))
     driver.register(A, B)
@@ -662,7 +662,7 @@ def test_B69_other_strategies_take_no_places() -> None:
     assert not driver.coordinator.rebalancing.takes_places
 
 
-def test_a_plan_is_worked_off_within_the_bound() -> None:
+def test_a_plan_is_carried_out_within_the_bound() -> None:
     driver = CoordinatorDriver(ShardingSettings(max_moves_in_flight=2), live=(A,))
     driver.register(A)
     driver.ask(A, *map(str, range(10)))
@@ -673,8 +673,8 @@ def test_a_plan_is_worked_off_within_the_bound() -> None:
     driver.handle(ev.MembersChanged((A, B)))
     driver.register(B)
     moved: list[str] = []
-    said = driver.wait(COALESCE_S)
-    while begun := [m for to, m in said if to == A and isinstance(m, msg.BeginHandOff)]:
+    sent = driver.wait(COALESCE_S)
+    while begun := [m for to, m in sent if to == A and isinstance(m, msg.BeginHandOff)]:
         [begin] = begun
         assert len(begin.homes) == 2 or len(moved) == 4
         moved += [home.shard for home in begin.homes]
@@ -682,12 +682,12 @@ def test_a_plan_is_worked_off_within_the_bound() -> None:
             driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, begin.homes)))
         stopped = driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, begin.homes)))
         assert stopped == [], "it is on the move until the store has its new home"
-        said = driver.persisted()
+        sent = driver.persisted()
     assert len(moved) == 5
     assert len(driver.coordinator.table.shards_at(B)) == 5
 
 
-def test_TSU16_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
+def test_shards_that_an_operator_stops_have_no_home_until_the_next_request() -> None:
     driver = ready()
     home = driver.home("1")
     driver.handle(ev.StopShards(("1", "unknown")))
@@ -697,7 +697,7 @@ def test_TSU16_shards_stopped_by_hand_stay_down_until_somebody_asks() -> None:
     assert driver.writes[-1].homes == {"1": None}
 
 
-def test_TSU16_shards_asked_to_stop_are_answered_when_they_have() -> None:
+def test_shards_that_must_stop_are_reported_when_they_have_stopped() -> None:
     driver = ready()
     home = driver.home("1")
     driver.handle(ev.StopShards(("1", "unknown")))
@@ -712,7 +712,7 @@ def test_TSU16_shards_asked_to_stop_are_answered_when_they_have() -> None:
     assert "1" not in driver.coordinator.table.homes
 
 
-def test_TSU16_what_is_sent_while_a_shard_stops_starts_it_again() -> None:
+def test_a_request_while_a_shard_stops_starts_it_again() -> None:
     driver = ready()
     home = driver.home("1")
     driver.handle(ev.StopShards(("1",)), ev.MessageReceived(A, msg.GetShardHome(("1",))))
@@ -724,7 +724,7 @@ def test_TSU16_what_is_sent_while_a_shard_stops_starts_it_again() -> None:
     assert again[1] > home.fence
 
 
-def test_TSU16_a_shard_on_the_move_stops_and_goes_nowhere() -> None:
+def test_a_shard_that_moves_when_it_must_stop_goes_nowhere() -> None:
     driver = CoordinatorDriver(live=(A,))
     home = move(driver)
     assert driver.handle(ev.StopShards(("2",))) == []
@@ -735,22 +735,22 @@ def test_TSU16_a_shard_on_the_move_stops_and_goes_nowhere() -> None:
     assert driver.writes[-1].homes == {"2": None}
 
 
-def test_TSU16_a_shard_that_is_being_started_stops_after_that() -> None:
+def test_a_shard_that_must_stop_while_it_starts_stops_after_that() -> None:
     driver = ready()
     driver.ask(A, "1")
     driver.handle(ev.StopShards(("1",)))
     assert driver.stopped_shards == []
-    said = driver.persisted()
+    sent = driver.persisted()
     home = driver.coordinator.table.homes["1"]
-    assert (home.node, msg.HostShard(1, (home,))) in said
-    assert (home.node, msg.BeginHandOff(1, (home,))) in said
+    assert (home.node, msg.HostShard(1, (home,))) in sent
+    assert (home.node, msg.BeginHandOff(1, (home,))) in sent
     ack(driver, A, home)
     ack(driver, B, home)
     driver.handle(ev.MessageReceived(home.node, msg.ShardStopped(home.node, (home,))))
     assert driver.stopped_shards == ["1"]
 
 
-def test_TSU16_one_that_stops_by_itself_or_dies_has_stopped() -> None:
+def test_a_shard_that_stops_by_itself_or_dies_counts_as_stopped() -> None:
     driver = ready()
     homes = {home.node: home for home in map(driver.home, "12")}
     driver.handle(ev.StopShards(("1", "2")))
@@ -771,7 +771,7 @@ def six_at_a(settings: ShardingSettings | None = None) -> CoordinatorDriver:
     return driver
 
 
-def test_B77_nothing_moves_for_balance_while_somebody_has_paused_it() -> None:
+def test_B77_nothing_moves_for_balance_while_an_operator_has_paused_it() -> None:
     driver = six_at_a()
     driver.handle(Overrides(paused=True))
     assert driver.coordinator.rebalancing.why_not() == "an operator has paused it"
@@ -786,7 +786,7 @@ def test_B77_nothing_moves_for_balance_while_somebody_has_paused_it() -> None:
     assert begun == []
 
 
-def test_B77_what_was_paused_goes_on() -> None:
+def test_B77_rebalancing_goes_on_after_a_pause() -> None:
     driver = six_at_a()
     driver.handle(Overrides(paused=True))
     driver.wait(60)
@@ -795,7 +795,7 @@ def test_B77_what_was_paused_goes_on() -> None:
     assert driver.coordinator.rebalancing.moves_in_flight == (3, 100)
 
 
-def test_B77_a_pause_drops_what_has_not_begun() -> None:
+def test_B77_a_pause_drops_moves_that_have_not_begun() -> None:
     driver = six_at_a(ShardingSettings(max_moves_in_flight=1))
     [begun] = [
         m for to, m in driver.wait(COALESCE_S) if to == A and isinstance(m, msg.BeginHandOff)
@@ -803,9 +803,9 @@ def test_B77_a_pause_drops_what_has_not_begun() -> None:
     driver.handle(Overrides(paused=True))
     for node in (A, B):
         driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, begun.homes)))
-    said = driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, begun.homes)))
-    said += driver.persisted() + started(driver, B) + driver.wait(60)
-    assert "BeginHandOff" not in {name for _, name in names(said)}
+    sent = driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, begun.homes)))
+    sent += driver.persisted() + started(driver, B) + driver.wait(60)
+    assert "BeginHandOff" not in {name for _, name in names(sent)}
     assert len(driver.coordinator.table.shards_at(B)) == 1, "what had begun is done"
 
 
@@ -818,7 +818,7 @@ def test_B77_the_bound_on_moves_changes_at_run_time(told: int, begun: int) -> No
     assert driver.coordinator.rebalancing.moves_in_flight == (begun, told or 1)
 
 
-def test_N10_a_bound_on_the_moves_of_a_minute() -> None:
+def test_N10_the_moves_of_a_minute_are_bounded() -> None:
     driver = six_at_a(ShardingSettings(max_moves_per_minute=2, rebalance_interval=1e6))
     [first] = [
         m for to, m in driver.wait(COALESCE_S) if to == A and isinstance(m, msg.BeginHandOff)
@@ -827,22 +827,22 @@ def test_N10_a_bound_on_the_moves_of_a_minute() -> None:
     for node in (A, B):
         driver.handle(ev.MessageReceived(node, msg.BeginHandOffAck(node, first.homes)))
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, first.homes)))
-    said = driver.persisted() + started(driver, B) + driver.wait(59)
-    assert "BeginHandOff" not in {name for _, name in names(said)}, "its turn has not come"
+    sent = driver.persisted() + started(driver, B) + driver.wait(59)
+    assert "BeginHandOff" not in {name for _, name in names(sent)}, "its turn has not come"
     assert driver.coordinator.rebalancing.deadline() == driver.now + 1
     [second] = [m for to, m in driver.wait(1) if to == A and isinstance(m, msg.BeginHandOff)]
     assert len(second.homes) == 1
     assert not set(second.homes) & set(first.homes)
 
 
-def test_N10_a_region_that_leaves_does_not_wait_for_its_turn() -> None:
+def test_N10_a_leaving_region_is_not_slowed_by_the_bound_of_a_minute() -> None:
     driver = six_at_a(ShardingSettings(max_moves_per_minute=1))
     driver.wait(COALESCE_S)
     driver.handle(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
     assert driver.coordinator.rebalancing.moves_in_flight[0] == 6
 
 
-def crowd(count: int) -> tuple[NodeId, ...]:
+def some_nodes(count: int) -> tuple[NodeId, ...]:
     return tuple(NodeId("n", port, port) for port in range(1, count + 1))
 
 
@@ -851,7 +851,7 @@ def shard_count_check(driver: CoordinatorDriver) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("shards", "nodes", "said"),
+    ("shards", "nodes", "sent"),
     [
         (2, 2, []),
         (2, 3, ["too_few_shards"]),
@@ -860,27 +860,27 @@ def shard_count_check(driver: CoordinatorDriver) -> list[str]:
         (2001, 3, []),
     ],
 )
-def test_S218_S219_a_number_of_shards_that_does_not_suit_the_nodes_is_told_once(
-    shards: int, nodes: int, said: list[str]
+def test_S2_18_S2_19_too_few_or_too_many_shards_are_noted_once(
+    shards: int, nodes: int, sent: list[str]
 ) -> None:
-    driver = CoordinatorDriver(ShardingSettings(shards=shards), live=crowd(nodes))
-    driver.register(*crowd(nodes))
+    driver = CoordinatorDriver(ShardingSettings(shards=shards), live=some_nodes(nodes))
+    driver.register(*some_nodes(nodes))
     driver.wait(15)
     assert shard_count_check(driver) == [], "a cluster that is starting gets more nodes"
     driver.wait(600)
-    assert shard_count_check(driver) == said
+    assert shard_count_check(driver) == sent
 
 
-def test_S218_S219_it_is_told_again_after_it_was_otherwise() -> None:
-    driver = CoordinatorDriver(ShardingSettings(shards=2), live=crowd(3))
+def test_S2_18_S2_19_they_are_noted_again_after_a_change() -> None:
+    driver = CoordinatorDriver(ShardingSettings(shards=2), live=some_nodes(3))
     for nodes in (3, 2, 3, 4):
-        driver.handle(ev.MembersChanged(crowd(nodes)))
-        driver.register(*crowd(nodes))
+        driver.handle(ev.MembersChanged(some_nodes(nodes)))
+        driver.register(*some_nodes(nodes))
         driver.wait(60)
     assert shard_count_check(driver) == ["too_few_shards"] * 2
 
 
-def test_S218_S219_a_shard_function_of_the_users_own_gives_as_many_as_it_likes() -> None:
+def test_S2_18_S2_19_a_shard_function_of_the_application_gives_any_number() -> None:
     some = ShardCountCheck(0)
     assert [note for now in range(100) for note in some.notes(200, 20, float(now))] == []
     found = [note for now in range(100) for note in some.notes(2, 2001, float(now))]
@@ -912,10 +912,8 @@ def test_a_refused_claim_goes_higher_and_an_unanswered_one_stays() -> None:
 @pytest.mark.parametrize("setting", [2.5, 5.0, 10.0])
 def test_S2_61_the_waits_are_those_that_the_setting_says(setting: float) -> None:
     meaning = dict(options())["sharding.coordinator_failure_backoff"].meaning
-    assert (
-        meaning
-        == "a coordinator whose store failed waits a tenth of it, then doubles, to 5 times it"
-    )
+    assert "a tenth" in meaning
+    assert "5 times" in meaning
     settings = ShardingSettings(coordinator_failure_backoff=setting)
     coordinator = Coordinator("t", A, LAYOUT, settings, LeastShard())
     coordinator.handle(ev.Start(), 0.0)
@@ -932,7 +930,7 @@ def test_S2_61_the_waits_are_those_that_the_setting_says(setting: float) -> None
     assert waits == pytest.approx([factor * setting for factor in factors])
 
 
-def test_TG9_one_that_is_prepared_claims_at_once_and_answers_what_it_was_asked_before() -> None:
+def test_a_prepared_coordinator_claims_at_once_and_answers_earlier_requests() -> None:
     coordinator = Coordinator("t", B, LAYOUT, ShardingSettings(), LeastShard())
     assert coordinator.handle(ev.Prepare(3), 0.0) == [ev.LoadTable()]
     assert coordinator.handle(ev.TableLoaded(StoredTable(3, LAYOUT, {"1": (A, 1)})), 0.0) == []
@@ -944,13 +942,13 @@ def test_TG9_one_that_is_prepared_claims_at_once_and_answers_what_it_was_asked_b
     assert coordinator.deadline() is None
     assert coordinator.handle(ev.Start(4), 1.0) == [ev.ClaimEpoch(5, LAYOUT)]
     coordinator.handle(ev.EpochClaimed(StoredTable(5, LAYOUT, {"1": (A, 1)})), 1.0)
-    said = coordinator.tick(1.0)
-    assert {type(e.message) for e in said if isinstance(e, ev.Send)} == {msg.RegisterAck, msg.Wait}
-    assert any(isinstance(e, ev.Persist) and "1" in e.homes for e in said)
+    sent = coordinator.tick(1.0)
+    assert {type(e.message) for e in sent if isinstance(e, ev.Send)} == {msg.RegisterAck, msg.Wait}
+    assert any(isinstance(e, ev.Persist) and "1" in e.homes for e in sent)
 
 
 @pytest.mark.parametrize("loaded_first", [True, False])
-def test_a_start_that_comes_while_the_table_is_loaded_claims_after_it(loaded_first: bool) -> None:
+def test_a_start_during_the_load_claims_after_it(loaded_first: bool) -> None:
     coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
     events: list[ev.CoordinatorEvent] = [ev.TableLoaded(None), ev.Start(6)]
     coordinator.handle(ev.Prepare(2), 0.0)
@@ -960,7 +958,7 @@ def test_a_start_that_comes_while_the_table_is_loaded_claims_after_it(loaded_fir
     assert effects == [ev.ClaimEpoch(7, LAYOUT)]
 
 
-def test_a_prepared_one_knows_that_the_store_forgot() -> None:
+def test_a_prepared_coordinator_detects_a_lost_table() -> None:
     coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
     coordinator.handle(ev.Prepare(2), 0.0)
     coordinator.handle(ev.TableLoaded(StoredTable(2, LAYOUT, {})), 0.0)
@@ -973,24 +971,24 @@ def test_a_prepared_one_knows_that_the_store_forgot() -> None:
     assert lost._epoch_claim.table_lost
 
 
-def test_B97_one_that_retires_finishes_its_write_and_takes_nothing_new() -> None:
+def test_B97_a_retiring_coordinator_finishes_its_write_and_starts_nothing_new() -> None:
     driver = ready()
     driver.ask(B, "1")
     assert driver.handle(ev.Retire()) == []
     assert driver.ask(B, "2") == []
     assert not driver.stopped
-    said = driver.persisted()
+    sent = driver.persisted()
     home = (
         Home("1", B, FENCE) if driver.writes[-1].homes["1"] == (B, FENCE) else Home("1", A, FENCE)
     )
-    assert (home.node, msg.HostShard(1, (home,))) in said
-    assert (B, msg.ShardHomes(1, (home,))) in said
+    assert (home.node, msg.HostShard(1, (home,))) in sent
+    assert (B, msg.ShardHomes(1, (home,))) in sent
     assert driver.stopped == "handed over"
     assert len(driver.writes) == 1
     assert driver.handle(ev.MessageReceived(B, msg.GetShardHome(("3",)))) == []
 
 
-def test_B97_one_that_retires_with_nothing_to_write_ends_at_once() -> None:
+def test_B97_a_retiring_coordinator_without_a_write_stops_at_once() -> None:
     driver = ready()
     driver.home("1")
     driver.handle(ev.Retire())
@@ -998,7 +996,7 @@ def test_B97_one_that_retires_with_nothing_to_write_ends_at_once() -> None:
     assert driver.coordinator.deadline() is None
 
 
-def test_B97_a_write_that_fails_is_not_tried_again_by_one_that_retires() -> None:
+def test_B97_a_retiring_coordinator_does_not_repeat_a_failed_write() -> None:
     driver = ready()
     driver.ask(B, "1")
     driver.handle(ev.Retire())
@@ -1007,7 +1005,7 @@ def test_B97_a_write_that_fails_is_not_tried_again_by_one_that_retires() -> None
     assert len(driver.writes) == 1
 
 
-def test_B97_one_that_retires_waits_for_its_write_and_for_no_other_clock() -> None:
+def test_B97_a_retiring_coordinator_has_no_deadline_but_its_write() -> None:
     driver = ready()
     home = driver.home("1")
     driver.handle(ev.StopShards(("1",)))
@@ -1017,7 +1015,9 @@ def test_B97_one_that_retires_waits_for_its_write_and_for_no_other_clock() -> No
 
 
 @pytest.mark.parametrize("events", [[], [ev.Prepare()], [ev.Start(), ev.TableLoaded(None)]])
-def test_one_that_does_not_rule_yet_retires_at_once(events: list[ev.CoordinatorEvent]) -> None:
+def test_a_coordinator_that_does_not_rule_yet_retires_at_once(
+    events: list[ev.CoordinatorEvent],
+) -> None:
     coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
     for event in events:
         coordinator.handle(event, 0.0)
@@ -1036,7 +1036,7 @@ def test_a_stored_table_of_another_layout_is_not_touched() -> None:
     assert coordinator.state is CoordinatorState.STOPPED
 
 
-def test_a_lost_table_is_waited_for_longer() -> None:
+def test_the_grace_is_longer_after_the_store_lost_the_table() -> None:
     coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
     coordinator.handle(ev.Start(7), 0.0)
     coordinator.handle(ev.TableLoaded(None), 0.0)
@@ -1051,15 +1051,15 @@ def test_a_lost_table_is_waited_for_longer() -> None:
             coordinator.handle(ev.Persisted(write.op_id), now)
 
 
-def test_an_outbox_gathers_orders_and_splits() -> None:
+def test_an_outbox_gathers_messages_orders_and_splits_them() -> None:
     outbox = Outbox(A)
     homes = [Home(str(i), B, i + 1) for i in range(CHUNK + 1)]
     outbox.add(B, HomeMessage.SHARD_HOMES, homes)
     outbox.add(B, HomeMessage.HOST_SHARD, homes[:1])
     outbox.wait(B, "x", "why")
     outbox.add(B, HomeMessage.REGISTER_ACK, ())
-    said = [send.message for send in outbox.drain(3)]
-    assert [type(message).__name__ for message in said] == [
+    sent = [send.message for send in outbox.drain(3)]
+    assert [type(message).__name__ for message in sent] == [
         "RegisterAck",
         "HostShard",
         "ShardHomes",
@@ -1070,7 +1070,7 @@ def test_an_outbox_gathers_orders_and_splits() -> None:
     assert outbox.drain(3) == []
 
 
-def test_what_a_region_said_before_it_drained_does_not_bring_it_back() -> None:
+def test_an_early_registration_from_before_the_shutdown_is_dropped() -> None:
     """It had been kept while a write was under way."""
     registry = Registry(1)
     registry.update(ev.MembersChanged((A,)))

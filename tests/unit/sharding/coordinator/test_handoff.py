@@ -1,4 +1,4 @@
-"""A handoff against its own drawing, and timers against a list."""
+"""A hand-off against its own diagram, and timers against a list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a coordinator can say of the past of its shards."""
+"""The history of shards: changes, reasons and durations."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_N13_the_first_home_and_a_move_for_the_balance() -> None:
     ack(driver, A, home)
     ack(driver, B, home)
     stops(driver, home)
-    assert len(seen(driver, home.shard)) == 1, "it is told once it is durable"
+    assert len(seen(driver, home.shard)) == 1, "it is recorded once it is durable"
     driver.now += 1.0
     driver.persisted()
     assert seen(driver, home.shard)[1:] == [(A, B, "rebalance", FENCE + 2)]
@@ -53,7 +53,7 @@ def test_N13_the_first_home_and_a_move_for_the_balance() -> None:
     assert (change.at, change.seconds) == (driver.now, driver.now - began)
 
 
-def test_N13_a_lost_node_is_why_its_shards_moved_even_in_the_middle_of_a_handoff() -> None:
+def test_N13_the_death_of_a_node_is_the_reason_even_during_a_handoff() -> None:
     driver = CoordinatorDriver(live=(A,))
     moving = move(driver)
     [other] = [h for h in driver.coordinator.table.homes.values() if h.shard != moving.shard]
@@ -66,7 +66,7 @@ def test_N13_a_lost_node_is_why_its_shards_moved_even_in_the_middle_of_a_handoff
     assert driver.coordinator.history.of(other.shard)[-1].seconds == 0.5
 
 
-def test_N13_who_leaves_is_drained() -> None:
+def test_N13_the_reason_for_a_leaving_node_is_drain() -> None:
     driver = ready()
     home = driver.home("1")
     driver.handle(ev.MessageReceived(A, msg.GracefulShutdownRequest(A)))
@@ -77,7 +77,7 @@ def test_N13_who_leaves_is_drained() -> None:
     assert seen(driver)[1:] == [(A, B, "drain", FENCE + 1)]
 
 
-def test_N13_a_shard_that_stops_runs_nowhere_until_somebody_asks() -> None:
+def test_N13_a_stopped_shard_runs_nowhere_until_the_next_request() -> None:
     driver = ready()
     home = driver.home("1")
     stops(driver, home)
@@ -108,7 +108,7 @@ def test_N13_what_a_region_reports_to_a_new_coordinator() -> None:
     assert seen(driver, "2") == [(None, B, "reported", 8)]
 
 
-def test_a_node_that_died_during_the_write_got_nothing() -> None:
+def test_a_node_that_died_during_the_write_is_not_in_the_history() -> None:
     driver = ready()
     driver.ask(A, "1", "2")
     driver.handle(ev.MembersChanged((A,)))
@@ -159,7 +159,7 @@ def test_B150_moves_are_counted_by_how_long_they_took(seconds: float, place: int
     assert history.moved_seconds == pytest.approx(seconds)
 
 
-def test_a_word_about_an_earlier_home_does_not_count_for_a_later_one() -> None:
+def test_a_reason_for_an_earlier_home_does_not_count_for_a_later_one() -> None:
     history = ShardHistory()
     early, late = Home("1", A, 1), Home("1", B, 2)
     history.leaves(early, "rebalance", 1.0)

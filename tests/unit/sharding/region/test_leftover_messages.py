@@ -1,4 +1,4 @@
-"""What a shard leaves unhandled: it goes to the next home before everything else, or is refused."""
+"""Leftovers of a shard: they go to the next home before everything else, or are rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.sharding.region.test_region import (
     home,
     homes,
     released,
-    said,
+    sent,
 )
 from tests.unit.sharding.test_sharding_net import FAULTS, FORGETFUL, run_seed
 
@@ -33,11 +33,11 @@ def left(*texts: str) -> tuple[Message, ...]:
     return tuple(map(Message, texts))
 
 
-def stopped(driver: RegionDriver, *mail: str) -> list[ev.RegionEffect]:
+def stopped(driver: RegionDriver, *leftovers: str) -> list[ev.RegionEffect]:
     """The shard ran here, and stops with this unhandled."""
     driver.host(5)
     driver.receive(msg.BeginHandOff(1, (home(ME, 5),)), msg.HandOff(1, (home(ME, 5),)))
-    return driver.handle(ev.ShardDown("1", left(*mail)))
+    return driver.handle(ev.ShardDown("1", left(*leftovers)))
 
 
 def rejected(effects: list[ev.RegionEffect]) -> list[tuple[str, str]]:
@@ -51,10 +51,10 @@ def rejected(effects: list[ev.RegionEffect]) -> list[tuple[str, str]]:
 # The old home
 
 
-def test_mail_waits_for_the_next_home_to_ask_and_goes_before_everything() -> None:
+def test_leftovers_wait_for_the_next_home_to_ask_and_go_before_everything() -> None:
     driver = RegionDriver()
     effects = stopped(driver, "a", "b")
-    assert said(effects) == [msg.ShardStopped(ME, (home(ME, 5),), ("1",))]
+    assert sent(effects) == [msg.ShardStopped(ME, (home(ME, 5),), ("1",))]
     driver.send("later", via=C)
     assert released(driver.receive(homes(B, 6))) == []
     driver.send("flush of B", via=B)
@@ -64,14 +64,14 @@ def test_mail_waits_for_the_next_home_to_ask_and_goes_before_everything() -> Non
     assert rejected(driver.wait(2 * LEFTOVERS_PATIENCE_S)) == []
 
 
-def test_a_home_that_asks_before_it_is_known_here_is_remembered() -> None:
+def test_a_home_that_asks_before_it_is_known_here_gets_the_leftovers() -> None:
     driver = RegionDriver()
     stopped(driver, "a")
     assert released(driver.receive(msg.PassOn((home(B, 6),)), sender=B)) == []
     assert released(driver.receive(homes(B, 6))) == [(B, ["a"])]
 
 
-def test_nobody_asks_for_another() -> None:
+def test_a_node_cannot_ask_for_leftovers_in_the_name_of_another() -> None:
     driver = RegionDriver()
     stopped(driver, "a")
     driver.receive(homes(B, 6))
@@ -79,7 +79,7 @@ def test_nobody_asks_for_another() -> None:
     assert released(driver.receive(msg.PassOn((home(B, 7),)), sender=B)) == []
 
 
-def test_mail_for_which_nobody_asks_is_refused_and_the_rest_goes_on() -> None:
+def test_leftovers_that_no_home_asks_for_are_rejected_and_the_rest_goes_on() -> None:
     driver = RegionDriver()
     stopped(driver, "a")
     driver.send("later", via=C)
@@ -90,7 +90,9 @@ def test_mail_for_which_nobody_asks_is_refused_and_the_rest_goes_on() -> None:
 
 
 @pytest.mark.parametrize("next_home", [C, ME])
-def test_mail_is_refused_once_another_home_than_the_first_is_known(next_home: NodeId) -> None:
+def test_leftovers_are_rejected_once_another_home_than_the_first_is_known(
+    next_home: NodeId,
+) -> None:
     """The first may have let others in."""
     driver = RegionDriver()
     stopped(driver, "a")
@@ -99,7 +101,7 @@ def test_mail_is_refused_once_another_home_than_the_first_is_known(next_home: No
     assert rejected(driver.receive(homes(next_home, 7))) == [("a", REJECT_STOPPED)]
 
 
-def test_a_shard_that_comes_back_finds_its_mail() -> None:
+def test_a_shard_that_comes_back_gets_its_leftovers() -> None:
     driver = RegionDriver()
     stopped(driver, "a")
     driver.send("own")
@@ -109,8 +111,8 @@ def test_a_shard_that_comes_back_finds_its_mail() -> None:
     assert ev.SetArrivals("1", True) in effects
 
 
-def test_mail_is_refused_if_another_coordinator_brings_the_shard_back() -> None:
-    """It may have lived elsewhere, and nobody said so here."""
+def test_leftovers_are_rejected_if_another_coordinator_brings_the_shard_back() -> None:
+    """It may have lived elsewhere, and nobody sent so here."""
     driver = RegionDriver()
     stopped(driver, "a")
     driver.handle(ev.EpochSeen(2))
@@ -118,7 +120,7 @@ def test_mail_is_refused_if_another_coordinator_brings_the_shard_back() -> None:
     assert rejected(effects) == [("a", REJECT_STOPPED)]
 
 
-def test_who_comes_back_behind_anothers_mail_has_none_of_its_own() -> None:
+def test_a_home_that_awaits_leftovers_rejects_its_own_older_ones() -> None:
     driver = RegionDriver()
     stopped(driver, "a")
     effects = driver.receive(msg.HostShard(1, (home(ME, 7),), (home(B, 6),)))
@@ -129,24 +131,24 @@ def test_who_comes_back_behind_anothers_mail_has_none_of_its_own() -> None:
     assert released(driver.send("of B", via=B)) == [(ME, ["of B"])]
 
 
-def test_mail_of_a_shard_that_lives_elsewhere_already_comes_too_late() -> None:
+def test_leftovers_of_a_shard_with_another_home_are_rejected() -> None:
     driver = RegionDriver()
     driver.host(5)
     driver.receive(homes(B, 6))
     effects = driver.handle(ev.ShardDown("1", left("a")))
     assert rejected(effects) == [("a", REJECT_STOPPED)]
-    assert said(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    assert sent(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
 
 
-def test_mail_counts_in_the_buffer() -> None:
+def test_leftovers_count_in_the_buffer() -> None:
     driver = RegionDriver(ShardingSettings(buffer_size=2))
     effects = stopped(driver, "a", "b", "c")
     assert rejected(effects) == [("c", REJECT_BUFFER_FULL)]
     assert driver.region.buffered == (2, 20)
 
 
-def with_mail_of_nobody(*texts: str) -> RegionDriver:
-    """A full buffer: an ask that has expired, in the mail of a shard without a home, and these."""
+def with_expired_leftovers(*texts: str) -> RegionDriver:
+    """A full buffer: leftovers of a shard without a home, an expired ask and these."""
     driver = RegionDriver(ShardingSettings(buffer_size=1 + len(texts)))
     driver.host(5)
     driver.receive(msg.BeginHandOff(1, (home(ME, 5),)), msg.HandOff(1, (home(ME, 5),)))
@@ -155,22 +157,22 @@ def with_mail_of_nobody(*texts: str) -> RegionDriver:
     return driver
 
 
-def test_S2_65_mail_that_has_expired_leaves_where_there_is_no_room() -> None:
-    driver = with_mail_of_nobody("a")
+def test_S2_65_expired_leftovers_make_room_in_a_full_buffer() -> None:
+    driver = with_expired_leftovers("a")
     assert rejected(driver.send("b")) == [("asked", REJECT_EXPIRED)]
     driver.receive(msg.PassOn((home(B, 6),)), sender=B)
     assert released(driver.receive(homes(B, 6))) == [(B, ["a", "b"])]
 
 
-def test_where_all_mail_has_expired_what_waits_needs_nobody_to_ask_for_it() -> None:
-    driver = with_mail_of_nobody()
+def test_messages_behind_expired_leftovers_need_no_request() -> None:
+    driver = with_expired_leftovers()
     assert rejected(driver.send("b")) == [("asked", REJECT_EXPIRED)]
     driver.receive(msg.PassOn((home(B, 6),)), sender=B)
     assert released(driver.receive(homes(B, 6))) == [(B, ["b"])]
 
 
-def test_mail_that_a_home_may_ask_for_stays_though_it_has_expired() -> None:
-    driver = with_mail_of_nobody()
+def test_expired_leftovers_that_a_home_may_ask_for_stay() -> None:
+    driver = with_expired_leftovers()
     driver.receive(homes(B, 6))
     assert rejected(driver.send("b")) == [("b", REJECT_BUFFER_FULL)]
     effects = driver.receive(msg.PassOn((home(B, 6),)), sender=B)
@@ -180,14 +182,14 @@ def test_mail_that_a_home_may_ask_for_stays_though_it_has_expired() -> None:
 # The new home
 
 
-def test_a_home_behind_mail_lets_in_nothing_else_before() -> None:
+def test_a_home_that_awaits_leftovers_lets_in_nothing_else_before() -> None:
     driver = RegionDriver()
     driver.send("own")
     host = msg.HostShard(1, (home(ME, 6),), (home(B, 5),))
     effects = driver.receive(host)
     flush = next(at for at, e in enumerate(effects) if isinstance(e, ev.SendFlush))
     asked = effects.index(ev.Send(B, msg.PassOn((home(ME, 6),))))
-    assert flush < asked, "the Flush is behind what waits there, and the mail goes before it"
+    assert flush < asked, "the Flush is behind what waits there, and the leftovers goes before it"
     effects = driver.handle(ev.ShardReady("1"))
     assert released(effects) == []
     assert ev.SetArrivals("1", True, via=B) in effects
@@ -208,7 +210,7 @@ def test_an_echo_of_an_earlier_flush_does_not_open_it() -> None:
     assert released(driver.handle(ev.FlushDone("1", 2))) == [(ME, ["own"])]
 
 
-def test_when_the_old_home_dies_nothing_is_waited_for() -> None:
+def test_the_death_of_the_old_home_opens_the_next() -> None:
     driver = RegionDriver()
     driver.receive(msg.HostShard(1, (home(ME, 6),), (home(B, 5),)))
     driver.handle(ev.ShardReady("1"))
@@ -216,14 +218,14 @@ def test_when_the_old_home_dies_nothing_is_waited_for() -> None:
     assert released(driver.handle(ev.NodeGone(B))) == [(ME, ["own"])]
 
 
-def test_who_stops_while_mail_is_on_the_way_has_mail_itself() -> None:
+def test_a_home_that_stops_while_it_awaits_leftovers_has_leftovers_itself() -> None:
     driver = RegionDriver()
     driver.receive(msg.HostShard(1, (home(ME, 6),), (home(B, 5),)))
     driver.handle(ev.ShardReady("1"))
     driver.receive(msg.HandOff(1, (home(ME, 6),)))
     driver.send("on the way", via=B)
     effects = driver.handle(ev.ShardDown("1", left("taken in")))
-    assert said(effects) == [msg.ShardStopped(ME, (home(ME, 6),), ("1",))]
+    assert sent(effects) == [msg.ShardStopped(ME, (home(ME, 6),), ("1",))]
     driver.receive(homes(C, 7))
     effects = driver.receive(msg.PassOn((home(C, 7),)), sender=C)
     assert released(effects) == [(C, ["taken in", "on the way"])]
@@ -232,7 +234,7 @@ def test_who_stops_while_mail_is_on_the_way_has_mail_itself() -> None:
 # The coordinator
 
 
-def test_the_next_home_is_told_behind_whom_it_is_and_those_after_it_are_not() -> None:
+def test_only_the_home_right_after_the_old_one_awaits_its_leftovers() -> None:
     driver = CoordinatorDriver(live=(ME,))
     old = moving_out(driver, ("2",))
     hosts = [message for _, message in driver.persisted() if isinstance(message, msg.HostShard)]
@@ -242,19 +244,19 @@ def test_the_next_home_is_told_behind_whom_it_is_and_those_after_it_are_not() ->
     assert again[0] == told, "a question that is repeated is the same"
 
 
-def test_who_has_nothing_left_is_not_followed() -> None:
+def test_a_home_without_leftovers_is_not_awaited() -> None:
     driver = CoordinatorDriver(live=(ME,))
     moving_out(driver, ())
     [told] = [message for _, message in driver.persisted() if isinstance(message, msg.HostShard)]
     assert told.behind == ()
 
 
-def moving_out(driver: CoordinatorDriver, mail: tuple[str, ...]) -> msg.Home:
+def moving_out(driver: CoordinatorDriver, leftovers: tuple[str, ...]) -> msg.Home:
     """A shard leaves for the balance; it has stopped."""
     old = moving(driver)
     for node in list(driver.coordinator.table.regions):
         acked(driver, node, old)
-    driver.handle(ev.MessageReceived(old.node, msg.ShardStopped(old.node, (old,), mail)))
+    driver.handle(ev.MessageReceived(old.node, msg.ShardStopped(old.node, (old,), leftovers)))
     return old
 
 
@@ -263,7 +265,7 @@ def moving_out(driver: CoordinatorDriver, mail: tuple[str, ...]) -> msg.Home:
 
 @pytest.mark.parametrize("block", range(SEEDS // BLOCK))
 @pytest.mark.parametrize("faults", [FAULTS, FORGETFUL], ids=["faults", "forgetful"])
-def test_what_must_hold_holds_with_mail(block: int, faults: tuple[str, ...]) -> None:
+def test_invariants_hold_with_leftovers(block: int, faults: tuple[str, ...]) -> None:
     there = lost = 0
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         try:

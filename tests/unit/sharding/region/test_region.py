@@ -1,4 +1,4 @@
-"""The region, told what happens and asked what it does."""
+"""The region: events in, messages and routes out."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def homes(node: NodeId, fence: int, epoch: int = 1) -> msg.ShardHomes:
     return msg.ShardHomes(epoch, (home(node, fence),))
 
 
-def said(effects: list[ev.RegionEffect]) -> list[ev.Message]:
+def sent(effects: list[ev.RegionEffect]) -> list[ev.Message]:
     return [effect.message for effect in effects if isinstance(effect, ev.SendCoordinator)]
 
 
@@ -104,9 +104,9 @@ def released(effects: list[ev.RegionEffect]) -> list[tuple[NodeId, list[str]]]:
     return found
 
 
-def test_an_unknown_home_is_asked_for_once_and_what_waited_goes_in_order() -> None:
+def test_an_unknown_home_is_requested_once_and_waiting_messages_go_in_order() -> None:
     driver = RegionDriver()
-    assert said(driver.send("m1")) == [msg.GetShardHome(("1",))]
+    assert sent(driver.send("m1")) == [msg.GetShardHome(("1",))]
     assert driver.send("m2") == []
     effects = driver.receive(homes(B, 5))
     release, route = effects
@@ -114,36 +114,36 @@ def test_an_unknown_home_is_asked_for_once_and_what_waited_goes_in_order() -> No
     assert route == ev.SetRoute("1", B), "after the release, so that nothing overtakes"
 
 
-def test_a_question_is_repeated_and_more_slowly_after_a_wait() -> None:
+def test_a_request_is_repeated_and_more_slowly_after_a_wait() -> None:
     driver = RegionDriver()
     driver.send("m1")
-    assert said(driver.wait(2.0)) == [msg.GetShardHome(("1",))]
+    assert sent(driver.wait(2.0)) == [msg.GetShardHome(("1",))]
     driver.receive(msg.Wait(1, ("1",), "why"))
-    assert said(driver.wait(5.9)) == []
-    assert said(driver.wait(0.2)) == [msg.GetShardHome(("1",))]
+    assert sent(driver.wait(5.9)) == []
+    assert sent(driver.wait(0.2)) == [msg.GetShardHome(("1",))]
 
 
-def test_the_wait_of_a_coordinator_that_was_replaced_holds_back_no_question() -> None:
+def test_a_wait_of_a_replaced_coordinator_delays_no_request() -> None:
     driver = RegionDriver()
     driver.send("m1")
     driver.region.handle(ev.CoordinatorAt(C), driver.now)
     late = ev.MessageReceived(RULER, msg.Wait(1, ("1",), "its home is being stored"))
     driver.region.handle(late, driver.now)
-    assert msg.GetShardHome(("1",)) in said(driver.region.tick(driver.now))
+    assert msg.GetShardHome(("1",)) in sent(driver.region.tick(driver.now))
 
 
-def test_questions_of_one_turn_are_one_message() -> None:
+def test_requests_of_one_turn_are_one_message() -> None:
     driver = RegionDriver()
     effects = driver.handle(*(ev.Deliver(str(i), Message("m")) for i in range(3)))
-    assert said(effects) == [msg.GetShardHome(("0", "1", "2"))]
+    assert sent(effects) == [msg.GetShardHome(("0", "1", "2"))]
 
 
-def test_a_new_coordinator_is_asked_again_and_told_what_is_hosted() -> None:
+def test_a_new_coordinator_gets_the_requests_again_and_what_is_hosted() -> None:
     driver = RegionDriver()
     driver.host()
     driver.handle(ev.Deliver("2", Message("m")))
     effects = driver.handle(ev.CoordinatorAt(B))
-    assert said(effects) == [
+    assert sent(effects) == [
         msg.Register(ME, False, LAYOUT, (home(ME, 5),)),
         msg.GetShardHome(("2",)),
     ]
@@ -155,7 +155,7 @@ def test_registration_is_repeated_at_growing_intervals() -> None:
     times: list[float] = []
     while len(times) < 8:
         start = driver.now
-        while not said(driver.wait(0.05)):
+        while not sent(driver.wait(0.05)):
             pass
         times.append(round(driver.now - start, 1))
     assert times == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
@@ -172,14 +172,14 @@ def test_buffers_are_bounded_and_counts_are_exact() -> None:
     assert driver.region.buffered == (0, 0)
 
 
-def test_S2_65_asks_that_have_expired_leave_where_there_is_no_room() -> None:
+def test_S2_65_expired_asks_make_room_in_a_full_buffer() -> None:
     driver = RegionDriver(ShardingSettings(buffer_size=4))
     driver.send("m1")
     driver.handle(ev.Deliver("1", Message("a", expired=True)))
     driver.handle(ev.Deliver("2", Message("b", expired=True)))
     driver.send("m2")
     assert driver.handle(ev.Expired(("1", "2", "never heard of"))) == []
-    assert driver.region.buffered == (4, 40), "nobody needs the room yet"
+    assert driver.region.buffered == (4, 40), "the room is not needed yet"
     assert driver.send("m3") == [
         ev.Reject("1", Message("a", expired=True), REJECT_EXPIRED),
         ev.Reject("2", Message("b", expired=True), REJECT_EXPIRED),
@@ -190,7 +190,7 @@ def test_S2_65_asks_that_have_expired_leave_where_there_is_no_room() -> None:
     assert released(driver.receive(homes(B, 5))) == [(B, ["m1", "m2", "m3", "m4"])]
 
 
-def test_a_full_buffer_is_searched_once_for_what_has_expired() -> None:
+def test_a_full_buffer_is_searched_once_for_expired_asks() -> None:
     looked: list[str] = []
 
     class Ask(Message):
@@ -212,7 +212,7 @@ def test_a_full_buffer_is_searched_once_for_what_has_expired() -> None:
     assert len(looked) == once
 
 
-def test_bytes_count_too() -> None:
+def test_the_bound_on_bytes_counts_too() -> None:
     driver = RegionDriver(ShardingSettings(buffer_bytes=1024))
     big = Message("big", size=1020)
     driver.handle(ev.Deliver("1", big))
@@ -259,12 +259,12 @@ def test_begin_handoff_is_acknowledged_after_the_echo() -> None:
     driver.receive(homes(B, 5))
     effects = driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
     assert effects == [ev.SetRoute("1", None), ev.SendFlush("1", B, 1)]
-    assert said(driver.send("m1")) == []
-    assert said(driver.handle(ev.FlushDone("1", 1)))[-1] == msg.BeginHandOffAck(ME, (home(B, 5),))
+    assert sent(driver.send("m1")) == []
+    assert sent(driver.handle(ev.FlushDone("1", 1)))[-1] == msg.BeginHandOffAck(ME, (home(B, 5),))
     assert released(driver.receive(homes(C, 6))) == [(C, ["m1"])]
 
 
-def test_a_flush_without_echo_is_sent_again_and_the_old_homes_death_ends_it() -> None:
+def test_a_flush_without_an_echo_is_repeated_until_the_old_home_dies() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5), homes(C, 6))
     assert ev.SendFlush("1", B, 1) in driver.wait(2.0)
@@ -273,17 +273,17 @@ def test_a_flush_without_echo_is_sent_again_and_the_old_homes_death_ends_it() ->
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_begin_handoff_is_acknowledged_at_once_where_nothing_is_on_the_way(known: bool) -> None:
+def test_begin_handoff_is_acknowledged_at_once_if_no_message_is_under_way(known: bool) -> None:
     driver = RegionDriver()
     if known:
         driver.host()
     old = home(ME if known else B, 5)
     effects = driver.receive(msg.BeginHandOff(1, (old,)))
-    assert said(effects) == [msg.BeginHandOffAck(ME, (old,))]
+    assert sent(effects) == [msg.BeginHandOffAck(ME, (old,))]
     assert not [e for e in effects if isinstance(e, ev.SendFlush)]
 
 
-def test_after_begin_handoff_the_old_home_counts_again_only_for_a_new_coordinator() -> None:
+def test_after_begin_handoff_only_a_new_coordinator_brings_the_old_home_back() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
     driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
@@ -305,7 +305,7 @@ def test_hosting_goes_through_its_states() -> None:
         ev.SetRoute("1", ME),
         ev.SendCoordinator(msg.ShardStarted((home(ME, 5),))),
     ]
-    assert said(driver.receive(msg.HostShard(1, (home(ME, 5),)))) == [
+    assert sent(driver.receive(msg.HostShard(1, (home(ME, 5),)))) == [
         msg.ShardStarted((home(ME, 5),))
     ]
     assert driver.receive(msg.HandOff(1, (home(ME, 5),))) == [
@@ -314,11 +314,11 @@ def test_hosting_goes_through_its_states() -> None:
         ev.StopShard("1", 5),
     ]
     assert driver.region.state_of("1") is HostedState.STOPPING
-    assert said(driver.handle(ev.ShardDown("1"))) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    assert sent(driver.handle(ev.ShardDown("1"))) == [msg.ShardStopped(ME, (home(ME, 5),))]
     assert driver.region.state_of("1") is None
 
 
-def test_the_old_home_lets_others_in_until_it_stops() -> None:
+def test_the_old_home_lets_messages_in_until_it_stops() -> None:
     driver = RegionDriver()
     driver.host()
     effects = driver.receive(msg.BeginHandOff(1, (home(ME, 5),)))
@@ -327,7 +327,7 @@ def test_the_old_home_lets_others_in_until_it_stops() -> None:
     assert ev.SetArrivals("1", False) in driver.receive(msg.HandOff(1, (home(ME, 5),)))
 
 
-def test_what_arrives_after_the_stop_is_forwarded_in_order() -> None:
+def test_messages_that_arrive_after_the_stop_are_forwarded_in_order() -> None:
     driver = RegionDriver()
     driver.host()
     driver.receive(msg.BeginHandOff(1, (home(ME, 5),)))
@@ -343,7 +343,7 @@ def test_what_arrives_after_the_stop_is_forwarded_in_order() -> None:
     assert released(driver.send("later still", via=C)) == [(B, ["later still"])]
 
 
-def test_a_shard_that_stopped_never_comes_back_under_the_same_fence() -> None:
+def test_a_stopped_shard_never_starts_under_the_same_fence() -> None:
     driver = RegionDriver()
     driver.host(5)
     driver.receive(msg.HandOff(1, (home(ME, 5),)))
@@ -354,7 +354,7 @@ def test_a_shard_that_stopped_never_comes_back_under_the_same_fence() -> None:
     assert ev.StartShard("1", 6) in driver.receive(msg.HostShard(1, (home(ME, 6),)))
 
 
-def test_a_handoff_of_what_is_not_here_is_answered_and_remembered() -> None:
+def test_a_handoff_of_a_shard_that_is_not_here_is_answered_and_remembered() -> None:
     driver = RegionDriver()
     stopped = ev.SendCoordinator(msg.ShardStopped(ME, (home(ME, 5),)))
     assert driver.receive(msg.HandOff(1, (home(ME, 5),))) == [stopped]
@@ -368,11 +368,11 @@ def test_a_handoff_of_an_earlier_home_leaves_the_shard_alone() -> None:
     assert driver.region.state_of("1") is HostedState.RUNNING
 
 
-def test_a_home_told_that_is_here_and_stopped_is_given_back() -> None:
+def test_a_home_on_this_node_whose_shard_stopped_is_given_back() -> None:
     driver = RegionDriver()
     driver.host(5)
     driver.handle(ev.ShardDown("1"))
-    assert said(driver.receive(homes(ME, 5))) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    assert sent(driver.receive(homes(ME, 5))) == [msg.ShardStopped(ME, (home(ME, 5),))]
 
 
 def test_a_shard_that_lives_elsewhere_by_a_higher_fence_is_stopped() -> None:
@@ -408,7 +408,7 @@ def test_a_new_home_that_still_flushes_lets_in_only_what_the_old_home_sends_on()
     assert effects[-2:] == [ev.SetArrivals("1", True), ev.SetRoute("1", ME)]
 
 
-def test_what_a_lost_session_gives_back_goes_before_what_waits() -> None:
+def test_messages_that_a_lost_session_returns_go_before_those_that_wait() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
     driver.receive(msg.BeginHandOff(1, (home(B, 5),)))
@@ -419,7 +419,7 @@ def test_what_a_lost_session_gives_back_goes_before_what_waits() -> None:
 
 
 @pytest.mark.parametrize("ready", [False, True], ids=["it starts", "it runs"])
-def test_whose_messages_never_went_to_the_old_home_need_not_wait_for_its_echo(ready: bool) -> None:
+def test_senders_that_sent_nothing_to_the_old_home_do_not_wait_for_its_echo(ready: bool) -> None:
     """Else two homes in a row that flush towards each other's way would wait for each other."""
     driver = RegionDriver()
     driver.receive(homes(B, 5))
@@ -435,17 +435,17 @@ def test_whose_messages_never_went_to_the_old_home_need_not_wait_for_its_echo(re
     assert released(effects) == [(ME, ["own", "from C"])]
 
 
-def test_what_was_forwarded_before_it_went_to_the_old_home_may_be_anybodys() -> None:
+def test_a_message_forwarded_before_may_be_of_any_sender() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
-    assert released(driver.send("of somebody, by C", via=C, hops=1)) == [(B, ["of somebody, by C"])]
+    assert released(driver.send("forwarded by C", via=C, hops=1)) == [(B, ["forwarded by C"])]
     driver.receive(homes(ME, 6))
     driver.receive(msg.HostShard(1, (home(ME, 6),)))
     driver.handle(ev.ShardReady("1"))
     assert released(driver.send("m1", via=CLIENT)) == []
 
 
-def test_of_very_many_that_sent_to_the_old_home_by_us_none_is_told_apart() -> None:
+def test_beyond_the_bound_senders_to_the_old_home_are_not_told_apart() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
     for uid in range(FORWARDED_MAX + 1):
@@ -455,7 +455,7 @@ def test_of_very_many_that_sent_to_the_old_home_by_us_none_is_told_apart() -> No
     assert released(driver.send("m2", via=RULER)) == []
 
 
-def test_who_sent_to_a_home_by_us_waits_for_its_echo_after_a_move_that_changed_nothing() -> None:
+def test_a_sender_to_the_old_home_waits_for_the_echo_after_a_move_to_the_same_node() -> None:
     """The old home hosts again under a higher fence, and the way to it is the same."""
     driver = RegionDriver()
     driver.receive(homes(B, 5))
@@ -473,19 +473,19 @@ def test_a_message_from_its_own_home_waits_while_the_coordinator_is_asked() -> N
     assert released(driver.send("from C", via=C)) == [(B, ["from C"])]
     effects = driver.send("circles", via=B)
     assert released(effects) == []
-    assert said(effects) == [msg.GetShardHome(("1",))]
+    assert sent(effects) == [msg.GetShardHome(("1",))]
     driver.send("own")
     driver.send("circles too", via=B)
     assert released(driver.receive(homes(B, 5))) == [(B, ["circles", "circles too", "own"])]
 
 
-def test_a_message_does_not_travel_for_ever() -> None:
+def test_a_message_is_rejected_at_the_hop_limit() -> None:
     driver = RegionDriver(ShardingSettings(hop_limit=8))
     assert ev.Reject("1", Message("m"), REJECT_HOP_LIMIT) in driver.send("m", via=B, hops=8)
 
 
 @pytest.mark.parametrize("epoch", [1, 2])
-def test_commands_of_the_past_and_of_others_are_refused(epoch: int) -> None:
+def test_commands_of_earlier_epochs_and_of_other_senders_are_refused(epoch: int) -> None:
     driver = RegionDriver()
     driver.receive(msg.RegisterAck(2, RULER, ()))
     effects = driver.receive(msg.HostShard(epoch, (home(ME, 5),)), sender=C)
@@ -493,21 +493,21 @@ def test_commands_of_the_past_and_of_others_are_refused(epoch: int) -> None:
     assert driver.region.state_of("1") is None
 
 
-def test_a_higher_epoch_commands_and_is_registered_with_again() -> None:
+def test_a_sender_of_a_higher_epoch_is_obeyed_and_registered_with() -> None:
     driver = RegionDriver()
     effects = driver.receive(msg.HostShard(2, (home(ME, 5),)), sender=C)
     assert ev.StartShard("1", 5) in effects
-    assert isinstance(said(effects)[0], msg.Register)
+    assert isinstance(sent(effects)[0], msg.Register)
     driver.receive(msg.RegisterAck(2, C, ()), sender=C)
-    assert said(driver.handle(ev.EpochSeen(2))) == []
-    assert isinstance(said(driver.handle(ev.EpochSeen(3)))[0], msg.Register)
+    assert sent(driver.handle(ev.EpochSeen(2))) == []
+    assert isinstance(sent(driver.handle(ev.EpochSeen(3)))[0], msg.Register)
 
 
-def test_a_dead_home_is_forgotten_and_never_believed_again() -> None:
+def test_a_dead_home_is_forgotten_and_never_accepted_again() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
     assert driver.handle(ev.NodeGone(B)) == [ev.SetRoute("1", None)]
-    assert said(driver.send("m1")) == [msg.GetShardHome(("1",))]
+    assert sent(driver.send("m1")) == [msg.GetShardHome(("1",))]
     assert driver.receive(homes(B, 5)) == []
     assert driver.receive(homes(B, 6)) == []
     assert released(driver.receive(homes(C, 7))) == [(C, ["m1"])]
@@ -522,15 +522,15 @@ def test_a_refused_region_neither_hosts_nor_sends() -> None:
     assert ev.Reject("2", Message("m"), REJECT_REFUSED) in effects
     assert ev.Reject("1", Message("n"), REJECT_REFUSED) in driver.send("n")
     driver.receive(msg.RegisterAck(1, RULER, ()))
-    assert said(driver.send("o")) == [msg.GetShardHome(("1",))]
+    assert sent(driver.send("o")) == [msg.GetShardHome(("1",))]
 
 
 def test_a_leaving_region_asks_until_the_coordinator_confirms() -> None:
     driver = RegionDriver()
     driver.host()
     bye = msg.GracefulShutdownRequest(ME)
-    assert said(driver.handle(ev.Shutdown())) == [bye]
-    assert said(driver.wait(4.0)) == [bye, bye]
+    assert sent(driver.handle(ev.Shutdown())) == [bye]
+    assert sent(driver.wait(4.0)) == [bye, bye]
     driver.receive(msg.HandOff(1, (home(ME, 5),)))
     assert ev.Drained() not in driver.handle(ev.ShardDown("1")), (
         "another shard may be on its way here"
@@ -538,15 +538,15 @@ def test_a_leaving_region_asks_until_the_coordinator_confirms() -> None:
     assert ev.Drained() in driver.receive(msg.RegionStopped(ME))
     assert released(driver.send("m1") + driver.receive(homes(B, 6))) == [(B, ["m1"])]
     assert driver.handle(ev.Shutdown()) == []
-    assert said(driver.handle(ev.CoordinatorAt(C))) == [msg.Register(ME, True, LAYOUT, ())]
+    assert sent(driver.handle(ev.CoordinatorAt(C))) == [msg.Register(ME, True, LAYOUT, ())]
 
 
-def test_without_any_coordinator_a_region_stops_its_shards_itself() -> None:
+def test_a_region_that_never_had_a_coordinator_shuts_down_at_once() -> None:
     driver = RegionDriver(registered=False)
     assert ev.Drained() in driver.handle(ev.Shutdown())
 
 
-def test_with_a_coordinator_lost_it_waits_for_the_next_one_so_long() -> None:
+def test_a_region_that_lost_its_coordinator_waits_before_it_shuts_down_alone() -> None:
     driver = RegionDriver()
     driver.host()
     driver.handle(ev.CoordinatorAt(None))
@@ -559,21 +559,21 @@ def test_with_a_coordinator_lost_it_waits_for_the_next_one_so_long() -> None:
 def test_a_client_asks_and_never_registers() -> None:
     driver = RegionDriver(me=None, registered=False)
     assert driver.handle(ev.CoordinatorAt(B)) == []
-    assert said(driver.send("m1")) == [msg.GetShardHome(("1",))]
+    assert sent(driver.send("m1")) == [msg.GetShardHome(("1",))]
     assert released(driver.receive(homes(C, 5, epoch=0), sender=B)) == [(C, ["m1"])]
-    assert said(driver.handle(ev.CoordinatorAt(C))) == [msg.GetShardHome(("1",))], (
+    assert sent(driver.handle(ev.CoordinatorAt(C))) == [msg.GetShardHome(("1",))], (
         "to hear of moves"
     )
 
 
-def test_a_client_is_answered_and_kept_informed() -> None:
+def test_a_client_is_answered_and_gets_later_homes() -> None:
     driver = RegionDriver()
     driver.receive(homes(B, 5))
     question = msg.GetShardHome(("1", "2"))
     effects = driver.receive(question, sender=CLIENT)
     assert ev.Send(CLIENT, homes(B, 5)) in effects
     assert ev.Send(CLIENT, msg.Wait(1, ("2",), "the coordinator is asked")) in effects
-    assert said(effects) == [msg.GetShardHome(("2",))]
+    assert sent(effects) == [msg.GetShardHome(("2",))]
     assert ev.Send(CLIENT, homes(C, 6)) in driver.receive(homes(C, 6))
     driver.handle(ev.NodeGone(CLIENT))
     assert not [e for e in driver.receive(homes(B, 7)) if isinstance(e, ev.Send)]
@@ -589,7 +589,7 @@ def test_a_region_that_has_shut_down_without_a_coordinator_starts_no_shard() -> 
     assert ev.Drained() in driver.wait(61.0)
     driver.handle(ev.CoordinatorAt(RULER))
     effects = driver.receive(msg.HostShard(1, (home(ME, 5),)))
-    assert said(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
+    assert sent(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
     assert driver.region.hosted == ()
 
 
@@ -598,7 +598,7 @@ def test_a_shard_that_must_stop_up_to_a_higher_fence_does_not_start_below_it() -
     driver.host(5)
     driver.receive(msg.HandOff(1, (home(ME, 7),)))
     stopped = driver.handle(ev.ShardDown("1"))
-    assert said(stopped) == [msg.ShardStopped(ME, (home(ME, 7),))]
+    assert sent(stopped) == [msg.ShardStopped(ME, (home(ME, 7),))]
     for fence in (6, 7):
         assert ev.StartShard("1", fence) not in driver.receive(msg.HostShard(1, (home(ME, fence),)))
     assert ev.StartShard("1", 8) in driver.receive(msg.HostShard(1, (home(ME, 8),)))
@@ -630,7 +630,7 @@ def test_a_shard_that_stops_before_it_runs_is_not_its_own_next_home() -> None:
     driver.receive(msg.HandOff(1, (home(ME, 5),)))
     assert driver.region.home_of("1") is None
     driver.handle(ev.ShardDown("1"))
-    assert msg.GetShardHome(("1",)) in said(driver.wait(2.0))
+    assert msg.GetShardHome(("1",)) in sent(driver.wait(2.0))
     assert released(driver.receive(homes(B, 6))) == [(B, ["m1"])]
 
 
@@ -639,7 +639,7 @@ def test_a_message_that_was_forwarded_often_makes_the_region_check_the_home(hops
     driver = RegionDriver()
     driver.receive(homes(B, 5))
     effects = driver.send("m1", via=C, hops=hops)
-    checked = msg.GetShardHome(("1",)) in said(effects)
+    checked = msg.GetShardHome(("1",)) in sent(effects)
     assert checked is (hops >= SUSPECT_HOPS)
     assert bool(released(effects)) is not checked
 
@@ -665,8 +665,8 @@ def test_S2_62_requests_are_repeated_at_the_interval_of_the_setting(retry: float
     driver = RegionDriver(ShardingSettings(retry_interval=retry))
     driver.send("m1")
     for _ in range(3):
-        assert said(driver.wait(retry * 0.99)) == []
-        assert said(driver.wait(retry * 0.01)) == [msg.GetShardHome(("1",))]
+        assert sent(driver.wait(retry * 0.99)) == []
+        assert sent(driver.wait(retry * 0.01)) == [msg.GetShardHome(("1",))]
 
 
 @pytest.mark.parametrize("retry", [0.5, 2.0, 10.0])
@@ -679,5 +679,5 @@ def test_S2_62_registration_is_repeated_at_the_interval_of_the_setting(retry: fl
         due = driver.region.deadline()
         assert due is not None
         times.append(due)
-        assert msg.Register(ME, False, LAYOUT, ()) in said(driver.wait(due - driver.now))
+        assert msg.Register(ME, False, LAYOUT, ()) in sent(driver.wait(due - driver.now))
     assert [after - before for before, after in pairwise(times)] == pytest.approx([retry] * 2)
