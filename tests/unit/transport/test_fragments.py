@@ -251,3 +251,22 @@ async def test_a_receiver_without_room_stops_the_parts() -> None:
     for _ in range(20):
         await quiet(a, b)
     assert ids(b) == ["large"]
+
+
+async def test_an_entity_whose_large_batch_is_sent_waits_for_no_other_large_batch() -> None:
+    """Once all parts of its batch have numbers, the window keeps the order."""
+    a, b = pair()
+    a.session.tell(ADD, "first", bytes((PARTS_AHEAD + 1) * PART_BYTES))
+    a.session.flush()
+    a.session.tell(ADD, "second", LARGE)
+    a.session.flush()
+    while FrameType.LAST_PART not in kinds(a):
+        a.carry()
+        b.carry()
+    a.session.tell(ADD, "second", b"waits")
+    a.session.flush()
+    a.session.tell(ADD, "first", b"passes")
+    a.session.flush()
+    assert [run.ids for [run] in a.batches if isinstance(run, TellRun)] == [["first"]]
+    await quiet(a, b)
+    assert ids(b) == ["first", "first", "second", "second"]
