@@ -98,8 +98,7 @@ class ShardBus:
             name: the type's name on the wire and in the store; the class name in lower case by
             default.
             messages: classes that `receive` takes.
-            supervision: exception type to `resume`, `restart` or `stop`, or a function that
-            decides.
+            supervision: exception type to `resume`, `restart` or `stop`, or a function of it.
             allocation: an allocation strategy, or the name of one; least shards by default.
             Section `sharding.types` of the settings wins over either.
             passivation: when entities leave memory; after 120 idle seconds by default.

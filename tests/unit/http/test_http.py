@@ -14,8 +14,9 @@ import pytest
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError, StoreUnavailable, UnknownEntityType
 from shardbus.http.api import Check, Checks, Json
-from shardbus.http.app import create_app
+from shardbus.http.app import STREAMS_MAX, create_app
 from shardbus.http.server import serve
+from tests.waiting import turns
 
 ME = "127.0.0.1:7355#00000000000000aa"
 
@@ -441,6 +442,35 @@ async def test_events_come_as_they_happen_and_only_so_many_may_listen(node):
     assert refused[0]["status"] == 409
     node.more.set()
     await asyncio.gather(*tasks)
+    answered: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    await app(dict(scope), receive, answered.put)
+    assert (await answered.get())["status"] == 200, "streams that have ended make room"
+
+
+async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
+    app = create_app(node, HttpSettings())
+    scope = {"type": "http", "method": "GET", "path": "/v1/events", "headers": []}
+    scope |= {"query_string": b"", "asgi": {"spec_version": "2.3"}}
+    statuses = []
+
+    async def read_one_event() -> None:
+        first = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+            else:
+                first.set()
+
+        async def receive() -> dict[str, Any]:
+            await first.wait()
+            return {"type": "http.disconnect"}
+
+        await app(dict(scope), receive, send)
+
+    for _ in range(STREAMS_MAX + 1):
+        await read_one_event()
+    assert statuses == [200] * (STREAMS_MAX + 1)
 
 
 @pytest.mark.parametrize(
@@ -500,4 +530,9 @@ async def test_an_answer_has_a_deadline(node, monkeypatch):
 
     node.answer = never
     async with client_of(node) as client:
-        assert (await client.get("/v1/cluster")).status_code == 504
+        asking = asyncio.ensure_future(client.get("/v1/cluster"))
+        for _ in range(10_000):
+            if not asking.done():
+                await turns(1)
+        assert asking.done(), "no answer after the deadline"
+        assert asking.result().status_code == 504

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,14 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import ConfigError, Refused, StaleFence, StoreUnavailable
+from shardbus.errors import (
+    ConfigError,
+    Refused,
+    StaleEpoch,
+    StaleFence,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.ids import Address, NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
@@ -19,12 +27,13 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import PLACES_MAX, Overrides
+from shardbus.shells import coordinator as coordinator_shell
 from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.overrides import RESERVED, OverridesStore
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.memory import MemoryData, MemoryStore
 from shardbus.store.protocol import Save, StoredTable
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, turns, until
 
 A, B = NodeId("a", 1, 1), NodeId("b", 1, 1)
 LAYOUT = "crc32/8"
@@ -41,13 +50,20 @@ class Stuck(MemoryStore):
         self.hung: list[asyncio.Future[None]] = []
         self.asked: list[tuple[str, int]] = []
         self.late = False
+        self.fails: dict[str, list[Exception]] = {}
+        """Errors that a step raises, one at each call."""
 
     async def _hang(self, step: str, number: int) -> None:
         self.asked.append((step, number))
+        self._fail(step)
         if step in self.hangs:
             hung = asyncio.get_running_loop().create_future()
             self.hung.append(hung)
             await hung
+
+    def _fail(self, step: str) -> None:
+        if errors := self.fails.get(step):
+            raise errors.pop()
 
     def go_on(self) -> None:
         """Hang no more; who still waits is answered."""
@@ -76,6 +92,22 @@ class Stuck(MemoryStore):
         await self._hang("write", op_id)
         await super().write_homes(entity_type, epoch, homes, op_id)
 
+    async def remembered_shards(self, entity_type: str) -> list[str]:
+        self._fail("remembered")
+        return await super().remembered_shards(entity_type)
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, after: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        self._fail("page")
+        return await super().page_remembered(entity_type, shard, after, limit)
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        self._fail("remove")
+        await super().remove_remembered(entity_type, shard, entity_ids, fence)
+
     async def load_state(self, entity_type: str, entity_id: str, fence: int) -> bytes | None:
         await self._hang("read", fence)
         return await super().load_state(entity_type, entity_id, fence)
@@ -91,21 +123,27 @@ class Owner:
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.sent: list[ev.Message] = []
+        self.homes_asked: list[str] = []
+        self.started: list[str] = []
+        self.ends = 0
 
     def send(self, to: NodeId, entity_type: str, message: ev.Message) -> None:
         self.sent.append(message)
 
     def epoch_claimed(self, entity_type: str, epoch: int) -> None: ...
 
-    def ended(self, entity_type: str) -> None: ...
+    def ended(self, entity_type: str) -> None:
+        self.ends += 1
 
     def note(self, entity_type: str, note: ev.Note) -> None:
         self.notes.append(note.kind)
 
     def ask_homes(self, entity_type: str, shards: list[str]) -> list[str]:
-        return []
+        self.homes_asked = shards
+        return [shard for shard in shards if not shard.isdigit()]
 
-    async def start_entity(self, entity_type: str, entity_id: str) -> None: ...
+    async def start_entity(self, entity_type: str, entity_id: str) -> None:
+        self.started.append(entity_id)
 
 
 class World:
@@ -118,12 +156,19 @@ class World:
             return Coordinator("t", me, LAYOUT, SETTINGS, External())
 
         overrides = OverridesStore("t", EntityStates(store, me.port))
-        self.it = CoordinatorShell("t", make, store, self.owner, overrides, store_timeout=0.02)
+        self.it = CoordinatorShell(
+            "t", make, store, self.owner, overrides, store_timeout=PATIENCE_S
+        )
 
     def begin(self) -> None:
         self.it.begin(0)
         self.it.update(ev.MembersChanged((self.me,)), 0)
         self.it.received(self.me, msg.Register(self.me, False, LAYOUT, ()))
+
+    def hang(self, *steps: str) -> None:
+        """Let these steps of the store hang; without any, none. Only then its timeout is short."""
+        self.store.hangs = set(steps)
+        self.it._store_timeout = 0.02 if steps else PATIENCE_S
 
     async def rule(self) -> None:
         self.begin()
@@ -154,13 +199,14 @@ async def test_S276_a_write_without_an_answer_is_tried_again_as_the_same_operati
     world: World, late: bool
 ) -> None:
     await world.rule()
-    world.store.hangs, world.store.late = {"write"}, late
+    world.hang("write")
+    world.store.late = late
     world.it.received(A, msg.GetShardHome(("1",)))
     await until(lambda: len(world.asked("write")) >= 3, "three attempts")
     assert len(set(world.asked("write"))) == 1
     assert world.owner.notes.count("persist_failed") >= 2
     assert not any(isinstance(message, msg.HostShard) for message in world.owner.sent)
-    world.store.hangs = set()
+    world.hang()
     await until(
         lambda: any(isinstance(message, msg.HostShard) for message in world.owner.sent),
         "the home, told once it is durable",
@@ -170,12 +216,12 @@ async def test_S276_a_write_without_an_answer_is_tried_again_as_the_same_operati
 
 @pytest.mark.parametrize("step", ["load", "claim", "read"])
 async def test_S276_a_table_that_is_not_given_is_asked_for_again(world: World, step: str) -> None:
-    world.store.hangs = {step}
+    world.hang(step)
     world.begin()
     await until(lambda: len(world.asked(step)) >= 3, "three attempts")
     assert not world.rules
     assert world.owner.notes.count("store_failed") >= 2
-    world.store.hangs = set()
+    world.hang()
     await until(lambda: world.rules, "a coordinator that rules")
     assert set(world.asked("claim")) == {1}, "the claim may have worked: it is the same"
 
@@ -196,10 +242,11 @@ async def successor(world: World) -> World:
 
 async def test_B69_what_was_told_is_stored_before_it_counts(world: World) -> None:
     await world.rule()
-    world.store.hangs = {"save"}
+    world.hang("save")
     with pytest.raises(StoreUnavailable):
         await world.place(s1=THERE)
     assert world.it.overrides == Overrides()
+    world.hang()
     world.store.go_on()
     assert (await world.place(s1=THERE)).places == {"s1": THERE}
     assert (await world.place(s2=A.address)).places == {"s1": THERE, "s2": A.address}
@@ -308,12 +355,126 @@ async def test_TSU16_what_takes_longer_is_told_and_goes_on(world: World) -> None
     assert await again == []
 
 
-async def test_TSU16_a_coordinator_that_goes_answers_nobody(world: World) -> None:
+async def test_TSU16_a_coordinator_that_ends_refuses_who_waits_for_stops_at_once(
+    world: World,
+) -> None:
     await shard_at_home(world)
-    waits = asyncio.ensure_future(world.it.stop_shards(("1",), 20.0))
+    waits = asyncio.ensure_future(world.it.stop_shards(("1",), 3600.0))
     await until(lambda: said(world, msg.BeginHandOff), "the beginning")
     world.it.stop()
+    await turns()
+    assert waits.done(), "it waits for a coordinator that has ended"
     with pytest.raises(Refused, match="has moved"):
         await waits
     with pytest.raises(Refused, match="has moved"):
-        await world.it.stop_shards(("1",), 20.0)
+        await world.it.stop_shards(("1",), 3600.0)
+
+
+# -- faults of the store ---------------------------------------------------------------------------
+
+
+FAULTS = [
+    (StoreUnavailable("away"), "StoreUnavailable"),
+    (StoreError("broken"), "StoreError"),
+]
+
+
+@pytest.mark.parametrize("error", [error for error, _ in FAULTS], ids=[name for _, name in FAULTS])
+@pytest.mark.parametrize("step", ["load", "claim", "read", "remembered", "page", "remove", "write"])
+async def test_a_step_that_fails_is_repeated_until_the_store_works(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str, error: Exception
+) -> None:
+    """After the faults the coordinator rules, knows its overrides, has asked for the shards with
+    remembered entities, has moved those of a former shard, and gives homes."""
+    monkeypatch.setattr(coordinator_shell, "RETRY_S", 0.0)
+    store = world.store
+    await store.add_remembered("t", "3", ["x"], 0)
+    await store.add_remembered("t", "former", ["y", "z"], 0)
+    await OverridesStore("t", EntityStates(store, 9)).save(0, Overrides({"s1": THERE}))
+    world.it._remember = True
+    store.fails[step] = [error] * 3
+    world.begin()
+    await until(lambda: world.rules and world.owner.homes_asked, "the remembered shards")
+    await until(lambda: "former" not in lists(world), "the end of the former list")
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(lambda: said(world, msg.HostShard), "a home")
+    assert store.fails[step] == [], "the step was tried again"
+    assert world.it.overrides.places == {"s1": THERE}
+    assert {"3", "former"} == set(world.owner.homes_asked)
+    assert {"y", "z"} <= set(world.owner.started)
+
+
+def lists(world: World) -> set[str]:
+    return {shard for (_, shard), row in world.store._held.remembered.items() if row.entity_ids}
+
+
+@pytest.mark.parametrize("step", ["remembered", "page", "remove"])
+async def test_a_coordinator_that_ends_repeats_no_start_of_remembered_entities(
+    world: World, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    monkeypatch.setattr(coordinator_shell, "RETRY_S", 0.0)
+    await world.store.add_remembered("t", "former", ["y"], 0)
+    world.it._remember = True
+    world.store.fails[step] = [StoreUnavailable("away")] * 1000
+    world.begin()
+    await until(lambda: len(world.store.fails[step]) < 998, "attempts")
+    world.it.stop()
+    await until(lambda: not len(world.it._tasks), "the end of the attempts")
+    assert len(world.store.fails[step]) > 0
+
+
+@pytest.mark.parametrize("step", ["claim", "read"])
+async def test_a_claim_under_a_stale_epoch_is_repeated_under_a_higher_one(
+    world: World, step: str
+) -> None:
+    other = await successor(world)
+    await other.place(s1=THERE)
+    other.it.stop()
+    await until(lambda: not len(other.it._tasks), "its end")
+    error = StaleEpoch("t", 1, 6) if step == "claim" else StaleFence("$directions", "t", 1, 6)
+    world.store.fails[step] = [error]
+    world.begin()
+    await until(lambda: world.rules, "a coordinator that rules")
+    assert world.it.machine is not None
+    assert world.it.machine.epoch > 6
+    assert world.it.overrides.places == {"s1": THERE}
+
+
+async def test_a_write_under_a_stale_epoch_ends_the_coordinator(world: World) -> None:
+    await world.rule()
+    world.store.fails["write"] = [StaleEpoch("t", 1, 6)]
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(lambda: world.owner.ends, "its end")
+    assert world.it.machine is None
+    assert not said(world, msg.HostShard)
+
+
+async def test_a_machine_that_was_dropped_gets_no_late_answer_of_the_store(world: World) -> None:
+    world.store.hangs = {"load"}
+    world.begin()
+    await until(lambda: world.asked("load"), "the question")
+    world.it.stop()
+    world.it.begin(0)
+    successor_machine = world.it.machine
+    handled: list[object] = []
+    assert successor_machine is not None
+    handle = successor_machine.handle
+    successor_machine.handle = lambda event, now: (handled.append(event), handle(event, now))[1]  # type: ignore[method-assign]
+    world.store.hung[0].set_result(None)
+    await turns(20)
+    assert not any(isinstance(event, ev.TableLoaded) for event in handled)
+
+
+async def test_early_requests_are_kept_for_a_coordinator_and_dropped_when_old(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kept in (True, False):
+        monkeypatch.setattr(coordinator_shell, "EARLY_S", 3600.0 if kept else -1.0)
+        world.it.received(B, msg.GetShardHome(("1",)))
+        world.it.received(B, msg.ShardStopped(B, ()))
+        assert [event.message for _, event in world.it._early] == [msg.GetShardHome(("1",))]
+        world.it.prepare()
+        assert world.it._early == deque()
+        machine = world.it.machine
+        assert machine is not None
+        world.it.stop()

@@ -1,0 +1,112 @@
+"""The shell of a singleton: what becomes of the machine's effects, with and without a lease."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardbus.config.settings import ShardingSettings, SingletonSettings
+from shardbus.ids import NodeId
+from shardbus.membership.singleton import messages as msg
+from shardbus.shells.singleton import SingletonShell
+
+ME = NodeId("a", 1, 1)
+LEASE = "singleton/t"
+
+
+class Recorder:
+    """Stands for the coordinator's shell and for the lease's: notes what each is asked."""
+
+    def __init__(self, log: list[str]) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: object) -> None:
+            self._log.append(" ".join([name, *map(str, arguments)]))
+
+        return call
+
+
+class World:
+    """One singleton whose machine does as the test says."""
+
+    def __init__(self, *, leased: bool) -> None:
+        self.log: list[str] = []
+        self.events: list[msg.Event] = []
+        settings = ShardingSettings(use_lease="singleton" if leased else "none")
+        region: Any = SimpleNamespace(name="t", coordinator_role="", settings=settings)
+        node: Any = SimpleNamespace(me=ME, store=None, states=None, note=lambda *_: None)
+        make: Any = None
+        self.shell = SingletonShell(region, make, node, 0.0, SingletonSettings())
+        recorder: Any = Recorder(self.log)
+        self.shell.coordinator = recorder
+        if leased:
+            self.shell._leases = recorder
+        machine: Any = SimpleNamespace(handle=self._handle)
+        self.shell.singleton = machine
+
+    def _handle(self, event: msg.Event, now: float) -> list[msg.Effect]:
+        self.events.append(event)
+        return []
+
+    def step(self, step: str) -> None:
+        effects: dict[str, msg.Effect] = {
+            "prepare": msg.PrepareInstance(),
+            "start": msg.StartInstance(7),
+            "retire": msg.RetireInstance(),
+            "halt": msg.HaltInstance(),
+        }
+        if step in effects:
+            self.shell._perform([effects[step]])
+        elif step == "held":
+            self.shell.on_held(LEASE)
+        elif step == "lost":
+            self.shell.on_lost(LEASE, 1.0)
+        elif step == "free":
+            self.shell.on_free(LEASE)
+        else:
+            assert step == "ended"
+            self.shell.ended("t")
+
+
+STOPPED = msg.InstanceStopped()
+
+
+@pytest.mark.parametrize(
+    ("leased", "steps", "calls", "reports"),
+    [
+        (False, "prepare start", "prepare, begin 7", 0),
+        (False, "start halt", "begin 7, stop", 0),
+        (False, "start ended", "begin 7", 1),
+        (True, "start", "want L", 0),
+        (True, "start held", "want L, begin 7", 0),
+        (True, "start halt held", "want L, stop, drop L", 0),
+        (True, "start held halt", "want L, begin 7, stop, drop L", 0),
+        (True, "start held halt free", "want L, begin 7, stop, drop L", 0),
+        (True, "start retire held", "want L, retire", 0),
+        (True, "start held ended", "want L, begin 7, drop L", 0),
+        (True, "start held ended free", "want L, begin 7, drop L", 1),
+        (True, "start held lost", "want L, begin 7, stop, drop L", 0),
+        (True, "start held lost free", "want L, begin 7, stop, drop L", 1),
+        (True, "start held lost free free", "want L, begin 7, stop, drop L", 1),
+        (True, "start held ended free start held", "want L, begin 7, drop L, want L, begin 7", 1),
+    ],
+)  # fmt: skip
+async def test_the_coordinator_runs_under_the_lease_and_ends_with_its_release(
+    leased: bool, steps: str, calls: str, reports: int
+) -> None:
+    world = World(leased=leased)
+    for step in steps.split():
+        world.step(step)
+    assert [call.replace(LEASE, "L") for call in world.log] == calls.split(", ")
+    assert world.events == [STOPPED] * reports
+
+
+async def test_a_note_of_the_lease_and_a_hand_over_reach_the_machine() -> None:
+    world = World(leased=True)
+    message = msg.HandOverToMe(3)
+    world.shell.received(ME, message)
+    world.shell.left(gracefully=True)
+    assert world.events == [msg.HandOverReceived(ME, message), msg.MembershipEnded(True)]
