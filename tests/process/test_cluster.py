@@ -18,12 +18,12 @@ from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.app import Account, Stubborn
 from tests.process.nodes import ROOT, NodeProcess, Processes
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 DETECT_QUICKLY = (
     "cluster.failure_detector.heartbeat_interval=200ms",
-    "cluster.failure_detector.acceptable_heartbeat_pause=600ms",
-    "cluster.downing.stable_after=1s",
+    "cluster.failure_detector.acceptable_heartbeat_pause=1500ms",
+    "cluster.downing.stable_after=2s",
 )
 IDS = [f"a{i}" for i in range(40)]
 
@@ -308,12 +308,12 @@ async def test_a_restart_on_the_same_port_is_a_new_node(lab: Processes) -> None:
 @pytest.mark.long
 async def test_a_node_that_was_paused_cannot_write_over_its_successor(lab: Processes) -> None:
     nodes = await lab.cluster(3, settings=DETECT_QUICKLY)
-    async with lab.client(*nodes[:2], timeout=8.0) as client:
+    async with lab.client(*nodes[:2]) as client:
         wheres = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
         paused = nodes[2]
         account = next(i for i, w in zip(IDS, wheres, strict=True) if w.startswith(paused.address))
         assert await client.ref(Account, account).add(1) == 1
-        add_late = client.ref(Account, account).within(60.0).add_late
+        add_late = client.ref(Account, account).within(PATIENCE_S).add_late
         late = asyncio.ensure_future(add_late(100, "gate"))
         await until(lambda: _is_waiting(paused, account), "the handler that waits")
         paused.signal(signal.SIGSTOP)

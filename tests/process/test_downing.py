@@ -12,8 +12,8 @@ from tests.waiting import until
 
 QUICK = (
     "cluster.failure_detector.heartbeat_interval=200ms",
-    "cluster.failure_detector.acceptable_heartbeat_pause=600ms",
-    "cluster.downing.stable_after=1s",
+    "cluster.failure_detector.acceptable_heartbeat_pause=1500ms",
+    "cluster.downing.stable_after=2s",
 )
 
 

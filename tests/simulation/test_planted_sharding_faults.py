@@ -121,7 +121,7 @@ PLANTED = (
         ("I1", "I2", "I11"),
         {"stops": 3, "rolls": 3, "rebalances": 3, "slow_starts": 0.5, **HURRY},
     ),
-    Planted(1, defects.a_lost_flush_counts_as_echoed, ("I2",), STOPPED, SPLITS, "dense", 30.0),
+    Planted(31, defects.a_lost_flush_counts_as_echoed, ("I2",), STOPPED, SPLITS, "dense", 30.0),
     Planted(
         1, defects.what_comes_back_goes_behind_what_waits, ("I2",), STOPPED, SPLITS, "dense", 30.0
     ),
