@@ -301,6 +301,50 @@ async def test_TSU6_an_entity_that_does_not_stop_is_cut_off() -> None:
     assert b.host.entities == 0
 
 
+@pytest.mark.parametrize("passes_on", [True, False])
+async def test_one_cut_off_while_it_passivates_gets_no_new_activation(passes_on: bool) -> None:
+    """Its `on_stop` hangs, and messages wait for the next activation. The hand-off has no time for
+    that: it ends."""
+    b = bench(log := Log())
+    b.host.passes_on = passes_on
+    log.end_gate.clear()
+    await b.ask("e", "passivate", 1)
+    waiting = [b.ask("e", "hit", n) for n in (2, 3)]
+    b.host.stop_shards([Bench.SHARD], StopReason.HANDOFF, 0.0)
+    assert b.down == [Bench.SHARD]
+    assert b.host.counts.started == {"message": 1}
+    assert (b.host.entities, b.host.counts.cut_off) == (0, 1)
+    left = b.host.take_left(Bench.SHARD)
+    assert b.host.take_left(Bench.SHARD) == []
+    if passes_on:
+        assert [(i, m.corr) for i, m in left] == [("e", 2), ("e", 3)]
+        assert not any(w.done() for w in waiting)
+    else:
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(o) for o in outcomes] == [Unhandled] * 2
+        assert b.dropped == {"stopped": 2}
+    log.end_gate.set()
+    await turns(20)
+    assert b.down == [Bench.SHARD]
+    assert log.rows == [1, ("e", StopReason.PASSIVATION)]
+
+
+async def test_one_cut_off_at_a_passivation_gets_a_new_activation_while_its_shard_stays() -> None:
+    b = bench(log := Log())
+    log.end_gate.clear()
+    await b.ask("e", "passivate", 1)
+    waiting = b.ask("e", "hit", 2)
+    first = b.activation("e")
+    Page.alive["e"] = 0  # its code does not count any more
+    b.pass_ticks(55 * 20 - 1)
+    assert b.activation("e") is first
+    b.pass_ticks(1)
+    assert await waiting == 2
+    assert b.activation("e") is not first
+    assert b.host.counts.cut_off == 1
+    log.end_gate.set()
+
+
 async def test_B59_a_shard_that_has_lost_its_lease_ends_its_current_messages_and_no_more() -> None:
     b = bench(log := Log())
     await b.ask("idle", "hit", 0)

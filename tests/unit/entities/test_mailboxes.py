@@ -1,13 +1,25 @@
-"""The bound in bytes on all mailboxes of a type: every mailbox counts, however it came to be."""
+"""The bounds on mailboxes, in messages and in bytes, and the senders that wait for room."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.config.settings import ShardingSettings
+from shardbus.entities.activation import Activation, Message, Shard
+from shardbus.entities.entity_type import Invoker
+from shardbus.entities.mailboxes import (
+    CHECK_MAX_S,
+    CHECK_MIN_S,
+    MESSAGE_BYTES,
+    STEP_MAX_S,
+    MailboxLimits,
+)
 from shardbus.errors import MailboxFull
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import turns
@@ -152,3 +164,271 @@ async def test_who_is_idle_again_is_looked_at_no_more() -> None:
     await turns()
     b.pass_ticks(20)
     assert not b.host.runner.mailbox_limits._activations
+
+
+# Senders that wait for room
+
+
+class Clock:
+    """A loop of one timer, whose time passes only by `check`."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timer: tuple[float, Callable[[], None]] | None = None
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> Clock:
+        assert self.timer is None
+        self.timer = (seconds, call)
+        return self
+
+    def cancel(self) -> None:
+        self.timer = None
+
+    def check(self, late: float = 0.0) -> float:
+        """Let the timer pass, and `late` seconds more; return the timer's seconds."""
+        assert self.timer is not None
+        (seconds, call), self.timer = self.timer, None
+        self.now += seconds + late
+        call()
+        return seconds
+
+    def check_for(self, seconds: float) -> None:
+        """Let the timer pass again and again, for as long as it is set."""
+        end = self.now + seconds
+        while self.timer is not None and self.now < end:
+            self.check()
+
+
+class Sender:
+    """A session that is paused and resumed."""
+
+    def __init__(self) -> None:
+        self.lost: Exception | None = None
+        self.paused = False
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+
+PATIENCE = 2.0
+ROOM = 8
+INVOKER = Invoker("put", lambda entity: None, False, {})
+
+
+class Limited:
+    """The limits of mailboxes, entities with full mailboxes, and their senders."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = Clock()
+        chosen = {"mailbox": ROOM, "mailbox_patience": PATIENCE, **settings}
+        options = ShardingSettings().for_type("mail", chosen)
+        self.limits = MailboxLimits(options, self.clock)  # type: ignore[arg-type]
+
+    def entity(self, messages: int = 0, size: int = 0) -> Activation:
+        made = Activation(None, Shard("0", 1), "e")
+        self.limits.mailbox_of(made).extend(self.message(size) for _ in range(messages))
+        return made
+
+    def message(self, size: int = 0) -> Message:
+        return Message(INVOKER, bytes(size), None, -2, 0)
+
+    def tell(self, sender: Any, *entities: Activation, soft: bool = True) -> bool:
+        """One run of a tell for each entity; whether all were queued."""
+        self.limits.arrives(soft)
+        queued = [self.limits.admits(e, self.message()) for e in entities]
+        self.limits.soft = False
+        if self.limits.met:
+            self.limits.pause(sender)
+        return all(queued)
+
+
+def box(activation: Activation) -> deque[Message]:
+    assert activation.mailbox is not None
+    return activation.mailbox
+
+
+def test_a_tell_for_a_full_mailbox_is_queued_and_pauses_its_sender() -> None:
+    limited, sender = Limited(), Sender()
+    full = limited.entity(ROOM)
+    assert limited.tell(sender, full)
+    assert sender.paused
+    assert limited.limits.pauses == 1
+
+
+@pytest.mark.parametrize(
+    ("soft", "settings"), [(False, {}), (True, {"mailbox_patience": 0})], ids=["forced", "off"]
+)
+def test_a_tell_that_cannot_wait_is_dropped(soft: bool, settings: dict[str, Any]) -> None:
+    limited, sender = Limited(**settings), Sender()
+    assert not limited.tell(sender, limited.entity(ROOM), soft=soft)
+    assert not sender.paused
+
+
+def test_an_ask_for_a_full_mailbox_is_refused() -> None:
+    limited = Limited()
+    limited.limits.arrives(True)
+    ask = Message(INVOKER, b"", Sender(), 1, 10**6)  # type: ignore[arg-type]
+    assert not limited.limits.admits(limited.entity(ROOM), ask)
+    assert not limited.limits.met
+
+
+def test_a_sender_goes_on_once_a_quarter_is_free() -> None:
+    limited, sender = Limited(), Sender()
+    full = limited.entity(ROOM)
+    limited.tell(sender, full)
+    while len(box(full)) > ROOM * 3 // 4 + 1:
+        box(full).popleft()
+    limited.clock.check()
+    assert sender.paused
+    box(full).popleft()
+    limited.clock.check()
+    assert not sender.paused
+    assert limited.clock.timer is None
+
+
+def test_a_sender_waits_for_every_mailbox_that_it_filled() -> None:
+    limited, sender = Limited(), Sender()
+    first, second = limited.entity(ROOM), limited.entity(ROOM)
+    limited.tell(sender, first)
+    limited.tell(sender, second)
+    box(first).clear()
+    limited.clock.check()
+    assert sender.paused
+    box(second).clear()
+    limited.clock.check()
+    assert not sender.paused
+    assert limited.limits.pauses == 1
+
+
+def test_an_entity_that_goes_on_is_waited_for_without_end() -> None:
+    limited, sender = Limited(), Sender()
+    full = limited.entity(ROOM + 500)
+    limited.tell(sender, full)
+    while len(box(full)) > ROOM:
+        box(full).popleft()
+        limited.clock.check()
+    assert limited.clock.now > 5 * PATIENCE
+    assert sender.paused
+
+
+def test_an_entity_that_stands_still_is_waited_for_until_the_patience_ends() -> None:
+    limited, sender = Limited(), Sender()
+    stuck, other = limited.entity(ROOM), limited.entity(ROOM)
+    limited.tell(sender, stuck)
+    limited.clock.check_for(PATIENCE - 2 * CHECK_MAX_S)
+    assert sender.paused
+    limited.clock.check_for(4 * CHECK_MAX_S)
+    assert not sender.paused
+    assert not limited.tell(sender, stuck), "its messages are dropped now"
+    assert not sender.paused
+    assert limited.tell(Sender(), other), "those of others are not"
+
+
+def test_a_stuck_entity_that_has_room_again_is_stuck_no_more() -> None:
+    limited, sender = Limited(), Sender()
+    stuck = limited.entity(ROOM)
+    limited.tell(sender, stuck)
+    limited.clock.check_for(2 * PATIENCE)
+    box(stuck).popleft()
+    limited.clock.check()
+    box(stuck).append(limited.message())
+    assert not limited.tell(sender, stuck), "one message less is no room"
+    box(stuck).clear()
+    limited.clock.check()
+    box(stuck).extend(limited.message() for _ in range(ROOM))
+    assert limited.tell(sender, stuck)
+    assert sender.paused
+
+
+def test_a_loop_that_stood_still_makes_no_entity_stuck() -> None:
+    limited, sender = Limited(), Sender()
+    limited.tell(sender, limited.entity(ROOM))
+    limited.clock.check()
+    for _ in range(int(PATIENCE / STEP_MAX_S) - 1):
+        limited.clock.check(late=1000.0)
+        assert sender.paused
+    limited.clock.check(late=1000.0)
+    limited.clock.check(late=1000.0)
+    assert not sender.paused
+
+
+def test_a_sender_that_is_lost_waits_no_more() -> None:
+    limited, lost, other = Limited(), Sender(), Sender()
+    full, roomy = limited.entity(ROOM), limited.entity(ROOM)
+    limited.tell(lost, full)
+    limited.tell(other, roomy)
+    lost.lost = ConnectionError("gone")
+    box(roomy).clear()
+    limited.clock.check()
+    assert not other.paused
+    assert limited.clock.timer is None, "no sender waits, so nothing is checked"
+
+
+def test_checks_begin_often_and_become_rare() -> None:
+    limited, sender = Limited(), Sender()
+    full = limited.entity(ROOM)
+    limited.tell(sender, full)
+    pauses = [limited.clock.check() for _ in range(8)]
+    assert pauses[:6] == [CHECK_MIN_S * 2**n for n in range(6)]
+    assert pauses[6:] == [CHECK_MAX_S] * 2
+    limited.tell(Sender(), limited.entity(ROOM))
+    limited.clock.check()
+    assert limited.clock.check() < CHECK_MAX_S
+
+
+BYTES = 20_000
+
+
+def over(limited: Limited, *entities: Activation) -> None:
+    """Let the limits find that the mailboxes hold more bytes than they may."""
+    limited.limits.room = 0
+    assert limited.limits.admits(entities[0], limited.message())
+    assert limited.limits.room < 0
+
+
+def test_B107_entities_blocked_by_the_bound_in_bytes_hold_senders_for_the_patience() -> None:
+    limited = Limited(mailbox_bytes=BYTES)
+    a, b = limited.entity(3, BYTES // 4), limited.entity(3, BYTES // 4)
+    senders = [Sender(), Sender()]
+    over(limited, a)
+    for sender, entity in zip(senders, (a, b), strict=True):
+        assert limited.tell(sender, entity)
+    assert all(s.paused for s in senders)
+    limited.clock.check_for(PATIENCE - 2 * CHECK_MAX_S)
+    assert all(s.paused for s in senders)
+    limited.clock.check_for(4 * CHECK_MAX_S)
+    assert not any(s.paused for s in senders), "neither can go on before the other"
+    assert not limited.tell(senders[0], b)
+
+
+def test_B107_progress_of_any_mailbox_keeps_senders_waiting_for_bytes() -> None:
+    limited, sender = Limited(mailbox_bytes=BYTES, mailbox=10_000), Sender()
+    full = limited.entity(3000, 10)
+    over(limited, full)
+    limited.tell(sender, full)
+    for _ in range(500):
+        box(full).popleft()
+        limited.clock.check()
+    assert limited.clock.now > 5 * PATIENCE
+    assert sender.paused
+
+
+def test_B107_senders_that_wait_for_bytes_go_on_once_a_quarter_is_free() -> None:
+    limited, sender = Limited(mailbox_bytes=BYTES), Sender()
+    per = BYTES // 4 - MESSAGE_BYTES
+    full = limited.entity(5, per)
+    over(limited, full)
+    limited.tell(sender, full)
+    box(full).popleft()
+    limited.clock.check()
+    assert sender.paused, "full to the bound"
+    box(full).popleft()
+    limited.clock.check()
+    assert not sender.paused
+    assert limited.clock.timer is None

@@ -149,3 +149,44 @@ async def test_TSU9_a_stop_that_cannot_be_stored_is_stored_later(trouble: Any) -
     await until(lambda: store.ids() == ["b"], "the shorter list")
     await turns(20)
     assert made.activation("a") is None
+
+
+class Held(Store):
+    """A page of a list is read at once, and arrives when a gate opens."""
+
+    def __init__(self, data: MemoryData) -> None:
+        super().__init__(data)
+        self.pages = asyncio.Event()
+        self.read = False
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        ids, cursor = await super().page_remembered(entity_type, shard, cursor, limit)
+        self.read = True
+        await self.pages.wait()
+        return list(ids), cursor
+
+
+async def test_a_page_read_before_an_entity_was_forgotten_does_not_bring_it_back() -> None:
+    made, _ = await bench(data := MemoryData())
+    await asyncio.gather(*(made.ask(name, START) for name in "ab"))
+    made.stop()
+    await made.stopped()
+    store = Held(data)
+    await store.start()
+    bus = ShardBus("test")
+    Page.log = []
+    bus.entity("page", remember=True)(Page)
+    again = Bench(bus, store)
+    await until(lambda: store.read, "the page")
+    assert await again.ask("a", "hit", 1) == 1
+    await again.ask("a", "passivate")
+    await until(lambda: store.ids() == ["b"], "a to be forgotten")
+    store.pages.set()
+    await until(lambda: again.entity("b") is not None, "b to start")
+    await turns(20)
+    assert again.entity("a") is None
+    assert store.ids() == ["b"]
+    assert await again.ask("a", "hit", 2) == 2
+    assert store.ids() == ["a", "b"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
-from shardbus.errors import EntityFailed
+from shardbus.errors import EntityFailed, Unhandled
 from shardbus.store.memory import MemoryData, MemoryStore
 from tests.unit.entities.entity_kit import Bench
 from tests.waiting import turns, until
@@ -314,3 +314,64 @@ async def test_nor_does_one_leave_its_box_at_the_start_or_the_end(where: str, pl
     await until(lambda: b.activation("a") is None, "the end of one")
     b.stop()
     await b.stopped()
+
+
+# Stopping while it starts
+
+
+@pytest.mark.parametrize("how", ["stop", "passivate"])
+async def test_one_that_stops_while_it_starts_refuses_every_message_that_waits(how: str) -> None:
+    """A next activation would do the same, without end."""
+
+    class Unwilling(Entity):
+        gate: asyncio.Event
+        end_gate: asyncio.Event
+
+        async def on_start(self) -> None:
+            await self.gate.wait()
+            getattr(self.context, how)()
+
+        async def on_stop(self, reason: StopReason) -> None:
+            await self.end_gate.wait()
+
+        @handler
+        def hit(self) -> int:
+            raise AssertionError("it has stopped")
+
+    Unwilling.gate, Unwilling.end_gate = asyncio.Event(), asyncio.Event()
+    bus = ShardBus("test")
+    bus.entity("unwilling")(Unwilling)
+    b = Bench(bus)
+    waiting = [b.ask("e", "hit") for _ in range(3)]
+    b.tell("e", "hit")
+    Unwilling.gate.set()
+    await turns()
+    late = b.ask("e", "hit")  # while `on_stop` waits
+    with pytest.raises(Unhandled, match="stopped as it started"):
+        await late
+    Unwilling.end_gate.set()
+    outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(o) for o in outcomes] == [Unhandled] * 3
+    assert b.dropped == {"stopped": 5}
+    assert b.host.counts.started == {"message": 1}
+    assert b.host.counts.stopped == {"stopped" if how == "stop" else "passivation": 1}
+    assert b.host.entities == 0
+
+
+async def test_one_that_stops_in_its_constructor_refuses_what_woke_it() -> None:
+    class Unwilling(Entity):
+        def __init__(self) -> None:
+            self.context.stop()
+
+        @handler
+        def hit(self) -> int:
+            raise AssertionError("it has stopped")
+
+    bus = ShardBus("test")
+    bus.entity("unwilling")(Unwilling)
+    b = Bench(bus)
+    for _ in range(2):
+        with pytest.raises(Unhandled, match="stopped as it started"):
+            await b.ask("e", "hit")
+    assert b.host.entities == 0
+    assert b.host.counts.stopped == {"stopped": 2}
