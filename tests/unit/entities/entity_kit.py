@@ -1,15 +1,17 @@
-"""A host without a node: entities of a class, messages to them, and what becomes of both."""
+"""A host without a node: entities of a class, messages to them, and what they note."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
+from shardbus import Entity, handler
 from shardbus.app import ShardBus
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation
 from shardbus.entities.entity_type import StopReason
+from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
 from shardbus.entities.host import Host
 from shardbus.entities.runner import read_ahead
 from shardbus.errors import StaleFence
@@ -18,8 +20,131 @@ from shardbus.wire.schema import decode_value, encode_value, method_of
 from tests.waiting import until
 
 
+class Log:
+    """What entities note, what they wait for, and the errors that they raise next."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.stopped: list[tuple[str, StopReason]] = []
+        self.gate = asyncio.Event()
+        """Closed; handlers wait for it. The gates of starts and ends are open."""
+        self.work = asyncio.Event()
+        self.start_gate, self.end_gate = asyncio.Event(), asyncio.Event()
+        self.start_gate.set()
+        self.end_gate.set()
+        self.fail: list[Exception] = []
+        self.failing: set[str] = set()
+        """Ids whose constructor raises."""
+
+    @property
+    def gone(self) -> str:
+        """The ids of the entities that stopped, in order."""
+        return " ".join(entity_id for entity_id, _ in self.stopped)
+
+    def maybe_fail(self) -> None:
+        """Raise the next error, if there is one."""
+        if self.fail:
+            raise self.fail.pop(0)
+
+
+class LogEntity(Entity):
+    """An entity that notes its messages, and waits where its log says."""
+
+    log: Log
+
+    @handler
+    def hit(self, n: int) -> int:
+        self.log.rows.append(n)
+        return n
+
+    @handler
+    async def slow(self, n: int) -> int:
+        await self.log.gate.wait()
+        return self.hit(n)
+
+    @handler
+    def bad(self) -> None:
+        raise ValueError
+
+
+class ListStore(MemoryStore):
+    """Memory whose reads and writes of lists can be held back, and can fail."""
+
+    def __init__(self, data: MemoryData) -> None:
+        super().__init__(data)
+        self.gate, self.pages = asyncio.Event(), asyncio.Event()
+        self.gate.set()
+        self.pages.set()
+        self.failures: list[Exception] = []
+        self.writes: list[tuple[str, tuple[str, ...]]] = []
+        self.read = False
+        """A page was read, though it may not have arrived."""
+
+    async def _pass(self, what: str, ids: Sequence[str]) -> None:
+        await self.gate.wait()
+        if self.failures:
+            raise self.failures.pop(0)
+        if ids:
+            self.writes.append((what, tuple(ids)))
+
+    async def add_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        await self._pass("add", entity_ids)
+        await super().add_remembered(entity_type, shard, entity_ids, fence)
+
+    async def remove_remembered(
+        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
+    ) -> None:
+        await self._pass("remove", entity_ids)
+        await super().remove_remembered(entity_type, shard, entity_ids, fence)
+
+    async def page_remembered(
+        self, entity_type: str, shard: str, cursor: str | None, limit: int
+    ) -> tuple[list[str], str | None]:
+        await self._pass("read", ())
+        ids, cursor = await super().page_remembered(entity_type, shard, cursor, limit)
+        self.read = True
+        await self.pages.wait()
+        return list(ids), cursor
+
+    def ids(self) -> list[str]:
+        """The ids on all lists."""
+        return [i for entry in self._data().remembered.values() for i in entry.entity_ids]
+
+
+class PolicyMemory:
+    """Ids in memory under a policy that gets every notice at once."""
+
+    def __init__(self, policy: EvictionPolicy, limit: int) -> None:
+        self.policy, self.limit = policy, limit
+        self.ids: set[str] = set()
+        self.gone: list[str] = []
+        self.hits = self.now = 0
+
+    def use(self, *entity_ids: str) -> None:
+        """One message for each."""
+        for entity_id in entity_ids:
+            self.now += 1
+            hit = entity_id in self.ids
+            self.hits += hit
+            if hit:
+                self.policy.used(entity_id, self.now)
+            else:
+                self.ids.add(entity_id)
+                self.policy.started(entity_id, self.now)
+            while len(self.policy) > self.limit:
+                victim = self.policy.victim()
+                assert victim is not None
+                self.policy.stopped(victim)
+                self.ids.remove(victim)
+                self.gone.append(victim)
+            if isinstance(self.policy, CompositePolicy):
+                self.policy.measure(1, not hit)
+
+
 class Keeper:
-    """State in memory, under fences; a test may fail the next calls, or hold them back."""
+    """State in memory, under fences; a test may fail the next calls."""
 
     def __init__(self) -> None:
         self.states: dict[str, tuple[int, bytes | None]] = {}
@@ -72,9 +197,11 @@ class Asker:
 
 
 class Bench:
-    """One shard of one class, open to messages. `down` lists the shards reported as stopped."""
+    """One shard of one class, open to messages. `down` lists the shards reported as stopped. Its
+    host is closed at the end of the test."""
 
     SHARD = "0"
+    made: ClassVar[list[Bench]] = []
 
     def __init__(self, bus: ShardBus, store: Any = None, **settings: Any) -> None:
         [(name, kind)] = bus.types.items()
@@ -99,6 +226,7 @@ class Bench:
         )
         self.host.start_shard(self.SHARD, 7)
         self.host.set_arrivals(self.SHARD, True, None)
+        self.made.append(self)
 
     # ---- sending
 
@@ -145,7 +273,7 @@ class Bench:
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
         host.runner.deliver(host.active.get, arrive, invoker, asker, rows, deadline, (), ahead)
 
-    # ---- looking
+    # ---- state
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -161,7 +289,7 @@ class Bench:
     # ---- time and the end
 
     def pass_ticks(self, ticks: int) -> None:
-        """Coarse time goes on; the sweep looks for idle entities."""
+        """Advance the coarse time, and do what is done once a second."""
         self.host.runner.advance(self.host.runner.tick + ticks)
         for sweep in self.host.sweeps().values():
             sweep(self.host.runner.tick)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from itertools import permutations
 from typing import Any
@@ -24,17 +23,6 @@ class Loaded:
 @dataclass
 class Get:
     pass
-
-
-BENCHES: list[Bench] = []
-
-
-@pytest.fixture(autouse=True)
-async def _nothing_is_left_under_way() -> AsyncIterator[None]:
-    yield
-    while BENCHES:
-        BENCHES.pop().host.close()
-    await turns()
 
 
 class Outside:
@@ -143,7 +131,6 @@ def bench(cls: type[Any] = Account, /, **settings: Any) -> tuple[Bench, Outside]
     bus.entity("account", messages=[Loaded])(cls)
     cls.outside, cls.seen, cls.gate = Outside(), [], asyncio.Event()
     made = Bench(bus, **settings)
-    BENCHES.append(made)
     return made, cls.outside
 
 

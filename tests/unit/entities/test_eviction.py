@@ -18,35 +18,11 @@ from shardbus.entities.eviction import (
     RankedIds,
     Segmented,
 )
-
-
-class Memory:
-    """Entities in memory under a policy that hears of everything at once."""
-
-    def __init__(self, policy: EvictionPolicy, limit: int) -> None:
-        self.policy, self.limit = policy, limit
-        self.ids: set[str] = set()
-        self.gone: list[str] = []
-        self.hits = self.now = 0
-
-    def use(self, entity_id: str) -> None:
-        self.now += 1
-        if entity_id in self.ids:
-            self.hits += 1
-            self.policy.used(entity_id, self.now)
-            return
-        self.ids.add(entity_id)
-        self.policy.started(entity_id, self.now)
-        while len(self.policy) > self.limit:
-            victim = self.policy.victim()
-            assert victim is not None
-            self.policy.stopped(victim)
-            self.ids.remove(victim)
-            self.gone.append(victim)
+from tests.unit.entities.entity_kit import PolicyMemory
 
 
 def gone(policy: EvictionPolicy, limit: int, uses: str) -> str:
-    memory = Memory(policy, limit)
+    memory = PolicyMemory(policy, limit)
     for entity_id in uses.split():
         memory.use(entity_id)
     return " ".join(memory.gone)
@@ -115,7 +91,7 @@ def test_B83_lfu_takes_who_was_used_least_and_old_fame_fades(
 def test_mru_keeps_what_a_loop_comes_back_to_and_lru_nothing() -> None:
     hits = {}
     for policy in (MostRecent(), LeastRecent()):
-        memory = Memory(policy, 50)
+        memory = PolicyMemory(policy, 50)
         for n in range(2000):
             memory.use(f"e{n % 80}")
         hits[type(policy)] = memory.hits
@@ -124,7 +100,7 @@ def test_mru_keeps_what_a_loop_comes_back_to_and_lru_nothing() -> None:
 
 
 def test_the_protected_level_follows_the_limit() -> None:
-    memory = Memory(policy := Segmented(10, 0.5), 10)
+    memory = PolicyMemory(policy := Segmented(10, 0.5), 10)
     for entity_id in "abcde" * 2:
         memory.use(entity_id)
     policy.resize(4)
@@ -211,7 +187,7 @@ PAIRS: dict[str, tuple[Callable[[], EvictionPolicy], Callable[[], Any]]] = {
 @given(uses=st.lists(st.sampled_from("abcdefghij"), max_size=120))
 def test_the_clever_one_does_as_the_dumb_one(name: str, uses: list[str]) -> None:
     policy, dumb = (make() for make in PAIRS[name])
-    memory = Memory(policy, LIMIT)
+    memory = PolicyMemory(policy, LIMIT)
     here: list[str] = []
     wanted: list[str] = []
     for now, entity_id in enumerate(uses, 1):

@@ -16,41 +16,11 @@ from shardbus.entities.eviction import (
     WINDOW_MAX,
     WINDOW_MIN,
     CompositePolicy,
-    EvictionPolicy,
     FrequencySketch,
     HillClimber,
     LeastRecent,
 )
-
-
-class Memory:
-    """Entities in memory under a policy that hears of everything at once."""
-
-    def __init__(self, policy: EvictionPolicy, limit: int) -> None:
-        self.policy, self.limit = policy, limit
-        self.ids: set[str] = set()
-        self.gone: list[str] = []
-        self.hits = self.now = 0
-
-    def use(self, *entity_ids: str) -> None:
-        for entity_id in entity_ids:
-            self.now += 1
-            hit = entity_id in self.ids
-            self.hits += hit
-            if hit:
-                self.policy.used(entity_id, self.now)
-            else:
-                self.ids.add(entity_id)
-                self.policy.started(entity_id, self.now)
-            while len(self.policy) > self.limit:
-                victim = self.policy.victim()
-                assert victim is not None
-                self.policy.stopped(victim)
-                self.ids.remove(victim)
-                self.gone.append(victim)
-            if isinstance(self.policy, CompositePolicy):
-                self.policy.measure(1, not hit)
-
+from tests.unit.entities.entity_kit import PolicyMemory
 
 # The sketch
 
@@ -100,7 +70,7 @@ def test_what_was_long_ago_counts_half() -> None:
     ],
 )
 def test_B84_a_newcomer_stays_if_it_is_used_more_than_who_would_go(uses: str, wanted: str) -> None:
-    memory = Memory(CompositePolicy(4, 0.25, 0.5), 4)
+    memory = PolicyMemory(CompositePolicy(4, 0.25, 0.5), 4)
     memory.use(*uses.split())
     assert " ".join(memory.gone) == wanted
 
@@ -109,7 +79,7 @@ def test_a_scan_beside_the_work_pushes_hardly_anybody_out() -> None:
     passivator = [f"r{n}" for n in range(100)]
     lost = {}
     for policy in (CompositePolicy(120, 0.01, 0.8), LeastRecent()):
-        memory = Memory(policy, 120)
+        memory = PolicyMemory(policy, 120)
         memory.use(*passivator * 3)
         for n in range(3000):
             memory.use(f"s{n}")
@@ -121,7 +91,7 @@ def test_a_scan_beside_the_work_pushes_hardly_anybody_out() -> None:
 
 
 def test_a_smaller_limit_takes_from_the_main_area() -> None:
-    memory = Memory(policy := CompositePolicy(10, 0.1, 0.8), 10)
+    memory = PolicyMemory(policy := CompositePolicy(10, 0.1, 0.8), 10)
     memory.use(*"abcdefghijk", *"abc" * 3)
     assert memory.gone == ["j"]
     memory.limit = 3
@@ -181,7 +151,7 @@ def test_work_that_moves_on_gets_a_larger_window_and_more_of_it_finds_its_entity
         policy = CompositePolicy(100, 0.01, 0.8)
         if not climbs:
             policy.measure = lambda messages, starts: None  # type: ignore[method-assign]
-        memory = Memory(policy, 100)
+        memory = PolicyMemory(policy, 100)
         memory.use(*uses)
         hits[climbs] = memory.hits / len(uses)
     assert hits[True] > hits[False] + 0.03

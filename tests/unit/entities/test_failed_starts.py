@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,30 +10,30 @@ import pytest
 from shardbus import ConfigError, Entity, Passivation, ShardBus, StopReason, handler
 from shardbus.entities.activation import Activation, LifeState
 from shardbus.errors import EntityFailed, StoreUnavailable
-from tests.unit.entities.entity_kit import Bench
+from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import turns, until
 
 
-class Log:
+class Failing(Log):
+    """Every start fails with `error`, until that is None."""
+
     def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.fail: Exception | None = LookupError("no such customer")
-        self.gate = asyncio.Event()
-        self.gate.set()
+        super().__init__()
+        self.error: Exception | None = LookupError("no such customer")
 
 
 class Customer(Entity):
     """One whose constructor fails."""
 
-    log: Log
+    log: Failing
 
     def __init__(self) -> None:
         self.begin()
 
     def begin(self) -> None:
         self.log.rows.append("start")
-        if self.log.fail is not None:
-            raise self.log.fail
+        if self.log.error is not None:
+            raise self.log.error
 
     @handler
     def hit(self, n: int) -> int:
@@ -43,7 +42,7 @@ class Customer(Entity):
 
     @handler
     def fail(self) -> None:
-        self.log.fail = LookupError("it is gone")
+        self.log.error = LookupError("it is gone")
         raise ArithmeticError
 
     @handler
@@ -70,14 +69,14 @@ class Waiting(Customer):
     def __init__(self) -> None: ...
 
     async def on_start(self) -> None:
-        await self.log.gate.wait()
+        await self.log.start_gate.wait()
         self.begin()
 
 
 class Ledger(Entity):
     """One that has a state."""
 
-    log: Log
+    log: Failing
     state: dict  # type: ignore[type-arg]
 
     @handler
@@ -89,28 +88,13 @@ STOP = {LookupError: "stop"}
 ALL = pytest.mark.parametrize("cls", [Customer, Starting, Waiting])
 
 
-benches: list[Bench] = []
-
-
-@pytest.fixture(autouse=True)
-async def _end() -> AsyncIterator[None]:
-    """Nobody waits for a next try beyond the test."""
-    yield
-    for b in benches:
-        b.host.close()
-    benches.clear()
-    await turns()
-
-
 def bench(
-    cls: type, log: Log, supervision: Any = None, /, declared: Any = None, **options: Any
+    cls: type, log: Failing, supervision: Any = None, /, declared: Any = None, **options: Any
 ) -> Bench:
     bus = ShardBus("shop")
     bus.entity("customer", supervision=supervision, **(declared or {}))(cls)
     cls.log = log  # type: ignore[attr-defined]
-    b = Bench(bus, **options)
-    benches.append(b)
-    return b
+    return Bench(bus, **options)
 
 
 def failing(b: Bench, entity_id: str) -> Activation:
@@ -131,7 +115,7 @@ def pausing(b: Bench) -> set[str]:
 
 @ALL
 async def test_S2_48_a_start_that_shall_stop_refuses_what_waits_for_it(cls: type) -> None:
-    b = bench(cls, log := Log(), STOP)
+    b = bench(cls, log := Failing(), STOP)
     asks = [b.ask("e", "hit", n) for n in range(3)]
     b.tell("e", "hit", 3)
     outcomes = await asyncio.gather(*asks, return_exceptions=True)
@@ -141,14 +125,14 @@ async def test_S2_48_a_start_that_shall_stop_refuses_what_waits_for_it(cls: type
     assert b.dropped == {"start_failed": 4}
     assert b.host.counts.stopped == {"failure": 1}
     assert log.rows == ["start"]
-    log.fail = None
+    log.error = None
     assert await b.ask("e", "hit", 5) == 5
 
 
 @ALL
 async def test_a_start_after_a_failed_handler_is_asked_about_too(cls: type) -> None:
-    b = bench(cls, log := Log(), STOP)
-    log.fail = None
+    b = bench(cls, log := Failing(), STOP)
+    log.error = None
     await b.ask("e", "hit", 1)
     stashed, failed, after = b.ask("e", "deferred"), b.ask("e", "fail"), b.ask("e", "hit", 2)
     outcomes = await asyncio.gather(stashed, failed, after, return_exceptions=True)
@@ -166,22 +150,22 @@ async def test_a_start_after_a_failed_handler_is_asked_about_too(cls: type) -> N
 async def test_whatever_else_it_says_is_a_restart_and_messages_wait(
     cls: type, directive: str
 ) -> None:
-    b = bench(cls, log := Log(), {LookupError: directive}, entity_restart_backoff_min=0.001)
+    b = bench(cls, log := Failing(), {LookupError: directive}, entity_restart_backoff_min=0.001)
     waiting = b.ask("e", "hit", 1)
     await until(lambda: len(log.rows) > 2, "some tries")
     assert not waiting.done()
-    log.fail = None
+    log.error = None
     assert await waiting == 1
 
 
 async def test_nobody_is_asked_about_a_store_that_does_not_answer() -> None:
-    b = bench(Ledger, Log(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
+    b = bench(Ledger, Failing(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
     b.keeper.fail_loads = [StoreUnavailable("away")] * 3
     assert await b.ask("e", "hit", 1) == 1
 
 
 async def test_a_state_that_cannot_be_read_is_a_failed_start() -> None:
-    b = bench(Ledger, Log(), {Exception: "stop"})
+    b = bench(Ledger, Failing(), {Exception: "stop"})
     b.keeper.states["e"] = (0, b"\xc1")
     with pytest.raises(EntityFailed, match="DecodeError"):
         await b.ask("e", "hit", 1)
@@ -199,19 +183,19 @@ async def test_a_cancellation_that_a_start_lets_out_is_tried_again() -> None:
                 Cancels.left -= 1
                 raise asyncio.CancelledError
 
-    b = bench(Cancels, Log(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
+    b = bench(Cancels, Failing(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
     assert await b.ask("e", "hit", 1) == 1
     assert b.host.counts.started == {"message": 1}
 
 
 async def test_at_a_handoff_what_waits_is_for_the_next_home() -> None:
-    b = bench(Waiting, log := Log(), STOP)
+    b = bench(Waiting, log := Failing(), STOP)
     b.host.passes_on = True
-    log.gate.clear()
+    log.start_gate.clear()
     asked = b.ask("e", "hit", 1)
     await turns()
     b.stop()
-    log.gate.set()
+    log.start_gate.set()
     await b.stopped()
     assert not asked.done()
     assert [entity_id for entity_id, _ in b.host.take_left(Bench.SHARD)] == ["e"]
@@ -221,14 +205,14 @@ async def test_at_a_handoff_what_waits_is_for_the_next_home() -> None:
 async def test_a_remembered_one_that_shall_stop_comes_back_once_after_the_backoff(
     cls: type,
 ) -> None:
-    b = bench(cls, log := Log(), STOP, remember=True, entity_restart_backoff=3600)
+    b = bench(cls, log := Failing(), STOP, remember=True, entity_restart_backoff=3600)
     for n in range(3):
         with pytest.raises(EntityFailed, match="no such customer"):
             await b.ask("e", "hit", n)
         await until(lambda: b.activation("e") is None, "its end")
     loop: Any = asyncio.get_running_loop()
     [back] = [h for h in loop._scheduled if "_return" in repr(h)]
-    log.fail = None
+    log.error = None
     come_back, args = back._callback, back._args
     back.cancel()
     come_back(*args)
@@ -237,7 +221,7 @@ async def test_a_remembered_one_that_shall_stop_comes_back_once_after_the_backof
 
 
 async def test_what_a_failed_start_began_is_over() -> None:
-    b = bench(Starting, log := Log(), entity_restart_backoff_min=0.001)
+    b = bench(Starting, log := Failing(), entity_restart_backoff_min=0.001)
     b.tell("e", "hit", 1)
     await until(lambda: len(log.rows) > 4, "some tries")
     activation = failing(b, "e")
@@ -252,7 +236,7 @@ async def test_what_a_failed_start_began_is_over() -> None:
 async def test_B79_who_fails_to_start_and_is_not_wanted_is_passivated_as_any_idle_one(
     cls: type,
 ) -> None:
-    b = bench(cls, Log(), passivate_after=10, entity_restart_backoff_min=3600)
+    b = bench(cls, Failing(), passivate_after=10, entity_restart_backoff_min=3600)
     asked = b.ask("e", "hit", 1, ticks=100)
     b.ask("waits", "hit", 2, ticks=10_000)
     b.tell("told", "hit", 3)
@@ -281,7 +265,7 @@ async def test_also_one_with_a_stop_message_or_an_idle_timeout_of_its_own() -> N
             self.context.stop()
 
     declared = {"stop_message": "close"}
-    b = bench(Own, Log(), declared=declared, passivate_after=0, entity_restart_backoff_min=3600)
+    b = bench(Own, Failing(), declared=declared, passivate_after=0, entity_restart_backoff_min=3600)
     b.ask("e", "hit", 1, ticks=1)
     await turns()
     b.pass_ticks(40)
@@ -294,7 +278,7 @@ async def test_a_remembered_one_is_tried_for_as_long_as_it_fails() -> None:
             self.context.set_idle_timeout(2)
             await super().on_start()
 
-    b = bench(Own, Log(), remember=True, entity_restart_backoff_min=3600)
+    b = bench(Own, Failing(), remember=True, entity_restart_backoff_min=3600)
     b.ask("e", "hit", 1, ticks=1)
     await until(lambda: pausing(b), "a failed start")
     b.pass_ticks(10_000)
@@ -303,7 +287,7 @@ async def test_a_remembered_one_is_tried_for_as_long_as_it_fails() -> None:
 
 async def test_B80_a_limit_evicts_those_for_whom_nobody_waits() -> None:
     declared = {"passivation": Passivation.lru(10)}
-    b = bench(Starting, log := Log(), declared=declared, entity_restart_backoff_min=3600)
+    b = bench(Starting, log := Failing(), declared=declared, entity_restart_backoff_min=3600)
     for n in range(100):
         b.ask(f"bogus{n}", "hit", n, ticks=10)
     await turns(20)
@@ -312,17 +296,17 @@ async def test_B80_a_limit_evicts_those_for_whom_nobody_waits() -> None:
     await turns(20)
     assert b.host.entities == 10
     assert b.host.passivator.evicted == 90
-    log.fail = None
+    log.error = None
     evicted = next(f"bogus{n}" for n in range(100) if b.activation(f"bogus{n}") is None)
     assert await b.ask(evicted, "hit", 1) == 1
 
 
 async def test_who_is_given_up_starts_afresh_at_its_next_message() -> None:
-    b = bench(Waiting, log := Log(), passivate_after=1, entity_restart_backoff_min=3600)
+    b = bench(Waiting, log := Failing(), passivate_after=1, entity_restart_backoff_min=3600)
     b.ask("e", "hit", 1, ticks=1)
     await until(lambda: pausing(b), "two failed starts")
     b.pass_ticks(40)
-    log.fail = None
+    log.error = None
     assert await b.ask("e", "hit", 2) == 2
     b.stop()
     await b.stopped()

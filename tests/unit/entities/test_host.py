@@ -11,22 +11,13 @@ from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.entities.activation import Shard
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.wire.schema import encode_value
-from tests.unit.entities.entity_kit import Asker, Bench
+from tests.unit.entities.entity_kit import Asker, Bench, Log, LogEntity
 from tests.waiting import PATIENCE_S, turns, until
 
 
-class Log:
-    """What entities wrote down, and what their endings wait for."""
+class LivePage(LogEntity):
+    """At most one of each id is alive."""
 
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.gate = asyncio.Event()
-        self.end_gate = asyncio.Event()
-        self.end_gate.set()
-
-
-class Page(Entity):
-    log: Log
     alive: dict[str, int]
 
     async def on_start(self) -> None:
@@ -38,17 +29,6 @@ class Page(Entity):
         self.log.rows.append((self.context.entity_id, reason))
         await self.log.end_gate.wait()
         self.alive[self.context.entity_id] -= 1
-
-    @handler
-    def hit(self, n: int) -> int:
-        self.log.rows.append(n)
-        return n
-
-    @handler
-    async def slow(self, n: int) -> int:
-        await self.log.gate.wait()
-        self.log.rows.append(n)
-        return n
 
     @handler
     def passivate(self, n: int) -> int:
@@ -64,15 +44,11 @@ class Page(Entity):
         return n
 
     @handler
-    def bad(self) -> None:
-        raise ValueError
-
-    @handler
     def timeout(self, seconds: float) -> None:
         self.context.set_idle_timeout(seconds)
 
 
-def bench(log: Log | None = None, cls: type[Any] = Page, /, **options: Any) -> Bench:
+def bench(log: Log | None = None, cls: type[Any] = LivePage, /, **options: Any) -> Bench:
     bus = ShardBus("shop")
     supervision = options.pop("supervision", None)
     bus.entity("page", supervision=supervision)(cls)
@@ -104,7 +80,7 @@ async def test_an_entity_stopped_by_supervision_is_told_so() -> None:
 
 
 async def test_an_on_stop_that_raises_does_not_keep_the_entity() -> None:
-    class Clumsy(Page):
+    class Clumsy(LivePage):
         async def on_stop(self, reason: StopReason) -> None:
             self.alive[self.context.entity_id] -= 1
             raise ValueError("at the end")
@@ -160,7 +136,7 @@ async def test_messages_that_come_while_an_entity_stops_wait_for_the_next() -> N
 
 
 async def test_what_an_entity_has_stashed_goes_to_the_next_before_its_mailbox() -> None:
-    class Stashes(Page):
+    class Stashes(LivePage):
         @handler
         def deferred(self, n: int) -> int:
             if not self.log.end_gate.is_set():
@@ -335,7 +311,7 @@ async def test_one_cut_off_at_a_passivation_gets_a_new_activation_while_its_shar
     await b.ask("e", "passivate", 1)
     waiting = b.ask("e", "hit", 2)
     first = b.activation("e")
-    Page.alive["e"] = 0  # its code does not count any more
+    LivePage.alive["e"] = 0  # its code does not count any more
     b.pass_ticks(55 * 20 - 1)
     assert b.activation("e") is first
     b.pass_ticks(1)

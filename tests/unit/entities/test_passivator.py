@@ -15,28 +15,15 @@ from hypothesis import strategies as st
 from shardbus import ConfigError, Entity, Passivation, Refused, ShardBus, StopReason, handler
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.passivator import CHECKS, PASS_MIN
-from tests.unit.entities.entity_kit import Bench
+from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import turns, until
 
 STRATEGIES = ["lru", "slru", "mru", "lfu", "composite"]
 
 
-class Log:
-    """What entities wrote down, and what some of them wait for."""
+class Counted(Entity):
+    """At most one of each id is in memory."""
 
-    def __init__(self) -> None:
-        self.rows: list[tuple[str, int]] = []
-        self.stopped: list[tuple[str, StopReason]] = []
-        self.gate = asyncio.Event()
-        self.end_gate = asyncio.Event()
-        self.end_gate.set()
-
-    @property
-    def gone(self) -> str:
-        return " ".join(entity_id for entity_id, _ in self.stopped)
-
-
-class Page(Entity):
     log: Log
     live: Counter[str]
 
@@ -76,8 +63,8 @@ class Page(Entity):
 
 def bench(log: Log, **options: Any) -> Bench:
     bus = ShardBus("shop")
-    bus.entity("page")(Page)
-    Page.log, Page.live = log, Counter()
+    bus.entity("page")(Counted)
+    Counted.log, Counted.live = log, Counter()
     return Bench(bus, **options)
 
 
@@ -484,7 +471,7 @@ async def test_a_limit_on_remembered_entities_is_refused_while_they_run() -> Non
 )
 def test_a_policy_stands_for_settings(policy: Passivation, wanted: dict[str, object]) -> None:
     bus = ShardBus("shop")
-    bus.entity("page", passivation=policy)(Page)
+    bus.entity("page", passivation=policy)(Counted)
     chosen = ShardingSettings().for_type("page", bus.types["page"].declared)
     assert {name: getattr(chosen, name) for name in wanted} == wanted
 
@@ -505,7 +492,7 @@ def test_a_policy_that_cannot_be_is_refused_at_the_class(
     options: dict[str, Any], text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text):
-        ShardBus("shop").entity("page", **options)(Page)
+        ShardBus("shop").entity("page", **options)(Counted)
 
 
 # In general
@@ -556,5 +543,5 @@ async def _play(strategy: str, steps: Iterable[tuple[str, int, str]]) -> None:
         assert entity == [row for row in sent if row[0] == f"e{k}"]
     assert b.dropped == {}
     assert not passivator.limited or b.host.entities <= passivator.limit
-    assert all(count in (0, 1) for count in Page.live.values())
-    assert sum(Page.live.values()) == b.host.entities
+    assert all(count in (0, 1) for count in Counted.live.values())
+    assert sum(Counted.live.values()) == b.host.entities

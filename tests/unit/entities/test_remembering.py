@@ -3,61 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from shardbus import Entity, ShardBus, StopReason, handler
+from shardbus import ShardBus, StopReason, handler
 from shardbus.errors import StaleFence, StoreUnavailable, Unhandled
 from shardbus.store.memory import MemoryData, MemoryStore
-from tests.unit.entities.entity_kit import Bench
+from tests.unit.entities.entity_kit import Bench, ListStore, Log, LogEntity
 from tests.waiting import turns, until
 
 
-class Store(MemoryStore):
-    """Memory whose writes of lists can be held back, and can fail."""
-
-    def __init__(self, data: MemoryData) -> None:
-        super().__init__(data)
-        self.gate = asyncio.Event()
-        self.gate.set()
-        self.failures: list[Exception] = []
-        self.writes: list[tuple[str, tuple[str, ...]]] = []
-
-    async def _pass(self, what: str, ids: Sequence[str]) -> None:
-        await self.gate.wait()
-        if self.failures:
-            raise self.failures.pop(0)
-        if ids:
-            self.writes.append((what, tuple(ids)))
-
-    async def add_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        await self._pass("add", entity_ids)
-        await super().add_remembered(entity_type, shard, entity_ids, fence)
-
-    async def remove_remembered(
-        self, entity_type: str, shard: str, entity_ids: Sequence[str], fence: int
-    ) -> None:
-        await self._pass("remove", entity_ids)
-        await super().remove_remembered(entity_type, shard, entity_ids, fence)
-
-    def ids(self) -> list[str]:
-        return [i for entry in self._data().remembered.values() for i in entry.entity_ids]
-
-
-class Page(Entity):
-    log: list[Any]
-
+class Page(LogEntity):
     async def on_stop(self, reason: StopReason) -> None:
-        self.log.append((self.context.entity_id, reason))
-
-    @handler
-    def hit(self, n: int) -> int:
-        self.log.append(n)
-        return n
+        self.log.rows.append((self.context.entity_id, reason))
 
     @handler
     def passivate(self) -> None:
@@ -72,11 +31,11 @@ class Page(Entity):
         raise ValueError
 
 
-async def bench(data: MemoryData | None = None, **settings: Any) -> tuple[Bench, Store]:
-    store = Store(data or MemoryData())
+async def bench(data: MemoryData | None = None, **settings: Any) -> tuple[Bench, ListStore]:
+    store = ListStore(data or MemoryData())
     await store.start()
     bus = ShardBus("test")
-    Page.log = []
+    Page.log = Log()
     bus.entity("page", remember=True, supervision={ValueError: "stop"})(Page)
     made = Bench(bus, store, **settings)
     await until(lambda: _read(made), "the list to be read")
@@ -108,7 +67,7 @@ async def test_messages_that_wait_for_the_store_keep_their_order() -> None:
     answers = [made.ask("a", "hit", n) for n in range(10)]
     store.gate.set()
     assert await asyncio.gather(*answers) == list(range(10))
-    assert Page.log == list(range(10))
+    assert Page.log.rows == list(range(10))
     assert store.writes == [("add", ("a",))]
 
 
@@ -207,7 +166,7 @@ async def test_a_move_forgets_nobody() -> None:
     await made.ask("a", "hit", 1)
     made.stop(StopReason.HANDOFF)
     await made.stopped()
-    assert Page.log[-1] == ("a", StopReason.HANDOFF)
+    assert Page.log.rows[-1] == ("a", StopReason.HANDOFF)
     assert store.ids() == ["a"]
 
 
@@ -222,7 +181,7 @@ async def test_a_shard_that_stops_first_handles_what_waits_for_the_store() -> No
     store.gate.set()
     assert await asyncio.gather(*answers) == [0, 1, 2]
     await made.stopped()
-    assert Page.log == [0, 1, 2, ("a", StopReason.HANDOFF)]
+    assert Page.log.rows == [0, 1, 2, ("a", StopReason.HANDOFF)]
     assert store.ids() == ["a"]
 
 

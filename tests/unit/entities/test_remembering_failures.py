@@ -8,47 +8,28 @@ from typing import Any
 
 import pytest
 
-from shardbus import ShardBus, StopReason, handler
+from shardbus import ShardBus, StopReason
 from shardbus.errors import StoreUnavailable
 from shardbus.routing.refs import START
 from shardbus.store.memory import MemoryData
-from tests.unit.entities.entity_kit import Bench
-from tests.unit.entities.test_remembering import Page, Store
+from tests.unit.entities.entity_kit import Bench, ListStore, Log
+from tests.unit.entities.test_remembering import Page
 from tests.waiting import turns, until
 
 
 class Slow(Page):
     """Its end waits for a gate."""
 
-    gate: asyncio.Event
-
     async def on_stop(self, reason: StopReason) -> None:
-        self.log.append(reason)
-        await self.gate.wait()
-
-    @handler
-    def hit(self, n: int) -> int:
-        self.log.append(n)
-        return n
+        await super().on_stop(reason)
+        await self.log.end_gate.wait()
 
 
-class Troubled(Store):
-    """Reads of lists fail and wait, too."""
-
-    async def page_remembered(
-        self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        await self._pass("read", ())
-        ids, cursor = await super().page_remembered(entity_type, shard, cursor, limit)
-        return list(ids), cursor
-
-
-async def bench(data: MemoryData | None = None, **settings: Any) -> tuple[Bench, Troubled]:
-    store = Troubled(data or MemoryData())
+async def bench(data: MemoryData | None = None, **settings: Any) -> tuple[Bench, ListStore]:
+    store = ListStore(data or MemoryData())
     await store.start()
     bus = ShardBus("test")
-    Slow.log, Slow.gate = [], asyncio.Event()
-    Slow.gate.set()
+    Slow.log = Log()
     bus.entity("page", remember=True)(type("Page", (Slow,), {}))
     return Bench(bus, store, **settings), store
 
@@ -57,12 +38,12 @@ async def test_TSU8_who_is_started_while_it_passivates_starts_again() -> None:
     made, store = await bench()
     await made.ask("a", START)
     first = made.activation("a")
-    Slow.gate.clear()
+    Slow.log.end_gate.clear()
     made.tell("a", "passivate")
     started = made.ask("a", START)
     await turns()
     assert not started.done()
-    Slow.gate.set()
+    Slow.log.end_gate.set()
     await started
     await until(lambda: made.entity("a") is not None, "the next incarnation")
     assert made.activation("a") is not first
@@ -94,12 +75,12 @@ async def test_TSU8_who_is_started_while_its_stop_is_stored_starts_afterwards() 
     assert [what for what, _ in store.writes] == ["add", "remove", "add"]
 
 
-async def silent(store: Troubled) -> None:
+async def silent(store: ListStore) -> None:
     """It does not answer for a while."""
     store.gate.clear()
 
 
-async def failing(store: Troubled) -> None:
+async def failing(store: ListStore) -> None:
     """It fails three times."""
     store.failures = [StoreUnavailable("away")] * 3
 
@@ -151,32 +132,16 @@ async def test_TSU9_a_stop_that_cannot_be_stored_is_stored_later(trouble: Any) -
     assert made.activation("a") is None
 
 
-class Held(Store):
-    """A page of a list is read at once, and arrives when a gate opens."""
-
-    def __init__(self, data: MemoryData) -> None:
-        super().__init__(data)
-        self.pages = asyncio.Event()
-        self.read = False
-
-    async def page_remembered(
-        self, entity_type: str, shard: str, cursor: str | None, limit: int
-    ) -> tuple[list[str], str | None]:
-        ids, cursor = await super().page_remembered(entity_type, shard, cursor, limit)
-        self.read = True
-        await self.pages.wait()
-        return list(ids), cursor
-
-
 async def test_a_page_read_before_an_entity_was_forgotten_does_not_bring_it_back() -> None:
     made, _ = await bench(data := MemoryData())
     await asyncio.gather(*(made.ask(name, START) for name in "ab"))
     made.stop()
     await made.stopped()
-    store = Held(data)
+    store = ListStore(data)
+    store.pages.clear()
     await store.start()
     bus = ShardBus("test")
-    Page.log = []
+    Page.log = Log()
     bus.entity("page", remember=True)(Page)
     again = Bench(bus, store)
     await until(lambda: store.read, "the page")

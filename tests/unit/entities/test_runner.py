@@ -23,7 +23,7 @@ from shardbus.errors import (
     Unhandled,
 )
 from shardbus.wire.schema import encode_value
-from tests.unit.entities.entity_kit import Bench
+from tests.unit.entities.entity_kit import Bench, Log
 from tests.waiting import PATIENCE_S, turns, until
 
 
@@ -32,30 +32,17 @@ class Ledger:
     total: int = 0
 
 
-class Gates:
-    """What handlers wait for, and what they wrote down."""
-
-    def __init__(self) -> None:
-        self.log: list[Any] = []
-        self.gate = asyncio.Event()
-        self.fail: list[Exception] = []
-
-    def maybe_fail(self) -> None:
-        if self.fail:
-            raise self.fail.pop(0)
-
-
-def bench(cls: type, gates: Gates | None = None, /, **options: Any) -> Bench:
+def bench(cls: type, log: Log | None = None, /, **options: Any) -> Bench:
     bus = ShardBus("shop")
     bench_only = {k: options.pop(k) for k in [*options] if k not in ("supervision", "messages")}
     bus.entity("thing", **options)(cls)
-    if gates is not None:
-        cls.gates = gates  # type: ignore[attr-defined]
+    if log is not None:
+        cls.log = log  # type: ignore[attr-defined]
     return Bench(bus, **bench_only)
 
 
 class Worker(Entity):
-    gates: Gates
+    log: Log
 
     def __init__(self) -> None:
         self.inside = 0
@@ -65,29 +52,29 @@ class Worker(Entity):
     async def slow(self, name: str) -> str:
         self.inside += 1
         assert self.inside == 1
-        self.gates.log.append(("begin", name))
-        await self.gates.gate.wait()
-        self.gates.log.append(("end", name))
+        self.log.rows.append(("begin", name))
+        await self.log.gate.wait()
+        self.log.rows.append(("end", name))
         self.inside -= 1
         return name
 
     @handler
     def fast(self, name: str) -> str:
         assert self.inside == 0
-        self.gates.log.append(("fast", name))
+        self.log.rows.append(("fast", name))
         self.done += 1
         return name
 
     @handler
     async def at_once(self, name: str) -> str:
         assert self.inside == 0
-        self.gates.log.append(("at once", name))
+        self.log.rows.append(("at once", name))
         return name
 
     @handler(thread=True)
     def blocking(self, name: str) -> str:
         assert self.inside == 0
-        self.gates.log.append(("thread", name))
+        self.log.rows.append(("thread", name))
         return name
 
     @handler
@@ -115,81 +102,81 @@ class Worker(Entity):
 
 
 async def test_handlers_of_every_kind_answer() -> None:
-    b = bench(Worker, Gates())
-    Worker.gates.gate.set()
+    b = bench(Worker, Log())
+    Worker.log.gate.set()
     for method in ("fast", "at_once", "slow", "blocking"):
         assert await b.ask("e", method, "x") == "x"
     assert await b.ask_message("e", "get") == 1
 
 
 async def test_messages_wait_in_order_while_a_handler_waits() -> None:
-    b = bench(Worker, gates := Gates())
+    b = bench(Worker, log := Log())
     first = b.ask("e", "slow", "1")
     rest = [b.ask("e", m, m) for m in ("fast", "at_once", "slow", "blocking", "fast")]
     other = b.ask("f", "fast", "other")
     assert other.done()
     await turns()
-    assert gates.log == [("begin", "1"), ("fast", "other")]
-    gates.gate.set()
+    assert log.rows == [("begin", "1"), ("fast", "other")]
+    log.gate.set()
     assert await first == "1"
     assert await asyncio.gather(*rest) == ["fast", "at_once", "slow", "blocking", "fast"]
-    assert gates.log[2:] == [
+    assert log.rows[2:] == [
         ("end", "1"), ("fast", "fast"), ("at once", "at_once"), ("begin", "slow"), ("end", "slow"),
         ("thread", "blocking"), ("fast", "fast"),
     ]  # fmt: skip
 
 
 async def test_an_idle_entity_handles_where_the_message_arrives() -> None:
-    b = bench(Worker, Gates())
+    b = bench(Worker, Log())
     assert b.ask("e", "fast", "x").done()
     assert b.ask("e", "at_once", "x").done()
     assert not b.ask("e", "blocking", "x").done()
 
 
 async def test_order_is_kept_between_the_mailbox_and_what_arrives_later() -> None:
-    b = bench(Worker, gates := Gates())
+    b = bench(Worker, log := Log())
     b.tell("e", "slow", "s")
     for i in range(1000):
         b.tell("e", "fast", str(i))
-    gates.gate.set()
+    log.gate.set()
     await turns(2)
     b.tell("e", "fast", "last")
-    await until(lambda: ("fast", "last") in gates.log, "the last message")
-    assert gates.log[2:] == [("fast", str(i)) for i in range(1000)] + [("fast", "last")]
+    await until(lambda: ("fast", "last") in log.rows, "the last message")
+    assert log.rows[2:] == [("fast", str(i)) for i in range(1000)] + [("fast", "last")]
 
 
 async def test_a_long_mailbox_lets_others_have_a_turn() -> None:
-    b = bench(Worker, gates := Gates())
+    b = bench(Worker, log := Log())
     b.tell("e", "slow", "s")
     last = [b.ask("e", "fast", "x") for _ in range(600)][-1]
-    gates.gate.set()
-    while len(gates.log) <= 2:
+    log.gate.set()
+    while len(log.rows) <= 2:
         await turns(1)
     assert not last.done()
     await last
 
 
 async def test_a_full_mailbox_refuses_the_newest() -> None:
-    b = bench(Worker, gates := Gates(), mailbox=2)
+    b = bench(Worker, log := Log(), mailbox=2)
     first = b.ask("e", "slow", "1")
     waiting = [b.ask("e", "fast", "x") for _ in range(3)]
     b.tell("e", "fast", "lost")
     with pytest.raises(MailboxFull, match="2 messages waiting"):
         await waiting[2]
     assert b.dropped == {"mailbox_full": 2}
-    gates.gate.set()
+    log.gate.set()
     assert await asyncio.gather(first, *waiting[:2]) == ["1", "x", "x"]
 
 
 async def test_an_ask_whose_deadline_passed_in_the_mailbox_is_not_handled() -> None:
-    b = bench(Worker, gates := Gates())
+    b = bench(Worker, log := Log())
     b.tell("e", "slow", "s")
     b.ask("e", "fast", "late", ticks=10)
     kept = b.ask("e", "fast", "kept", ticks=11)
     b.host.runner.advance(b.host.runner.tick + 10)
-    gates.gate.set()
+    log.gate.set()
     assert await kept == "kept"
-    assert ("fast", "late") not in gates.log
+    assert ("fast", "late") not in log.rows
     assert b.dropped == {"expired": 1}
 
 
@@ -198,7 +185,7 @@ async def test_an_ask_whose_deadline_passed_in_the_mailbox_is_not_handled() -> N
 
 @pytest.mark.parametrize("payload", [b"\x90", b"\x93\x01\x02\x03", b"\x91\x05", b"\xc1", b""])
 async def test_a_message_that_does_not_fit_is_the_senders_error(payload: bytes) -> None:
-    b = bench(Worker, gates := Gates())
+    b = bench(Worker, log := Log())
     await b.ask("e", "fast", "x")
     before = b.entity("e")
     with pytest.raises(SchemaError, match="fast"):
@@ -208,13 +195,13 @@ async def test_a_message_that_does_not_fit_is_the_senders_error(payload: bytes) 
     assert b.dropped == {"schema": 1}
     b.tell("e", "slow", "s")
     waiting = b.send_raw("e", "fast", payload)
-    gates.gate.set()
+    log.gate.set()
     with pytest.raises(SchemaError):
         await waiting
 
 
 async def test_what_receive_does_not_take_is_unhandled() -> None:
-    b = bench(Worker, Gates())
+    b = bench(Worker, Log())
     with pytest.raises(Unhandled, match="thing takes no such int"):
         await b.ask_message("e", 5)
     assert b.dropped == {"unhandled": 1}
@@ -249,7 +236,7 @@ async def test_an_answer_that_cannot_travel_fails_the_ask_only(method: str) -> N
 
 @pytest.mark.parametrize("method", ["bad", "bad_later"])
 async def test_a_handler_that_raises_restarts_its_entity(method: str) -> None:
-    b = bench(Worker, Gates())
+    b = bench(Worker, Log())
     await b.ask("e", "fast", "x")
     before, activation = b.entity("e"), b.activation("e")
     with pytest.raises(EntityFailed) as failed:
@@ -264,17 +251,17 @@ async def test_a_handler_that_raises_restarts_its_entity(method: str) -> None:
 class Mixed(Entity):
     """Handlers in one run that return at once, wait, raise, and leave a colour behind."""
 
-    gates: Gates
+    log: Log
 
     @handler
     async def go(self, what: str) -> str:
-        self.gates.log.append((self.context.entity_id, what, COLOUR.get()))
+        self.log.rows.append((self.context.entity_id, what, COLOUR.get()))
         COLOUR.set(what)
         if "wait" in what:
-            await self.gates.gate.wait()
+            await self.log.gate.wait()
         if "raise" in what:
             raise ValueError(what)
-        self.gates.log.append((self.context.entity_id, what, COLOUR.get()))
+        self.log.rows.append((self.context.entity_id, what, COLOUR.get()))
         return what
 
 
@@ -282,8 +269,8 @@ COLOUR: contextvars.ContextVar[str] = contextvars.ContextVar("colour", default="
 
 
 async def test_in_one_run_a_handler_that_waits_raises_or_sets_context_is_alone_with_it() -> None:
-    gates = Gates()
-    b = bench(Mixed, gates)
+    log = Log()
+    b = bench(Mixed, log)
     asked = ["return", "wait", "raise", "wait, raise", "return"]
     rows, answers = [], []
     for n, what in enumerate(asked):
@@ -292,19 +279,19 @@ async def test_in_one_run_a_handler_that_waits_raises_or_sets_context_is_alone_w
         answers.append(future)
     b._deliver("go", rows, b.asker, 10_000)
     began = [(f"e{n}", what, "none") for n, what in enumerate(asked)]
-    assert [entry for entry in gates.log if entry[2] == "none"] == began
+    assert [entry for entry in log.rows if entry[2] == "none"] == began
     assert [a.done() for a in answers] == ["wait" not in what for what in asked]
-    gates.gate.set()
+    log.gate.set()
     outcomes = await asyncio.gather(*answers, return_exceptions=True)
     told = [o if isinstance(o, str) else type(o).__name__ for o in outcomes]
     assert told == ["return", "wait", "EntityFailed", "EntityFailed", "return"]
     ended = [(f"e{n}", what, what) for n, what in enumerate(asked) if "raise" not in what]
-    assert sorted(entry for entry in gates.log if entry[2] != "none") == sorted(ended)
+    assert sorted(entry for entry in log.rows if entry[2] != "none") == sorted(ended)
     assert COLOUR.get() == "none"
 
 
 async def test_a_failure_in_a_run_leaves_the_rest_of_the_run() -> None:
-    b = bench(Worker, Gates())
+    b = bench(Worker, Log())
     b.tell_many("bad", ("e", ("1",)), ("f", ("2",)), ("e", ("3",)))
     await until(lambda: b.host.counts.failures == 3, "three failures")
     assert await b.ask("e", "count") == await b.ask("f", "count") == 0
@@ -318,7 +305,7 @@ async def test_a_failure_in_a_run_leaves_the_rest_of_the_run() -> None:
 async def test_supervision_decides(
     method: str, directive: str, kept: int | None, lives: bool
 ) -> None:
-    b = bench(Worker, Gates(), supervision={ArithmeticError: "stop", Exception: directive})
+    b = bench(Worker, Log(), supervision={ArithmeticError: "stop", Exception: directive})
     await b.ask("e", "fast", "x")
     with pytest.raises(EntityFailed):
         await b.ask("e", method, "broken")
@@ -330,7 +317,7 @@ async def test_supervision_decides(
 
 
 async def test_the_nearest_class_of_the_table_decides() -> None:
-    b = bench(Worker, Gates(), supervision={Exception: "stop", ValueError: "resume"})
+    b = bench(Worker, Log(), supervision={Exception: "stop", ValueError: "resume"})
     await b.ask("e", "fast", "x")
     with pytest.raises(EntityFailed):
         await b.ask("e", "bad", "broken")
@@ -341,7 +328,7 @@ async def test_a_supervision_that_fails_restarts() -> None:
     def decide(error: Exception) -> Directive:
         raise LookupError("supervision")
 
-    b = bench(Worker, Gates(), supervision=decide)
+    b = bench(Worker, Log(), supervision=decide)
     b.tell_many("bad", ("e", ("1",)), ("f", ("2",)))
     await until(lambda: b.host.counts.failures >= 2, "both failures")
     assert await b.ask("e", "count") == 0
@@ -349,10 +336,10 @@ async def test_a_supervision_that_fails_restarts() -> None:
 
 
 async def test_TSU7_a_stopped_entity_starts_again_with_what_waits_for_it() -> None:
-    b = bench(Worker, gates := Gates(), supervision={ValueError: "stop"})
+    b = bench(Worker, log := Log(), supervision={ValueError: "stop"})
     b.tell("e", "slow", "s")
     failing, after = b.ask("e", "bad", "x"), b.ask("e", "count")
-    gates.gate.set()
+    log.gate.set()
     with pytest.raises(EntityFailed):
         await failing
     assert await after == 0
@@ -360,7 +347,7 @@ async def test_TSU7_a_stopped_entity_starts_again_with_what_waits_for_it() -> No
 
 
 async def test_repeated_failures_wait_longer_and_longer() -> None:
-    b = bench(Worker, Gates(), entity_restart_backoff_min=0.01, entity_restart_backoff=0.04)
+    b = bench(Worker, Log(), entity_restart_backoff_min=0.01, entity_restart_backoff=0.04)
     cell_waits = []
     for _ in range(6):
         with pytest.raises(EntityFailed):
@@ -399,53 +386,53 @@ async def test_a_cancelled_handler_is_a_failure() -> None:
 
 
 class Starter(Entity):
-    gates: Gates
+    log: Log
 
     async def on_start(self) -> None:
-        self.gates.log.append("start")
-        await self.gates.gate.wait()
-        self.gates.maybe_fail()
+        self.log.rows.append("start")
+        await self.log.gate.wait()
+        self.log.maybe_fail()
         self.started = True
 
     @handler
     def hit(self, n: int) -> int:
         assert self.started
-        self.gates.log.append(n)
+        self.log.rows.append(n)
         return n
 
 
 async def test_messages_wait_until_on_start_returns() -> None:
-    b = bench(Starter, gates := Gates())
+    b = bench(Starter, log := Log())
     asks = [b.ask("e", "hit", n) for n in range(3)]
     await turns()
-    assert gates.log == ["start"]
-    gates.gate.set()
+    assert log.rows == ["start"]
+    log.gate.set()
     assert await asyncio.gather(*asks) == [0, 1, 2]
 
 
 async def test_a_start_that_fails_is_repeated_and_messages_wait() -> None:
-    b = bench(Starter, gates := Gates(), entity_restart_backoff_min=0.01)
-    gates.gate.set()
-    gates.fail = [ValueError("1"), ValueError("2"), ValueError("3")]
+    b = bench(Starter, log := Log(), entity_restart_backoff_min=0.01)
+    log.gate.set()
+    log.fail = [ValueError("1"), ValueError("2"), ValueError("3")]
     asks = [b.ask("e", "hit", n) for n in range(3)]
     assert await asyncio.gather(*asks) == [0, 1, 2]
-    assert gates.log == ["start"] * 4 + [0, 1, 2]
+    assert log.rows == ["start"] * 4 + [0, 1, 2]
     assert b.host.counts.failures == 3
 
 
 async def test_a_constructor_that_fails_is_repeated_too() -> None:
     class Fragile(Entity):
-        gates: Gates
+        log: Log
 
         def __init__(self) -> None:
-            self.gates.maybe_fail()
+            self.log.maybe_fail()
 
         @handler
         def hit(self) -> int:
             return 1
 
-    b = bench(Fragile, gates := Gates(), entity_restart_backoff_min=0.01)
-    gates.fail = [ValueError("1"), ValueError("2")]
+    b = bench(Fragile, log := Log(), entity_restart_backoff_min=0.01)
+    log.fail = [ValueError("1"), ValueError("2")]
     assert await b.ask("e", "hit") == 1
     assert b.host.counts.failures == 2
 
@@ -468,10 +455,10 @@ async def test_the_context_is_there_before_the_constructor() -> None:
 
 class Account(Entity):
     state: Ledger
-    gates: Gates
+    log: Log
 
     async def on_start(self) -> None:
-        self.gates.log.append(self.state.total)
+        self.log.rows.append(self.state.total)
 
     @handler
     async def add(self, amount: int) -> int:
@@ -503,18 +490,18 @@ class Account(Entity):
 
 
 async def test_state_is_loaded_before_on_start_and_saved_under_the_fence() -> None:
-    b = bench(Account, gates := Gates())
+    b = bench(Account, log := Log())
     assert await b.ask("e", "add", 2) == 2
     assert b.keeper.states["e"][0] == 7
     b.keeper.states["f"] = (3, b"\x81\xa5total\x05")
     assert await b.ask("f", "get") == 5
-    assert gates.log == [0, 5]
+    assert log.rows == [0, 5]
     await b.ask("f", "forget")
     assert b.keeper.states["f"] == (7, None)
 
 
 async def test_a_restart_loads_what_is_stored() -> None:
-    b = bench(Account, Gates())
+    b = bench(Account, Log())
     await b.ask("e", "add", 2)
     with pytest.raises(EntityFailed):
         await b.ask("e", "add_and_fail", 100)
@@ -523,7 +510,7 @@ async def test_a_restart_loads_what_is_stored() -> None:
 
 
 async def test_a_store_that_did_not_answer_restarts_the_entity_whatever_supervision_says() -> None:
-    b = bench(Account, Gates(), supervision={Exception: "resume"})
+    b = bench(Account, Log(), supervision={Exception: "resume"})
     await b.ask("e", "add", 2)
     b.keeper.fail_saves = [StoreUnavailable("no answer")]
     with pytest.raises(EntityFailed, match="StoreUnavailable"):
@@ -532,7 +519,7 @@ async def test_a_store_that_did_not_answer_restarts_the_entity_whatever_supervis
 
 
 async def test_a_handler_may_go_on_although_the_store_did_not_answer() -> None:
-    b = bench(Account, Gates())
+    b = bench(Account, Log())
     b.keeper.fail_saves = [StoreUnavailable("no answer")]
     assert await b.ask("e", "stubborn", 3) == "StoreUnavailable"
     assert await b.ask("e", "get") == 3
@@ -540,14 +527,14 @@ async def test_a_handler_may_go_on_although_the_store_did_not_answer() -> None:
 
 
 async def test_a_load_that_fails_is_repeated() -> None:
-    b = bench(Account, Gates(), entity_restart_backoff_min=0.01)
+    b = bench(Account, Log(), entity_restart_backoff_min=0.01)
     b.keeper.fail_loads = [StoreUnavailable("1"), StoreUnavailable("2")]
     assert await b.ask("e", "get") == 0
 
 
 @pytest.mark.parametrize("method", ["add", "stubborn"])
 async def test_an_activation_that_is_over_stops(method: str) -> None:
-    b = bench(Account, Gates(), supervision={Exception: "resume"})
+    b = bench(Account, Log(), supervision={Exception: "resume"})
     await b.ask("e", "add", 2)
     b.keeper.states["e"] = (8, b"\x81\xa5total\x63")
     outcome = b.ask("e", method, 1)
@@ -560,7 +547,7 @@ async def test_an_activation_that_is_over_stops(method: str) -> None:
 
 
 async def test_an_activation_that_is_over_before_it_starts_waits_for_its_shards_end() -> None:
-    b = bench(Account, Gates(), entity_restart_backoff_min=0.01, entity_restart_backoff=0.05)
+    b = bench(Account, Log(), entity_restart_backoff_min=0.01, entity_restart_backoff=0.05)
     b.keeper.states["e"] = (8, None)
     waiting = b.ask("e", "get")
     await until(lambda: b.keeper.loads > 2, "a few attempts")
@@ -656,7 +643,7 @@ async def test_a_stash_survives_a_restart() -> None:
 
 async def test_timers_send_to_receive_until_the_entity_stops() -> None:
     class Clocked(Entity):
-        gates: Gates
+        log: Log
 
         @handler
         def begin(self) -> None:
@@ -668,12 +655,12 @@ async def test_timers_send_to_receive_until_the_entity_stops() -> None:
             self.context.stop()
 
         def receive(self, message: str) -> None:
-            self.gates.log.append(message)
+            self.log.rows.append(message)
 
-    b = bench(Clocked, gates := Gates())
+    b = bench(Clocked, log := Log())
     await b.ask("e", "begin")
-    await until(lambda: gates.log.count("tick") > 3, "a few ticks")
-    assert gates.log.count("once") == 1
+    await until(lambda: log.rows.count("tick") > 3, "a few ticks")
+    assert log.rows.count("once") == 1
     await b.ask("e", "end")
     assert b.activation("e") is None
     assert _timers(b) == 0
@@ -681,19 +668,19 @@ async def test_timers_send_to_receive_until_the_entity_stops() -> None:
 
 async def test_its_own_timers_do_not_keep_an_entity_in_memory() -> None:
     class Clocked(Entity):
-        gates: Gates
+        log: Log
 
         @handler
         def begin(self) -> None:
             self.context.schedule(0.001, "tick")
 
         def receive(self, message: str) -> None:
-            self.gates.log.append(message)
+            self.log.rows.append(message)
 
-    b = bench(Clocked, gates := Gates(), passivate_after=10.0)
+    b = bench(Clocked, log := Log(), passivate_after=10.0)
     await b.ask("e", "begin")
     b.pass_ticks(150)
-    await until(lambda: gates.log.count("tick") > 3, "a few ticks")
+    await until(lambda: log.rows.count("tick") > 3, "a few ticks")
     b.pass_ticks(150)
     assert b.activation("e") is None
 
@@ -718,7 +705,7 @@ async def test_B118_a_timer_whose_message_cannot_travel_is_refused_at_the_call(h
 @pytest.mark.parametrize("how", ["schedule", "schedule_once"])
 async def test_a_timer_sends_its_message_as_it_was_at_the_call(how: str) -> None:
     class Clocked(Entity):
-        gates: Gates
+        log: Log
 
         @handler
         def begin(self, how: str) -> None:
@@ -727,12 +714,12 @@ async def test_a_timer_sends_its_message_as_it_was_at_the_call(how: str) -> None
             message.append(object())
 
         def receive(self, message: list[int]) -> None:
-            self.gates.log.append(message)
+            self.log.rows.append(message)
 
-    b = bench(Clocked, gates := Gates())
+    b = bench(Clocked, log := Log())
     await b.ask("e", "begin", how)
-    await until(lambda: gates.log, "a message")
-    assert gates.log[0] == [1]
+    await until(lambda: log.rows, "a message")
+    assert log.rows[0] == [1]
 
 
 def _timers(b: Bench) -> int:
@@ -748,25 +735,25 @@ def _timers(b: Bench) -> int:
 @pytest.mark.parametrize("how", ["fail", "stop"])
 async def test_a_timer_whose_message_ends_the_entity_is_not_set_again(how: str) -> None:
     class Clocked(Entity):
-        gates: Gates
+        log: Log
 
         @handler
         def begin(self) -> None:
             self.context.schedule(0.001, "tick")
 
         def receive(self, message: str) -> None:
-            self.gates.log.append(message)
+            self.log.rows.append(message)
             if how == "stop":
                 self.context.stop()
             else:
                 raise ValueError("at each tick")
 
-    b = bench(Clocked, gates := Gates())
+    b = bench(Clocked, log := Log())
     await b.ask("e", "begin")
-    await until(lambda: gates.log, "a tick")
+    await until(lambda: log.rows, "a tick")
     await turns()
     assert _timers(b) == 0
-    assert gates.log == ["tick"]
+    assert log.rows == ["tick"]
 
 
 async def test_an_object_of_a_message_class_reaches_receive() -> None:

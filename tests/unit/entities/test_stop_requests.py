@@ -4,7 +4,6 @@ and starts that fail while the shard is to move."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -12,37 +11,17 @@ import pytest
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.errors import EntityFailed, StaleFence, StoreUnavailable, Unhandled
 from shardbus.wire.schema import encode_value
-from tests.unit.entities.entity_kit import Bench
+from tests.unit.entities.entity_kit import Bench, Log, LogEntity
 from tests.waiting import turns, until
 
 STRATEGIES = ["lru", "slru", "mru", "lfu", "composite"]
-BENCHES: list[Bench] = []
 
 
-@pytest.fixture(autouse=True)
-async def _nothing_is_left_under_way() -> AsyncIterator[None]:
-    yield
-    while BENCHES:
-        BENCHES.pop().host.close()
-    await turns()
-
-
-class Log:
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.work = asyncio.Event()
-        self.gate = asyncio.Event()
-        self.fail: list[Exception] = []
-
-
-class Order(Entity):
-    """Writes beside its messages; when it is told "stop", it writes once more and stops then."""
-
-    log: Log
+class Order(LogEntity):
+    """Writes beside its messages; on its stop message it writes once more, and stops then."""
 
     async def on_start(self) -> None:
-        if self.log.fail:
-            raise self.log.fail.pop(0)
+        self.log.maybe_fail()
 
     async def on_stop(self, reason: StopReason) -> None:
         self.log.rows.append(reason)
@@ -50,16 +29,6 @@ class Order(Entity):
     async def write(self, what: str) -> str:
         await self.log.work.wait()
         return what
-
-    @handler
-    def hit(self, n: int) -> int:
-        self.log.rows.append(n)
-        return n
-
-    @handler
-    async def slow(self, n: int) -> int:
-        await self.log.gate.wait()
-        return self.hit(n)
 
     @handler
     def begin(self) -> None:
@@ -91,9 +60,7 @@ def bench(log: Log, cls: type[Any] = Order, /, **options: Any) -> Bench:
     declared = {k: options.pop(k) for k in ("stop_message", "supervision") if k in options}
     bus.entity("order", **declared)(cls)
     cls.log = log
-    made = Bench(bus, **options)
-    BENCHES.append(made)
-    return made
+    return Bench(bus, **options)
 
 
 # Stop messages and work

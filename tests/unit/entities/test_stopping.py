@@ -13,20 +13,11 @@ import pytest
 from shardbus import ConfigError, Entity, ShardBus, StopReason, handler
 from shardbus.errors import EntityFailed, Unhandled
 from shardbus.wire.schema import encode_value
-from tests.unit.entities.entity_kit import Bench, Keeper
+from tests.unit.entities.entity_kit import Bench, Keeper, Log, LogEntity
 from tests.waiting import turns, until
 
 PATIENCE = 55 * 20
 """Ticks of the default deadline."""
-
-
-class Log:
-    def __init__(self) -> None:
-        self.rows: list[Any] = []
-        self.gate = asyncio.Event()
-        self.start_gate = asyncio.Event()
-        self.start_gate.set()
-        self.fail: list[Exception] = []
 
 
 @dataclass
@@ -34,30 +25,17 @@ class Goodbye:
     word: str
 
 
-class Page(Entity):
-    """Stops when it is told "stop", unless it is stubborn."""
-
-    log: Log
+class Obedient(LogEntity):
+    """Stops on its stop message."""
 
     def __init__(self) -> None:
-        if self.log.fail:
-            raise self.log.fail.pop(0)
+        self.log.maybe_fail()
 
     async def on_start(self) -> None:
         await self.log.start_gate.wait()
 
     async def on_stop(self, reason: StopReason) -> None:
         self.log.rows.append(reason)
-
-    @handler
-    def hit(self, n: int) -> int:
-        self.log.rows.append(n)
-        return n
-
-    @handler
-    async def slow(self, n: int) -> int:
-        await self.log.gate.wait()
-        return self.hit(n)
 
     @handler
     def passivate(self, n: int) -> int:
@@ -68,24 +46,20 @@ class Page(Entity):
     def leave(self) -> None:
         self.context.stop()
 
-    @handler
-    def bad(self) -> None:
-        raise ValueError
-
     def receive(self, message: str) -> None:
         self.log.rows.append(message)
         if message == "stop":
             self.context.stop()
 
 
-class Stubborn(Page):
-    """Says when it was told, and goes on until it is sent `leave`."""
+class Stubborn(Obedient):
+    """Notes its stop message, and goes on until it is sent `leave`."""
 
     def receive(self, message: str) -> None:
         self.log.rows.append(message)
 
 
-def bench(log: Log, cls: type[Any] = Page, /, **options: Any) -> Bench:
+def bench(log: Log, cls: type[Any] = Obedient, /, **options: Any) -> Bench:
     bus = ShardBus("shop")
     declared = {k: options.pop(k) for k in ("stop_message", "supervision") if k in options}
     bus.entity("page", **declared)(cls)
@@ -286,7 +260,7 @@ def test_a_stop_message_that_nobody_takes_is_refused_at_the_class(
 
 def test_a_stop_message_of_another_kind_than_receive_takes_is_refused() -> None:
     with pytest.raises(ConfigError, match="stop_message"):
-        ShardBus("shop").entity("page", stop_message=5)(Page)
+        ShardBus("shop").entity("page", stop_message=5)(Obedient)
 
 
 # A stop message of its own
@@ -320,7 +294,7 @@ async def test_one_that_stops_on_its_own_stop_message_is_gone() -> None:
 
 
 async def test_while_it_holds_only_its_own_timers_are_handled() -> None:
-    class Waits(Page):
+    class Waits(Obedient):
         async def receive(self, message: str) -> None:
             self.log.rows.append(message)
             if message == "stop":
@@ -344,7 +318,7 @@ async def test_while_it_holds_only_its_own_timers_are_handled() -> None:
 
 
 async def test_what_is_stashed_goes_first_to_the_next_incarnation() -> None:
-    class Stashes(Page):
+    class Stashes(Obedient):
         @handler
         def deferred(self, n: int) -> int:
             if not self.log.gate.is_set():
@@ -378,7 +352,7 @@ async def test_a_handoff_while_it_holds_hands_its_messages_to_the_next_incarnati
 
 
 async def test_a_message_that_nobody_takes_changes_nothing() -> None:
-    class Mistaken(Page):
+    class Mistaken(Obedient):
         @handler
         def part(self) -> None:
             self.context.passivate(stop_message=7)
@@ -434,7 +408,7 @@ async def test_C18_what_waits_for_one_that_holds_too_long_starts_the_next() -> N
 
 
 async def test_C18_an_on_stop_that_does_not_return_is_cut_off_at_a_passivation_too() -> None:
-    class Hangs(Page):
+    class Hangs(Obedient):
         async def on_stop(self, reason: StopReason) -> None:
             try:
                 await self.log.gate.wait()
@@ -471,7 +445,7 @@ async def test_one_that_stops_in_time_is_not_cut_off_later() -> None:
 
 @pytest.mark.parametrize("own", [False, True])
 async def test_one_that_fails_on_its_stop_message_stops(own: bool) -> None:
-    class Fails(Page):
+    class Fails(Obedient):
         def receive(self, message: str) -> None:
             raise ValueError(message)
 
