@@ -43,10 +43,10 @@ def a_home_is_left_without_a_flush(patch: Patch) -> None:
 def a_lost_flush_counts_as_echoed(patch: Patch) -> None:
     from shardbus.routing import router
 
-    def gullible(self: router._Echo, error: Exception) -> None:
+    def gullible(self: router._FlushWaiter, error: Exception) -> None:
         self._router.handle(events.FlushDone(self._shard, self._flush_id))
 
-    patch.setattr(router._Echo, "fail", gullible)
+    patch.setattr(router._FlushWaiter, "fail", gullible)
 
 
 def what_waits_is_dropped_when_a_home_is_known(patch: Patch) -> None:

@@ -334,9 +334,11 @@ class Routing:
                 continue
             self._timers.set(shard, now + self._retry)
             if route.state is RouteState.FLUSHING and route.home is not None:
-                if now - route.flushing_since >= FLUSH_PATIENCE_S:
+                end = route.flushing_since + FLUSH_PATIENCE_S
+                if now >= end:
                     self._give_up_flush(route, route.home, now)
                 else:
+                    self._timers.set(shard, min(now + self._retry, end))
                     self._out.append(ev.SendFlush(shard, route.home.node, route.flush_id))
         return tuple(shards)
 
@@ -558,7 +560,7 @@ class Routing:
         route.state, route.home = RouteState.FLUSHING, home
         self._flushes += 1
         route.flush_id, route.flushing_since = self._flushes, now
-        self._timers.set(route.shard, now + self._retry)
+        self._timers.set(route.shard, now + min(self._retry, FLUSH_PATIENCE_S))
         self._out.append(ev.SendFlush(route.shard, home.node, route.flush_id))
 
     def _close(self, route: Route) -> None:

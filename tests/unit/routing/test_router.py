@@ -8,14 +8,20 @@ from typing import Any
 import pytest
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import AskTimeout, BufferFull, MessageTooLarge, UnknownEntityType
+from shardbus.errors import (
+    AskTimeout,
+    BufferFull,
+    MessageTooLarge,
+    NodeLost,
+    UnknownEntityType,
+)
 from shardbus.ids import NodeId
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import Router
 from shardbus.sharding import events
 from shardbus.sharding.messages import Home, ShardHomes
 from shardbus.sharding.region.region import ShardRegion
-from shardbus.transport.asks import CoarseClock, PendingAsk, Unsent
+from shardbus.transport.asks import CoarseClock, Failure, PendingAsk, Unsent
 from shardbus.wire.batch import PAYLOAD_BYTES_MAX
 from shardbus.wire.schema import Interface, decode_value
 
@@ -148,6 +154,19 @@ async def test_a_rejected_flush_is_no_dropped_message() -> None:
     sender.router.arrived(flush, None)
     assert [type(error) for error in errors] == [BufferFull]
     assert sender.owner.drops == []
+
+
+@pytest.mark.parametrize("error", [AskTimeout("late"), NodeLost("gone")])
+async def test_only_the_echo_of_a_flush_opens_the_next_home(error: Failure) -> None:
+    sender = Sender()
+    sender.home(A, 1)
+    sender.home(B, 2)
+    sender.tell("1")
+    [flush] = sender.owner.outs[A].flushed
+    flush.fail(error)
+    assert sender.owner.outs[B].sent == []
+    flush.resolve(b"")
+    assert sender.owner.outs[B].sent == ["1"]
 
 
 async def test_an_ask_that_waits_ends_at_its_deadline_and_is_not_sent() -> None:
