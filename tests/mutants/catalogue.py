@@ -2,7 +2,7 @@
 
     [[mutant]]
     id = "area-what-is-wrong"          # unique, kebab-case
-    behaviour = "What the code does wrong now, in one sentence."
+    behaviour = "The behaviour in question, in one sentence."
     file = "shardbus/wire/batch.py"
     before = '''the snippet to replace; it stands exactly once in the file'''
     after = '''what replaces it'''
