@@ -1,4 +1,4 @@
-"""First messages to 100,000 new entities: how many a second, and what each costs in memory."""
+"""Measure first messages to 100,000 new entities: the rate, and the memory of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.sides import Product, Raw
 
 
 async def main() -> None:
-    """Measure and print; a fresh host for each run."""
+    """Measure and print, with a fresh host for each run."""
     rates: dict[str, list[float]] = {"shardbus": [], "raw_batched": []}
     sizes: dict[str, list[float]] = {"shardbus": [], "raw_batched": []}
     for _ in range(RUNS):

@@ -1,4 +1,4 @@
-"""Asks: one at a time and 256 in flight, shardbus beside raw asyncio sockets, in turn."""
+"""Measure asks: one at a time and 256 in flight, shardbus beside raw asyncio sockets, in turn."""
 
 from __future__ import annotations
 

@@ -21,14 +21,14 @@ bus = ShardBus("bench")
 
 @dataclass
 class Hit:
-    """The payload as a message of its own type."""
+    """Hold the payload as a message of its own type."""
 
     payload: bytes
 
 
 @dataclass
 class Reading:
-    """A message as applications have them."""
+    """Hold four fields, as messages of applications do."""
 
     sensor: str
     at: float
@@ -37,7 +37,7 @@ class Reading:
 
 
 class Meter:
-    """Counts handled messages and stamps the first and the last of those expected."""
+    """Count handled messages and stamp the first and the last of those expected."""
 
     __slots__ = ("first", "last", "n", "target")
 
@@ -45,11 +45,11 @@ class Meter:
         self.expect(0)
 
     def expect(self, target: int) -> None:
-        """Begin anew."""
+        """Reset the counters and expect a new series."""
         self.n, self.target, self.first, self.last = 0, target, 0, 0
 
     def hit(self) -> None:
-        """One was handled."""
+        """Count one handled message."""
         n = self.n = self.n + 1
         if n == 1:
             self.first = time.monotonic_ns()
@@ -62,35 +62,35 @@ meter = Meter()
 
 @bus.entity(name="counter", shards=64, passivate_after=3600.0)
 class Counter(Entity):
-    """Counts what it is sent."""
+    """Count the messages that arrive."""
 
     def __init__(self) -> None:
         self.count = 0
 
     @handler
     def hit(self, payload: bytes) -> int:
-        """One more."""
+        """Count one message."""
         self.count += 1
         meter.hit()
         return self.count
 
     @handler
     def take(self, hit: Hit) -> int:
-        """The same, with a message of one field."""
+        """Count a message of one field."""
         self.count += 1
         meter.hit()
         return self.count
 
     @handler
     def note(self, reading: Reading) -> int:
-        """The same, with a message of four fields."""
+        """Count a message of four fields."""
         self.count += 1
         meter.hit()
         return self.count
 
     @handler
     def work(self, microseconds: int) -> int:
-        """The same, and keep a core busy for so long."""
+        """Count one message and keep a core busy for this time."""
         until = time.perf_counter_ns() + 1000 * microseconds
         while time.perf_counter_ns() < until:
             pass
@@ -100,14 +100,14 @@ class Counter(Entity):
 
 
 def resident() -> int:
-    """Bytes of memory in use by this process."""
+    """Return the bytes of memory in use by this process."""
     gc.collect()
     with open("/proc/self/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 def serve(path: str, meter: Meter = meter, more: Callable[[], dict[str, int]] = dict) -> None:
-    """Answer the questions of `harness.Host` from a thread, which sleeps while nobody asks."""
+    """Answer the questions of `harness.Host` from a thread that sleeps between them."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(path)
     server.listen(1)

@@ -32,7 +32,7 @@ START = "import sys; from shardbus_cli.main import main; sys.exit(main())"
 
 
 class ProxyProcess:
-    """The proxy, as a process of its own."""
+    """Run the proxy as a process of its own."""
 
     def __init__(self, target: int, cuts: int, mean: int, seed: int) -> None:
         arguments = ["--port", 0, "--target", target, "--cuts", cuts, "--bytes", mean]
@@ -47,7 +47,7 @@ class ProxyProcess:
         self.port: int = json.loads(self._out.readline())["port"]
 
     def end(self) -> dict[str, int]:
-        """Stop it; what it did."""
+        """Stop the proxy and return what it did."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         done: dict[str, int] = json.loads(self._out.readline())
@@ -56,7 +56,7 @@ class ProxyProcess:
 
 
 async def run(messages: int, cuts: int, seed: int = 1) -> dict[str, Any]:
-    """Send so many messages through so many cuts, and say what came of it."""
+    """Send `messages` through `cuts` and return what arrived."""
     rounds = messages // ENTITIES
     port, gossip, http = free_port(), free_port(), free_port()
     proxy = ProxyProcess(port, cuts, max(1, messages * BYTES // max(cuts, 1)), seed)

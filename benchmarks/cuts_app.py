@@ -1,5 +1,5 @@
 """The application of `benchmarks.cuts` and `benchmarks.slow`: each entity checks that its messages
-come one after the other, and may take its time."""
+arrive in sequence, and may be slow."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ counts = {"missed": 0, "again": 0}
 
 @bus.entity(name="line", shards=64, passivate_after=3600.0)
 class Line(Entity):
-    """Expects 1, 2, 3 ..."""
+    """Expect the numbers 1, 2, 3 and so on."""
 
     def __init__(self) -> None:
         self.last = 0
 
     @handler
     def put(self, number: int) -> None:
-        """The next one."""
+        """Take the next number."""
         if number > self.last:
             counts["missed"] += number - self.last - 1
             self.last = number
@@ -35,7 +35,7 @@ class Line(Entity):
 
     @handler
     def put_slowly(self, number: int, seconds: float, payload: bytes) -> None:
-        """The same; keeps the loop busy for so long."""
+        """Take the next number and keep the loop busy for this time."""
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             pass
@@ -43,7 +43,7 @@ class Line(Entity):
 
     @handler
     async def put_late(self, number: int, seconds: float, payload: bytes) -> None:
-        """The same; waits for so long, and lets others work meanwhile."""
+        """Take the next number and wait for this time, while others work."""
         await asyncio.sleep(seconds)
         self.put(number)
 

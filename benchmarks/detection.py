@@ -21,12 +21,12 @@ from benchmarks.nodes import Node, emit_times, settled, wait
 
 
 def answers(node: Node) -> bool:
-    """Its HTTP is there."""
+    """True if the node answers over HTTP."""
     return bool(node.view())
 
 
 def removed(node: Node) -> bool:
-    """It sees the three that live, and nobody else."""
+    """True if the node sees the three live nodes and no other."""
     return node.view().get("members") == 3
 
 

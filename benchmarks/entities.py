@@ -1,9 +1,9 @@
 """How many entities one process holds: first messages, memory, and tells to all of them in turn.
 
-A fresh host for each count. First messages are told as fast as they go; `memory` is the growth of
+Each count has a fresh host. First messages are sent at full speed; `memory` is the growth of
 the host's resident memory over them, for each entity, and `rss` all of it at the end. Then every
-entity is told again, in a fixed stride, until about SECONDS have passed. The producer keeps no
-reference to an entity, so that it is the host's number that is seen.
+entity gets more tells, in a fixed stride, until about SECONDS have passed. The producer keeps no
+reference to an entity, so the figure is the host's.
 
     python -m benchmarks.entities [COUNT ...]    100 1000 10000 100000 1000000 by default
 """
@@ -23,7 +23,7 @@ LEAST = 200_000
 
 
 async def tell(side: Product, count: int, messages: int) -> float:
-    """So many tells, round and round; messages a second at the host."""
+    """Send `count` tells in rounds and return the messages a second at the host."""
     await side.host.ask(f"expect {messages}")
     say = side.client.tell
     for i in range(messages):
@@ -34,7 +34,7 @@ async def tell(side: Product, count: int, messages: int) -> float:
 
 
 async def measure(count: int) -> None:
-    """Everything for one count."""
+    """Measure one count of entities."""
     async with Product() as side:
         await tell(side, 1, 1_000)
         before = (await side.host.ask("rss"))["rss"]

@@ -1,10 +1,10 @@
-"""How long nobody decides while the oldest node leaves: from the last answer of its coordinator to
-the first answer of the next one.
+"""Measure how long no coordinator decides while the oldest node leaves: from the last answer of its
+coordinator to the first answer of the next one.
 
 Three real nodes in this process, one store. The youngest asks for the home of a fresh shard every
 few milliseconds and writes down when which epoch answered, and the oldest leaves. Again and again,
-each time a new cluster, so that tables do not grow. Beside the gap stands the slowest ask of each
-leave: what a sender to a fresh shard feels.
+each time a new cluster, so that tables do not grow. The figures include the slowest ask of each
+leave, which is the delay of a sender to a fresh shard.
 
     python -m benchmarks.handover [LEAVES]        20 by default
 """
@@ -37,7 +37,7 @@ AFTER = 50
 
 @bus.entity("thing", shards=1_000_000)
 class Thing(Entity):
-    """Each lives in a shard of its own."""
+    """Answer from a shard of its own."""
 
     @handler
     def touch(self) -> None:
@@ -45,7 +45,7 @@ class Thing(Entity):
 
 
 async def wait(condition: Any, what: str) -> None:
-    """Until it holds."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         if time.monotonic() > deadline:
@@ -54,7 +54,7 @@ async def wait(condition: Any, what: str) -> None:
 
 
 async def started(url: str, nodes: list[Node]) -> Node:
-    """One more node, Up everywhere and registered."""
+    """Start one more node and wait until it is Up everywhere and registered."""
     seeds = tuple(str(node.me.address) for node in nodes[:1])
     own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds)
     node = Node(bus.name, bus.types, Settings(node=own), open_store(url, cluster=bus.name))
@@ -73,7 +73,7 @@ async def started(url: str, nodes: list[Node]) -> Node:
 
 
 class Prober:
-    """Asks for fresh shards at one node and hears which coordinator answers."""
+    """Request the homes of fresh shards at one node and record which coordinator answers."""
 
     def __init__(self, node: Node) -> None:
         self.node = node
@@ -112,22 +112,23 @@ class Prober:
         self.waits.append(time.monotonic() - begun)
 
     def answered(self, epoch: int) -> int:
-        """Answers above this epoch."""
+        """Return the answers above this epoch."""
         return sum(e > epoch for _, e in self.heard)
 
     def gap(self, epoch: int) -> float:
-        """Seconds between the last answer under this epoch and the first above it."""
+        """Return the seconds between the last answer under this epoch and the first above it."""
         return min(t for t, e in self.heard if e > epoch) - max(
             t for t, e in self.heard if e == epoch
         )
 
     async def finish(self) -> None:
-        """Every ask has its answer."""
+        """Wait until every ask has its answer."""
         await asyncio.gather(*self._asks)
 
 
 async def leave(nodes: list[Node]) -> tuple[float, float, int]:
-    """The oldest leaves: the gap, the slowest ask, and how many got no answer in time."""
+    """Let the oldest leave; return the gap, the slowest ask, and the asks without an answer in
+    time."""
     prober = Prober(nodes[-1])
     asking = asyncio.ensure_future(prober.run())
     await wait(lambda: len(prober.heard) >= AFTER, "answers of the old coordinator")
@@ -140,7 +141,7 @@ async def leave(nodes: list[Node]) -> tuple[float, float, int]:
 
 
 async def measured() -> tuple[float, float, int]:
-    """One leave in a cluster of its own."""
+    """Measure one leave in a cluster of its own."""
     nodes: list[Node] = []
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         url = f"sqlite:///{folder}/store.db"

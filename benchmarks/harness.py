@@ -1,10 +1,9 @@
-"""What the benchmarks share: the work, a host's counters read from outside, and the lines printed.
+"""Share among the benchmarks the work, the counters of a host, and the lines printed.
 
 The work: 10,000 keyed counters in one host process, one producer process, 64-byte payloads, ids in
 a fixed stride so that each round visits each counter once, all on the loopback. A result is one
-JSON
-line: name, value, unit, parameters, versions. Product and baseline run in turn, A B A B, and the
-ratio is taken pair by pair, because shared machines drift.
+JSON line: name, value, unit, parameters, versions. Product and baseline run in turn, A B A B, and
+the ratio is taken pair by pair, because shared machines drift.
 
     python -m benchmarks.tell          tells a second
     python -m benchmarks.ask           asks one at a time and 256 in flight
@@ -73,7 +72,7 @@ def emit(name: str, value: float, unit: str, **parameters: object) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on."""
+    """Return a free port."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port: int = s.getsockname()[1]
@@ -81,14 +80,14 @@ def free_port() -> int:
 
 
 class Host:
-    """A host process and the socket on which it tells its counters."""
+    """Hold a host process and the socket that reports its counters."""
 
     def __init__(self, process: subprocess.Popen[bytes], control: str) -> None:
         self.process = process
         self._control = control
 
     async def connect(self) -> None:
-        """Wait until it answers."""
+        """Wait until the host answers."""
         deadline = time.monotonic() + 30
         while True:
             with contextlib.suppress(OSError):
@@ -99,13 +98,13 @@ class Host:
             await asyncio.sleep(0.05)
 
     async def ask(self, word: str) -> dict[str, int]:
-        """One question: `expect N`, `seen`, `cpu` or `rss`."""
+        """Send one question: `expect N`, `seen`, `cpu` or `rss`."""
         self._writer.write(f"{word}\n".encode())
         answer: dict[str, int] = json.loads(await self._reader.readline())
         return answer
 
     async def finished(self, n: int) -> float:
-        """Wait until it has handled `n` messages; seconds from the first to the last of them."""
+        """Wait until the host has handled `n` messages; return the seconds from first to last."""
         last, since = -1, time.monotonic()
         while (seen := await self.ask("seen"))["n"] < n:
             if seen["n"] != last:
@@ -116,7 +115,7 @@ class Host:
         return (seen["last"] - seen["first"]) / 1e9
 
     def end(self) -> None:
-        """Stop it."""
+        """Stop the host."""
         self._writer.close()
         self.process.terminate()
         try:
@@ -127,7 +126,7 @@ class Host:
 
 
 class Side(contextlib.AbstractAsyncContextManager["Side"]):
-    """One of the two that are compared: a running host and a connected producer."""
+    """Describe one side of a comparison: a running host and a connected producer."""
 
     name: str
     host: Host
@@ -137,7 +136,7 @@ class Side(contextlib.AbstractAsyncContextManager["Side"]):
 
 @contextlib.asynccontextmanager
 async def spawned(*args: str) -> AsyncIterator[Host]:
-    """A host started as `python ARGS`, with its control socket in `BENCH_CONTROL`."""
+    """Start a host as `python ARGS`, with its control socket in `BENCH_CONTROL`."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         control = f"{folder}/control"
         root = Path(__file__).parent.parent
@@ -161,7 +160,7 @@ async def spawned(*args: str) -> AsyncIterator[Host]:
 
 
 async def told(side: Side, rounds: int) -> float:
-    """Tell every entity `rounds` times; messages a second between the first and the last
+    """Tell every entity `rounds` times; return messages a second between the first and the last
     handled."""
     n = rounds * ENTITIES
     await side.host.ask(f"expect {n}")
@@ -171,7 +170,7 @@ async def told(side: Side, rounds: int) -> float:
 
 
 class Cost(NamedTuple):
-    """Messages a second, and microseconds of processor time for each, at both ends."""
+    """Hold messages a second, and microseconds of processor time for each, at both ends."""
 
     rate: float
     host: float
@@ -179,7 +178,7 @@ class Cost(NamedTuple):
 
 
 async def costed(side: Side, rounds: int) -> Cost:
-    """As `told`. Processor time says more than the clock where others use the machine, too."""
+    """Measure as `told` does. On a shared machine, processor time is the better figure."""
     before, mine = (await side.host.ask("cpu"))["cpu"], time.process_time_ns()
     rate = await told(side, rounds)
     after, n = (await side.host.ask("cpu"))["cpu"], 1000 * rounds * ENTITIES
@@ -187,7 +186,7 @@ async def costed(side: Side, rounds: int) -> Cost:
 
 
 async def warmed(side: Side, seconds: float = SECONDS) -> int:
-    """Warm it up, and find out how many rounds take about so long."""
+    """Warm a side up and return the number of rounds that take about this time."""
     rounds = 1
     while True:
         rate = await told(side, rounds)
@@ -197,7 +196,7 @@ async def warmed(side: Side, seconds: float = SECONDS) -> int:
 
 
 async def asked(side: Side, lanes: int, seconds: float) -> tuple[float, list[float]]:
-    """`lanes` closed loops over the ids: asks a second, and latencies in microseconds, sorted."""
+    """Ask in `lanes` closed loops; return asks a second and sorted latencies in microseconds."""
     keys, taken = cycle(IDS), []
     begun = time.monotonic()
     end = begun + seconds
@@ -213,10 +212,10 @@ async def asked(side: Side, lanes: int, seconds: float) -> tuple[float, list[flo
 
 
 def percentile(ordered: list[float], q: float) -> float:
-    """The value below which a part `q` of them lies."""
+    """Return the value below which a part `q` of the values lies."""
     return ordered[max(0, math.ceil(len(ordered) * q) - 1)]
 
 
 def median(values: Iterable[float]) -> float:
-    """The middle one."""
+    """Return the middle value."""
     return statistics.median(values)

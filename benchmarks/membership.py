@@ -1,12 +1,10 @@
-"""What membership's values cost by themselves: one process, no network.
+"""Measure the cost of membership's values alone: one process, no network.
 
     python -m benchmarks.membership [nodes ...]
 
-For each size: picking whom to watch in the ring, comparing and merging two vector clocks, merging
-two tables of reachability, merging two states, and a state to bytes and back. Microseconds a call,
-the median of several rounds.
-
-Source: T.U19.
+For each size: picking the observed nodes in the ring, comparing and merging two vector clocks,
+merging two tables of reachability, merging two states, and a state to bytes and back. Microseconds
+a call, the median of several rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ MARKS = 20
 
 
 def microseconds(work: Callable[[], object]) -> float:
-    """The median time of one call."""
+    """Return the median time of one call."""
     calls, began = 0, perf_counter()
     while perf_counter() - began < ROUND_S:
         work()
@@ -49,7 +47,7 @@ def microseconds(work: Callable[[], object]) -> float:
 
 
 def works(size: int) -> dict[str, Callable[[], object]]:
-    """What is measured for a cluster of so many nodes."""
+    """Return the calls to measure for a cluster of `nodes` nodes."""
     dice = Random(size)
     hosts = (f"10.0.{i // 250}.{i % 250}" for i in range(size))
     nodes = sorted(NodeId(host, 7355, dice.getrandbits(64)) for host in hosts)

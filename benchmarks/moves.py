@@ -1,4 +1,4 @@
-"""What entities and their callers live through when hosts come and go.
+"""Measure the effect on entities and their callers when hosts leave, die and join.
 
     python -m benchmarks.moves homes                          1,000 shards find their homes
     python -m benchmarks.moves kill [oldest | youngest]       SIGKILL of one of three hosts
@@ -10,12 +10,12 @@
 Hosts are processes started by the command line with their settings at their defaults, 1,000 shards,
 over one store: `--store redis` (by default) or `--store sqlite`. Meanwhile a sender asks 5,000
 times a second, with a timeout of 1 s, and tells as often, 1,000 entities in turn. So each is asked
-every 200 ms, and 0.2 s is the gap of an entity to which nothing happens (`moves_counts`). Answers
+every 200 ms, and 0.2 s is the gap of an undisturbed entity (`moves_counts`). Answers
 are times at the sender, so that its own lateness is in them; the worst of it stands beside them.
 
 A time is the median of the rounds, a count their sum; `rounds` has each. `--rounds N` asks for more
 or fewer. `load` is the machine's load average before and after: above its number of cores, the
-longest times say more of the machine than of shardbus.
+longest times describe the machine rather than shardbus.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SPREAD = (("p50", 0.5), ("p99", 0.99), ("max", 1.0))
 
 
 class Sheet:
-    """What the rounds of one measurement showed."""
+    """Collect the results of the rounds of one measurement."""
 
     def __init__(self, what: str, **parameters: object) -> None:
         self._what, self._parameters = what, parameters
@@ -52,21 +52,21 @@ class Sheet:
         self._found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
 
     def time(self, name: str, seconds: float) -> None:
-        """How long something took in one round."""
+        """Add a duration of one round."""
         self._found[name, "ms"].append(1000 * seconds)
 
     def times(self, name: str, seconds: Iterable[float]) -> None:
-        """The middle, the 99th percentile and the worst of one round."""
+        """Add the median, the 99th percentile and the worst value of one round."""
         ordered = sorted(seconds)
         for suffix, q in SPREAD if ordered else ():
             self.time(f"{name}_{suffix}", percentile(ordered, q))
 
     def count(self, name: str, value: int, unit: str) -> None:
-        """How many there were in one round."""
+        """Add a count of one round."""
         self._found[name, unit].append(value)
 
     def traffic(self, load: Load) -> counts.Tally:
-        """What was lost, repeated, out of order or failed, and how late the sender was."""
+        """Add the lost, repeated, reordered and failed messages, and the sender's lateness."""
         handled = [row for rows in load.handled.values() for row in rows]
         tally = counts.tally(load.told, handled)
         for name, value in (
@@ -85,7 +85,7 @@ class Sheet:
         return tally
 
     def print(self) -> None:
-        """One line for each figure."""
+        """Print one line for each figure."""
         own = {**self._parameters, "load": [round(self._before, 1), round(os.getloadavg()[0], 1)]}
         for (name, unit), found in self._found.items():
             if name == "asks_failed" and self._failures:
@@ -100,7 +100,8 @@ class Sheet:
 
 
 async def homes(rounds: int, store: str, _which: str) -> Sheet:
-    """A new cluster each time: from the first messages, one for each shard, to the last answer."""
+    """Start a new cluster each time; measure from the first messages, one for each shard, to the
+    last answer."""
     sheet = Sheet("homes", hosts=3, shards=SHARDS, store=store)
     for _ in range(rounds):
         async with Lab.of(3, store, warm=False) as lab:
@@ -109,7 +110,7 @@ async def homes(rounds: int, store: str, _which: str) -> Sheet:
 
 
 async def kill(rounds: int, store: str, which: str) -> Sheet:
-    """SIGKILL: the gaps of the entities that lived there, and of the others."""
+    """Kill a host; measure the gaps of its entities, and of the others."""
     sheet = Sheet("kill", victim=which, **parameters(3, store))
     async with Lab.of(3, store) as lab:
         for _ in range(rounds):
@@ -134,7 +135,7 @@ async def kill(rounds: int, store: str, which: str) -> Sheet:
 
 
 async def leave(rounds: int, store: str, which: str) -> Sheet:
-    """SIGTERM: what callers waited for their answers until the process had ended."""
+    """Let a host leave; measure the callers' waits until the process has ended."""
     sheet = Sheet("leave", victim=which, **parameters(3, store))
     async with Lab.of(3, store) as lab:
         for _ in range(rounds):
@@ -156,7 +157,7 @@ async def leave(rounds: int, store: str, which: str) -> Sheet:
 
 
 async def join(rounds: int, store: str, _which: str) -> Sheet:
-    """A third host: from Up until the shards are even, and what callers waited meanwhile."""
+    """Let a third host join; measure the time from Up to an even spread, and the callers' waits."""
     sheet = Sheet("join", **parameters(2, store))
     for _ in range(rounds):
         async with Lab.of(2, store) as lab:
@@ -179,8 +180,8 @@ async def join(rounds: int, store: str, _which: str) -> Sheet:
 
 
 async def rolling(rounds: int, store: str, _which: str) -> Sheet:
-    """Each of five hosts gets SIGTERM and starts anew at its address, the oldest first, so that the
-    coordinator moves each time. The next one goes once all are Up."""
+    """Restart five hosts one by one: each gets SIGTERM and starts anew at its address, the oldest
+    first, so that the coordinator moves each time. The next one goes once all are Up."""
     sheet = Sheet("rolling", **parameters(5, store))
     for _ in range(rounds):
         async with Lab.of(5, store) as lab:
@@ -202,8 +203,8 @@ async def rolling(rounds: int, store: str, _which: str) -> Sheet:
 
 
 async def remember(rounds: int, store: str, which: str) -> Sheet:
-    """First messages to 90,000 entities, beside 10,000 that run; then all hosts stop and start at
-    once; then one is killed."""
+    """Send first messages to 90,000 entities, beside 10,000 that run; then all hosts stop and start
+    at once; then one is killed."""
     sheet = Sheet("remember", victim=which, **parameters(3, store) | {"entities": REMEMBERED})
     for _ in range(rounds):
         async with Lab.of(3, store, "sharding.remember=true", *WRITE) as lab:
@@ -221,7 +222,7 @@ async def remember(rounds: int, store: str, which: str) -> Sheet:
 
 
 async def restarted(lab: Lab, sheet: Sheet) -> None:
-    """Everything stops, and starts at the same addresses: all at once, the first by itself."""
+    """Stop all nodes and start them at the same addresses: the first alone, then all at once."""
     await lab.shut_down()
     old, lab.nodes = lab.nodes, []
     at = time.monotonic()
@@ -233,7 +234,7 @@ async def restarted(lab: Lab, sheet: Sheet) -> None:
 
 
 async def back(lab: Lab, sheet: Sheet, after: str, at: float) -> None:
-    """How long it takes until all entities run, and how many do not come back."""
+    """Return the time until all entities run, and the number of missing ones."""
     with contextlib.suppress(TimeoutError):
         await wait(lambda: lab.running() == REMEMBERED, "every entity", LOOK_S)
     sheet.time(f"{after}_back_after", time.monotonic() - at)
@@ -241,12 +242,12 @@ async def back(lab: Lab, sheet: Sheet, after: str, at: float) -> None:
 
 
 def up(node: Node) -> bool:
-    """It says that it is."""
+    """True if the node reports that it is Up."""
     return node.view().get("status") == "up"
 
 
 async def ended(victim: Node) -> None:
-    """SIGTERM, and the end of the process."""
+    """Send SIGTERM and wait for the end of the process."""
     victim.process.send_signal(signal.SIGTERM)
     await wait(lambda: not victim.running, "the end of a node")
     if victim.process.returncode:
@@ -254,13 +255,13 @@ async def ended(victim: Node) -> None:
 
 
 def lived_at(victim: Node, load: Load, at: int) -> set[int]:
-    """The entities whose home it was."""
+    """Return the entities whose home this node was."""
     own = str(victim.process.pid)
     return {e for e, process in counts.homes(load.handled, at).items() if process == own}
 
 
 def parameters(hosts: int, store: str) -> dict[str, object]:
-    """What the figures depend on."""
+    """Return the parameters of the figures."""
     return {"hosts": hosts, "shards": SHARDS, "entities": ENTITIES, "rate": RATE, "store": store}
 
 

@@ -1,7 +1,7 @@
-"""The application of `benchmarks.moves`: entities that write down every tell they handle.
+"""The application of `benchmarks.moves`: entities that record every tell that they handle.
 
 A record is three integers: the entity, the number of the tell, and when it was handled. The number
-is the moment at which it was sent. Both are nanoseconds of the monotonic clock, which all processes
+is the time of sending. Both are nanoseconds of the monotonic clock, which all processes
 of a machine share. A record is in the file once the handler has returned, so that SIGKILL takes
 none of them.
 """
@@ -21,13 +21,13 @@ bus = ShardBus("moves")
 
 
 class Book:
-    """This process's records, in a file that is named by its process id."""
+    """Hold this process's records, in a file that is named by its process id."""
 
     def __init__(self) -> None:
         self._file = -1
 
     def write(self, entity: int, number: int) -> None:
-        """Add one."""
+        """Add a record."""
         if self._file < 0:
             path = os.path.join(os.environ["BENCH_FOLDER"], f"handled-{os.getpid()}")
             self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
@@ -39,11 +39,11 @@ book = Book()
 
 @bus.entity("thing", shards=SHARDS)
 class Thing(Entity):
-    """Called by its number."""
+    """Answer under a number as its id."""
 
     @handler
     def note(self, number: int) -> None:
-        """Write it down."""
+        """Record the tell."""
         book.write(int(self.context.entity_id), number)
 
     @handler

@@ -1,14 +1,14 @@
-"""What callers and entities lived through, counted from what they wrote down.
+"""Count the effects on callers and entities from their records.
 
 Three kinds of rows. Times are nanoseconds of one clock, and the number of a tell is when it was
 sent.
 
-    told      (entity, number)                 what the sender told
-    asked     (entity, sent, answered)         what it asked; answered 0: the ask failed
+    told      (entity, number)                 the sender's tells
+    asked     (entity, sent, answered)         its asks; answered 0: the ask failed
     handled   (entity, number, handled)        what the hosts handled, one list for each process
 
-Of each entity its tells are handled once and in the order of their numbers. What was told and is
-in no list is lost; what is there twice is duplicated; one that was handled after a later one is
+Of each entity its tells are handled once and in the order of their numbers. A tell in no list is
+lost; a tell that occurs twice is duplicated; a tell that was handled after a later one is
 reordered. A *gap* is the longest time between two answers of one entity: where each is asked every
 200 ms, that is the gap of a healthy one.
 """
@@ -26,7 +26,7 @@ Handled = tuple[int, int, int]
 
 
 class Tally(NamedTuple):
-    """What became of the tells."""
+    """Hold the outcome of the tells."""
 
     lost: list[Told]
     duplicated: int
@@ -34,8 +34,8 @@ class Tally(NamedTuple):
 
 
 def tally(told: Iterable[Told], handled: Iterable[Handled]) -> Tally:
-    """Compare what was told with what was handled anywhere. Only numbers that were told count, for
-    the hosts' lists go further back."""
+    """Compare the sent tells with the handled ones. Only sent numbers count, because the hosts'
+    lists go further back."""
     wanted = set(told)
     times: Counter[Told] = Counter()
     latest: dict[int, int] = {}
@@ -50,7 +50,8 @@ def tally(told: Iterable[Told], handled: Iterable[Handled]) -> Tally:
 
 
 def homes(handled: Mapping[str, Iterable[Handled]], at: int) -> dict[int, str]:
-    """Where each entity lived at a time: in the process that had last handled something for it."""
+    """Return where each entity lived at a time: in the process that had last handled something for
+    it."""
     last: dict[int, tuple[int, str]] = {}
     for process, rows in handled.items():
         for entity, _, when in rows:
@@ -60,8 +61,8 @@ def homes(handled: Mapping[str, Iterable[Handled]], at: int) -> dict[int, str]:
 
 
 def gaps(asked: Iterable[Asked], at: int) -> dict[int, float]:
-    """Entity to its longest gap that ended after `at`, in seconds; infinite for one whose last ask
-    failed. Entities that were not asked after `at` are left out."""
+    """Map each entity to its longest gap that ended after `at`, in seconds; infinite for one whose
+    last ask failed. Entities that were not asked after `at` are left out."""
     answers: defaultdict[int, list[int]] = defaultdict(list)
     last: dict[int, tuple[int, int]] = {}
     for entity, sent, answered in asked:
@@ -77,23 +78,24 @@ def gaps(asked: Iterable[Asked], at: int) -> dict[int, float]:
 
 
 def waits(asked: Iterable[Asked], since: int, until: int) -> list[float]:
-    """Seconds from sending to answer, of the asks that were sent in between and answered."""
+    """Return the seconds from sending to answer, of the asks that were sent in between and
+    answered."""
     return [(c - b) / 1e9 for _, b, c in asked if c and since <= b <= until]
 
 
 def failed(asked: Iterable[Asked]) -> int:
-    """Asks without an answer."""
+    """Return the number of asks without an answer."""
     return sum(not answered for _, _, answered in asked)
 
 
 def of(entities: Collection[int], rows: Iterable[Asked]) -> list[Asked]:
-    """Only the asks to these entities."""
+    """Keep only the asks to these entities."""
     return [row for row in rows if row[0] in entities]
 
 
 def one_per_shard(shards: int, shard_of: Callable[[int], str]) -> Sequence[int]:
-    """The first entity of each shard, by shard. In the order of their numbers, the shards of the
-    first entities would be the oldest of the table, and those are moved last."""
+    """Return the first entity of each shard, by shard. In the order of their numbers, the shards of
+    the first entities would be the oldest of the table, and those are moved last."""
     found: dict[str, int] = {}
     number = 0
     while len(found) < shards:

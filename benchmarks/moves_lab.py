@@ -5,7 +5,7 @@
         load.told, load.asked, load.handled           what was sent meanwhile, and what became of it
 
 The store is a Redis server of one's own (append-only log, synced each second) or a SQLite file.
-Nodes have their settings at their defaults. Each process is ended by whoever started it, and dies
+Nodes have their settings at their defaults. Each process is ended by its parent, and dies
 with the benchmark.
 """
 
@@ -94,7 +94,7 @@ class Lab:
     @staticmethod
     @contextlib.asynccontextmanager
     async def of(count: int, store: str, *settings: str, warm: bool = True) -> AsyncIterator[Lab]:
-        """A cluster of so many; `warm`: every shard has a home."""
+        """Start a cluster of `hosts` nodes; `warm`: every shard has a home."""
         with contextlib.ExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-"))
             url = f"sqlite:///{folder}/store.db"

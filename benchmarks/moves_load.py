@@ -1,5 +1,5 @@
-"""The sender of `benchmarks.moves`, a process of its own: so many asks and tells a second, whatever
-comes back.
+"""Send for `benchmarks.moves`, in a process of its own: asks and tells at a fixed rate, whatever
+returns.
 
     python -m benchmarks.moves_load FOLDER FIRST COUNT RATE LIMIT ADDRESS...
 
@@ -8,8 +8,8 @@ standard input is closed or LIMIT of each are sent (0: no limit). It prints `run
 and one JSON line at its end, and leaves `told` and `asked` in FOLDER: rows as in
 `benchmarks.moves_counts`.
 
-A tell is not waited for. If the send buffer is full, the tell is refused, which the sender knows:
-it is counted as such and not as told.
+The sender does not wait for a tell. If the send buffer is full, the tell is refused; the sender
+counts it as refused and not as told.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""shardbus beside what one would take instead: a table and a plot.
+"""Compare shardbus with other systems: a table and a plot.
 
 Everybody did the same work: 10,000 keyed counters in one host process, one producer process,
 64-byte payloads, the loopback, two cores. `peers.jsonl` holds what was measured of the others, each
@@ -50,7 +50,7 @@ HEAD = (
 
 @dataclass
 class Row:
-    """One of those that are compared. `ratios` are to bare pyzmq in the same session."""
+    """Hold one compared system. `ratios` are to bare pyzmq in the same session."""
 
     name: str
     what: str
@@ -60,7 +60,7 @@ class Row:
 
 
 def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
-    """The rows, ours first, from lines of JSON. Ours need the lines of the baselines."""
+    """Return the rows, ours first, from lines of JSON. Our rows need the lines of the baselines."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     rows = {OURS: Row(OURS, "**shardbus**, Python", "entities")}
     places = {OURS: "here"}
@@ -86,14 +86,14 @@ def read(ours: Iterable[str], measured: Iterable[str]) -> list[Row]:
 
 
 def _name(line: dict[str, str]) -> str:
-    """The name of a line. Those of the harness that measured the others say it in two fields."""
+    """Return the name of a line. Lines about other systems have it in two fields."""
     if "peer" not in line:
         return line["name"]
     return f"{SAME.get(line['peer'], line['peer'])}/{line['metric']}"
 
 
 def table(rows: Iterable[Row]) -> str:
-    """The rows in Markdown: each figure, and its ratio to bare pyzmq."""
+    """Return the rows in Markdown: each figure, and its ratio to bare pyzmq."""
     lines = [HEAD, "|---|---:|---:|---:|---:|---:|"]
     for row in rows:
         cells = [row.what, *(_cell(row, metric) for metric in COLUMNS)]
@@ -114,7 +114,7 @@ def _cell(row: Row, metric: str) -> str:
 
 
 def put_into(page: str, text: str, begin: str = BEGIN, end: str = END) -> str:
-    """The page with the text between two marks."""
+    """Return the page with the text between two marks."""
     before, found, rest = page.partition(begin)
     _, also, after = rest.partition(end)
     if not found or not also:

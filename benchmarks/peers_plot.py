@@ -1,4 +1,4 @@
-"""The plot of `benchmarks.peers`: bars of ratios to bare pyzmq, on logarithmic axes."""
+"""Draw the plot of `benchmarks.peers`: bars of ratios to bare pyzmq, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def text(x: float, y: float, words: str, more: str = "") -> str:
 
 
 def panel(bars: Bars, number: int) -> list[str]:
-    """One figure of all. The first bar is ours."""
+    """Draw one figure of all systems. The first bar is ours."""
     title, good, figure, low, high = PANELS[number]
     x0, bottom = LEFT + number * (WIDTH + GAP), TOP + ROW * len(bars)
 
@@ -52,7 +52,7 @@ def panel(bars: Bars, number: int) -> list[str]:
 
 
 def drawn(bars: Bars) -> str:
-    """The whole picture, an SVG."""
+    """Return the whole plot as SVG."""
     names = [
         text(LEFT - 10, TOP + ROW * place + ROW - 8, what, f'text-anchor="end" {_weight(place)}')
         for place, (what, _) in enumerate(bars)

@@ -1,4 +1,4 @@
-"""The tables of `docs/performance.md`, from the lines that the benchmarks printed.
+"""Make the tables of `docs/performance.md` from the lines that the benchmarks printed.
 
     for b in tell ask activation typed storm sizes entities workers scraped; do
         python -m benchmarks.$b >> lines.json
@@ -7,7 +7,7 @@
     python -m benchmarks.report lines.json docs    puts them into the page, with `benchmarks.peers`
 
 `make report` does all of that, in about ten minutes. Where a figure stands in several lines, the
-median counts. What is in no line is left out.
+median counts. Figures without a line are left out.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Lines = dict[tuple[str, object], list[float]]
 
 
 def read(texts: Iterable[str]) -> Lines:
-    """Values by name, and by what a series runs over: payload, entities or nodes."""
+    """Return values by name, and by what a series runs over: payload, entities or nodes."""
     found: Lines = {}
     for text in texts:
         line = json.loads(text)
@@ -65,7 +65,7 @@ def read(texts: Iterable[str]) -> Lines:
 
 
 def number(lines: Lines, name: str, over: object = None, unit: str = "") -> str:
-    """One figure, or nothing."""
+    """Return one figure, or an empty text."""
     values = lines.get((name, over))
     if not values:
         return ""
@@ -78,7 +78,7 @@ def number(lines: Lines, name: str, over: object = None, unit: str = "") -> str:
 
 
 def drawn(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown: names on the left, figures on the right."""
+    """Return a table in Markdown: names on the left, figures on the right."""
     kept = [row for row in rows if any(row[1:])]
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *kept]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if kept else ""
@@ -91,7 +91,7 @@ def overs(lines: Lines, prefix: str) -> list[int]:
 
 
 def tables(lines: Lines) -> str:
-    """All of them."""
+    """Return all tables."""
 
     def figure(name: str, over: object = None, unit: str = "") -> str:
         return number(lines, name, over, unit)

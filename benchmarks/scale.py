@@ -1,4 +1,4 @@
-"""How membership grows with the cluster, in simulation: 10 to 1,000 nodes.
+"""Measure how membership grows with the cluster, in simulation: 10 to 1,000 nodes.
 
     join      all nodes join by three seeds within two seconds: until each sees all of them Up
     spread    one node learns something: until every node has it, by news, and by rounds alone
@@ -43,7 +43,7 @@ LOOK_EVERY_S = 0.01
 
 
 class Large(World):
-    """A world of many nodes. `sent`: bytes of all messages so far."""
+    """Simulate a world of many nodes. `sent`: bytes of all messages so far."""
 
     def __init__(self, seed: int, settings: ClusterSettings | None = None) -> None:
         super().__init__(seed, settings)
@@ -63,7 +63,8 @@ class Large(World):
         return self._parcels.pop(parcel)
 
     def _size(self, message: Message) -> int:
-        """The encoded size; of states and versions that are sent to many, known from the first."""
+        """Return the encoded size; of states and versions that are sent to many, known from the
+        first."""
         match message:
             case GossipState(_, part) | Welcome(part) | GossipStatus(part, _):
                 kept = self._sizes.get(id(part))
@@ -76,8 +77,8 @@ class Large(World):
                 return len(encode(message))
 
     def until_all(self, done: Callable[[Process], bool]) -> float:
-        """Let time pass until it holds for every process; seconds. Who once fulfilled it is asked
-        again only at the end."""
+        """Run until the condition holds for every process; return the seconds. A process that
+        fulfilled it is checked again only at the end."""
         began = self.now
         waiting = everybody = list(self.nodes.values())
         while waiting:
@@ -88,12 +89,12 @@ class Large(World):
 
 
 def tuned(*, news: bool = True) -> ClusterSettings:
-    """Defaults. Without news, only rounds spread what happens."""
+    """Return default settings. Without news, only rounds spread changes."""
     return ClusterSettings() if news else ClusterSettings(news_fanout=0)
 
 
 def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
-    """A cluster in which all have been Up for a while, without the work of joining."""
+    """Return a cluster in which all have been Up for a while, without the work of joining."""
     world = Large(seed, settings)
     processes = [world.add(f"n{i:04}") for i in range(nodes)]
     members = {
@@ -111,7 +112,7 @@ def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
 
 
 def spread(world: Large, dice: Random) -> float:
-    """One node learns of an epoch: seconds until all have it."""
+    """Give one node a new epoch; return the seconds until all have it."""
     epoch = int(1000 * world.now)
     world.deliver(dice.choice(list(world.nodes.values())), ev.RecordEpoch("scale", epoch))
     taken = world.until_all(lambda p: p.machine.gossip.epochs.get("scale") == epoch)
@@ -120,7 +121,8 @@ def spread(world: Large, dice: Random) -> float:
 
 
 def joined(nodes: int, seed: int) -> tuple[float, Large]:
-    """All join by three seeds. Seconds until each node sees all of them Up, and converged."""
+    """Let all join by three seeds; return the seconds until each node sees all of them Up, and
+    converged."""
     world, dice = Large(seed, tuned()), Random(seed)
     names = [f"n{i:04}" for i in range(nodes)]
     world.enter(world.add(names[0]))
@@ -138,7 +140,7 @@ def joined(nodes: int, seed: int) -> tuple[float, Large]:
 
 
 def measure(nodes: int) -> None:
-    """Everything for one size."""
+    """Measure one size."""
     began = time.perf_counter()
     seeds = SEEDS if nodes <= 100 else 1
     if nodes <= JOIN_NODES_MAX:

@@ -1,11 +1,11 @@
-"""What it costs that `/metrics` is read: tells with and without a reader, in turn, on one host.
+"""Measure the cost of reading `/metrics`: tells with and without a reader, in turn, on one host.
 
-Counting is always on, for it is plain additions; there is nothing to switch off. What a monitoring
-system adds is that somebody asks. It asks once a second here, oftener than most do.
+Counting is always on: it is plain additions. A monitoring system adds requests. The reader asks
+once a second, more often than most systems do.
 
-That is less than what two runs of the same differ by. So every other pair has the reader first, and
-`page_host_cpu` is the processor time of a page by itself: of pages some time apart, so that none
-finds the caches as another left them, less what the host needs in that time anyway.
+The effect is less than the difference of two equal runs. So every other pair has the reader first,
+and `page_host_cpu` is the processor time of a page by itself: of pages some time apart, so that
+none finds the caches as another left them, less what the host needs in that time anyway.
 
     python -m benchmarks.scraped
 """
@@ -56,7 +56,8 @@ async def _read(port: int) -> None:
 
 
 async def _processor(side: Product, *, read: bool) -> float:
-    """Microseconds of the idle host's processor for each of some pages, or for the time of one."""
+    """Return the microseconds of the idle host's processor for each of some pages, or for the time
+    of one."""
     before = (await side.host.ask("cpu"))["cpu"]
     for _ in range(PAGES):
         if read:

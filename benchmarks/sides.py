@@ -1,4 +1,4 @@
-"""What is compared: shardbus, and two baselines of bare pyzmq and msgpack.
+"""Run the sides of a comparison: shardbus, and two baselines of bare pyzmq and msgpack.
 
     shardbus      one node started by the command line, one AsyncClient
     raw_batched   blocking sockets, 256 envelopes in a message: the ceiling for tells
@@ -34,7 +34,7 @@ CHUNK = 1_000
 
 
 class Product(Side):
-    """shardbus. `handler` is the one that is called, with `message`."""
+    """Run shardbus; every tell and ask calls `handler` with `message`."""
 
     def __init__(
         self, name: str = "shardbus", handler: str = "hit", message: object = PAYLOAD
@@ -85,7 +85,7 @@ class Product(Side):
 
 
 class Raw(Side):
-    """Bare pyzmq; `name` chooses which."""
+    """Run bare pyzmq; `name` chooses the baseline."""
 
     def __init__(self, name: str, payload: bytes = PAYLOAD) -> None:
         self.name, self._payload = name, payload
@@ -146,7 +146,7 @@ class Raw(Side):
 
 
 class Ticked:
-    """A socket read when its descriptor stirs and written once per turn of the loop."""
+    """Use a socket that is read when its descriptor is ready and written once per turn of the loop."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_message: Any, send: Any) -> None:
         self._socket, self._on_message, self._send = socket, on_message, send
@@ -155,13 +155,13 @@ class Ticked:
         self._loop.add_reader(int(socket.getsockopt(zmq.FD)), self._read)
 
     def put(self, item: Any) -> None:
-        """Send it at the end of the turn."""
+        """Send a message at the end of the turn."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out.append(item)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._loop.remove_reader(int(self._socket.getsockopt(zmq.FD)))
 
     def _read(self) -> None:

@@ -1,5 +1,5 @@
-"""How long a node that says nothing stays in the survivors' views, and how long a healed network
-needs until all agree. Everything at its default setting.
+"""Measure how long a silent node stays in the survivors' views, and how long a healed network needs
+until all nodes agree, with default settings.
 
 Five real nodes, each on a machine of its own. Again and again one goes silent: its process is
 stopped (SIGSTOP), or all its packets are dropped. Measured from that moment: until a survivor calls
@@ -9,8 +9,9 @@ silent in its first second is found about two seconds later than one they know. 
 split into three and two until every node has noticed, and heals; measured from there: until all
 five see all five, reachable and converged. Views are read over HTTP every few milliseconds.
 
-The splits come last: whoever called a node dead that was not trusts itself less for half a minute
-after (`membership.health`), and would take up to three seconds longer to find the next silent one.
+The splits come last: a node that wrongly called another node dead gives its own judgement less
+weight for half a minute (`shardbus.membership.failure.local_health`), and would take up to three
+seconds longer to find the next silent one.
 
     python -m benchmarks.silence [TRIALS]         of each kind, 10 by default; needs root
 """
@@ -37,17 +38,17 @@ def unreachable(node: Node) -> bool:
 
 
 def converged(nodes: list[Node]) -> bool:
-    """All see all, and know that all do."""
+    """True if all nodes see all nodes, and have converged."""
     return settled(nodes) and all(node.view().get("converged") for node in nodes)
 
 
 def machines_of(nodes: list[Node]) -> list[Machine]:
-    """Where they run."""
+    """Return the machines of the nodes."""
     return [node.machine for node in nodes if node.machine is not None]
 
 
 class Trials:
-    """The cluster, and what was measured."""
+    """Hold the cluster and the measurements."""
 
     def __init__(self, folder: str, network: Network) -> None:
         self.folder, self.network = folder, network
@@ -55,7 +56,7 @@ class Trials:
         self.taken: dict[str, list[float]] = {}
 
     async def fill(self) -> None:
-        """As many nodes as there should be, on the machines that are free."""
+        """Start the missing nodes on the free machines."""
         while len(self.nodes) < NODES:
             used = machines_of(self.nodes)
             free = [m for m in self.network.machines if m not in used]
@@ -66,7 +67,7 @@ class Trials:
         await asyncio.sleep(ACQUAINTANCE_S)
 
     async def silent(self, kind: str, n: int) -> None:
-        """One goes silent; every fourth time the oldest."""
+        """Silence one node; every fourth time the oldest."""
         await self.fill()
         victim = self.nodes.pop(0 if n % 4 == 3 else -1)
         begun = time.monotonic()
@@ -83,7 +84,7 @@ class Trials:
         return node.view().get("members") == NODES - 1
 
     async def heal(self) -> None:
-        """A split that ends before anybody has decided."""
+        """Split the network and heal it before any node has decided."""
         await self.fill()
         machines = machines_of(self.nodes)
         self.network.split(machines[:2], machines[2:])
@@ -94,7 +95,7 @@ class Trials:
         self.taken.setdefault("heal", []).append(time.monotonic() - begun)
 
     async def _each(self, name: str, holds: Callable[[Node], bool], begun: float) -> None:
-        """When it comes to hold on each node."""
+        """Return when the condition first holds on each node."""
 
         async def on(node: Node) -> float:
             deadline = begun + 60

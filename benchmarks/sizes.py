@@ -27,11 +27,11 @@ from benchmarks.sides import Product, Raw
 
 SIZES = (16, 64, 1_024, 16_384, 65_536)
 KNOWN = 500
-"""So many entities are asked first, until every shard has its home: what waits is bounded."""
+"""Entities that get an ask first, so that every shard has a home: buffers are bounded."""
 
 
 async def measure(size: int) -> None:
-    """Everything for one size."""
+    """Measure one size."""
     payload = bytes(i % 251 for i in range(size))
     async with (
         Product(message=payload) as product,

@@ -1,5 +1,5 @@
-"""A receiver that is much slower than its sender: memory of both processes, measured from outside,
-and what is lost. One producer that awaits each `tell` and does nothing else, one node started by
+"""Measure a receiver that is much slower than its sender: memory of both processes, from outside,
+and lost messages. One producer that awaits each `tell` and does nothing else, one node started by
 the command line; every entity checks its numbers.
 
     python -m benchmarks.slow            three kinds of slowness, 20 seconds each
@@ -9,7 +9,7 @@ the command line; every entity checks its numbers.
     late     100 entities, a handler that waits for 20 ms: 5,000 messages a second
     one      one entity, a handler that waits for 1 ms: all messages go to one mailbox
 
-`unread` at the end: what the producer had sent when its time was over, and the node not handled.
+`unread` at the end: messages that the producer had sent at its end and the node had not handled.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ KINDS: dict[str, tuple[int, str, float]] = {
 
 
 def rss(pid: int) -> int:
-    """Resident bytes of a process, as the system sees it."""
+    """Return the resident bytes of a process."""
     with open(f"/proc/{pid}/statm") as f:
         return int(f.read().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
 class Watch:
-    """The most memory that processes ever had, above what they had at first."""
+    """Record the peak memory of processes above their first value."""
 
     def __init__(self, *pids: int) -> None:
         self._first = {pid: rss(pid) for pid in pids}
@@ -54,13 +54,13 @@ class Watch:
             await asyncio.sleep(0.02)
 
     def end(self) -> list[float]:
-        """In MiB, in the order of the processes."""
+        """Return the peaks in MiB, in the order of the processes."""
         self._work.cancel()
         return [round(most / 2**20, 1) for most in self.most.values()]
 
 
 async def run(kind: str, seconds: float) -> dict[str, Any]:
-    """Send for so long, then wait until all has been handled."""
+    """Send for this time, then wait until all is handled."""
     entities, name, pause = KINDS[kind]
     port, gossip, http = free_port(), free_port(), free_port()
     os.environ["BENCH_APP"] = "cuts"
@@ -103,7 +103,7 @@ async def run(kind: str, seconds: float) -> dict[str, Any]:
 
 
 async def _all(host: Host, sent: int) -> dict[str, int]:
-    """Wait until all is handled, or nothing more comes."""
+    """Wait until all is handled, or nothing more arrives."""
     last = -1
     while (seen := await host.ask("seen"))["n"] < sent and seen["n"] != last:
         last = seen["n"]

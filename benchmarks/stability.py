@@ -1,12 +1,12 @@
-"""Are healthy nodes left alone? Five nodes beside processes that burn every core, and stalls.
+"""Count removals of healthy nodes: five nodes beside stalls and processes that burn every core.
 
 Two busy processes are pinned to each core. Every few seconds a random node is stopped for two
-seconds (SIGSTOP, SIGCONT), as a collector's pause or a moved virtual machine would. Nobody dies, so
-every removal is a mistake.
+seconds (SIGSTOP, SIGCONT), as a collector's pause or a moved virtual machine would. No process
+dies, so every removal is a mistake.
 
     python -m benchmarks.stability [--minutes 30]
 
-    removed        nodes that ended, or that somebody marked Down: must be 0
+    removed        nodes that ended, or that a node marked Down: must be 0
     unreachable    times that a node was marked unreachable, in the log of any node
     starved        times that a node noticed by its own late timer that it had been stopped
 """
@@ -39,19 +39,19 @@ while os.getppid() == int(sys.argv[2]):
 
 
 def hogs() -> list[subprocess.Popen[bytes]]:
-    """Busy processes, some for each core."""
+    """Start busy processes for each core."""
     cores = sorted(os.sched_getaffinity(0)) * HOGS_PER_CORE
     command = [sys.executable, "-c", BURN]
     return [subprocess.Popen([*command, str(core), str(os.getpid())]) for core in cores]
 
 
 def said(nodes: list[Node], words: str) -> int:
-    """How many lines of all logs hold these words."""
+    """Return the number of log lines with these words."""
     return sum(node.log.read_text(errors="replace").count(words) for node in nodes)
 
 
 async def stall(nodes: list[Node], minutes: float, dice: random.Random) -> int:
-    """Stop random nodes until the time is over or one has ended; how often."""
+    """Stop random nodes until the time is over or one has ended; return the number of stalls."""
     end, stalls = time.monotonic() + 60 * minutes, 0
     while time.monotonic() < end and all(node.running for node in nodes):
         victim = dice.choice(nodes)

@@ -1,13 +1,14 @@
-"""How often a starved cluster removes a healthy node, with and without self-health, in simulation.
+"""Count how often a starved cluster removes a healthy node, with and without self-health,
+simulated.
 
-Five nodes at default settings, no message lost, no process dead; all that goes wrong is that
-processes do not get their processor:
+Five nodes at default settings, no message lost, no process dead; the only fault is that
+processes get too little processor time:
 
 - single processes stop for 0.5 to 8 s, each about every 30 s,
 - whole groups stop together for as long, about every minute: a hypervisor that gives its time away,
 - event loops are slow for 10 to 60 s: of each 0.2 to 4 s they work 30 to 90 %.
 
-Whoever is removed comes back as a new process 5 s later. The same seeds starve both sides in the
+A removed node returns as a new process 5 s later. The same seeds starve both sides in the
 same way. Time is virtual, so a figure is the same on every machine.
 
     python -m benchmarks.starvation compare [HOURS]     false removals per hour, both sides
@@ -42,7 +43,7 @@ DAY_PAUSES = 4 * 24 * 60
 
 
 class Starved:
-    """A cluster that is starved all the time. `removed`: how many nodes it has cost."""
+    """Simulate a cluster that is always starved. `removed` counts removed nodes."""
 
     def __init__(self, seed: int, *, self_health: bool, starve: bool = True) -> None:
         detector = FailureDetectorSettings(self_health=self_health)
@@ -99,7 +100,7 @@ class Starved:
 
 
 def compare(hours: int) -> None:
-    """The ablation."""
+    """Compare false removals with and without self-health."""
     removed = {True: 0, False: 0}
     for seed in range(hours):
         for self_health in removed:
@@ -113,7 +114,7 @@ def compare(hours: int) -> None:
 
 
 def found_after(cluster: Starved) -> float | None:
-    """Kill one node without a trace; seconds until the first of the others marks it."""
+    """Kill one node silently; return the seconds until the first of the others marks it."""
     world = cluster.world
     victim = world.nodes[cluster.dice.choice(cluster.names)]
     world.run(cluster.dice.uniform(0.0, 60.0))
@@ -130,7 +131,7 @@ def found_after(cluster: Starved) -> float | None:
 
 
 def detect(deaths: int, *, starve: bool) -> None:
-    """How long a silent death stays unnoticed."""
+    """Measure the time until a silent death is detected."""
     for self_health in (True, False):
         taken = []
         for seed in range(deaths):
@@ -147,8 +148,8 @@ def detect(deaths: int, *, starve: bool) -> None:
 
 
 def days(seeds: int) -> None:
-    """Whole days of stalls up to 2 s, drift and small loss, with every check of the simulator: a
-    healthy node that is removed breaks one."""
+    """Simulate whole days of stalls up to 2 s, drift and small loss, with every check of the
+    simulator: a healthy node that is removed breaks one."""
     mild = Options(seed=0, nodes=NODES, seconds=24 * HOUR, loss=0.01, drift=0.001)
     mild = replace(mild, pauses=DAY_PAUSES, pause_s=2.0, epochs=24, delay_s=0.05)
     for seed in range(seeds):
@@ -161,7 +162,7 @@ def days(seeds: int) -> None:
 
 
 def main(command: str, times: int | None) -> None:
-    """One of the four."""
+    """Run one of the four measurements."""
     match command:
         case "compare":
             compare(times or 20)

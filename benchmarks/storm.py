@@ -1,9 +1,9 @@
-"""Storms of first messages: nothing may be lost, however many new entities there are at once.
+"""Send storms of first messages: no message may be lost, whatever the number of new entities.
 
-    tells    one to each of 100,000 new entities, all of them told at the same moment
+    tells    one to each of 100,000 new entities, all sent at the same moment
     asks     one to each of 20,000 new entities, 4,096 in flight
 
-A fresh host for each run. `lost` is what the host never handled, `failed` the asks that got an
+A fresh host for each run. `lost` are messages that the host never handled, `failed` asks with an
 error.
 
     python -m benchmarks.storm
@@ -24,7 +24,7 @@ TOLD, ASKED, LANES = 100_000, 20_000, 4_096
 
 
 async def tells() -> tuple[int, float]:
-    """How many were lost, and entities a second at the host."""
+    """Return the lost messages, and entities a second at the host."""
     async with Product() as side:
         await side.host.ask(f"expect {TOLD}")
         refs = [side.client.ref(Counter, f"told-{i}") for i in range(TOLD)]
@@ -37,7 +37,7 @@ async def tells() -> tuple[int, float]:
 
 
 async def asks() -> tuple[Tally[str], float, list[float]]:
-    """Errors by name, entities a second, and latencies in milliseconds."""
+    """Return errors by name, entities a second, and latencies in milliseconds."""
     async with Product() as side:
         refs = iter([side.client.ref(Counter, f"asked-{i}") for i in range(ASKED)])
         failed: Tally[str] = Tally()

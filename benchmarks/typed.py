@@ -1,4 +1,4 @@
-"""Typed messages: what a dataclass costs more than the bytes that it holds, in turn.
+"""Measure typed messages: the cost of a dataclass beyond its bytes, in turn.
 
 `one_field` is the payload in a dataclass; `four_fields` is a text, a time, a number and the
 payload. `more` is how much more time a message takes than bytes do, 0.35 being 35 %; `host_cpu` is

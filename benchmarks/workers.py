@@ -1,11 +1,11 @@
 """One to four nodes on one machine: `node start --workers N`, and one producer for all of them.
 
-    tell, ask256   handlers that only count: what the producer and the nodes get through together
-    work           asks, 256 in flight, to handlers that keep a core busy for 200 us: what more
-                   cores bring
+    tell, ask256   handlers that only count: the throughput of producer and nodes together
+    work           asks, 256 in flight, to handlers that keep a core busy for 200 us: the gain of
+                   more cores
 
-Shards are spread over the workers; the store is a SQLite file. What more nodes bring ends where the
-machine's cores do, of which the producer needs one, too: `cores` says how many there are. A tell is
+Shards are spread over the workers; the store is a SQLite file. More nodes help up to the number of
+the machine's cores, of which the producer needs one: `cores` has the number. A tell is
 timed from the first that is sent to the last that is handled, to 5 ms.
 
     python -m benchmarks.workers [N ...]         1 2 3 4 by default
@@ -49,19 +49,19 @@ START = "import sys; from shardbus_cli.main import main; sys.exit(main())"
 
 
 class Unit:
-    """Several nodes as one, and a client of all of them."""
+    """Run several nodes as one unit, with a client of all of them."""
 
     def __init__(self, client: AsyncClient, hosts: list[Host]) -> None:
         self.hosts = hosts
         self._refs = [client.ref(Counter, entity_id) for entity_id in IDS]
 
     async def handled(self) -> int:
-        """Messages that all of them have handled since they were asked to begin anew."""
+        """Return the messages that all nodes have handled since the last reset."""
         found = await asyncio.gather(*(host.ask("seen") for host in self.hosts))
         return sum(seen["n"] for seen in found)
 
     async def tell(self, rounds: int) -> float:
-        """Tell every entity so often; messages a second."""
+        """Tell every entity `rounds` times; return messages a second."""
         for host in self.hosts:
             await host.ask("expect 0")
         began, n = time.monotonic(), rounds * ENTITIES
@@ -76,7 +76,7 @@ class Unit:
         return n / (time.monotonic() - began)
 
     async def ask(self, work: int, seconds: float) -> float:
-        """Closed loops over the entities; asks a second."""
+        """Ask in closed loops over the entities; return asks a second."""
         refs, asked = cycle(self._refs), 0
         began = time.monotonic()
 
@@ -93,7 +93,7 @@ class Unit:
 
 @asynccontextmanager
 async def started(workers: int) -> AsyncIterator[Unit]:
-    """A unit of so many, with every entity in memory."""
+    """Start a unit of `nodes` nodes with every entity in memory."""
     port, http = free_block(2 * workers), free_block(workers + 1)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(__file__).parent.parent
@@ -126,7 +126,7 @@ async def started(workers: int) -> AsyncIterator[Unit]:
 
 
 async def measure(workers: int) -> dict[str, float]:
-    """Everything for so many nodes; medians by name."""
+    """Measure one number of nodes; return medians by name."""
     found: dict[str, list[float]] = {"tell": [], "ask256": [], "work": []}
     async with started(workers) as unit:
         rounds = max(1, round(await unit.tell(5) * SECONDS / ENTITIES))
