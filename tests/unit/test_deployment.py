@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardbus import ShardBus
+from shardbus.config.loading import load
 from shardbus.config.settings import Settings
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus_cli import main as cli
@@ -117,3 +119,12 @@ def test_the_unit_starts_a_node(started, tmp_path):
     [(cluster, settings)] = started
     assert (cluster, settings.node.port) == ("flights", 7411)
     assert "Type=notify" in UNIT
+
+
+def test_S1_18_clouds_get_a_higher_threshold_of_the_failure_detector() -> None:
+    values = tomllib.loads((ROOT / "configs" / "cloud.toml").read_text(encoding="utf-8"))
+    detector = load(
+        [("cloud.toml", values), ("own", {"node": {"advertise": "10.0.0.1"}})]
+    ).cluster.failure_detector
+    assert (detector.threshold, detector.acceptable_heartbeat_pause) == (12.0, 5.0)
+    assert Settings().cluster.failure_detector.threshold == 8.0

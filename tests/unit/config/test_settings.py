@@ -61,6 +61,10 @@ def test_defaults_are_those_of_the_seeds():
     assert (sharding.updating_state_timeout, sharding.waiting_for_state_timeout) == (5.0, 2.0)
     assert (sharding.min_members, sharding.role, sharding.remember) == (1, "", False)
     detector = settings.cluster.failure_detector
+    cluster = settings.cluster
+    assert (cluster.gossip_interval, cluster.leader_actions_interval) == (1.0, 1.0)
+    assert (cluster.gossip_time_to_live, cluster.gossip_partition_breaker) == (2.0, 0.0)
+    assert (detector.heartbeat_interval, detector.expected_response_after) == (1.0, 1.0)
     assert (detector.threshold, detector.max_sample_size, detector.monitored_by) == (8.0, 1000, 9)
     assert load() == settings
 

@@ -732,3 +732,47 @@ def test_S153_who_is_exiting_goes_on_until_everybody_knows() -> None:
     assert machine.stopped == ""
     machine.handle(ev.PubSubReceived(C, GossipSeen(machine.gossip.clock), 0.0), 0.7)
     assert machine.stopped == "left"
+
+
+# -- what feeds the detector, and what is dropped -----------------------------------------------
+
+
+def test_S1_39_gossip_that_waited_for_too_long_in_this_process_is_dropped() -> None:
+    net = Net(1)
+    first, second = net.start(2)
+    newer = second.machine.gossip.with_epoch(second.id, "counter", 7).flip_tombstones(net.now)
+    stale = ev.PubSubReceived(
+        second.id, GossipState(first.id, newer), DEFAULTS.gossip_time_to_live + 0.1
+    )
+    fresh = replace(stale, waited=DEFAULTS.gossip_time_to_live)
+    before = first.machine.gossip
+    effects = first.machine.handle(stale, net.now)
+    assert effects == [ev.MessageDropped(second.id, "gossip waited too long")]
+    assert first.machine.gossip is before
+    first.machine.handle(fresh, net.now)
+    assert first.machine.gossip.epochs["counter"] == 7
+
+
+def test_gossip_is_a_sign_of_life_for_the_detector() -> None:
+    """Heartbeats of the second node are lost, its gossip arrives: it stays reachable. It is flagged
+    once gossip stops too."""
+    net = Net(1, replace(BLUNT, failure_detector=replace(DEFAULTS.failure_detector)))
+    first, second = net.start(2)
+    net.run(5.0)
+    now = net.now
+    machine = first.machine
+    clock = machine.gossip.clock
+
+    def silent_for(seconds: float, *, gossip: bool) -> bool:
+        """Whether the node is flagged in that time. It never answers a heartbeat."""
+        nonlocal now
+        end = now + seconds
+        while now < end:
+            now = max(now, machine.deadline() or end)
+            machine.tick(now)
+            if gossip:
+                machine.handle(ev.PubSubReceived(second.id, GossipSeen(clock)), now)
+        return second.id in machine.view.unreachable
+
+    assert not silent_for(30.0, gossip=True)
+    assert silent_for(10.0, gossip=False)

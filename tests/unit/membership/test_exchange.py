@@ -17,6 +17,7 @@ from shardbus.membership.exchange import GossipExchange
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import GossipState, GossipStatus
+from shardbus.membership.reachability import Flag
 from shardbus.membership.vector_clock import VectorClock
 
 A, B, C = (NodeId(host, 1, 1) for host in "abc")
@@ -194,3 +195,40 @@ def test_one_version_has_one_content_though_a_node_is_removed(seed: int) -> None
         version = (frozenset(gossip.clock.counters.items()), frozenset(gossip.tombstones))
         content = (gossip.members, gossip.reachability, gossip.epochs)
         assert contents.setdefault(version, content) == content
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_S3_26_rounds_reach_unreachable_members_if_the_breaker_is_on(factor: float) -> None:
+    """A flags C and can gossip with B alone. With the breaker, rounds also go to C."""
+    settings = replace(SETTINGS, gossip_partition_breaker=factor)
+    exchange = GossipExchange(A, settings, Random(1))
+    exchange.start(copy(a=1).with_flag(A, C, Flag.UNREACHABLE), 0.0)
+    partners = {
+        effect.to
+        for now in range(1, 60)
+        for effect in exchange.tick(float(now))
+        if isinstance(effect, Publish)
+    }
+    assert partners == ({B, C} if factor else {B})
+
+
+def test_S3_27_rounds_reach_a_seed_if_the_breaker_is_on() -> None:
+    """A gossips with B and C at most once per round without it."""
+    settings = replace(SETTINGS, gossip_partition_breaker=1.0)
+    exchange = GossipExchange(A, settings, Random(1))
+    exchange.seeds = (C.address,)
+    exchange.start(copy(a=1), 0.0)
+    rounds = [exchange.tick(float(now)) for now in range(1, 60)]
+    assert max(map(len, rounds)) == 2
+    assert all(C in {effect.to for effect in pair} for pair in rounds if len(pair) == 2)  # type: ignore[union-attr]
+
+
+def test_S1_35_rounds_come_once_per_interval() -> None:
+    settings = replace(SETTINGS, gossip_interval=3.0)
+    exchange = GossipExchange(A, settings, Random(1))
+    exchange.start(copy(a=1), 10.0)
+    first = exchange._round_at
+    assert first is not None
+    assert 10.0 <= first < 13.0
+    exchange.tick(first)
+    assert exchange._round_at == first + 3.0

@@ -465,6 +465,24 @@ def test_a_lease_that_was_won_for_a_split_that_heals_within_the_margin_is_used_u
     assert resolver.consider(under(THREE, 8), True, 11.0 + STABLE) == DowningPlan()
 
 
+def test_a_lease_that_was_won_does_not_decide_about_the_next_split() -> None:
+    """The split heals and another one begins, both within the margin: it has waited for nothing
+    yet."""
+    margin = 30.0
+    resolver = Resolver(A, replace(LEASES, down_removal_margin=margin))
+    split = under(UNREACHABLE, 7)
+    resolver.consider(split, True, 10.0)
+    ask = resolver.consider(split, True, 10.0 + STABLE).ask
+    assert ask is not None
+    assert resolver.on_lease_result(ask.name, True) == DowningPlan()
+    resolver.consider(under(THREE, 7), True, 11.0 + STABLE)
+    again = 9.0 + STABLE + margin
+    assert resolver.consider(under(UNREACHABLE, 8), True, again) == DowningPlan()
+    for late in (again + 1.1, again + STABLE - 0.1):
+        assert resolver.consider(under(UNREACHABLE, 8), True, late) == DowningPlan()
+    assert resolver.consider(under(UNREACHABLE, 8), True, again + STABLE).ask is not None
+
+
 # -- bad links ---------------------------------------------------------------------------------
 
 BAD_LINK = replace(UNREACHABLE, seen=frozenset({A, B, C}))

@@ -113,16 +113,51 @@ def test_a_slow_reply_is_reported() -> None:
 
 
 def test_TU8_a_suspect_stays_watched_when_the_ring_changes() -> None:
+    """A newcomer stands between the observer and the suspect, and takes its place in the ring. Only
+    the observer can clear its flag, so it must still see the suspect answer."""
+    ring = watched(ME, NODES, [], len(NODES))
+    newcomer, suspect = ring[2], ring[5]
     hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=1))
-    first = watched(ME, NODES[:3], [], 1)[0]
-    other = next(n for n in (B, C) if n != first)
-    hb.on_members([first, other], [])
+    hb.on_members([suspect], [])
     hb.start(0.0)
-    hb.watches[first].suspected = True
-    hb.on_members([first, other], [])
-    assert list(hb.watches) == [first]
-    hb.on_members([other], [])
-    assert list(hb.watches) == [other]
+    hb.watches[suspect].suspected = True
+    hb.on_members([newcomer, suspect], [suspect])
+    assert list(hb.watches) == [newcomer, suspect]
+    hb.on_members([newcomer], [])
+    assert list(hb.watches) == [newcomer], "the suspect is no member any more"
+
+
+def test_TU8_a_suspect_that_answers_again_is_left_to_its_watchers() -> None:
+    ring = watched(ME, NODES, [], len(NODES))
+    newcomer, suspect = ring[2], ring[5]
+    hb = Heartbeats(ME, FailureDetectorSettings(monitored_by=1))
+    hb.on_members([suspect], [])
+    hb.watches[suspect].suspected = True
+    hb.on_members([newcomer, suspect], [suspect])
+    hb.watches[suspect].suspected = False
+    hb.on_members([newcomer, suspect], [])
+    assert list(hb.watches) == [newcomer]
+
+
+@pytest.mark.parametrize(("threshold", "available"), [(1.0, False), (40.0, True)])
+def test_S1_17_the_threshold_is_the_settings(threshold: float, available: bool) -> None:
+    """The same silence, a little longer than mean and pause, is judged by the threshold."""
+    hb = heartbeats(threshold=threshold, self_health=False)
+    now = 0.0
+    for sequence in range(1, 20):
+        hb.on_reply(B, HeartbeatReply(sequence, now), now)
+        now += 1.0
+    silence = now - 1.0 + 1.0 + FailureDetectorSettings().acceptable_heartbeat_pause + 0.2
+    assert hb.watches[B].detector.available(silence) is available
+
+
+def test_B17_silence_is_checked_four_times_in_each_heartbeat_interval() -> None:
+    hb = heartbeats()
+    ticks = []
+    while (due := hb.deadline()) is not None and due < 2.0:
+        hb.tick(due)
+        ticks.append(due)
+    assert ticks == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75]
 
 
 def test_TU8_an_unreachable_one_is_watched_until_it_is_back() -> None:
