@@ -23,9 +23,17 @@ class Timeline:
         """True if no action is scheduled."""
         return not self._queue
 
+    def at(self, when: float, action: Callable[[], object]) -> None:
+        """Schedule the action at that time."""
+        heapq.heappush(self._queue, (when, next(self._order), action))
+
     def later(self, delay: float, action: Callable[[], object]) -> None:
         """Schedule the action in `delay` seconds."""
-        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
+        self.at(self.now + delay, action)
+
+    def due_by(self, end: float) -> bool:
+        """True if an action is scheduled at that time or before."""
+        return bool(self._queue) and self._queue[0][0] <= end
 
     def step(self) -> None:
         """Run the next action."""
@@ -37,6 +45,6 @@ class Timeline:
     def run(self, seconds: float) -> None:
         """Run the actions of the next `seconds`."""
         end = self.now + seconds
-        while self._queue and self._queue[0][0] <= end:
+        while self.due_by(end):
             self.step()
         self.now = end

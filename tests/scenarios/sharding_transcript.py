@@ -145,7 +145,7 @@ class Stage(Net):
             case ["store", "down" | "up" as state]:
                 self.store.down = state == "down"
             case ["run", seconds]:
-                self.run(self.now + float(seconds))
+                self.run_to(self.now + float(seconds))
             case _:
                 raise ValueError(f"no such command: {command}")
 

@@ -101,7 +101,7 @@ class Stage(Net):
             case ["prepare"]:
                 self.prepare_shutdown()
             case ["run", seconds]:
-                self.run(self.now + float(seconds))
+                self.run_to(self.now + float(seconds))
             case _:
                 raise ValueError(f"no such command: {command}")
 

@@ -1,9 +1,9 @@
-"""A network in memory for the sharding machines: virtual time, seeded faults, and what must hold.
+"""The network of machines, with the sharding machines on it.
 
 Processes are connected by links that keep order and lose nothing while both ends live, as the
-transport promises. Everything else may happen: processes are killed, join and leave, links stall
-for seconds, membership is told late and at different times, the store is slow, fails before or
-after it did its work. Local senders on nodes and in clients number their messages per entity.
+transport promises. All else may happen: processes are killed, join and leave, links stall for
+seconds, membership arrives late and at different times, the store is slow, or fails before or after
+it did its work. Local senders on nodes and in clients number their messages per entity.
 
 Always: no two live processes host a shard (I1, I6), fences grow, and per sender and entity numbers
 only grow (I2). After quiet: every message was handled, rejected, or was with a process that was
@@ -12,8 +12,6 @@ killed (I3, I4, N.3), and the table, the store and what regions host are the sam
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -22,6 +20,7 @@ from shardbus.ids import NodeId, shard_of
 from shardbus.sharding import events as ev
 from shardbus.sharding.allocation.strategies import LeastShard
 from shardbus.sharding.coordinator.coordinator import Coordinator
+from shardbus.simulation.machines import FaultyStore, MachineNetwork
 from shardbus.store.protocol import StoredTable
 from tests.unit.sharding.sharding_process import Letter, Process
 
@@ -37,39 +36,34 @@ SETTINGS = replace(
 )
 
 
-class Store:
-    """The table of one type, guarded by its epoch; `down`, failing now and then until a
-    time, `slow` by a factor."""
+StoreEffect = ev.LoadTable | ev.ClaimEpoch | ev.Persist
+
+
+class Store(FaultyStore):
+    """The table of one type, guarded by its epoch."""
 
     def __init__(self, net: Net) -> None:
+        super().__init__(net)
         self.net = net
         self.epoch = 0
         self.homes: dict[str, tuple[NodeId, int]] = {}
         self.claimant: NodeId | None = None
         self.last_op = 0
-        self.failing_until = 0.0
-        self.slow = 1.0
-        self.down = False
 
     def forget(self) -> None:
         """Lose everything, the epoch too."""
         self.epoch, self.homes, self.claimant, self.last_op = 0, {}, None, 0
 
-    def do(self, process: Process, effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist) -> None:
-        dice, now = self.net.dice, self.net.now
-        failing = self.down or (now < self.failing_until and dice.random() < 0.6)
-        applied = not failing or (not self.down and dice.random() < 0.5)
-        delay = dice.uniform(0.001, 0.02) * self.slow
+    def do(self, process: Process, effect: StoreEffect) -> None:
+        """Do what the coordinator asks, and send it the answer."""
 
-        def work() -> None:
-            answer = self._apply(process, effect) if applied else None
-            failed = self._failed(effect) if failing or answer is None else answer
-            self.net.at(self.net.now + delay, lambda: process.into_coordinator(failed))
+        def answer(result: ev.CoordinatorEvent | None) -> None:
+            process.into_coordinator(self._failed(effect) if result is None else result)
 
-        self.net.at(now + delay, work)
+        self.call(lambda: self._apply(process, effect), answer)
 
     @staticmethod
-    def _failed(effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist) -> ev.CoordinatorEvent:
+    def _failed(effect: StoreEffect) -> ev.CoordinatorEvent:
         if isinstance(effect, ev.Persist):
             return ev.PersistFailed(effect.op_id, False)
         return ev.StoreFailed("no answer")
@@ -77,9 +71,7 @@ class Store:
     def _table(self) -> StoredTable:
         return StoredTable(self.epoch, self.net.layout, dict(self.homes))
 
-    def _apply(
-        self, process: Process, effect: ev.LoadTable | ev.ClaimEpoch | ev.Persist
-    ) -> ev.CoordinatorEvent:
+    def _apply(self, process: Process, effect: StoreEffect) -> ev.CoordinatorEvent:
         match effect:
             case ev.LoadTable():
                 return ev.TableLoaded(self._table() if self.epoch else None)
@@ -102,13 +94,14 @@ class Store:
                 return ev.Persisted(op_id)
 
 
-class Net:
+class Net(MachineNetwork):
     """The world of one seed."""
 
     def __init__(
         self, seed: int, *, shards: int = 8, settings: ShardingSettings = SETTINGS
     ) -> None:
-        self.seed, self.dice, self.now = seed, Random(seed), 0.0
+        super().__init__(Random(seed), delay_s=(0.0005, 0.01))
+        self.seed = seed
         self.settings, self.layout, self.shards = settings, f"crc32/{shards}", shards
         self.store = Store(self)
         self.processes: dict[NodeId, Process] = {}
@@ -130,35 +123,10 @@ class Net:
         self._last: dict[tuple[str, str], int] = {}
         self._seqs: dict[tuple[str, str], int] = {}
         self._fences: dict[str, int] = {}
-        self._links: dict[tuple[NodeId, NodeId], float] = {}
-        self._stalled: dict[tuple[NodeId, NodeId], float] = {}
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
-
-    # Time and links.
-
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (when, self._count, what))
-
-    def run(self, until: float) -> None:
-        steps = 0
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, what = heapq.heappop(self._heap)
-            what()
-            steps += 1
-            assert steps < 200_000, "the machines do not come to rest"
-            if steps % 100 == 0:
-                self.check()
-        self.now = until
 
     def send(self, source: NodeId, target: NodeId, item: object) -> None:
-        """Links keep order. Nobody is reached at a process that membership removed, and who tries
-        hears that it is gone."""
-        link = (source, target)
-        delay = self.dice.uniform(0.0005, 0.01) if source != target else 0.0
-        arrival = max(self.now + delay, self._links.get(link, 0.0), self._stalled.get(link, 0.0))
-        self._links[link] = arrival
+        """A process that membership removed is not reached, and the sender learns that it is
+        gone."""
 
         def deliver() -> None:
             process = self.processes.get(target)
@@ -167,11 +135,7 @@ class Net:
             elif target not in self.members and source in self.processes:
                 self._gone(self.processes[source], self.processes[target])
 
-        self.at(arrival, deliver)
-
-    def stall(self, source: NodeId, target: NodeId, seconds: float) -> None:
-        """What is sent on this link from now on arrives after that time, in order."""
-        self._stalled[(source, target)] = self.now + seconds
+        self.transmit(source, target, deliver)
 
     # Who is there.
 
@@ -224,7 +188,7 @@ class Net:
         self.at(self.now + 3.0, lambda: self._end(process))
 
     def _end(self, process: Process) -> None:
-        if process.region.buffered[0] or any(s > self.now for s in self._stalled.values()):
+        if process.region.buffered[0] or self.stalled:
             self.at(self.now + 1.0, lambda: self._end(process))
             return
         process.alive = False
@@ -330,6 +294,9 @@ class Net:
             assert not hosts, f"shard {shard} is said to have stopped and is at {hosts}"
 
     # What must hold.
+
+    def audit(self) -> None:
+        self.check()
 
     def check(self) -> None:
         for process in self.live():

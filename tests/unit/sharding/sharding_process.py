@@ -1,8 +1,8 @@
-"""A shell around the sharding machines, as thin as a shell can be: the processes of `sharding_net`.
+"""A minimal shell around the sharding machines: the processes of `sharding_net`.
 
-It keeps what `events` asks a shell to keep: a route per shard for the hot path, which links a shard
-lets in, mailboxes, and the wake-up that `deadline` names. It also shows, in fifty lines, how the
-real one is meant to be written.
+It keeps what `events` requires of a shell: a route per shard for the hot path, the links that a
+shard accepts messages from, mailboxes, and a timer for each machine. It also shows, in fifty lines,
+how the real shell is meant to be written.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from shardbus.sharding.messages import (
     ShardStopped,
 )
 from shardbus.sharding.region.region import ShardRegion
+from shardbus.simulation.machines import DeadlineTimer
 
 if TYPE_CHECKING:
     from tests.unit.sharding.sharding_net import Net
@@ -85,7 +86,10 @@ class Process:
         self.leaving = False
         self.epoch = 0
         self.drained = False
-        self._wake: dict[str, float] = {}
+        self._region_timer = DeadlineTimer(net, self._region_deadline, self._tick_region)
+        self._coordinator_timer = DeadlineTimer(
+            net, self._coordinator_deadline, self._tick_coordinator
+        )
 
     # What happens to it.
 
@@ -118,34 +122,26 @@ class Process:
         if self.alive:
             self.net.trace(self, event)
             self.perform(self.region.handle(event, self.net.now))
-            self.wake("region")
+            self._region_timer.arm()
 
     def into_coordinator(self, event: ev.CoordinatorEvent) -> None:
         if self.alive and self.coordinator is not None:
             self.net.trace(self, event)
             self.perform(self.coordinator.handle(event, self.net.now))
-            self.wake("coordinator")
+            self._coordinator_timer.arm()
 
-    def wake(self, which: str) -> None:
-        """Be there when the machine's deadline comes; a turn ends after what else happens now."""
-        machine = self.region if which == "region" else self.coordinator
-        due = machine.deadline() if machine is not None and self.alive else None
-        if machine is None or due is None or self._wake.get(which, float("inf")) <= due:
-            return
-        self._wake[which] = due
-        self.net.at(max(due, self.net.now), lambda: self._tick(which, due))
+    def _region_deadline(self) -> float | None:
+        return self.region.deadline() if self.alive else None
 
-    def _tick(self, which: str, due: float) -> None:
-        if self._wake.get(which) != due:
-            return
-        del self._wake[which]
-        machine = self.region if which == "region" else self.coordinator
-        if not self.alive or machine is None:
-            return
-        at = machine.deadline()
-        if at is not None and at <= self.net.now:
-            self.perform(machine.tick(self.net.now))
-        self.wake(which)
+    def _tick_region(self) -> None:
+        self.perform(self.region.tick(self.net.now))
+
+    def _coordinator_deadline(self) -> float | None:
+        return self.coordinator.deadline() if self.alive and self.coordinator else None
+
+    def _tick_coordinator(self) -> None:
+        if self.coordinator is not None:
+            self.perform(self.coordinator.tick(self.net.now))
 
     # What it does.
 

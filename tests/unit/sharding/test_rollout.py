@@ -21,7 +21,7 @@ class Rollout(Net):
         self.starts: dict[str, list[tuple[float, Process]]] = {}
         self.version = OLD
         self.old = [self.add_node() for _ in range(nodes)]
-        self.run(3)
+        self.run_to(3)
         self.version = NEW
         self.touch(range(6))
         self.began = self.now
@@ -31,7 +31,7 @@ class Rollout(Net):
         for entity in map(str, range(1000)):
             if int(shard_of(entity, self.shards)) in shards:
                 self.tell(self.live()[0], "a", entity)
-        self.run(self.now + 3)
+        self.run_to(self.now + 3)
         assert {str(shard) for shard in shards} <= self.starts.keys()
 
     def on_start(self, process: Process, shard: str, fence: int) -> None:
@@ -52,14 +52,14 @@ class Rollout(Net):
         """A new node starts and an old one leaves, this or that first."""
         if first == "start":
             self.add_node()
-            self.run(self.now + self.dice.uniform(1, 3))
+            self.run_to(self.now + self.dice.uniform(1, 3))
             self.touch(range(6, self.shards))
         self.leave(old)
-        self.run(self.now + 6)
+        self.run_to(self.now + 6)
         assert not old.shards
         if first == "stop":
             self.add_node()
-            self.run(self.now + self.dice.uniform(1, 3))
+            self.run_to(self.now + self.dice.uniform(1, 3))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -69,15 +69,15 @@ def test_a_rolling_update_moves_each_shard_once_and_then_balances(seed: int, nod
     for old in net.old[:-1]:
         net.replace_one(old, first="start")
     net.add_node()
-    net.run(net.now + 3)
+    net.run_to(net.now + 3)
     last = net.old[-1]
     assert len(last.shards) == 6 // nodes, "none but drains"
     net.leave(last)
     while not last.drained:
-        net.run(net.now + 0.001)
+        net.run_to(net.now + 0.001)
     assert max(net.moves(net.began, net.now).values()) == 1
     over = net.now
-    net.run(net.now + 20)
+    net.run_to(net.now + 20)
     net.check_quiet()
     assert max(net.moves(over, net.now).values()) <= 1
     counts = [len(process.shards) for process in net.live()]
@@ -96,7 +96,7 @@ def test_nodes_that_stop_before_new_ones_start_give_shards_to_old_ones_only_at_f
         net.replace_one(old, first="stop")
     for starts in net.starts.values():
         assert all(net.is_new(process) for at, process in starts if at > begun)
-    net.run(net.now + 20)
+    net.run_to(net.now + 20)
     net.check_quiet()
 
 
@@ -104,11 +104,11 @@ def test_B65_no_shard_moves_while_versions_differ() -> None:
     net = Rollout(1, 2)
     hosted = {process.name: set(process.shards) for process in net.old}
     net.add_node()
-    net.run(net.now + 60)
+    net.run_to(net.now + 60)
     assert {process.name: set(process.shards) for process in net.old} == hosted
     assert not any(net.moves(net.began, net.now).values())
     net.version = OLD
     net.kill(net.live()[-1])
     net.add_node()
-    net.run(net.now + 20)
+    net.run_to(net.now + 20)
     assert [len(process.shards) for process in net.live()] == [2, 2, 2]

@@ -40,7 +40,7 @@ def run_seed(
         net.at(dice.uniform(0.5, 14), lambda: stall(net, dice.uniform(0.05, 0.6)))
     for _ in range(250):
         net.at(dice.uniform(0, 14), lambda: chatter(net))
-    net.run(60)
+    net.run_to(60)
     net.check_quiet()
     return net
 

@@ -1,4 +1,4 @@
-"""A network in memory for the singleton machines: virtual time, seeded faults, and what must hold.
+"""The network of machines, with the singleton machines on it.
 
 Membership is a history of pictures, the truth; each node walks along it in its own time, so views
 lag and differ, but never go back. Messages take time, and in rough worlds are lost or arrive in
@@ -11,8 +11,6 @@ epoch. In *gentle* worlds, where nothing is lost and nobody is downed alive, nev
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
@@ -22,6 +20,7 @@ from shardbus.membership.member import Member, Status
 from shardbus.membership.singleton import messages as ho
 from shardbus.membership.singleton.singleton import Singleton, SingletonState
 from shardbus.membership.view import MembershipView
+from shardbus.simulation.machines import DeadlineTimer, FaultyStore, MachineNetwork
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class Node:
         self.at = 0
         """How far it is in the history."""
         self.retires_in: float | None = None
-        self._wake: float | None = None
+        self._timer = DeadlineTimer(net, self._deadline, self._tick)
 
     def into(self, event: ho.Event) -> None:
         if self.alive:
@@ -131,7 +130,7 @@ class Node:
                     pass
         self.machine.check()
         self.net.check()
-        self._arm()
+        self._timer.arm()
 
     def _new(self, work: Work) -> None:
         assert self.instance is None, f"{self.name} begins a second instance"
@@ -159,70 +158,39 @@ class Node:
         self.instance = None
         self.into(ho.InstanceStopped())
 
-    def _arm(self) -> None:
-        due = self.machine.deadline()
-        if due is None or (self._wake is not None and self._wake <= due):
-            return
-        self._wake = due
-        self.net.at(max(due, self.net.now), lambda: self._tick(due))
+    def _deadline(self) -> float | None:
+        return self.machine.deadline() if self.alive else None
 
-    def _tick(self, due: float) -> None:
-        if self._wake != due or not self.alive:
-            return
-        self._wake = None
-        at = self.machine.deadline()
-        if at is not None and at <= self.net.now:
-            self.perform(self.machine.tick(self.net.now))
-        self._arm()
+    def _tick(self) -> None:
+        self.perform(self.machine.tick(self.net.now))
 
 
-class Net:
+class Net(MachineNetwork):
     """The world of one seed."""
 
     def __init__(self, seed: int, nature: Nature = GENTLE) -> None:
-        self.seed, self.dice, self.nature, self.now = seed, Random(seed), nature, 0.0
+        super().__init__(Random(seed), delay_s=nature.delay, loss=nature.loss, ordered=False)
+        self.seed, self.nature = seed, nature
+        self.store = FaultyStore(self)
         self.nodes: dict[NodeId, Node] = {}
         self.history = [Picture()]
         self.epoch = 0
         self.claims: dict[int, str] = {}
         self.ended_at: float | None = None
         self.gaps: list[float] = []
-        self.walls: dict[NodeId, int] = {}
-        """Sides of a split; nodes that are not here are on side 0."""
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
 
-    # Time, messages, the store.
-
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._heap, (when, self._count, what))
-
-    def soon(self, what: Callable[[], None]) -> None:
-        self.at(self.now, what)
-
-    def run(self, until: float) -> None:
-        steps = 0
-        while self._heap and self._heap[0][0] <= until:
-            self.now, _, what = heapq.heappop(self._heap)
-            what()
-            steps += 1
-            assert steps < 100_000, "the machines do not come to rest"
-        self.now = until
+    # Messages and the store.
 
     def send(self, source: Node, to: NodeId, message: ho.Message) -> None:
         """A message on its way; in rough worlds it may be lost, or overtaken."""
-        cut = self.walls.get(source.me, 0) != self.walls.get(to, 0)
-        if cut or self.dice.random() < self.nature.loss:
-            self.lost(source, to, message)
-            return
 
         def deliver() -> None:
             node = self.nodes.get(to)
             if node is not None:
                 node.into(ho.HandOverReceived(source.me, message))
 
-        self.at(self.now + self.dice.uniform(*self.nature.delay), deliver)
+        if not self.transmit(source.me, to, deliver):
+            self.lost(source, to, message)
 
     def lost(self, source: Node, to: NodeId, message: ho.Message) -> None:
         """A message did not arrive."""
@@ -231,14 +199,18 @@ class Net:
         """The instance asks the store for an epoch above `floor`."""
         delay = self.dice.uniform(*self.nature.claim) / 2
 
-        def work() -> None:
+        def work() -> int:
             self.epoch = epoch = max(self.epoch, floor) + 1
             assert epoch not in self.claims
             self.claims[epoch] = node.name
             self._guard()
-            self.at(self.now + delay, lambda: self._claimed(node, instance, epoch))
+            return epoch
 
-        self.at(self.now + delay, work)
+        def answer(epoch: int | None) -> None:
+            if epoch is not None:
+                self._claimed(node, instance, epoch)
+
+        self.store.call(work, answer, delay)
 
     def _claimed(self, node: Node, instance: Instance, epoch: int) -> None:
         if node.instance is not instance or not node.alive:

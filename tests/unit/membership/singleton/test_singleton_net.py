@@ -44,7 +44,7 @@ def _run_seed(seed: int, nature: Nature) -> Net:
     faults = ROUGH_FAULTS if nature.loss else HASTY_FAULTS if nature is HASTY else FAULTS
     for _ in range(dice.randint(1, 8)):
         net.at(dice.uniform(1, 15), lambda: fault(net, dice.choice(faults)))
-    net.run(60)
+    net.run_to(60)
     net.check_quiet()
     return net
 
@@ -104,7 +104,7 @@ def six(seed: int, nature: Nature = GENTLE) -> tuple[Net, list[Node]]:
     """Six nodes, and the first rules."""
     net = Net(seed, nature)
     nodes = [net.join() for _ in range(6)]
-    net.run(3)
+    net.run_to(3)
     net.check_quiet()
     return net, nodes
 
@@ -115,7 +115,7 @@ def test_TG9_a_leave_costs_one_message_and_one_claim() -> None:
         net, nodes = six(seed)
         net.gaps.clear()
         net.leave(nodes[0])
-        net.run(20)
+        net.run_to(20)
         net.check_quiet()
         assert len(net.gaps) == 1
         assert net.gaps[0] <= most, f"seed {seed}: {net.gaps[0]:.3f} s"
@@ -127,7 +127,7 @@ def test_TG2_three_oldest_crash_at_once() -> None:
             net, nodes = six(seed, nature)
             for node in nodes[:3]:
                 net.crash(node)
-            net.run(30)
+            net.run_to(30)
             net.check_quiet()
             assert [node.name for node in net.active()] == ["n4"]
 
@@ -136,14 +136,14 @@ def test_TG1_one_after_the_other_crashes_in_five_two_in_three_one_in_two() -> No
     for seed in range(50):
         net, nodes = six(seed, ROUGH)
         net.leave(nodes[0])
-        net.run(30)
+        net.run_to(30)
         net.crash(nodes[1])
-        net.run(60)
+        net.run_to(60)
         net.crash(nodes[2])
         net.crash(nodes[3])
-        net.run(90)
+        net.run_to(90)
         net.crash(nodes[4])
-        net.run(120)
+        net.run_to(120)
         net.check_quiet()
         assert [node.name for node in net.active()] == ["n6"]
 
@@ -153,7 +153,7 @@ def test_TG5_first_second_and_third_leave_in_turn_and_then_all() -> None:
         net, nodes = six(seed)
         for count, node in enumerate(nodes):
             net.leave(node)
-            net.run(net.now + 15)
+            net.run_to(net.now + 15)
             net.check_quiet()
             assert [n.name for n in net.active()] == [n.name for n in nodes[count + 1 : count + 2]]
 
@@ -162,10 +162,10 @@ def test_TG7_the_whole_cluster_stops_without_a_hand_over() -> None:
     for seed in range(50):
         net, nodes = six(seed)
         net.prepare_shutdown()
-        net.run(5)
+        net.run_to(5)
         for node in nodes:
             net.leave(node)
-        net.run(30)
+        net.run_to(30)
         net.check_quiet()
         assert list(net.claims.values()) == ["n1"]
 
