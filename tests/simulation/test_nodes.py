@@ -149,6 +149,7 @@ def test_seeds_bring_different_loads() -> None:
         "sleeps",
         "hurried",
         "clients",
+        "pairs",
         *SMOOTH,
     ):
         assert {bool(getattr(load, name)) for load in drawn} == {True, False}
@@ -419,3 +420,27 @@ def test_a_store_that_fails_may_have_done_its_work_and_one_rolled_back_has_lied(
     server.up = True
     server.forget()
     assert asked(server, timeline, lambda s: s.load_table("a")) == [None]
+
+
+# -- membership without entities -----------------------------------------------------------------
+
+
+def test_S1_5_a_node_without_entity_types_is_a_member_like_any_other() -> None:
+    """It hosts nothing, comes up, counts as a member, and leaves."""
+    load = NodeOptions(Options(seed=1, nodes=1))
+    application = SimApplication(load)
+    world = NodeWorld("x", ClusterSettings(), load.sharding(), application.bus.types)
+    application.checker = DeliveryChecker(world)
+    first = world.add("n1")
+    world.types = {}
+    second = world.add("n2")
+    world.enter(first)
+    world.enter(second, "n1")
+    world.run(5.0)
+    assert first.view == second.view == [("n1", "up"), ("n2", "up")]
+    assert world.sim_nodes["n2"].node.is_up
+    assert list(world.sim_nodes["n2"].node.regions) == []
+    world.leave(second)
+    world.run(10.0)
+    assert (second.stopped, first.view) == ("left", [("n1", "up")])
+    world.close()

@@ -246,6 +246,18 @@ def a_lease_runs_out(patch: Patch) -> None:
     patch.setattr(resolver, "LEASE_TTL_S", 20.0)
 
 
+def a_lease_won_for_one_split_decides_about_the_next(patch: Patch) -> None:
+    """A pair of faults finds it: the wall falls within the margin, and rises again."""
+    update = resolver.Resolver._update_picture
+
+    def keeps(self: resolver.Resolver, gossip: Gossip, now: float) -> None:
+        granted = self._granted
+        update(self, gossip, now)
+        self._granted = granted
+
+    patch.setattr(resolver.Resolver, "_update_picture", keeps)
+
+
 def down_all_downs_all_others(patch: Patch) -> None:
     a_side_stays_that_should_go(patch, "down_all")
 
@@ -330,6 +342,16 @@ CONFIGURED: dict[Plant, Found] = {
         *TWO_SIDES, strategy="keep-oldest", down_if_alone=True, **WALLS
     ),
     each_side_has_a_lease_of_its_own: within(*TWO_SIDES, strategy="lease-majority", **WALLS),
+    a_lease_won_for_one_split_decides_about_the_next: within(
+        "calm",
+        strategy="lease-majority",
+        margin_s=20.0,
+        flaps=2,
+        partitions=2,
+        wall_s=40.0,
+        seconds=60.0,
+        store="sound",
+    ),
     down_all_downs_all_others: within(*TWO_SIDES, strategy="down-all", **WALLS),
     the_winner_does_not_wait_for_the_losers: within("calm", margin_s=5.0, **WALLS),
     it_is_decided_at_the_first_look: within("calm", **WALLS),

@@ -17,6 +17,7 @@ import pytest
 
 from shardbus.membership import events as ev
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
+from shardbus.simulation.membership.faults import PAIR_WITHIN_S, move_together
 from shardbus.simulation.membership.leases import SimLeases
 from shardbus.simulation.membership.network import CutLink, SimPubSub, partition
 from shardbus.simulation.membership.options import STRATEGIES, Options, draw
@@ -150,7 +151,17 @@ def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
     assert drawn == [draw(seed) for seed in range(200)]
     assert len(set(drawn)) == 200
     names = ("loss", "drift", "pauses", "kills", "one_ways", "cut_links", "restarts", "leaves")
-    names += ("bounces", "swizzles", "margin_s", "role", "quorum", "weakly_up", "down_if_alone")
+    names += (
+        "pairs",
+        "flaps",
+        "bounces",
+        "swizzles",
+        "margin_s",
+        "role",
+        "quorum",
+        "weakly_up",
+        "down_if_alone",
+    )
     for name in names:
         assert {bool(getattr(options, name)) for options in drawn} == {True, False}
     assert {options.strategy for options in drawn} == set(STRATEGIES)
@@ -161,6 +172,16 @@ def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
     assert 10 < sum(options.gentle for options in drawn) < 180
     five, nine = asdict(draw(5)), asdict(draw(5, nodes=9))
     assert {name for name in five if five[name] != nine[name]} <= {"nodes", "quorum", "min_members"}
+
+
+def test_pairs_of_faults_coincide_and_none_is_added() -> None:
+    times = [3.0, 9.0, 15.0, 21.0]
+    moved = [move_together(times, [10.0], 4, Random(seed)) for seed in range(50)]
+    assert all(len(one) == len(times) for one in moved)
+    near = [sum(abs(at - 10.0) <= PAIR_WITHIN_S for at in one) for one in moved]
+    assert min(near) >= 2
+    assert move_together(times, [10.0], 0, Random(1)) == times
+    assert move_together(times, [], 4, Random(1)) == times
 
 
 # -- the parts -----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ its own: membership does not decide which of two islands is the cluster.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from shardbus.membership import events as ev
@@ -26,7 +26,23 @@ LONGEST_REST_S = 12.0
 """Seconds, at most, before an ended process comes back."""
 BOUNCE_S = (0.001, 0.05)
 """Seconds before a process that is restarted in place is back."""
+PAIR_WITHIN_S = 1.5
+"""Seconds, at most, between two faults that are made to coincide."""
+FLAP_S = (0.2, 12.0)
+"""Seconds, drawn from this range, until a flapping wall falls, and until it rises again."""
 ENTITY_TYPES = ("a", "b")
+
+
+def move_together(
+    times: list[float], anchors: Sequence[float], pairs: int, dice: Random
+) -> list[float]:
+    """Move `pairs` of these times close to one of the anchors. No fault is added."""
+    moved = list(times)
+    for _ in range(min(pairs, len(times)) if anchors else 0):
+        anchor = dice.choice(anchors)
+        near = anchor + dice.uniform(-PAIR_WITHIN_S, PAIR_WITHIN_S)
+        moved[dice.randrange(len(moved))] = max(0.0, near)
+    return moved
 
 
 class Faults:
@@ -38,7 +54,12 @@ class Faults:
         self.dice = Random(f"faults {options.seed}")
         self.epoch = 0
         self.over = False
+        self.times: list[float] = []
+        """When the faults happen, in seconds from `begin`."""
         self._names = 0
+        self._flaps = options.flaps
+        if options.flaps:
+            world.on_lease_request = self._flap
 
     # -- the two phases ------------------------------------------------------------------------
 
@@ -64,10 +85,12 @@ class Faults:
             (options.epochs, self._new_epoch),
             (FORGETS if options.store == "forgetful" else 0, world.leases.forget),
         )
-        for times, what in kinds:
-            for _ in range(times):
-                at = self.dice.uniform(0.1, 0.9) * options.seconds
-                world.later(at, lambda w=what: self._run_unless_healed(w))  # type: ignore[misc]
+        actions = [what for times, what in kinds for _ in range(times)]
+        drawn = [self.dice.uniform(0.1, 0.9) * options.seconds for _ in actions]
+        pairs = Random(f"paired faults {options.seed}")
+        self.times = move_together(drawn, drawn, options.pairs, pairs)
+        for at, what in zip(self.times, actions, strict=True):
+            world.later(at, lambda w=what: self._run_unless_healed(w))  # type: ignore[misc]
         network = world.network
         network.delay_s, network.late_s = options.delay_s, options.late_s
         network.loss, network.duplication = options.loss, options.duplication
@@ -193,10 +216,27 @@ class Faults:
         for a, b in chosen:
             wall = CutLink(frozenset((a, b)), self.options.rejecting)
             text = f"no link between {a} and {b}"
-            self._later(self.options.wall_s, lambda w=wall, s=text: self._raise_later(w, s))  # type: ignore[misc]
+            self._later(self.options.wall_s, lambda w=wall, s=text: self._raise_unless_healed(w, s))  # type: ignore[misc]
+
+    def _raise_unless_healed(self, wall: Wall, text: str) -> None:
+        self._run_unless_healed(lambda: self._wall(wall, text))
+
+    def _flap(self, process: Process) -> None:
+        """Let a wall fall soon after a side has asked for the lease, and rise again."""
+        if self._flaps and not self.over and self.world.network.walls:
+            self._flaps -= 1
+            wall = self.dice.choice(self.world.network.walls)
+
+            def fall() -> None:
+                self.world.trace.mark(self.world.now, "", "the wall falls for a moment")
+                self.world.wall_down(wall)
+                self._raise_later(wall, "the wall rises again")
+
+            self.world.later(self.dice.uniform(*FLAP_S) / 4, lambda: self._run_unless_healed(fall))
 
     def _raise_later(self, wall: Wall, text: str) -> None:
-        self._run_unless_healed(lambda: self._wall(wall, text))
+        again = self.dice.uniform(*FLAP_S)
+        self.world.later(again, lambda: self._run_unless_healed(lambda: self._wall(wall, text)))
 
     def _wall(self, wall: Wall, text: str) -> None:
         self.world.trace.mark(self.world.now, "", text)

@@ -65,6 +65,10 @@ class Options:
     """Processes that are killed and replaced at their address within milliseconds."""
     swizzles: int = 0
     """Series of links that break one by one, and come back one by one in another order."""
+    pairs: int = 0
+    """Faults that are moved close to another one, so that the two coincide."""
+    flaps: int = 0
+    """Walls that fall soon after a side has asked for its lease, and rise again."""
     strategy: str = "keep-majority"
     quorum: int = 0
     down_if_alone: bool = True
@@ -162,8 +166,11 @@ def _configured(faults: Options, dice: Random, strategy: str | None) -> Options:
     majority = faults.nodes // 2 + 1
     quorum = dice.choice((majority, majority, majority + 1, max(1, majority - 1), 1))
     walls = bool(faults.partitions + faults.one_ways + faults.cut_links)
+    pairs = Random(f"pairs {faults.seed}")
     return replace(
         faults,
+        pairs=pairs.randint(1, 4) if pairs.random() < 0.4 else 0,
+        flaps=pairs.randint(1, 2) if pairs.random() < 0.4 and walls else 0,
         bounces=dice.randint(1, 3) if dice.random() < 0.2 else 0,
         swizzles=dice.randint(1, 2) if dice.random() < 0.3 and walls else 0,
         strategy=strategy or drawn,

@@ -72,6 +72,8 @@ class World(Timeline):
         self.nodes: dict[str, Process] = {}
         self.by_id: dict[NodeId, Process] = {}
         self.on_step: Callable[[Process], None] = lambda _: None
+        self.on_lease_request: Callable[[Process], None] = lambda _: None
+        """Called with each process that asks for a lease."""
         self.encode: Callable[[Message], bytes] = encode
         self.decode: Callable[[bytes], Message] = decode
 
@@ -233,6 +235,7 @@ class World(Timeline):
             case ev.AcquireLease(name, owner, ttl):
                 self.trace.mark(self.now, process.name, f"asks for {name}")
                 self._soon(lambda: self._acquire(process, name, owner, ttl))
+                self.on_lease_request(process)
             case ev.Stopped(reason):
                 process.stopped = reason
                 self.trace.mark(self.now, process.name, f"stopped: {reason}")

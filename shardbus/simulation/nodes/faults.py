@@ -7,12 +7,13 @@ faults of nodes are in `membership.faults`, which works on this world as on any.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 from shardbus.membership import events as ev
 from shardbus.membership.member import Service
 from shardbus.sharding import events
+from shardbus.simulation.membership.faults import move_together
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import NodeWorld, SimNode
 
@@ -39,8 +40,8 @@ class NodeFaults:
         self._rolling: dict[SimNode, None] = {}
         world.on_exited = self._on_exited
 
-    def begin(self) -> None:
-        """Schedule the faults."""
+    def begin(self, membership: Sequence[float] = ()) -> None:
+        """Schedule the faults. `membership`: when faults of membership happen, for pairs."""
         load, store = self.load, self.world.store
         self.world.exchange.room = load.room
         store.slow_s = SLOW_S if load.store == "slow" else 0.0
@@ -61,10 +62,13 @@ class NodeFaults:
             (load.hangs, self.world.exchange.hang),
             (SPELLS if load.store in moods else 0, moods.get(load.store, self._forget)),
         )
-        for times, what in kinds:
-            for _ in range(times):
-                at = self.dice.uniform(0.1, 0.9) * load.faults.seconds
-                self.world.later(at, lambda w=what: self._happen(w))  # type: ignore[misc]
+        actions = [what for times, what in kinds for _ in range(times)]
+        drawn = [self.dice.uniform(0.1, 0.9) * load.faults.seconds for _ in actions]
+        pairs = Random(f"paired node faults {load.seed}")
+        for at, what in zip(
+            move_together(drawn, membership, load.pairs, pairs), actions, strict=True
+        ):
+            self.world.later(at, lambda w=what: self._happen(w))  # type: ignore[misc]
 
     def heal(self) -> None:
         """Let no fault happen from now on."""

@@ -72,6 +72,9 @@ class NodeOptions:
     """The number of times an operator downs a node, sometimes one that is leaving."""
     hangs: int = 0
     """Connections that swallow frames until they break."""
+    pairs: int = 0
+    """Faults of sharding that are moved close to one of membership: a store that forgets and a
+    death, a stop and a wall."""
     room: int = 0
     """Frames that may be under way in one direction of a connection; 0 is no bound."""
     slow_starts: float = 0.0
@@ -148,6 +151,9 @@ def draw_node_options(
     dice = Random(f"sleeps {seed}")
     if dice.random() < 0.3:
         thin = replace(thin, sleeps=dice.randint(1, 3))
+    dice = Random(f"node pairs {seed}")
+    if dice.random() < 0.4:
+        thin = replace(thin, pairs=dice.randint(1, 4))
     thin = _rough(thin, Random(f"rough {seed}"))
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)

@@ -100,7 +100,7 @@ class NodeRun:
         faults, node_faults = Faults(world, load.faults), NodeFaults(world, load)
         node_faults.restart = faults.restart
         faults.begin()
-        node_faults.begin()
+        node_faults.begin(faults.times)
         for number in range(load.clients):
             world.later(1.0 + number, lambda n=number: self._add_client(n))  # type: ignore[misc]
         self._advance(load.faults.seconds)
