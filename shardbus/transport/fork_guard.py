@@ -1,13 +1,13 @@
-"""After a fork, what the parent had made is the parent's.
+"""After a fork, objects created by the parent are unusable in the child.
 
-ZeroMQ's sockets and the threads behind them do not survive a fork: in the child they look whole,
-and what is sent there goes nowhere, or wakes the parent. So in a child whatever `guard` was told of
-refuses to be used, with an error that says what to do; only a `with` block may be left, and does
-nothing. What `silence` was told of is asked to keep still, for a loop may call it that goes on in
-the child.
+ZeroMQ's sockets and the threads behind them do not survive a fork. In the child they look intact,
+but what is sent there goes nowhere, or wakes the parent. So in a child every object given to
+`guard` raises an error that says what to do; only leaving its `with` block works, and does nothing.
+Every object given to `silence` gets a call, because an event loop that goes on in the child may
+still call it.
 
-Nothing is asked at each use: the objects get another class when the process is forked. `subprocess`
-and the start method `spawn` fork nothing of this.
+Nothing is checked at each use: the fork gives the objects another class. `subprocess` and the start
+method `spawn` fork nothing of this.
 
 Source: docs/guarantees.md; C.32.
 """
@@ -22,10 +22,10 @@ from shardbus.errors import LocalProtocolError
 
 
 class ForkSilenced(Protocol):
-    """What can keep still."""
+    """An object that does nothing any more after `forked`."""
 
     def forked(self) -> None:
-        """This is a child: do nothing any more."""
+        """This process is a child: do nothing any more."""
 
 
 _guarded: WeakSet[Any] = WeakSet()
@@ -33,17 +33,17 @@ _silenced: WeakSet[ForkSilenced] = WeakSet()
 
 
 def guard(owner: object) -> None:
-    """Let it refuse in a child of this process."""
+    """Make the object raise in a child of this process."""
     _guarded.add(owner)
 
 
 def silence(part: ForkSilenced) -> None:
-    """Tell it in a child of this process."""
+    """Call the object's `forked` in a child of this process."""
     _silenced.add(part)
 
 
-def _of_the_parent(cls: type) -> Any:
-    """A class with the same objects, which refuse."""
+def _unusable(cls: type) -> Any:
+    """Return a class of the same layout whose objects raise on use."""
 
     def refuse(self: Any, name: str) -> Any:
         if name.startswith("__"):
@@ -55,10 +55,10 @@ def _of_the_parent(cls: type) -> Any:
         )
 
     def leave(self: Any, *raised: object) -> None:
-        """Nothing of this process is to be closed."""
+        """Close nothing: everything belongs to the parent."""
 
     async def leave_later(self: Any, *raised: object) -> None:
-        """The same."""
+        """Close nothing: everything belongs to the parent."""
 
     body = {
         "__slots__": (),
@@ -73,7 +73,7 @@ def _in_child() -> None:
     for part in list(_silenced):
         part.forked()
     for owner in list(_guarded):
-        owner.__class__ = _of_the_parent(type(owner))
+        owner.__class__ = _unusable(type(owner))
     _silenced.clear()
     _guarded.clear()
 

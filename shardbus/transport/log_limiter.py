@@ -1,7 +1,8 @@
-"""The log of links, which strangers can fill: whatever they send may be worth a line.
+"""The log of sessions and connections, with a limit on its rate.
 
-So of one text `LINES` lines come in `EVERY_S` seconds, whatever stands in its gaps, and the next
-line says how many were left out. What is counted is counted every time.
+Any process that can connect could fill this log. So of one text at most `LINES` lines appear in
+`EVERY_S` seconds, whatever its arguments are, and the next line says how many were left out. Counts
+are not limited.
 
 Source: docs/guarantees.md.
 """
@@ -16,22 +17,22 @@ TEXTS_MAX = 100
 
 
 class LogRateLimiter(logging.Filter):
-    """See the module. A text is a line without what is filled in."""
+    """Limits the lines of each text. A text is a line without its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: dict[str, tuple[float, int]] = {}
-        """When its time began, and how many lines there were since."""
+        self._lines: dict[str, tuple[float, int]] = {}
+        """Start of the interval of each text, and its lines since then."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = str(record.msg)
-        since, lines = self._said.get(text, (record.created, 0))
+        since, lines = self._lines.get(text, (record.created, 0))
         left_out = 0
         if not 0 <= record.created - since < EVERY_S:
             left_out, since, lines = max(0, lines - LINES), record.created, 0
-        if text not in self._said and len(self._said) >= TEXTS_MAX:
-            del self._said[next(iter(self._said))]
-        self._said[text] = (since, lines + 1)
+        if text not in self._lines and len(self._lines) >= TEXTS_MAX:
+            del self._lines[next(iter(self._lines))]
+        self._lines[text] = (since, lines + 1)
         if left_out:
             record.msg = f"{text} ({left_out} lines like it were left out)"
         return lines < LINES

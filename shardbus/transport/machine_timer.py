@@ -1,4 +1,4 @@
-"""One real timer for one machine: armed from its `deadline`, re-armed after every event."""
+"""The timer of one state machine: set from its `deadline`, and again after every event."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 
 class MachineTimer:
-    """Calls `tick` when the machine's deadline has come. `arm` after each event; after `stop`, that
-    does nothing."""
+    """Calls `tick` at the machine's deadline. Call `arm` after each event; after `stop` it does
+    nothing."""
 
     __slots__ = ("_deadline", "_handle", "_stopped", "_tick")
 
@@ -18,7 +18,7 @@ class MachineTimer:
         self._stopped = False
 
     def arm(self) -> None:
-        """Look at the deadline again. A timer that fires too early looks once more."""
+        """Set the timer to the present deadline. A timer that fires too early is set again."""
         deadline, handle = None if self._stopped else self._deadline(), self._handle
         if handle is not None:
             if deadline is not None and handle.when() <= deadline:
@@ -29,7 +29,7 @@ class MachineTimer:
             self._handle = asyncio.get_running_loop().call_at(deadline, self._due)
 
     def stop(self) -> None:
-        """No more."""
+        """Cancel the timer for good."""
         self._stopped = True
         if self._handle is not None:
             self._handle.cancel()

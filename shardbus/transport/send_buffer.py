@@ -1,15 +1,15 @@
-"""The bound on what a process keeps for others, for senders that do not wait.
+"""The send buffer: the bound on what a session keeps for senders that do not wait.
 
-    await tell     over the window: waits. A sender has no more here than the window and the one
+    await tell     waits while the window is full, so a sender holds at most the window and the one
                    message that it waits with
-    tell           does not wait, and the link keeps it ... up to the allowance
-    over that      BufferFull, counted; an ask fails with the same
+    tell           does not wait; the session keeps the message, up to the limit
+    over that      BufferFull, counted; an ask fails with the same error
 
-What one link holds, unsent or unacknowledged, is compared where a run of messages is begun, and
-only while the window is closed: most messages pay nothing for it. An open run goes on until its
-batch is full, so the bound is exceeded by one batch at most. What this process has taken already is
-never refused: messages that it sends on, that waited here for a home or come back from a lost link,
-answers, and the machines' messages.
+The bytes that one session holds, unsent or unacknowledged, are compared with the limit where a run
+of messages is opened, and only while the window is full: most messages pay nothing for it. An open
+run grows until its batch is full, so the limit is exceeded by one batch at most. Messages that this
+process has accepted before are never refused: messages that it forwards, messages that waited here
+for a home or come back from a lost session, answers, and control messages.
 
 Source: docs/guarantees.md; N.16; I11.
 """
@@ -23,17 +23,17 @@ SEND_BUFFER_FULL = "send_buffer_full"
 
 
 class SendBufferLimit:
-    """See the module; one for all links of a process, each of which may hold so many bytes."""
+    """The limit of each session of a process, in bytes; one object for all of them."""
 
     __slots__ = ("bytes", "refused")
 
     def __init__(self, bytes: int = SEND_BUFFER_BYTES) -> None:
         self.bytes = bytes
         self.refused: dict[str, int] = {}
-        """Messages that were not taken, by entity type."""
+        """Refused messages, by entity type."""
 
     def refusal(self, entity_type: str, name: str) -> BufferFull:
-        """Count a message for the process of that name; what its sender is told."""
+        """Count a refused message for the process of that name. Returns the sender's error."""
         self.refused[entity_type] = self.refused.get(entity_type, 0) + 1
         return BufferFull(
             f"the send buffer to {name} holds {self.bytes} bytes", hint="await your tells"

@@ -1,25 +1,25 @@
-"""Who is connected to a socket that listens, and who has to go.
+"""Watches the connections of a listening socket, and ends those that exceed a bound.
 
-ZeroMQ accepts everybody and holds what they send until it is read; it bounds a part's bytes and a
-queue's messages, but neither the connections, nor the parts of a message, nor the bytes of a
-message that has no end: those pile up where nobody can read them. So a thread looks from outside,
-twenty times a second, at what the kernel has counted for each connection, and ends those that go
-too far:
+ZeroMQ accepts every connection and holds what it sends until it is read. It bounds the bytes of a
+part and the messages of a queue, but not the number of connections, nor the parts of a message, nor
+the bytes of a message without an end, which pile up unread. So a thread checks, twenty times a
+second, what the kernel has counted for each connection, and ends connections for these reasons:
 
     too_many_parts         a message of more than `PARTS_MAX` parts
     not_a_subscription     a topic that no node has
-    too_much_unread        more bytes came than a peer may have on its way, and were not to be read
-    too_many_connections   more than there are descriptors for; the oldest of those that have never
-                           said anything goes first, and if there is none, who came last
-    silent                 never said anything; ZeroMQ itself ends who does not even shake hands
+    too_much_unread        more unread bytes arrived than a peer may have under way
+    too_many_connections   more than there are descriptors for; the oldest silent connection ends
+                           first, and if there is none, the youngest
+    silent                 no message since it opened; ZeroMQ itself ends connections without a
+                           handshake
 
-To end a connection breaks no promise: whoever keeps the protocol connects anew and sends again what
-was not acknowledged. So a mistake costs a moment, and the bounds may be rough.
+Ending a connection breaks no guarantee: a peer that keeps the protocol reconnects and sends
+unacknowledged batches again. So a mistake costs a moment, and the bounds may be rough.
 
-It has a thread of its own, because a handler may block the loop, and a flood of subscriptions keeps
-ZeroMQ busy inside of one call. A descriptor belongs to ZeroMQ and may have been closed, and given
-to something else, by the time it is looked at; so before a connection is ended, its two addresses
-are compared.
+The guard has a thread of its own, because a handler may block the loop, and a flood of
+subscriptions keeps ZeroMQ busy inside one call. A descriptor belongs to ZeroMQ, and may have been
+closed and reused by the time it is checked; so before a connection is ended, its two addresses are
+compared.
 
 Source: docs/guarantees.md; C.32.
 """
@@ -43,30 +43,30 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shardbus.transport.log_limiter import log
 
-LOOK_S = 0.05
-LOOKED_AT = 128
-"""Connections in one look; with more of them, each has its turn less often."""
+CHECK_S = 0.05
+CHECKED_MAX = 128
+"""Connections per check; with more of them, each is checked less often."""
 UNREAD_MAX = 16 * 1024 * 1024
-"""Bytes: twice what a peer that keeps the protocol may have on its way. Parts of one byte take some
+"""Bytes: twice what a peer that keeps the protocol may have under way. Parts of one byte take some
 twenty times as much memory as they have bytes on the wire."""
 SUBSCRIBED_MAX = 64 * 1024
-"""The same where connections subscribe and say nothing more."""
+"""The same for connections that only subscribe."""
 IDLE_BYTES_PER_S = 64
-"""Heartbeats: the kernel counts them, and nobody reads them."""
+"""Heartbeats: the kernel counts them, and ZeroMQ does not pass them on."""
 SILENT_S = 30.0
 CONNECTIONS_MIN = 16
 EVENTS_MAX = 100_000
-"""So many connections may come and go while this thread gets no time."""
-COMPLAIN_EVERY_S = 10.0
+"""Connections that may open and close while this thread gets no time."""
+LOG_EVERY_S = 10.0
 _BYTES_RECEIVED_AT = 128
-"""In Linux' struct tcp_info."""
+"""Offset in Linux' struct tcp_info."""
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 _EVENTS = zmq.EVENT_ACCEPTED | _ENDED | zmq.EVENT_MONITOR_STOPPED
 _names = count()
 
 
 class ReadCounter:
-    """What was read of one connection; written by the thread that reads."""
+    """Bytes read of one connection; written by the thread that reads."""
 
     __slots__ = ("fd", "gone", "taken")
 
@@ -75,15 +75,15 @@ class ReadCounter:
 
 
 class _Connection:
-    __slots__ = ("peer", "share", "since")
+    __slots__ = ("counter", "peer", "since")
 
     def __init__(self, peer: Any, since: float) -> None:
         self.peer, self.since = peer, since
-        self.share: ReadCounter | None = None
+        self.counter: ReadCounter | None = None
 
 
 def connections_for(part: int) -> int:
-    """How many connections a door may have, if it gets one of so many parts of the descriptors."""
+    """Return how many connections a listener may have if it gets one in `part` descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return 1 << 20
@@ -91,7 +91,7 @@ def connections_for(part: int) -> int:
 
 
 class ConnectionGuard:
-    """See the module. `on_cut(reason)` is called in its thread."""
+    """Guards one listening socket. Calls `on_cut(reason)` in its own thread."""
 
     def __init__(
         self,
@@ -109,46 +109,46 @@ class ConnectionGuard:
         self._introduced: deque[ReadCounter] = deque()
         self._refused: deque[tuple[int, str]] = deque()
         self._turn = 0
-        self._complained = 0.0
+        self._logged_at = 0.0
         self._stopped = False
-        name = f"inproc://door-{next(_names)}"
+        name = f"inproc://listener-{next(_names)}"
         socket.monitor(name, _EVENTS)
         self._monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.setsockopt(zmq.RCVHWM, EVENTS_MAX)
         self._monitor.connect(name)
-        self._thread = threading.Thread(target=self._run, name="shardbus-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="shardbus-listener", daemon=True)
 
     def start(self, port: int) -> None:
-        """Begin; the socket was bound to this port after this object was made, so that nobody has
-        come unseen."""
+        """Start the thread. The socket was bound to this port after this object was made, so that
+        no connection is missed."""
         self._port = port
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more. The socket stays open; whoever uses it calls this."""
+        """Stop the thread. The socket stays open. Called in the thread that uses the socket."""
         self._stopped = True
         with suppress(zmq.ZMQError):
             self._socket.monitor(None, 0)
         if self._thread.ident is not None:
-            self._thread.join(2 * LOOK_S + 1.0)
+            self._thread.join(2 * CHECK_S + 1.0)
         self._monitor.close(0)
 
     @property
     def connections(self) -> int:
-        """How many there are."""
+        """Number of open connections."""
         return len(self._connections)
 
     # ---- for the thread that reads
 
     def introduce(self, fd: int) -> ReadCounter:
-        """A connection has said something for the first time."""
-        share = ReadCounter(fd)
-        self._introduced.append(share)
-        return share
+        """A connection has sent its first message. Returns the counter for its bytes."""
+        counter = ReadCounter(fd)
+        self._introduced.append(counter)
+        return counter
 
     def refuse(self, fd: int, reason: str) -> None:
-        """A connection has to go."""
+        """End a connection."""
         self._refused.append((fd, reason))
 
     # ---- its own thread
@@ -156,93 +156,93 @@ class ConnectionGuard:
     def _run(self) -> None:
         try:
             while not self._stopped:
-                if self._monitor.poll(int(1000 * LOOK_S)):
-                    self._hear()
-                self.look(time.monotonic())
+                if self._monitor.poll(int(1000 * CHECK_S)):
+                    self._read_events()
+                self.check(time.monotonic())
         except zmq.ZMQError as e:
             if e.errno not in (zmq.ETERM, zmq.ENOTSOCK):
-                log.exception("nobody looks after the connections any more")
+                log.exception("connections are not watched any more")
 
-    def _hear(self) -> None:
-        """Who came and who went."""
+    def _read_events(self) -> None:
+        """Read which connections opened and closed."""
         for _ in range(EVENTS_MAX):
             try:
-                heard = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+                report = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             except zmq.Again:
                 return
-            fd, event = int(heard["value"]), heard["event"]
+            fd, event = int(report["value"]), report["event"]
             if event == zmq.EVENT_ACCEPTED:
-                self._came(fd, time.monotonic())
+                self._opened(fd, time.monotonic())
             elif event & _ENDED:
-                self._went(fd)
+                self._closed(fd)
 
-    def _came(self, fd: int, now: float) -> None:
-        self._went(fd)
+    def _opened(self, fd: int, now: float) -> None:
+        self._closed(fd)
         with suppress(OSError), borrowed(fd) as connection:
             self._connections[fd] = _Connection(connection.getpeername(), now)
 
-    def _went(self, fd: int) -> None:
+    def _closed(self, fd: int) -> None:
         gone = self._connections.pop(fd, None)
-        if gone is not None and gone.share is not None:
-            gone.share.gone = True
+        if gone is not None and gone.counter is not None:
+            gone.counter.gone = True
 
-    def look(self, now: float) -> None:
-        """End who goes too far."""
+    def check(self, now: float) -> None:
+        """End the connections that exceed a bound."""
         introduced = [self._introduced.popleft() for _ in range(len(self._introduced))]
         refused = [self._refused.popleft() for _ in range(len(self._refused))]
-        self._hear()  # whoever was introduced has come by now
-        for share in introduced:
-            connection = self._connections.get(share.fd)
+        self._read_events()  # introduced connections are known by now
+        for counter in introduced:
+            connection = self._connections.get(counter.fd)
             if connection is None:
-                share.gone = True
+                counter.gone = True
             else:
-                connection.share = share
+                connection.counter = counter
         for fd, reason in refused:
             self._cut(fd, reason)
         while len(self._connections) > self.connections_max:
-            self._cut(self._least(), "too_many_connections")
+            self._cut(self._expendable(), "too_many_connections")
         for fd in self._next():
             connection = self._connections[fd]
             age, taken = now - connection.since, 0
-            if connection.share is not None:
-                taken = connection.share.taken
+            if connection.counter is not None:
+                taken = connection.counter.taken
             if _received(fd) - taken > self._unread_max + int(age * IDLE_BYTES_PER_S):
                 self._cut(fd, "too_much_unread")
-            elif connection.share is None and age > SILENT_S and not self._may_be_silent:
+            elif connection.counter is None and age > SILENT_S and not self._may_be_silent:
                 self._cut(fd, "silent")
 
-    def _least(self) -> int:
-        """Of too many, who goes: nothing is lost with one that never said anything."""
+    def _expendable(self) -> int:
+        """Return the connection to end of too many: a silent one loses nothing."""
         for fd, connection in self._connections.items():
-            if connection.share is None:
+            if connection.counter is None:
                 return fd
         return next(reversed(self._connections))
 
     def _next(self) -> list[int]:
         known = len(self._connections)
-        if known <= LOOKED_AT:
+        if known <= CHECKED_MAX:
             return list(self._connections)
         at = self._turn = self._turn % known
-        self._turn += LOOKED_AT
-        return list(islice(self._connections, at, at + LOOKED_AT))
+        self._turn += CHECKED_MAX
+        return list(islice(self._connections, at, at + CHECKED_MAX))
 
     def _cut(self, fd: int, reason: str) -> None:
         connection = self._connections.get(fd)
         if connection is None:
             return
-        self._went(fd)
+        self._closed(fd)
         with suppress(OSError), borrowed(fd) as there:
             if there.getsockname()[1] != self._port or there.getpeername() != connection.peer:
                 return
             there.shutdown(net.SHUT_RDWR)
             self._on_cut(reason)
-            self._complain(connection.peer, reason)
+            self._log(connection.peer, reason)
 
-    def _complain(self, peer: Any, reason: str) -> None:
+    def _log(self, peer: Any, reason: str) -> None:
         now = time.monotonic()
-        if now - self._complained < COMPLAIN_EVERY_S and self._complained:
+        if now - self._logged_at < LOG_EVERY_S and self._logged_at:
             return
-        self._complained = now
+        self._logged_at = now
         hint = ""
         if reason == "too_many_connections":
             hint = f", at most {self.connections_max} here: raise the limit of `ulimit -n`"
@@ -251,14 +251,14 @@ class ConnectionGuard:
 
 @contextmanager
 def borrowed(fd: int) -> Iterator[net.socket]:
-    """A descriptor of somebody else as a socket; it stays theirs, and open.
+    """Use a descriptor of ZeroMQ as a socket; it stays open and ZeroMQ's.
 
     Raises:
-        OSError: it is closed, or no socket any more.
+        OSError: it is closed, or not a socket any more.
     """
     try:
         own = os.dup(fd)
-    except OSError:  # perhaps because there are none left: all the more must be ended
+    except OSError:  # perhaps none are left: then ending connections matters most
         lent = net.socket(fileno=fd)
         try:
             yield lent
@@ -270,7 +270,7 @@ def borrowed(fd: int) -> Iterator[net.socket]:
 
 
 def _received(fd: int) -> int:
-    """What the kernel has counted for this connection; 0 where it does not say."""
+    """Return the bytes that the kernel has received on this connection; 0 if it does not count."""
     option = getattr(net, "TCP_INFO", None)
     if option is None:
         return 0
@@ -279,11 +279,11 @@ def _received(fd: int) -> int:
     except OSError:
         return 0
     try:
-        told = connection.getsockopt(net.IPPROTO_TCP, option, _BYTES_RECEIVED_AT + 8)
+        info = connection.getsockopt(net.IPPROTO_TCP, option, _BYTES_RECEIVED_AT + 8)
     except OSError:
         return 0
     finally:
         connection.detach()
-    if len(told) < _BYTES_RECEIVED_AT + 8:
+    if len(info) < _BYTES_RECEIVED_AT + 8:
         return 0
-    return int(struct.unpack_from("=Q", told, _BYTES_RECEIVED_AT)[0])
+    return int(struct.unpack_from("=Q", info, _BYTES_RECEIVED_AT)[0])

@@ -1,12 +1,12 @@
-"""Whole messages of one socket, whatever their number of parts.
+"""Reads whole messages of one socket, with a bound on their number of parts.
 
-ZeroMQ bounds each part and not their number. A message of more than `PARTS_MAX` is no frame of
-ours: its parts are read and forgotten, so many in a turn that the loop's other work is not kept
-waiting, and none of them is kept.
+ZeroMQ bounds the size of each part, and not the number of parts. A message of more than `PARTS_MAX`
+parts cannot be a frame: its parts are read and dropped, a bounded number in each turn, so that the
+loop's other work is not delayed.
 
-At a door, where everybody connects, books are kept as well: how many bytes each connection has had
-read. A connection shows its descriptor with its first message only; from then on its routing id
-stands for it.
+On a listener, where any process may connect, this also counts the bytes read of each connection. A
+connection shows its descriptor with its first message only; from then on its routing id stands for
+it.
 
 Source: docs/guarantees.md.
 """
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 PARTS_MAX = 8
 SKIPPED_MAX = 256
-"""Parts of one overlong message that are read in one go."""
+"""Parts of one overlong message that are read in one turn."""
 RCVMORE, NOBLOCK, SOURCE_FD = int(zmq.RCVMORE), int(zmq.NOBLOCK), int(zmq.SRCFD)
 SHORT, SHORT_HEAD, LONG_HEAD = 256, 2, 9
-"""What ZMTP puts before a part: two bytes if it is shorter than this, nine otherwise."""
-SHARES_KEPT = 1024
+"""ZMTP puts a head before each part: 2 bytes if the part is shorter than 256, else 9."""
+COUNTERS_MAX = 1024
 
 
 def source(frame: zmq.Frame) -> int:
-    """The descriptor of the connection that a part came by, -1 if there is none."""
+    """Return the descriptor of the connection that a part came by, -1 if there is none."""
     try:
         return int(frame.get(SOURCE_FD))
     except zmq.ZMQError:
@@ -38,62 +38,62 @@ def source(frame: zmq.Frame) -> int:
 
 
 class Multipart:
-    """Reads one socket. With a doorkeeper, the first part of each message is a routing id."""
+    """Reads one socket. With a connection guard, the first part of each message is a routing id."""
 
-    def __init__(self, socket: zmq.Socket[bytes], keeper: ConnectionGuard | None = None) -> None:
-        self._socket, self._keeper = socket, keeper
+    def __init__(self, socket: zmq.Socket[bytes], guard: ConnectionGuard | None = None) -> None:
+        self._socket, self._guard = socket, guard
         self._recv, self._get = socket.recv, socket.get
         self._skipping = False
-        self._shares: dict[bytes, ReadCounter] = {}
+        self._counters: dict[bytes, ReadCounter] = {}
         """Connections that have sent something, by routing id."""
 
     def receive(self) -> list[bytes] | None:
-        """The parts of the next message: none of them if there are too many, None while such a one
-        is not skipped to its end, and where a doorkeeper has been told of it.
+        """Return the parts of the next message. Returns no parts if there are too many, and None
+        while the rest of such a message is skipped, or if the guard ends its connection.
 
         Raises:
-            zmq.Again: there is none.
+            zmq.Again: there is no message.
         """
         if self._skipping:
             self._skip()
             return None
         recv, get = self._recv, self._get
         parts = [recv(NOBLOCK)]
-        share = None
-        if self._keeper is not None:
-            share = self._shares.get(parts[0])
-            if share is None:
-                share = self._introduce(self._keeper, parts)
+        counter = None
+        if self._guard is not None:
+            counter = self._counters.get(parts[0])
+            if counter is None:
+                counter = self._introduce(self._guard, parts)
             else:
-                parts.append(recv(NOBLOCK))  # behind a routing id there is always one
+                parts.append(recv(NOBLOCK))  # a routing id is always followed by a part
         while get(RCVMORE):
             if len(parts) == PARTS_MAX:
                 return self._refuse()
             parts.append(recv(NOBLOCK))
-        if share is not None:
+        if counter is not None:
             for part in parts[1:]:
                 size = len(part)
-                share.taken += size + (SHORT_HEAD if size < SHORT else LONG_HEAD)
+                counter.taken += size + (SHORT_HEAD if size < SHORT else LONG_HEAD)
         return parts
 
-    def _introduce(self, keeper: ConnectionGuard, parts: list[bytes]) -> ReadCounter:
-        """The first message of a connection."""
+    def _introduce(self, guard: ConnectionGuard, parts: list[bytes]) -> ReadCounter:
+        """Report the first message of a connection to the guard."""
         frame = self._socket.recv(NOBLOCK, copy=False)
         parts.append(frame.bytes)
-        share = keeper.introduce(source(frame))
-        if len(self._shares) >= SHARES_KEPT:
-            self._shares = {i: s for i, s in self._shares.items() if not s.gone}
-        self._shares[parts[0]] = share
-        return share
+        counter = guard.introduce(source(frame))
+        if len(self._counters) >= COUNTERS_MAX:
+            self._counters = {i: s for i, s in self._counters.items() if not s.gone}
+        self._counters[parts[0]] = counter
+        return counter
 
     def _refuse(self) -> list[bytes] | None:
-        """There is one part too many; the next one tells who sends so."""
+        """Drop a message with one part too many. The next part shows the connection it came by."""
         self._skipping = True
         frame = self._socket.recv(NOBLOCK, copy=False)
         self._skip()
-        if self._keeper is None:
+        if self._guard is None:
             return []
-        self._keeper.refuse(source(frame), "too_many_parts")
+        self._guard.refuse(source(frame), "too_many_parts")
         return None
 
     def _skip(self) -> None:

@@ -1,12 +1,12 @@
-"""Every ZeroMQ socket of the application loop is made here, with every option written out.
+"""Makes every ZeroMQ socket of the application loop, with every option written out.
 
-libzmq's defaults lose messages silently (a ROUTER drops what it cannot route), wait for ever
-(handshakes, linger) or bound nothing (message size). The tables say what we set and why; a test
-compares them with the sockets' own answers.
+libzmq's defaults lose messages silently (a ROUTER drops unroutable messages), wait without a limit
+(handshakes, linger) or bound nothing (message size). The tables list every option with its reason;
+a test compares them with the options of real sockets.
 
-Two options are never used: ROUTER_HANDOVER lets whoever names a routing id take its traffic, and a
-routing id that is chosen for a connection aborts the process when it is taken. A ROUTER draws the
-id of each connection itself, and who is who is said by HELLO.
+Two options are never used. ROUTER_HANDOVER lets any peer that claims a routing id take its traffic.
+A routing id chosen for a connection aborts the process if that id is in use. So a ROUTER draws the
+id of each connection itself, and HELLO names the peer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardbus.wire.batch import BODY_BYTES_MAX
 
 TAKEN_S = 1.0
 LIBZMQ_MIN = (4, 3, 5)
-"""Earlier ones have holes that a stranger's first bytes get through."""
+"""Earlier versions have flaws that the first bytes of any connection can exploit."""
 
 COMMON: dict[int, int] = {
     zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
@@ -46,10 +46,10 @@ DEALER: dict[int, int] = COMMON | {
 
 
 def require_libzmq(version: tuple[int, int, int]) -> None:
-    """Refuse a library that is too old.
+    """Check the version of libzmq.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: it is older than `LIBZMQ_MIN`.
     """
     if version < LIBZMQ_MIN:
         has, wanted = (".".join(map(str, v)) for v in (version, LIBZMQ_MIN))
@@ -59,7 +59,8 @@ def require_libzmq(version: tuple[int, int, int]) -> None:
 
 
 def set_options(socket: zmq.Socket[bytes], options: dict[int, int]) -> None:
-    """Set them all, before bind or connect: later they would hold for later connections only."""
+    """Set every option. Call it before bind or connect: later it would only affect later
+    connections."""
     for option, value in options.items():
         socket.setsockopt(option, value)
 
@@ -71,10 +72,10 @@ def bind_router(
     routing_id: bytes,
     before: Callable[[zmq.Socket[bytes]], None] = lambda socket: None,
 ) -> zmq.Socket[bytes]:
-    """A ROUTER that listens; `before` it does, it is shown.
+    """Return a ROUTER that listens. `before` is called with the socket before it binds.
 
     Raises:
-        ConfigError: the port is taken or the host is not ours.
+        ConfigError: the port is taken, or the host is not of this machine.
     """
     socket = context.socket(zmq.ROUTER)
     set_options(socket, ROUTER)
@@ -91,11 +92,12 @@ def bind_router(
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
-    """Listen there, with port 0 anywhere. A port that is taken is tried again for a second: the
-    last process on it may be about to end, or some connection has borrowed it.
+    """Bind to an address; port 0 binds any free port. A taken port is tried again for
+    `TAKEN_S` seconds: the last process on it may be about to end, or an outgoing connection uses
+    it.
 
     Raises:
-        zmq.ZMQError: it stays taken, or the address is not ours.
+        zmq.ZMQError: the port stays taken, or the address is not of this machine.
     """
     until = time.monotonic() + TAKEN_S
     while True:
@@ -109,7 +111,7 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
 
 
 def port_of(socket: zmq.Socket[bytes]) -> int:
-    """Where a socket listens."""
+    """Return the port that a socket listens on."""
     endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
     assert isinstance(endpoint, bytes)
     return int(endpoint.rstrip(b"\0").rpartition(b":")[2])
@@ -118,9 +120,9 @@ def port_of(socket: zmq.Socket[bytes]) -> int:
 def connect_dealer(
     context: zmq.Context[zmq.Socket[bytes]], host: str, port: int
 ) -> zmq.Socket[bytes]:
-    """A DEALER to one peer; it has one endpoint for life, and a routing id for each connection that
-    the peer's ROUTER draws: one of its own choice would be ignored for as long as the ROUTER has
-    not noticed that the last connection is dead."""
+    """Return a DEALER connected to one peer. It has one endpoint for life. The peer's ROUTER draws
+    a routing id for each of its connections: an id of its own choice would be ignored until the
+    ROUTER notices that the previous connection is dead."""
     socket = context.socket(zmq.DEALER)
     set_options(socket, DEALER)
     if ":" in host:

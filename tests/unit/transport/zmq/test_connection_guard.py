@@ -65,7 +65,7 @@ class Door:
         self._clients: list[Endpoint] = []
 
     @property
-    def keeper(self) -> ConnectionGuard:
+    def guard(self) -> ConnectionGuard:
         return self.node.incoming.listener.guard  # type: ignore[union-attr,no-any-return]
 
     def client(self, uid: int = 9) -> Endpoint:
@@ -176,7 +176,7 @@ async def test_who_sends_too_many_parts_is_ended_and_nobody_else(door: Door) -> 
 
 
 async def test_a_message_without_end_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    door.keeper._unread_max = 1 << 20
+    door.guard._unread_max = 1 << 20
     client = door.client()
     assert await door.ask(client, b"\x01") == 1
     with Stranger(door.me.port) as stranger:
@@ -192,7 +192,7 @@ async def test_a_message_without_end_is_ended(door: Door, monkeypatch: pytest.Mo
 
 async def test_who_is_read_may_send_as_much_as_there_is(door: Door) -> None:
     """What counts is what nobody has read; and those whose connection is ended send it again."""
-    door.keeper._unread_max = 1 << 20
+    door.guard._unread_max = 1 << 20
     client = door.client()
     session = client.session_to(Address("127.0.0.1", door.me.port), probe=True)
     for n in range(400):
@@ -203,14 +203,14 @@ async def test_who_is_read_may_send_as_much_as_there_is(door: Door) -> None:
     assert door.lost == []
 
 
-async def test_a_mistake_of_the_doorkeeper_costs_a_moment_and_no_message(door: Door) -> None:
+async def test_a_mistake_of_the_guard_costs_a_moment_and_no_message(door: Door) -> None:
     client = door.client()
     session = client.session_to(Address("127.0.0.1", door.me.port), probe=True)
     assert await door.ask(client, b"\x01") == 1
     for n in range(5):
-        await until(lambda: door.keeper.connections == 1, "the connection")
-        for fd in list(door.keeper._connections):
-            door.keeper.refuse(fd, "too_much_unread")
+        await until(lambda: door.guard.connections == 1, "the connection")
+        for fd in list(door.guard._connections):
+            door.guard.refuse(fd, "too_much_unread")
         for at in range(200):
             session.tell(ADD, f"{n}-{at}", b"\x00")
         await until(lambda: door.node.dropped_frames.get("too_much_unread") == n + 1, "the end")  # noqa: B023
@@ -226,14 +226,14 @@ async def test_a_mistake_of_the_doorkeeper_costs_a_moment_and_no_message(door: D
 async def test_of_too_many_connections_a_silent_one_goes_first(door: Door) -> None:
     client = door.client()
     assert await door.ask(client, b"\x01") == 1
-    door.keeper.connections_max = 8
+    door.guard.connections_max = 8
     silent = [Stranger(door.me.port) for _ in range(40)]
     others = [door.client(uid) for uid in range(20, 24)]
     assert await asyncio.gather(*(door.ask(end, b"\x02") for end in others)) == [2] * 4
     assert await door.ask(client, b"\x03") == 3
     counts = door.node.dropped_frames
     await until(lambda: counts.get("too_many_connections", 0) >= 40 + 5 - 8, "the count")
-    assert door.keeper.connections <= 8
+    assert door.guard.connections <= 8
     assert await door.ask(client, b"\x04") == 4
     assert door.lost == []
     for stranger in silent:
@@ -258,8 +258,8 @@ async def test_a_descriptor_that_is_another_ones_by_now_is_left_alone(door: Door
     """ZeroMQ's are closed without asking, and their numbers come back."""
     reader, writer = await asyncio.open_connection("127.0.0.1", await _echo_port())
     fd = writer.get_extra_info("socket").fileno()
-    door.keeper._came(fd, 0.0)
-    door.keeper._cut(fd, "too_much_unread")
+    door.guard._opened(fd, 0.0)
+    door.guard._cut(fd, "too_much_unread")
     writer.write(b"still here\n")
     assert await reader.readline() == b"still here\n"
     assert door.node.dropped_frames == {}
@@ -338,8 +338,8 @@ def test_what_strangers_cause_is_logged_sparingly(caplog: pytest.LogCaptureFixtu
             *(f"dropped a frame: {n}" for n in range(LINES)),
             "something else",
         ]
-        began, lines = times._said["dropped a frame: %s"]
-        times._said["dropped a frame: %s"] = (began - 60, lines)
+        began, lines = times._lines["dropped a frame: %s"]
+        times._lines["dropped a frame: %s"] = (began - 60, lines)
         log.info("dropped a frame: %s", "later")
     left_out = 1000 - LINES
     assert caplog.messages[-1] == f"dropped a frame: later ({left_out} lines like it were left out)"
