@@ -123,7 +123,7 @@ PLANTED = (
     ),
     Planted(31, defects.a_lost_flush_counts_as_echoed, ("I2",), STOPPED, SPLITS, "dense", 30.0),
     Planted(
-        1, defects.what_comes_back_goes_behind_what_waits, ("I2",), STOPPED, SPLITS, "dense", 30.0
+        31, defects.what_comes_back_goes_behind_what_waits, ("I2",), STOPPED, SPLITS, "dense", 30.0
     ),
 )
 
