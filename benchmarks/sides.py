@@ -146,7 +146,7 @@ class Raw(Side):
 
 
 class Ticked:
-    """Use a socket that is read when its descriptor is ready and written once per turn of the loop."""
+    """Read a socket when its descriptor is ready; write it once per turn of the loop."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_message: Any, send: Any) -> None:
         self._socket, self._on_message, self._send = socket, on_message, send

@@ -1,4 +1,4 @@
-"""Measure tells a second: shardbus beside raw batched sockets, in turn, and the ratio of each pair."""
+"""Measure tells a second beside raw batched sockets, in turn, and the ratio of each pair."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Payloads are opaque here; only a handler's declared types read them.
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
 A method is the name of a handler, "" for a message that `receive` takes, or ":Name" for one of a
-registered class. A correlation id belongs to one direction of one link; 0 means that nobody waits.
+registered class. A correlation id belongs to one direction of one link; 0 means that no answer is expected.
 
 A chain says which entities wait for the answer, each as [type, id, number], who asked first first.
 It is empty for what others ask, and missing in what a build without chains wrote, as is `via`.
@@ -85,7 +85,7 @@ class FrameType(IntEnum):
 
 
 class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):
-    """Messages to which nobody waits for an answer."""
+    """Messages without an expected answer."""
 
     type: str
     method: str
@@ -147,7 +147,7 @@ class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):
 
 
 class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
-    """Asks whoever hosts the shard to answer once all that came before on this way has arrived."""
+    """Requests an echo from the home of the shard, behind all earlier messages on this link."""
 
     type: str
     shard: str

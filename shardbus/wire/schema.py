@@ -256,7 +256,7 @@ class Interface:
     shard_of: Callable[[str], str] | None = None
     """The type's own shard function; None: the default."""
     extract_entity_id: Extractor | None = None
-    """For whom a message is; None: the type does not say."""
+    """The id that a message is for; None if its type does not name one."""
 
 
 def message_decoders(
