@@ -440,6 +440,23 @@ async def test_a_claim_under_a_stale_epoch_is_repeated_under_a_higher_one(
     assert world.it.overrides.places == {"s1": THERE}
 
 
+async def test_a_call_of_the_store_has_the_configured_timeout(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[float | None] = []
+    timeout = asyncio.timeout
+
+    def noted(seconds: float | None) -> asyncio.Timeout:
+        limits.append(seconds)
+        return timeout(seconds)
+
+    monkeypatch.setattr(asyncio, "timeout", noted)
+    world.it._store_timeout = 17.5
+    await world.rule()
+    assert limits
+    assert set(limits) == {17.5}
+
+
 async def test_a_write_under_a_stale_epoch_ends_the_coordinator(world: World) -> None:
     await world.rule()
     world.store.fails["write"] = [StaleEpoch("t", 1, 6)]
