@@ -157,7 +157,7 @@ async def test_an_answer_for_a_session_that_is_lost_is_dropped(rpc: NodeRpc, ses
 
 async def test_questions_that_were_not_sent_fail(rpc: NodeRpc) -> None:
     waits: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    question: Any = SimpleNamespace(waiting=(waits, None, 0))
+    question: Any = SimpleNamespace(waiting=(waits, decode_value, 0))
     told: Any = SimpleNamespace(waiting=None)
     rpc.unsent([question, told], NodeLost("gone"))
     with pytest.raises(NodeLost):

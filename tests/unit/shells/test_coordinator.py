@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,7 +37,7 @@ from tests.waiting import PATIENCE_S, turns, until
 
 A, B = NodeId("a", 1, 1), NodeId("b", 1, 1)
 LAYOUT = "crc32/8"
-SETTINGS = replace(ShardingSettings(), coordinator_failure_backoff=0.01)
+SETTINGS = replace(ShardingSettings(), coordinator_failure_backoff=0.0)
 
 
 class Stuck(MemoryStore):
@@ -373,6 +373,15 @@ async def test_TSU16_a_coordinator_that_ends_refuses_who_waits_for_stops_at_once
 # -- faults of the store ---------------------------------------------------------------------------
 
 
+async def soon(condition: Callable[[], Any], what: str) -> None:
+    """Wait for some turns of the loop: here each wait of the shell and of the machine is zero."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"waited in vain: {what}")
+
+
 FAULTS = [
     (StoreUnavailable("away"), "StoreUnavailable"),
     (StoreError("broken"), "StoreError"),
@@ -394,10 +403,10 @@ async def test_a_step_that_fails_is_repeated_until_the_store_works(
     world.it._remember = True
     store.fails[step] = [error] * 3
     world.begin()
-    await until(lambda: world.rules and world.owner.homes_asked, "the remembered shards")
-    await until(lambda: "former" not in lists(world), "the end of the former list")
+    await soon(lambda: world.rules and world.owner.homes_asked, "the remembered shards")
+    await soon(lambda: "former" not in lists(world), "the end of the former list")
     world.it.received(A, msg.GetShardHome(("1",)))
-    await until(lambda: said(world, msg.HostShard), "a home")
+    await soon(lambda: said(world, msg.HostShard), "a home")
     assert store.fails[step] == [], "the step was tried again"
     assert world.it.overrides.places == {"s1": THERE}
     assert {"3", "former"} == set(world.owner.homes_asked)
@@ -417,9 +426,9 @@ async def test_a_coordinator_that_ends_repeats_no_start_of_remembered_entities(
     world.it._remember = True
     world.store.fails[step] = [StoreUnavailable("away")] * 1000
     world.begin()
-    await until(lambda: len(world.store.fails[step]) < 998, "attempts")
+    await soon(lambda: len(world.store.fails[step]) < 998, "attempts")
     world.it.stop()
-    await until(lambda: not len(world.it._tasks), "the end of the attempts")
+    await soon(lambda: not len(world.it._tasks), "the end of the attempts")
     assert len(world.store.fails[step]) > 0
 
 
@@ -430,11 +439,11 @@ async def test_a_claim_under_a_stale_epoch_is_repeated_under_a_higher_one(
     other = await successor(world)
     await other.place(s1=THERE)
     other.it.stop()
-    await until(lambda: not len(other.it._tasks), "its end")
+    await soon(lambda: not len(other.it._tasks), "its end")
     error = StaleEpoch("t", 1, 6) if step == "claim" else StaleFence("$directions", "t", 1, 6)
     world.store.fails[step] = [error]
     world.begin()
-    await until(lambda: world.rules, "a coordinator that rules")
+    await soon(lambda: world.rules, "a coordinator that rules")
     assert world.it.machine is not None
     assert world.it.machine.epoch > 6
     assert world.it.overrides.places == {"s1": THERE}
@@ -461,7 +470,7 @@ async def test_a_write_under_a_stale_epoch_ends_the_coordinator(world: World) ->
     await world.rule()
     world.store.fails["write"] = [StaleEpoch("t", 1, 6)]
     world.it.received(A, msg.GetShardHome(("1",)))
-    await until(lambda: world.owner.ends, "its end")
+    await soon(lambda: world.owner.ends, "its end")
     assert world.it.machine is None
     assert not said(world, msg.HostShard)
 
@@ -469,7 +478,7 @@ async def test_a_write_under_a_stale_epoch_ends_the_coordinator(world: World) ->
 async def test_a_machine_that_was_dropped_gets_no_late_answer_of_the_store(world: World) -> None:
     world.store.hangs = {"load"}
     world.begin()
-    await until(lambda: world.asked("load"), "the question")
+    await soon(lambda: world.asked("load"), "the question")
     world.it.stop()
     world.it.begin(0)
     successor_machine = world.it.machine
