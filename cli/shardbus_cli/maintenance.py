@@ -41,15 +41,8 @@ def drain(
     """Move all shards off a node and give it no new ones; exit code 7 if it is not empty in
     time."""
     answer = _post(node, member, "drain")
-    deadline = time.monotonic() + timeout
     left = _shards(node, str(answer["node"]))
-    while left and time.monotonic() < deadline:
-        output.note(f"{left} shards left")
-        time.sleep(POLL_S)
-        left = _shards(node, str(answer["node"]))
-    _show({**answer, "shards": left}, as_json)
-    if left and timeout:
-        raise typer.Exit(ExitCode.DRAIN_DEADLINE)
+    _wait_until_empty(node, {**answer, "shards": left}, timeout, as_json)
 
 
 def shutdown_region(
@@ -58,7 +51,7 @@ def shutdown_region(
         str, typer.Argument(metavar="[NODE]", help="The asked node by default.")
     ] = "self",
     timeout: Annotated[
-        float, duration("To wait until it hosts none: 30, 30s; 0 does not wait.", DRAIN_S)
+        float, duration("Longest wait until it hosts none: 30, 30s; 0 does not wait.", DRAIN_S)
     ] = DRAIN_S,
     node: NodeUrl = NODE_URL,
     as_json: AsJson = False,
@@ -68,12 +61,23 @@ def shutdown_region(
     asked = NodeHttp(node)
     text = asked.post("v1", "nodes", member, "shutdown-region", type=entity_type)
     answer = asked.parse(text)
-    left = int(answer["shards"])
-    deadline = time.monotonic() + timeout
+    _wait_until_empty(node, answer, timeout, as_json, entity_type)
+
+
+def _wait_until_empty(
+    url: str,
+    answer: dict[str, Any],
+    timeout: float,
+    as_json: bool,
+    entity_type: str | None = None,
+) -> None:
+    """Wait until the node of `answer` hosts no shards (of a type), then print the answer. Exit with
+    code 7 if shards are left after `timeout` seconds, unless that is 0."""
+    left, deadline = int(answer["shards"]), time.monotonic() + timeout
     while left and time.monotonic() < deadline:
         output.note(f"{left} shards left")
         time.sleep(POLL_S)
-        left = _shards(node, str(answer["node"]), entity_type)
+        left = _shards(url, str(answer["node"]), entity_type)
     _show({**answer, "shards": left}, as_json)
     if left and timeout:
         raise typer.Exit(ExitCode.DRAIN_DEADLINE)

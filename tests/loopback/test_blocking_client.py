@@ -54,7 +54,7 @@ def application() -> tuple[ShardBus, type]:
     return bus, Page
 
 
-async def test_what_a_thread_sends_keeps_its_order_whatever_it_is(nodes: Nodes) -> None:
+async def test_messages_of_a_thread_keep_their_order_whatever_their_kind(nodes: Nodes) -> None:
     bus, page = application()
     [node] = await nodes.cluster(bus, 1)
 

@@ -134,7 +134,7 @@ async def test_the_blocking_client_has_regions_too(nodes: Nodes) -> None:
     assert await asyncio.to_thread(use) == [1, 1]
 
 
-async def test_S4_4_what_nobody_knows_is_told_and_counted_where_it_was_sent(nodes: Nodes) -> None:
+async def test_S4_4_an_unknown_message_is_refused_and_counted_at_its_sender(nodes: Nodes) -> None:
     bus = application()
     pair = await nodes.cluster(bus, 2)
     bus.attach(pair[0])
@@ -192,7 +192,9 @@ async def test_S2_37_TS1_a_proxy_sends_and_never_hosts(nodes: Nodes) -> None:
     assert shards_of(proxy) == set()
 
 
-async def test_S2_37_an_application_says_before_the_start_that_it_only_sends(nodes: Nodes) -> None:
+async def test_S2_37_an_application_declares_before_its_start_that_it_only_sends(
+    nodes: Nodes,
+) -> None:
     host = await nodes.start(application())
     bus = application()
     region = bus.start_proxy("counter")
@@ -210,7 +212,7 @@ async def test_S2_37_an_application_says_before_the_start_that_it_only_sends(nod
     bus.attach(None)
 
 
-async def test_S2_37_a_node_may_be_told_to_host_nothing_at_all(nodes: Nodes) -> None:
+async def test_S2_37_a_node_may_host_nothing_at_all(nodes: Nodes) -> None:
     bus = application()
     bus.entity("other")(type("Other", (Entity,), {}))
     nodes.own = {"proxies": ("*",)}
@@ -219,7 +221,7 @@ async def test_S2_37_a_node_may_be_told_to_host_nothing_at_all(nodes: Nodes) -> 
     assert ready(proxy)
 
 
-async def test_what_a_node_shall_not_host_must_be_there(nodes: Nodes) -> None:
+async def test_a_type_that_a_node_does_not_host_must_exist(nodes: Nodes) -> None:
     nodes.own = {"proxies": ("countre",)}
     with pytest.raises(ConfigError, match=r"no entity type 'countre'; did you mean counter\?"):
         await nodes.start(application())

@@ -1,4 +1,4 @@
-"""What a sender of tells keeps, and what it hears of those that nobody handled."""
+"""The bound on what a sender keeps, and the reports of tells that were dropped."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ def held(client: AsyncClient) -> int:
     return sum(session.outstanding for session in client._endpoint.sessions())
 
 
-async def test_who_does_not_await_is_refused_and_what_was_taken_arrives(nodes: Nodes) -> None:
+async def test_a_sender_that_does_not_await_is_refused_and_accepted_messages_arrive(
+    nodes: Nodes,
+) -> None:
     app = Application()
     _, client = await closed(nodes, app)
     put = client.ref(app.line, "a").put
@@ -165,7 +167,7 @@ async def refusals(client: AsyncClient, expected: dict[str, int]) -> None:
     await until(lambda: client.refused_messages == expected, f"{expected}")
 
 
-async def test_a_client_hears_of_tells_that_do_not_fit(nodes: Nodes) -> None:
+async def test_a_client_gets_reports_of_tells_that_do_not_fit(nodes: Nodes) -> None:
     app = Application()
     app.gate.set()
     await nodes.start(app.bus)
@@ -179,7 +181,7 @@ async def test_a_client_hears_of_tells_that_do_not_fit(nodes: Nodes) -> None:
     assert other.refused_messages == {}
 
 
-async def test_what_a_busy_entity_finds_in_its_mailbox_is_told_to_who_sent_it(
+async def test_drops_from_the_mailbox_of_a_busy_entity_are_reported_to_their_senders(
     nodes: Nodes,
 ) -> None:
     app = Application()
@@ -195,7 +197,7 @@ async def test_what_a_busy_entity_finds_in_its_mailbox_is_told_to_who_sent_it(
     assert other.refused_messages == {}
 
 
-async def test_what_an_entity_that_stands_still_has_no_room_for_is_told(nodes: Nodes) -> None:
+async def test_messages_over_the_mailbox_of_a_stuck_entity_are_reported(nodes: Nodes) -> None:
     app = Application()
     node = await nodes.start(app.bus, mailbox=MAILBOX, mailbox_patience=0.2)
     client = await nodes.client()
@@ -210,7 +212,7 @@ async def test_what_an_entity_that_stands_still_has_no_room_for_is_told(nodes: N
     assert 0 < dropped["mailbox_full"] < messages
 
 
-async def test_a_thread_hears_of_it_too(nodes: Nodes) -> None:
+async def test_a_thread_gets_reports_of_drops_too(nodes: Nodes) -> None:
     app = Application()
     node = await nodes.start(app.bus)
     loop = asyncio.get_running_loop()
@@ -227,7 +229,7 @@ async def test_a_thread_hears_of_it_too(nodes: Nodes) -> None:
     assert await loop.run_in_executor(None, produce) == {"schema": 1}
 
 
-async def test_a_message_that_waited_here_for_its_shard_is_told_to_who_sent_it(
+async def test_a_message_that_waited_for_its_shard_is_reported_to_its_sender(
     nodes: Nodes,
 ) -> None:
     app = Application()
@@ -243,7 +245,7 @@ async def test_a_message_that_waited_here_for_its_shard_is_told_to_who_sent_it(
     assert (app.told, kind.relayed_messages) == ([1], 2)
 
 
-async def test_a_node_hears_of_what_it_has_passed_on_and_the_first_sender_does_not(
+async def test_drops_of_a_forwarded_message_are_reported_to_the_forwarding_node_only(
     nodes: Nodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     app = Application()
@@ -263,7 +265,7 @@ async def test_a_node_hears_of_what_it_has_passed_on_and_the_first_sender_does_n
     assert client.refused_messages == {}
 
 
-async def test_a_client_of_an_older_build_is_told_nothing_and_is_served(
+async def test_a_client_of_an_older_build_gets_no_reports_and_is_served(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outgoing, "Hello", lambda *fields, listens: Hello(*fields))

@@ -327,7 +327,7 @@ def test_an_id_is_one_value_whatever_it_holds(shell, url):
         assert json.loads(shell.out)["id"] == entity_id
 
 
-def test_what_the_node_refuses_is_one_line(shell, url):
+def test_a_refusal_of_the_node_is_one_line(shell, url):
     assert shell("shards", "counted") == ExitCode.FAILED
     assert shell.err == "shardbus: no entity type 'counted'; see types\n"
     assert shell.out == ""
@@ -350,7 +350,7 @@ def test_health_has_its_own_exit_code(shell, url, node):
     assert json.loads(shell.out)["status"] == "unavailable"
 
 
-def test_nobody_there_is_unreachable(shell):
+def test_a_url_without_a_node_is_unreachable(shell):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         free = taken.getsockname()[1]
     assert shell("nodes", "--node", f"http://127.0.0.1:{free}") == ExitCode.UNREACHABLE
@@ -399,7 +399,7 @@ def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
     assert shell("node", "down", "127.0.0.1:1") == ExitCode.FAILED
 
 
-def test_what_would_move_is_shown_and_may_be_done(shell, url, node, monkeypatch):
+def test_planned_moves_are_shown_and_carried_out(shell, url, node, monkeypatch):
     assert shell("plan", "counter", "--add", "1", "--remove", "a:1") == ExitCode.OK
     rows = [line.split() for line in shell.out.splitlines()]
     assert rows == [["NODE", "BEFORE", "AFTER"], [ME, "4", "2"], ["new-1", "0", "2"]]
@@ -441,7 +441,7 @@ def test_B63_shards_are_stopped_and_waited_for(shell, url, node, monkeypatch):
     assert ["stopping", "3,", "4"] in [line.split() for line in shell.out.splitlines()]
 
 
-def test_B69_places_are_listed_and_told(shell, url, node, monkeypatch):
+def test_B69_places_are_listed_and_set(shell, url, node, monkeypatch):
     assert shell("place", "counter") == ExitCode.OK
     rows = [line.split() for line in shell.out.splitlines()]
     assert rows == [["SHARD", "PLACE", "NODE"], ["7", "10.0.0.3:1", "-"]]
@@ -630,7 +630,9 @@ def test_a_handler_without_arguments_is_no_message(shell, url, client):
     assert client.last.sent[1] == ("cast", "counter", "p", "reset")
 
 
-def test_a_word_that_is_no_handler_says_how_to_send_a_message(shell, url, client, monkeypatch):
+def test_a_word_that_is_no_handler_gets_a_hint_how_to_send_a_message(
+    shell, url, client, monkeypatch
+):
     async def refuse(*_: object) -> object:
         raise Unhandled("counter has no handler 'get'")
 
@@ -817,7 +819,7 @@ def test_an_app_is_a_module_an_attribute_or_a_file(apps, app):
         ("missing/app.py", r"there is no such file"),
     ],
 )
-def test_each_wrong_app_has_its_own_sentence(shell, apps, app, said):
+def test_each_wrong_app_has_its_own_error(shell, apps, app, said):
     assert shell("node", "start", app) == ExitCode.APP
     assert re.search(said, shell.err)
     assert shell.err.count("\n") == 1
@@ -865,7 +867,7 @@ def test_a_module_that_misses_another_is_not_taken_for_a_missing_one(shell, apps
     assert "it raised ModuleNotFoundError (line 1 of needy_app.py)" in shell.err
 
 
-def test_check_looks_at_everything_and_starts_nothing(shell, apps):
+def test_check_examines_everything_and_starts_nothing(shell, apps):
     good = ("check", "good_app", "--set", f"store.url=sqlite:///{apps}/s.db")
     assert shell(*good, "--json") == ExitCode.OK
     checks = json.loads(shell.out)["checks"]
@@ -897,7 +899,7 @@ class Kept(Entity): ...
         ("node.proxies=pag", "no entity type 'pag'; did you mean page?"),
     ],
 )
-def test_what_check_finds_in_settings_node_start_refuses(shell, apps, assignment, said):
+def test_node_start_refuses_settings_that_check_reports(shell, apps, assignment, said):
     (apps / "typed_app.py").write_text(TYPED)
     assert shell("check", "typed_app", "--set", "store.url=memory://") == ExitCode.OK
     words = ("typed_app", "--set", "store.url=memory://", "--set", assignment)
@@ -934,7 +936,7 @@ def test_files_are_read_or_refused_in_one_line(shell, tmp_path):
     assert shell.err.count("\n") == 1
 
 
-def test_config_show_says_who_set_what_and_no_secret(shell, monkeypatch, tmp_path):
+def test_config_show_names_the_origin_of_each_value_and_no_secret(shell, monkeypatch, tmp_path):
     file = tmp_path / "shop.toml"
     file.write_text('[node]\nport = 1\n[store]\nurl = "redis://u:hunter2@h/0"\n')
     monkeypatch.setenv("SHARDBUS_HTTP__TOKEN", "hunter2")
@@ -950,7 +952,7 @@ def test_config_show_says_who_set_what_and_no_secret(shell, monkeypatch, tmp_pat
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda f: f.stem)
-def test_the_shipped_files_are_good_and_differ_from_the_defaults(file):
+def test_the_shipped_files_are_valid_and_differ_from_the_defaults(file):
     text = file.read_text()
     settings = load([(file.name, read_file(file)), ("test", {"node": {"advertise": "10.0.0.1"}})])
     assert settings != load()
@@ -967,7 +969,7 @@ def test_a_bad_setting_stops_node_start_before_the_app_is_loaded(shell, apps):
 # Stored tables
 
 
-NOBODY = ("--node", "http://127.0.0.1:1")
+NO_NODE = ("--node", "http://127.0.0.1:1")
 
 
 class Stored:
@@ -1020,7 +1022,7 @@ def stored(tmp_path: Path) -> Stored:
 
 def test_data_is_shown(shell, stored):
     stored.fill(NodeId("192.0.2.1", 1, 5))
-    words = ("data", "show", "none", *stored.words, "--cluster", "shop", *NOBODY)
+    words = ("data", "show", "none", *stored.words, "--cluster", "shop", *NO_NODE)
     assert shell(*words, "--json") == ExitCode.OK
     none, counter = json.loads(shell.out)["types"]
     assert (counter["epoch"], counter["layout"], counter["shards"]) == (3, "crc32/10", 1)
@@ -1038,7 +1040,7 @@ def test_data_is_not_removed_while_a_node_runs(shell, stored, url):
 
 
 def test_TSU19_data_is_not_removed_while_something_listens_at_a_home(shell, stored):
-    words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
+    words = ("data", "remove", *stored.words, "--cluster", "shop", *NO_NODE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         stored.fill(NodeId("127.0.0.1", listener.getsockname()[1], 5))
         assert shell(*words) == ExitCode.REFUSED
@@ -1048,7 +1050,7 @@ def test_TSU19_data_is_not_removed_while_something_listens_at_a_home(shell, stor
 
 
 def test_S2_54_data_is_not_removed_while_a_node_runs_that_hosts_nothing(shell, stored):
-    words = ("data", "remove", *stored.words, "--cluster", "shop", *NOBODY)
+    words = ("data", "remove", *stored.words, "--cluster", "shop", *NO_NODE)
     stored.fill(NodeId("127.0.0.1", 1, 5))
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -1059,11 +1061,11 @@ def test_S2_54_data_is_not_removed_while_a_node_runs_that_hosts_nothing(shell, s
     assert shell(*words) == ExitCode.OK, "it was killed"
     assert not stored.homes()
     with socket.create_server(("127.0.0.1", port)):
-        assert shell(*words) == ExitCode.OK, "somebody else is there now"
+        assert shell(*words) == ExitCode.OK, "another process listens there now"
 
 
 def test_data_needs_a_clusters_name(shell, stored):
-    assert shell("data", "show", *stored.words, *NOBODY) == ExitCode.USAGE
+    assert shell("data", "show", *stored.words, *NO_NODE) == ExitCode.USAGE
     assert "--cluster" in shell.err
 
 

@@ -218,7 +218,7 @@ def test_each_fault_has_its_own_finding(fault: Fault, expected: list[tuple[str, 
     assert [finding.key for finding in findings(picture)] == expected
 
 
-def test_an_unreachable_member_is_named_with_who_says_so() -> None:
+def test_an_unreachable_member_is_named_with_its_observers() -> None:
     picture = copy.deepcopy(healthy())
     cut_off(picture)
     [finding] = findings(picture)
@@ -315,7 +315,7 @@ def test_health_is_one_look_and_exit_code_0(
     assert nodes.slept == []
 
 
-def test_what_passes_is_no_finding_and_what_stays_is_exit_code_5(
+def test_a_passing_state_is_no_finding_and_a_lasting_one_is_exit_code_5(
     seen: Callable[..., Nodes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     nodes = seen(faulty(MOVING), faulty(LATE))

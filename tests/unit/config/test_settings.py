@@ -76,7 +76,7 @@ def test_every_default_is_a_value_that_its_own_declaration_accepts():
         assert parse(option, default) == default, key
 
 
-def test_every_setting_says_what_it_means_and_numbers_have_a_range():
+def test_every_setting_has_a_meaning_and_every_number_a_range():
     for key, option in DECLARED.items():
         assert option.meaning, key
         if option.kind in (ValueType.SECONDS, ValueType.SIZE, ValueType.COUNT, ValueType.NUMBER):
@@ -161,7 +161,7 @@ def test_no_counts(written):
 
 
 @pytest.mark.parametrize("written", ["off", False, 0, "0"])
-def test_what_zero_turns_off_may_be_written_off(written):
+def test_a_setting_that_zero_turns_off_may_be_written_off(written):
     assert load([("f", {"sharding": {"passivate_after": written}})]).sharding.passivate_after == 0
 
 
@@ -316,7 +316,7 @@ def test_a_declaration_is_checked_and_named():
         Settings().sharding.for_type("counter", {"types": {}})
 
 
-def test_a_part_does_not_outlast_its_whole():
+def test_a_phase_of_a_handoff_does_not_outlast_the_handoff():
     quick = Settings().sharding.for_type("c", {"handoff_timeout": 2, "entity_restart_backoff": 0.1})
     assert (quick.begin_handoff_timeout, quick.entity_restart_backoff_min) == (2.0, 0.1)
 

@@ -52,13 +52,13 @@ async def test_each_kind_of_message_leaves_as_what_it_is() -> None:
     ]
 
 
-async def test_an_ask_that_nobody_waits_for_any_more_does_not_leave() -> None:
+async def test_an_ask_with_an_outcome_is_not_sent() -> None:
     done = future()
     done.cancel()
     assert sent(PendingMessage(ADD, "17", "x", b"p", 0, done, decode_value, 20, CHAIN)) == []
 
 
-async def test_what_a_lost_session_gave_back_keeps_its_chain() -> None:
+async def test_an_ask_of_a_lost_session_keeps_its_chain() -> None:
     side, clock = Side("a"), CoarseClock()
     interface = Interface("counter", 12, "crc32/12")
     region = ShardRegion("counter", None, interface.layout, ShardingSettings())

@@ -196,7 +196,7 @@ class TablesAndLeases:
         assert other is not None
         assert dict(other.homes) == {"7": (A, 1)}
 
-    # Tables that somebody else has written into
+    # Tables that were edited by hand
 
     async def test_rows_that_cannot_be_true_are_left_out_and_named(
         self, store: StateStore, other: StateStore, spoil: Spoil

@@ -66,9 +66,7 @@ async def test_saves_of_one_turn_share_a_call(store: Script, group: SaveGroup) -
     assert len({save.op_id for save in store.batches[0]}) == 100
 
 
-async def test_what_arrives_while_a_write_is_in_flight_shares_the_next(
-    store: Script, group: SaveGroup
-) -> None:
+async def test_saves_during_a_write_share_the_next_one(store: Script, group: SaveGroup) -> None:
     store.gate.clear()
     saves = [asyncio.create_task(group.save("counter", "first", 1, b"x"))]
     await turns()

@@ -25,7 +25,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     await opened.close()
 
 
-async def test_who_starts_is_enlisted_until_he_ends(store: StateStore) -> None:
+async def test_a_node_is_registered_until_it_is_removed(store: StateStore) -> None:
     assert await node_registry.registered(store) == set()
     for node in (*NODES, NODES[0]):
         await node_registry.register(store, node)
@@ -35,7 +35,7 @@ async def test_who_starts_is_enlisted_until_he_ends(store: StateStore) -> None:
     assert await node_registry.registered(store) == set(NODES[1:])
 
 
-async def test_a_roll_of_many_pages_is_read_to_its_end(
+async def test_a_registry_of_many_pages_is_read_to_its_end(
     store: StateStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_registry, "PAGE", 2)
@@ -44,7 +44,7 @@ async def test_a_roll_of_many_pages_is_read_to_its_end(
     assert await node_registry.registered(store) == set(NODES)
 
 
-async def test_what_is_no_address_is_left_out(store: StateStore) -> None:
+async def test_entries_that_are_no_address_are_left_out(store: StateStore) -> None:
     await store.add_remembered(
         node_registry.RESERVED,
         node_registry.SHARD,

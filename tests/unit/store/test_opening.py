@@ -56,7 +56,7 @@ async def test_sqlite_paths_are_read_as_sqlalchemy_reads_them(
         ("mysql://root:hush@h/db", "memory, sqlite, redis"),
     ],
 )
-def test_what_is_wrong_is_refused_in_words(url: str, says: str) -> None:
+def test_a_wrong_url_is_refused_in_words(url: str, says: str) -> None:
     with pytest.raises(ConfigError) as refused:
         open_store(url, cluster="shop")
     assert says in str(refused.value)

@@ -1,5 +1,5 @@
-"""Redis URLs: what is read from them, what the client is told, what is refused; and how a server is
-judged."""
+"""Redis URLs: what is read from them, the options of the client, what is refused; and how a server
+is judged."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_the_parts_of_a_url() -> None:
         ("redis://bus:hush@h/x", "bus:\\*\\*\\*@h"),
     ],
 )
-def test_what_is_wrong_is_refused_in_words(url: str, says: str) -> None:
+def test_a_wrong_redis_url_is_refused_in_words(url: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says) as refused:
         open_store(url, cluster="shop")
     assert "hush" not in str(refused.value)
@@ -108,6 +108,6 @@ def test_a_replica_is_not_a_fault_of_the_settings() -> None:
         judge({**FIT, "role": "slave"}, "", "everysec", "redis://h", "disk")
 
 
-def test_what_a_server_does_not_tell_is_not_held_against_it() -> None:
+def test_a_server_that_hides_its_settings_is_accepted() -> None:
     judge({"redis_version": "7.4.1", "role": "master"}, None, None, "redis://h", "disk")
     judge({**FIT, "aof_enabled": 0}, None, None, "redis://h", "disk")

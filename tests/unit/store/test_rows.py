@@ -15,7 +15,7 @@ def read(*rows: Row, epoch: object = 3, layout: object = "crc32/100") -> object:
     return table_of("counter", epoch, layout, rows)
 
 
-def test_bytes_and_texts_and_numbers_are_read_alike() -> None:
+def test_bytes_texts_and_numbers_are_read_the_same() -> None:
     table = table_of(
         "counter", b"0000003", b"crc32/100", [(b"7", str(A).encode(), b"0012"), ("8", B, 13)]
     )

@@ -95,7 +95,7 @@ async def test_processes_that_race_share_the_file(path: Path) -> None:
     await store.close()
 
 
-async def test_a_waiting_crowd_shares_transactions(path: Path) -> None:
+async def test_many_waiting_calls_share_transactions(path: Path) -> None:
     store = SqliteStore(path)
     await store.start()
     await asyncio.gather(
@@ -217,7 +217,7 @@ async def test_a_file_that_was_replaced_is_opened_anew(path: Path) -> None:
     await other.close()
 
 
-async def test_what_was_answered_survives_the_process(path: Path) -> None:
+async def test_answered_writes_survive_the_process(path: Path) -> None:
     code = (
         "import asyncio, os, sys\n"
         "from shardbus.store.protocol import Save\n"

@@ -74,7 +74,7 @@ async def test_a_unit_is_ready_if_each_worker_says_so() -> None:
             assert not found.json()["checks"]["worker 1: membership"]["ok"]
 
 
-async def test_who_rests_or_does_not_answer_is_named() -> None:
+async def test_a_worker_that_rests_or_does_not_answer_is_named() -> None:
     async with worker(said(READY), []) as one, worker(b"", []) as mute:
         found = await ask(Unit(one, None, mute), "/readyz")
     assert found.status_code == 503
@@ -118,7 +118,7 @@ async def test_a_write_goes_to_one_worker_only() -> None:
     assert len(asked) == 1
 
 
-async def test_what_concerns_this_node_is_refused() -> None:
+async def test_a_request_for_this_node_is_refused() -> None:
     asked: list[bytes] = []
     async with worker(said("{}"), asked) as good:
         found = await ask(Unit(good), "/v1/nodes/self/leave", "POST")
@@ -132,7 +132,9 @@ async def test_without_workers_there_is_an_answer_all_the_same() -> None:
     assert (await ask(Unit(), "/readyz")).status_code == 503
 
 
-async def test_who_is_silent_is_waited_for_and_not_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_worker_delays_an_answer_up_to_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(http_front, "ANSWER_DEADLINE_S", 0.05)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

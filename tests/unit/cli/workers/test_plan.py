@@ -1,4 +1,4 @@
-"""What each worker of a unit is told, and how their words and metrics become one page."""
+"""The ports and arguments of each worker of a unit, its output lines, and the merged metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ports_are_two_apart_and_http_is_behind_that_of_the_unit() -> None:
     assert (settings.node.port, settings.node.gossip_port, settings.http.port) == found[2]
 
 
-def test_what_is_advertised_counts_from_its_own_port() -> None:
+def test_advertised_ports_count_from_the_advertised_port() -> None:
     plan = planned("node.host=0.0.0.0", "node.advertise=box:9000", "security.insecure=true")
     assert [str(w.address) for w in plan.workers] == ["box:9000", "box:9002", "box:9004"]
     assert told(plan, 1).node.advertise == "box:9002"

@@ -61,7 +61,7 @@ def test_lines_of_two_are_not_mixed_however_they_come(stage: Stage) -> None:
     assert stage.line() == b"[1] and more\n"
 
 
-def test_the_last_words_are_heard_though_they_end_no_line(stage: Stage) -> None:
+def test_an_unfinished_last_line_is_written(stage: Stage) -> None:
     out, err = stage.worker(0)
     os.write(out, b"killed in mid-sen")
     os.close(out)
@@ -69,7 +69,7 @@ def test_the_last_words_are_heard_though_they_end_no_line(stage: Stage) -> None:
     os.close(err)
 
 
-def test_what_is_said_before_the_end_is_written_before_the_end(stage: Stage) -> None:
+def test_output_before_the_end_of_a_process_is_written_before_it(stage: Stage) -> None:
     out, _ = stage.worker(0)
     os.write(out, b"one\ntwo\n")
     assert stage.end() == b"[0] one\n[0] two\n"
@@ -91,7 +91,7 @@ def test_a_line_without_end_is_cut(stage: Stage) -> None:
     assert LINE_BYTES_MAX < len(line) <= LINE_BYTES_MAX + 4_096 + 5
 
 
-def test_nobody_who_listens_is_no_reason_to_end(stage: Stage) -> None:
+def test_output_without_a_reader_does_not_end_the_thread(stage: Stage) -> None:
     _, err = stage.worker(0)
     out, _ = stage.worker(1)
     os.close(stage.complaints)

@@ -81,7 +81,7 @@ def test_a_start_that_fails_ends_the_unit_with_its_code(code: int) -> None:
     assert after(machine, WorkerExited(0, code)) == [EndUnit(code)]
 
 
-def test_what_fails_for_one_of_several_lets_the_others_leave() -> None:
+def test_a_failed_start_of_one_worker_lets_the_others_leave() -> None:
     machine = WorkerGroup(3)
     after(machine, StartUnit(), WorkerServing(0, 40.0), WorkerServing(1, 40.0))
     assert after(machine, WorkerExited(2, 1)) == [
@@ -96,7 +96,7 @@ def test_what_fails_for_one_of_several_lets_the_others_leave() -> None:
 
 
 @pytest.mark.parametrize("code", worker_group.PERMANENT)
-def test_what_no_start_mends_ends_the_unit_later_too(code: int) -> None:
+def test_a_permanent_failure_ends_the_unit_later_too(code: int) -> None:
     machine = ready(2)
     after(machine, WorkerExited(1, -9))
     assert machine.tick(0.5) == [SpawnWorker(1, again=True)]
@@ -109,7 +109,7 @@ def test_an_application_that_ends_while_it_loads_has_failed() -> None:
     assert after(machine, StartUnit(), WorkerExited(0, 0)) == [EndUnit(worker_group.FAILED)]
 
 
-def test_rests_double_up_to_a_bound_and_begin_anew_after_a_good_minute() -> None:
+def test_pauses_double_up_to_a_bound_and_are_short_again_after_a_minute_of_readiness() -> None:
     machine, now, seconds = ready(), 10.0, []
     for _ in range(9):
         [rests] = machine.handle(WorkerExited(2, -9), now)
@@ -135,7 +135,7 @@ def test_a_worker_that_never_stays_is_started_again_for_ever() -> None:
         assert machine.tick(now) == [SpawnWorker(1, again=True)]
 
 
-def test_who_was_told_to_leave_is_not_started_again() -> None:
+def test_a_worker_that_left_by_order_is_not_restarted() -> None:
     machine = ready(2)
     assert after(machine, WorkerExited(0, 0)) == []
     assert machine.deadline() is None
@@ -152,7 +152,7 @@ def test_all_close_before_the_first_leaves() -> None:
     assert after(machine, WorkerExited(1, 7)) == [EndUnit(7)]
 
 
-def test_who_does_not_close_is_not_waited_for_long() -> None:
+def test_a_worker_that_does_not_close_delays_the_others_for_5_s_at_most() -> None:
     machine = ready(2)
     after(machine, LeaveUnit(), WorkerClosed(1))
     assert machine.deadline() == worker_group.CLOSE_S
@@ -162,14 +162,14 @@ def test_who_does_not_close_is_not_waited_for_long() -> None:
     ]
 
 
-def test_who_dies_instead_of_closing_is_not_waited_for() -> None:
+def test_a_worker_that_dies_while_closing_does_not_delay_the_others() -> None:
     machine = ready(2)
     after(machine, LeaveUnit(), WorkerClosed(1))
     assert after(machine, WorkerExited(0, -9)) == [CommandWorker(1, "leave")]
     assert after(machine, WorkerExited(1, 0)) == [EndUnit(worker_group.FAILED)]
 
 
-def test_who_rests_or_loads_does_not_delay_the_end() -> None:
+def test_a_worker_that_rests_or_starts_does_not_delay_the_end() -> None:
     machine = ready()
     after(machine, WorkerExited(0, -9), WorkerExited(1, -9))
     assert machine.tick(0.5) == [SpawnWorker(0, again=True), SpawnWorker(1, again=True)]
@@ -181,7 +181,7 @@ def test_who_rests_or_loads_does_not_delay_the_end() -> None:
     assert machine.states[1].stage is WorkerStage.GONE
 
 
-def test_who_is_late_is_killed() -> None:
+def test_a_worker_that_exceeds_its_deadline_is_killed() -> None:
     machine = ready(2)
     after(machine, LeaveUnit(), WorkerClosed(0), WorkerClosed(1))
     late = 40.0 + worker_group.LEAVE_MARGIN_S
@@ -211,8 +211,10 @@ STEPS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from
 
 
 @given(STEPS)
-def test_in_any_order_a_unit_ends_once_with_nobody_left(steps: list[tuple[int, int, int]]) -> None:
-    """Processes do as they like; afterwards the unit is told to leave, and everybody goes."""
+def test_in_any_order_a_unit_ends_once_and_leaves_no_worker(
+    steps: list[tuple[int, int, int]],
+) -> None:
+    """Processes end in any order; afterwards the unit leaves, and no worker stays."""
     machine, now, running = WorkerGroup(3), 0.0, set[int]()
     end: list[int] = []
 
