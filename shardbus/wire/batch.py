@@ -20,7 +20,8 @@ Payloads are opaque here; only a handler's declared types read them.
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
 A method is the name of a handler, "" for a message that `receive` takes, or ":Name" for one of a
-registered class. A correlation id belongs to one direction of one link; 0 means that no answer is expected.
+registered class. A correlation id belongs to one direction of one link; 0 means that no answer is
+expected.
 
 A chain says which entities wait for the answer, each as [type, id, number], who asked first first.
 It is empty for what others ask, and missing in what a build without chains wrote, as is `via`.

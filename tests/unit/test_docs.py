@@ -21,6 +21,7 @@ from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus_cli.app_loader import load_app
 from shardbus_cli.main import app as commands
+from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -172,6 +173,32 @@ def test_every_table_of_transitions_is_drawn_in_the_architecture() -> None:
     ]
     drawn = re.findall(r"^<!-- diagram of ([\w.]+) -->$", text("architecture.md"), re.MULTILINE)
     assert sorted(drawn) == tables
+
+
+MODULE = re.compile(r"(?<![\w/])([a-z_]+(?:/[a-z_]+)*\.py)\b")
+WITHIN = ("", "shardbus", "shardbus/membership", "shardbus/sharding", "shardbus/store")
+WITHIN += ("shardbus/sharding/coordinator", "shardbus/membership/singleton", "shardbus/transport")
+WITHIN += ("shardbus/config",)
+"""Folders that a section of the page on architecture is about."""
+
+
+def test_every_module_of_the_architecture_exists() -> None:
+    named = sorted(set(MODULE.findall(text("architecture.md"))))
+    assert len(named) > 50
+    lost = [name for name in named if not any((ROOT / at / name).is_file() for at in WITHIN)]
+    assert lost == []
+
+
+def test_the_architecture_has_every_floor() -> None:
+    listed = {}
+    for floor, packages in re.findall(r"^\| (\d+) \| ([^|]+) \|", text("architecture.md"), re.M):
+        listed |= dict.fromkeys(re.findall(r"`([^`]+)`", packages), int(floor))
+    actual = {
+        name.removeprefix("shardbus.").replace("shardbus_cli", "cli/shardbus_cli"): floor
+        for name, floor in FLOORS.items()
+        if name != "shardbus"
+    }
+    assert listed == actual
 
 
 # -- all pages ---------------------------------------------------------------------------------
