@@ -151,7 +151,11 @@ async def test_N14_a_gauge_says_how_many_are_still_to_start(nodes: Nodes) -> Non
         entity_recovery_constant_rate_frequency=3600.0,
     )
     host = node.regions["counter"].host
-    await until(lambda: host.entities + host.recovery.waiting == len(IDS), "the lists were read")
-    assert 0 < host.entities < len(IDS)
+
+    def begun() -> bool:
+        return host.entities > 0 and host.entities + host.recovery.waiting == len(IDS)
+
+    await until(begun, "the lists were read and the first entities started")
+    assert host.entities < len(IDS)
     wanted = f'entities_waiting_to_start{{entity_type="counter"}} {len(IDS) - host.entities}.0'
     assert f"shardbus_{wanted}" in AdminPages(node).metrics().decode()
