@@ -148,7 +148,7 @@ async def loaded(
 # Behaviours
 
 
-async def test_S4_24_an_entity_becomes_what_it_says() -> None:
+async def test_S4_24_become_changes_the_behaviour() -> None:
     class Door(Entity):
         @behaviour
         def closed(self, message: str) -> str:
@@ -240,7 +240,7 @@ async def test_S4_24_only_a_behaviour_of_its_own_can_be_become() -> None:
     assert await b.ask_message("x", "own") == "second"
 
 
-def test_S4_24_a_class_says_with_which_behaviour_it_begins() -> None:
+def test_S4_24_a_class_names_its_first_behaviour() -> None:
     class Undecided(Entity):
         @behaviour
         def first(self, message: object) -> None: ...
@@ -317,7 +317,7 @@ async def test_S4_21_S4_22_the_asker_of_an_update_is_answered_when_it_is_written
     assert await second == 17
 
 
-async def test_S4_23_an_update_that_fails_is_told_and_the_entity_loads_again() -> None:
+async def test_S4_23_a_failed_update_fails_its_asker_and_the_entity_loads_again() -> None:
     b, outside = await loaded(10)
     update, get = b.ask_message("a", 5), b.ask_message("a", "get")
     await outside.end(OSError("disk full"))
@@ -374,7 +374,7 @@ async def test_the_stash_is_bounded_as_the_mailbox_is() -> None:
 # The end of an incarnation
 
 
-async def test_work_of_an_entity_that_stops_is_cancelled_and_its_asker_told() -> None:
+async def test_work_of_a_stopping_entity_is_cancelled_and_its_asker_failed() -> None:
     b, outside = await loaded(10)
     update, get = b.ask_message("a", 5), b.ask_message("a", "get")
     await turns()
@@ -390,7 +390,7 @@ async def test_work_of_an_entity_that_stops_is_cancelled_and_its_asker_told() ->
     assert await get == 10
 
 
-async def test_an_outcome_that_waits_is_not_for_the_next_incarnation() -> None:
+async def test_a_waiting_outcome_is_not_for_the_next_activation() -> None:
     b, outside = await loaded(10)
     update = b.ask_message("a", 5)
     await turns()
@@ -433,7 +433,7 @@ async def test_a_handoff_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch)
     assert outside.cancelled == 1
 
 
-async def test_one_whose_work_is_under_way_is_not_idle() -> None:
+async def test_an_entity_with_work_under_way_is_not_idle() -> None:
     b, outside = await loaded(10, passivate_after=1.0)
     update = b.ask_message("a", 5)
     await turns()
@@ -448,7 +448,7 @@ async def test_one_whose_work_is_under_way_is_not_idle() -> None:
     assert b.activation("a") is None
 
 
-async def test_what_a_closed_host_had_under_way_is_cancelled() -> None:
+async def test_closing_the_host_cancels_work_under_way() -> None:
     b, outside = await loaded(10)
     update = b.ask_message("a", 5)
     await turns()
@@ -535,7 +535,7 @@ async def test_work_needs_a_receive_and_an_answer_a_message() -> None:
         activation.pipe_to_self(future, answer=True)
 
 
-async def test_work_that_was_cancelled_is_told_as_any_failure() -> None:
+async def test_cancelled_work_is_an_outcome_like_any_failure() -> None:
     b, outside = await loaded(10)
     update = b.ask_message("a", 5)
     await turns()
@@ -545,7 +545,7 @@ async def test_work_that_was_cancelled_is_told_as_any_failure() -> None:
     assert failed.value.type == "CancelledError"
 
 
-async def test_what_an_entity_began_is_over_before_on_stop() -> None:
+async def test_work_and_timers_end_before_on_stop() -> None:
     """Else what comes meanwhile would wait in the mailbox and start the next incarnation."""
 
     class Ends(Account):

@@ -40,7 +40,7 @@ def gone(policy: EvictionPolicy, limit: int, uses: str) -> str:
         ("a b c d b a", "a c"),
     ],
 )
-def test_B81_lru_takes_who_was_not_used_for_longest(uses: str, wanted: str) -> None:
+def test_B81_lru_takes_the_least_recently_used(uses: str, wanted: str) -> None:
     assert gone(LeastRecent(), 3, uses) == wanted
 
 
@@ -56,7 +56,7 @@ def test_B81_lru_takes_who_was_not_used_for_longest(uses: str, wanted: str) -> N
         ("a a b c c d d e f", "b a"),
     ],
 )
-def test_B81_slru_takes_who_was_used_once_first(uses: str, wanted: str) -> None:
+def test_B81_slru_takes_entities_used_once_first(uses: str, wanted: str) -> None:
     assert gone(Segmented(4, 0.5), 4, uses) == wanted
 
 
@@ -69,7 +69,7 @@ def test_B81_slru_takes_who_was_used_once_first(uses: str, wanted: str) -> None:
         ("a b c a b d", "b"),
     ],
 )
-def test_B82_mru_takes_who_was_used_last_but_for_the_newcomer(uses: str, wanted: str) -> None:
+def test_B82_mru_takes_the_second_most_recently_used(uses: str, wanted: str) -> None:
     assert gone(MostRecent(), 3, uses) == wanted
 
 
@@ -82,7 +82,7 @@ def test_B82_mru_takes_who_was_used_last_but_for_the_newcomer(uses: str, wanted:
         (2, "a a a b c d e f g", "b c d e a"),  # d and e began with 2, f and g with 3, as a has
     ],
 )
-def test_B83_lfu_takes_who_was_used_least_and_old_fame_fades(
+def test_B83_lfu_takes_the_least_used_and_old_uses_lose_weight(
     limit: int, uses: str, wanted: str
 ) -> None:
     assert gone(LeastFrequent(), limit, uses) == wanted
@@ -221,7 +221,7 @@ STEPS = st.lists(
 
 @pytest.mark.parametrize("name", EVERY)
 @given(steps=STEPS)
-def test_a_policy_names_who_is_here_and_forgets_who_is_not(name: str, steps: Any) -> None:
+def test_a_policy_names_only_ids_in_memory(name: str, steps: Any) -> None:
     policy, here, now = EVERY[name](), set[str](), 0
     for what, entity_id, later in steps:
         now += later
@@ -247,7 +247,7 @@ def test_a_policy_names_who_is_here_and_forgets_who_is_not(name: str, steps: Any
 
 @pytest.mark.parametrize("name", EVERY)
 @given(steps=STEPS, busy=st.sets(st.sampled_from("abcdefghijkl")))
-def test_somebody_who_can_go_is_named_before_everybody_was_asked_twice(
+def test_an_id_that_can_leave_is_named_within_two_rounds(
     name: str, steps: Any, busy: set[str]
 ) -> None:
     policy, here = EVERY[name](), set[str]()

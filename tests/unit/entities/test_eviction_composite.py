@@ -69,7 +69,7 @@ def test_what_was_long_ago_counts_half() -> None:
         ("a a b b c c d d e", "d"),  # alike: who is there already stays
     ],
 )
-def test_B84_a_newcomer_stays_if_it_is_used_more_than_who_would_go(uses: str, wanted: str) -> None:
+def test_B84_a_new_entity_stays_if_it_is_used_more_than_the_victim(uses: str, wanted: str) -> None:
     memory = PolicyMemory(CompositePolicy(4, 0.25, 0.5), 4)
     memory.use(*uses.split())
     assert " ".join(memory.gone) == wanted

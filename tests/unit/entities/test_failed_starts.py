@@ -114,7 +114,7 @@ def pausing(b: Bench) -> set[str]:
 
 
 @ALL
-async def test_S2_48_a_start_that_shall_stop_refuses_what_waits_for_it(cls: type) -> None:
+async def test_S2_48_a_start_with_directive_stop_refuses_waiting_messages(cls: type) -> None:
     b = bench(cls, log := Failing(), STOP)
     asks = [b.ask("e", "hit", n) for n in range(3)]
     b.tell("e", "hit", 3)
@@ -147,9 +147,7 @@ async def test_a_start_after_a_failed_handler_is_asked_about_too(cls: type) -> N
 
 @pytest.mark.parametrize("directive", ["resume", "restart"])
 @ALL
-async def test_whatever_else_it_says_is_a_restart_and_messages_wait(
-    cls: type, directive: str
-) -> None:
+async def test_any_other_directive_restarts_and_messages_wait(cls: type, directive: str) -> None:
     b = bench(cls, log := Failing(), {LookupError: directive}, entity_restart_backoff_min=0.001)
     waiting = b.ask("e", "hit", 1)
     await until(lambda: len(log.rows) > 2, "some tries")
@@ -158,7 +156,7 @@ async def test_whatever_else_it_says_is_a_restart_and_messages_wait(
     assert await waiting == 1
 
 
-async def test_nobody_is_asked_about_a_store_that_does_not_answer() -> None:
+async def test_supervision_is_not_asked_about_a_silent_store() -> None:
     b = bench(Ledger, Failing(), {Exception: "stop"}, entity_restart_backoff_min=0.001)
     b.keeper.fail_loads = [StoreUnavailable("away")] * 3
     assert await b.ask("e", "hit", 1) == 1
@@ -188,7 +186,7 @@ async def test_a_cancellation_that_a_start_lets_out_is_tried_again() -> None:
     assert b.host.counts.started == {"message": 1}
 
 
-async def test_at_a_handoff_what_waits_is_for_the_next_home() -> None:
+async def test_at_a_handoff_waiting_messages_go_to_the_next_home() -> None:
     b = bench(Waiting, log := Failing(), STOP)
     b.host.passes_on = True
     log.start_gate.clear()
@@ -202,7 +200,7 @@ async def test_at_a_handoff_what_waits_is_for_the_next_home() -> None:
 
 
 @ALL
-async def test_a_remembered_one_that_shall_stop_comes_back_once_after_the_backoff(
+async def test_a_remembered_entity_that_stops_returns_once_after_the_backoff(
     cls: type,
 ) -> None:
     b = bench(cls, log := Failing(), STOP, remember=True, entity_restart_backoff=3600)
@@ -220,7 +218,7 @@ async def test_a_remembered_one_that_shall_stop_comes_back_once_after_the_backof
     assert b.host.counts.started == {"message": 3, "remembered": 1}
 
 
-async def test_what_a_failed_start_began_is_over() -> None:
+async def test_a_failed_start_ends_what_it_began() -> None:
     b = bench(Starting, log := Failing(), entity_restart_backoff_min=0.001)
     b.tell("e", "hit", 1)
     await until(lambda: len(log.rows) > 4, "some tries")
@@ -233,7 +231,7 @@ async def test_what_a_failed_start_began_is_over() -> None:
 
 
 @ALL
-async def test_B79_who_fails_to_start_and_is_not_wanted_is_passivated_as_any_idle_one(
+async def test_B79_an_unwanted_entity_that_fails_to_start_is_passivated_when_idle(
     cls: type,
 ) -> None:
     b = bench(cls, Failing(), passivate_after=10, entity_restart_backoff_min=3600)
@@ -254,7 +252,7 @@ async def test_B79_who_fails_to_start_and_is_not_wanted_is_passivated_as_any_idl
     assert pausing(b) == {"waits", "told"}
 
 
-async def test_also_one_with_a_stop_message_or_an_idle_timeout_of_its_own() -> None:
+async def test_a_failing_entity_with_an_own_idle_timeout_is_passivated_too() -> None:
     class Own(Starting):
         async def on_start(self) -> None:
             self.context.set_idle_timeout(2)
@@ -272,7 +270,7 @@ async def test_also_one_with_a_stop_message_or_an_idle_timeout_of_its_own() -> N
     assert b.activation("e") is None
 
 
-async def test_a_remembered_one_is_tried_for_as_long_as_it_fails() -> None:
+async def test_a_remembered_entity_is_tried_while_it_fails() -> None:
     class Own(Starting):
         async def on_start(self) -> None:
             self.context.set_idle_timeout(2)
@@ -285,7 +283,7 @@ async def test_a_remembered_one_is_tried_for_as_long_as_it_fails() -> None:
     failing(b, "e")
 
 
-async def test_B80_a_limit_evicts_those_for_whom_nobody_waits() -> None:
+async def test_B80_a_limit_evicts_failing_entities_without_askers() -> None:
     declared = {"passivation": Passivation.lru(10)}
     b = bench(Starting, log := Failing(), declared=declared, entity_restart_backoff_min=3600)
     for n in range(100):
@@ -301,7 +299,7 @@ async def test_B80_a_limit_evicts_those_for_whom_nobody_waits() -> None:
     assert await b.ask(evicted, "hit", 1) == 1
 
 
-async def test_who_is_given_up_starts_afresh_at_its_next_message() -> None:
+async def test_an_abandoned_entity_starts_afresh_at_its_next_message() -> None:
     b = bench(Waiting, log := Failing(), passivate_after=1, entity_restart_backoff_min=3600)
     b.ask("e", "hit", 1, ticks=1)
     await until(lambda: pausing(b), "two failed starts")

@@ -63,7 +63,7 @@ def bench(log: Log | None = None, cls: type[Any] = LivePage, /, **options: Any) 
 @pytest.mark.parametrize(
     ("method", "reason"), [("passivate", "passivation"), ("stop_later", "stopped")]
 )
-async def test_an_entity_that_stops_itself_is_told_why(method: str, reason: str) -> None:
+async def test_an_entity_that_stops_itself_gets_its_reason(method: str, reason: str) -> None:
     b = bench(log := Log())
     assert await b.ask("e", method, 1) == 1
     await until(lambda: b.activation("e") is None, "the end")
@@ -72,7 +72,7 @@ async def test_an_entity_that_stops_itself_is_told_why(method: str, reason: str)
     assert b.host.entities == 0
 
 
-async def test_an_entity_stopped_by_supervision_is_told_so() -> None:
+async def test_an_entity_stopped_by_supervision_gets_that_reason() -> None:
     b = bench(log := Log(), supervision={ValueError: "stop"})
     b.tell("e", "bad")
     await until(lambda: b.activation("e") is None and b.host.counts.stopped, "the end")
@@ -91,7 +91,7 @@ async def test_an_on_stop_that_raises_does_not_keep_the_entity() -> None:
     assert b.host.counts.failures == 1
 
 
-async def test_messages_that_wait_start_a_new_incarnation_in_order() -> None:
+async def test_messages_that_wait_start_a_new_activation_in_order() -> None:
     b = bench(log := Log())
     first = b.ask("e", "slow", 0)
     await turns()
@@ -123,7 +123,7 @@ async def test_entities_that_passivate_after_each_message_get_each_one() -> None
     assert b.host.entities == 0
 
 
-async def test_messages_that_come_while_an_entity_stops_wait_for_the_next() -> None:
+async def test_messages_for_a_stopping_entity_wait_for_the_next_activation() -> None:
     b = bench(log := Log())
     log.end_gate.clear()
     await b.ask("e", "passivate", 1)
@@ -135,7 +135,7 @@ async def test_messages_that_come_while_an_entity_stops_wait_for_the_next() -> N
     assert log.rows == [1, ("e", StopReason.PASSIVATION), 2, 3]
 
 
-async def test_what_an_entity_has_stashed_goes_to_the_next_before_its_mailbox() -> None:
+async def test_the_next_activation_gets_the_stash_before_the_mailbox() -> None:
     class Stashes(LivePage):
         @handler
         def deferred(self, n: int) -> int:
@@ -170,7 +170,7 @@ async def test_idle_entities_are_passivated() -> None:
 
 
 @pytest.mark.parametrize("options", [{"passivate_after": "off"}, {"remember": True}])
-async def test_some_are_never_passivated(options: dict[str, Any]) -> None:
+async def test_some_types_are_never_passivated(options: dict[str, Any]) -> None:
     b = bench(None, **options)
     await b.ask("e", "hit", 1)
     for _ in range(10):
@@ -178,7 +178,7 @@ async def test_some_are_never_passivated(options: dict[str, Any]) -> None:
     assert b.activation("e") is not None
 
 
-async def test_one_that_waits_is_not_idle() -> None:
+async def test_an_entity_that_waits_is_not_idle() -> None:
     b = bench(log := Log(), passivate_after=10.0)
     b.ask("e", "slow", 1)
     await turns()
@@ -205,7 +205,7 @@ async def test_an_entity_may_choose_its_own_idle_timeout() -> None:
 # Ends of shards
 
 
-async def test_a_shard_stops_after_what_is_in_its_mailboxes_and_says_so_once() -> None:
+async def test_a_shard_stops_after_its_mailboxes_and_reports_it_once() -> None:
     b = bench(log := Log())
     await b.ask("idle", "hit", 0)
     asks = [b.ask("e", "slow", 1), b.ask("e", "hit", 2), b.ask("e", "slow", 3)]
@@ -231,7 +231,7 @@ async def test_a_shard_without_entities_is_down_at_once() -> None:
     assert b.down == ["0", "unknown"]
 
 
-async def test_the_reason_of_a_shutdown_is_told() -> None:
+async def test_a_shutdown_gives_its_reason() -> None:
     b = bench(log := Log())
     await b.ask("e", "hit", 1)
     b.stop(StopReason.SHUTDOWN)
@@ -278,7 +278,9 @@ async def test_TSU6_an_entity_that_does_not_stop_is_cut_off() -> None:
 
 
 @pytest.mark.parametrize("passes_on", [True, False])
-async def test_one_cut_off_while_it_passivates_gets_no_new_activation(passes_on: bool) -> None:
+async def test_an_entity_cut_off_while_it_passivates_is_not_started_again(
+    passes_on: bool,
+) -> None:
     """Its `on_stop` hangs, and messages wait for the next activation. The hand-off has no time for
     that: it ends."""
     b = bench(log := Log())
@@ -305,7 +307,7 @@ async def test_one_cut_off_while_it_passivates_gets_no_new_activation(passes_on:
     assert log.rows == [1, ("e", StopReason.PASSIVATION)]
 
 
-async def test_one_cut_off_at_a_passivation_gets_a_new_activation_while_its_shard_stays() -> None:
+async def test_an_entity_cut_off_at_a_passivation_starts_again_while_its_shard_stays() -> None:
     b = bench(log := Log())
     log.end_gate.clear()
     await b.ask("e", "passivate", 1)
@@ -336,7 +338,7 @@ async def test_B59_a_shard_that_has_lost_its_lease_ends_its_current_messages_and
 
 
 @pytest.mark.parametrize("handing_off", [True, False])
-async def test_B59_one_that_has_no_time_left_is_cut_off_at_once(handing_off: bool) -> None:
+async def test_B59_an_entity_without_time_left_is_cut_off_at_once(handing_off: bool) -> None:
     b = bench(log := Log())
     b.ask("e", "slow", 1)
     waiting = b.ask("e", "hit", 2)
@@ -393,7 +395,9 @@ def session(tag: object) -> Any:
         (False, None, True, set()),
     ],
 )
-def test_who_is_let_in(arrivals: bool, via: str | None, stopping: bool, lets_in: set[str]) -> None:
+def test_a_shard_admits_messages_by_their_session(
+    arrivals: bool, via: str | None, stopping: bool, lets_in: set[str]
+) -> None:
     hosted = Shard("0", 1)
     hosted.arrivals, hosted.via = arrivals, via
     hosted.stopping = StopReason.HANDOFF if stopping else None
@@ -460,7 +464,7 @@ async def test_stashing_without_a_message_is_refused() -> None:
     activation.unstash_all()
 
 
-async def test_a_timer_of_a_former_incarnation_reaches_nobody() -> None:
+async def test_a_timer_of_a_former_activation_reaches_no_entity() -> None:
     b = bench(log := Log())
     await b.ask("e", "hit", 1)
     old = b.activation("e")
@@ -473,7 +477,7 @@ async def test_a_timer_of_a_former_incarnation_reaches_nobody() -> None:
     assert log.rows == [1, 2, ("e", StopReason.PASSIVATION), 3]
 
 
-async def test_one_that_stops_as_it_starts_refuses_what_woke_it() -> None:
+async def test_an_entity_that_stops_as_it_starts_refuses_the_message() -> None:
     class Unwilling(Entity):
         async def on_start(self) -> None:
             self.context.stop()

@@ -157,7 +157,7 @@ async def test_B107_the_bound_in_bytes_holds_for_every_mailbox(way: Any) -> None
     await asyncio.gather(*outcomes, *more, return_exceptions=True)
 
 
-async def test_who_is_idle_again_is_looked_at_no_more() -> None:
+async def test_an_entity_that_is_idle_again_is_measured_no_more() -> None:
     b = bench(gates := Gates())
     await which_is_empty_again(b, gates)
     gates[1].set()

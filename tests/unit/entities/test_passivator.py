@@ -93,7 +93,7 @@ def here(b: Bench) -> set[str]:
         ("composite", "a b c d e", "c d"),
     ],
 )
-async def test_T_SU14_each_policy_passivates_whom_it_names(
+async def test_T_SU14_each_policy_passivates_its_victims(
     strategy: str, uses: str, wanted: str
 ) -> None:
     b = bench(log := Log(), active_entity_limit=3, passivation_strategy=strategy)
@@ -104,7 +104,7 @@ async def test_T_SU14_each_policy_passivates_whom_it_names(
     assert b.host.passivator.evicted == len(wanted.split())
 
 
-async def test_a_policy_that_counts_uses_hears_of_them_at_sweeps() -> None:
+async def test_a_policy_that_counts_uses_gets_them_at_sweeps() -> None:
     b = bench(log := Log(), active_entity_limit=3, passivation_strategy="lfu", passivate_after=0)
     await use(b, "often seldom")
     for _ in range(5):
@@ -115,7 +115,7 @@ async def test_a_policy_that_counts_uses_hears_of_them_at_sweeps() -> None:
     assert log.gone == "seldom new"
 
 
-async def test_several_uses_between_two_looks_count_as_one() -> None:
+async def test_several_uses_between_two_checks_count_as_one() -> None:
     b = bench(log := Log(), active_entity_limit=2, passivation_strategy="lfu", passivate_after=0)
     await use(b, "steady burst")
     await use(b, "burst " * 10)
@@ -147,7 +147,7 @@ async def test_every_policy_keeps_the_limit_and_loses_nothing(strategy: str) -> 
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_B89_one_that_waits_is_not_passivated(strategy: str) -> None:
+async def test_B89_an_entity_that_waits_is_not_passivated(strategy: str) -> None:
     b = bench(log := Log(), active_entity_limit=3, passivation_strategy=strategy)
     busy = b.ask("busy", "slow", 7)
     waiting = b.ask("busy", "hit", 8)
@@ -160,7 +160,7 @@ async def test_B89_one_that_waits_is_not_passivated(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_where_all_are_busy_the_limit_waits_and_nobody_runs_in_circles(strategy: str) -> None:
+async def test_a_limit_over_busy_entities_waits_without_a_busy_loop(strategy: str) -> None:
     b = bench(log := Log(), active_entity_limit=4, passivation_strategy=strategy)
     asks = [b.ask(f"e{n}", "slow", n) for n in range(40)]
     await turns(5)
@@ -174,7 +174,7 @@ async def test_where_all_are_busy_the_limit_waits_and_nobody_runs_in_circles(str
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_one_that_has_messages_aside_is_at_work(strategy: str) -> None:
+async def test_an_entity_with_stashed_messages_is_busy(strategy: str) -> None:
     b = bench(
         log := Log(), active_entity_limit=2, passivation_strategy=strategy, passivate_after=10
     )
@@ -192,7 +192,7 @@ async def test_one_that_has_messages_aside_is_at_work(strategy: str) -> None:
     assert b.host.entities == 2
 
 
-async def test_one_that_has_just_become_idle_is_found_without_a_sweep() -> None:
+async def test_an_entity_that_becomes_idle_is_evicted_without_a_sweep() -> None:
     b = bench(log := Log(), active_entity_limit=4)
     asks = [b.ask(f"e{n}", "slow", n) for n in range(40)]
     await turns(5)
@@ -239,7 +239,7 @@ async def test_a_shard_that_stops_frees_its_places_at_once() -> None:
 # Bounds
 
 
-async def test_what_starts_in_one_turn_is_over_the_limit_for_one_turn() -> None:
+async def test_starts_of_one_turn_exceed_the_limit_for_one_turn() -> None:
     b = bench(Log(), active_entity_limit=50)
     b.tell_many("hit", *((f"e{n}", (n,)) for n in range(2000)))
     assert b.host.entities == 2000
@@ -266,7 +266,7 @@ async def test_when_all_have_been_used_since_the_limit_gives_by_a_part(limit: in
     assert b.host.entities == limit
 
 
-async def test_everybody_used_all_the_time_is_no_reason_to_go_on_looking() -> None:
+async def test_entities_used_all_the_time_do_not_keep_the_pass_running() -> None:
     b = bench(Log(), active_entity_limit=30)
     for n in range(60):
         b.tell_many("hit", *((f"e{k}", (n,)) for k in range(30)), (f"new{n}", (n,)))
@@ -294,7 +294,7 @@ async def test_a_type_without_a_limit_keeps_nothing_about_its_entities() -> None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_who_is_gone_is_forgotten_by_the_policy(strategy: str) -> None:
+async def test_the_policy_forgets_entities_that_left(strategy: str) -> None:
     b = bench(Log(), active_entity_limit=20, passivation_strategy=strategy, passivate_after=10)
     await use(b, " ".join(f"e{n}" for n in range(50)))
     policy = b.host.passivator._policy
@@ -309,7 +309,7 @@ async def test_who_is_gone_is_forgotten_by_the_policy(strategy: str) -> None:
 # Beside each other
 
 
-async def test_idle_ones_go_though_there_is_room() -> None:
+async def test_idle_entities_leave_even_if_there_is_room() -> None:
     b = bench(Log(), active_entity_limit=100, passivate_after=10)
     await use(b, "a")
     b.pass_ticks(150)
@@ -355,7 +355,7 @@ async def test_an_own_idle_timeout_does_not_hold_a_place() -> None:
     assert b.host.passivator._own_timeouts == {}
 
 
-async def test_messages_for_one_that_is_going_start_the_next_in_order() -> None:
+async def test_messages_for_a_victim_start_its_next_activation_in_order() -> None:
     b = bench(log := Log(), active_entity_limit=1)
     log.end_gate.clear()
     await use(b, "a b")
@@ -389,7 +389,7 @@ async def test_B85_the_limit_changes_while_the_node_runs(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["lru", "slru", "lfu"])
-async def test_a_limit_set_later_knows_who_was_used_last(strategy: str) -> None:
+async def test_a_limit_set_later_knows_the_last_uses(strategy: str) -> None:
     b = bench(log := Log(), passivation_strategy=strategy)
     await use(b, "a b c d a c")
     resize(b, 2)
@@ -398,7 +398,7 @@ async def test_a_limit_set_later_knows_who_was_used_last(strategy: str) -> None:
     assert log.gone == "b d"
 
 
-async def test_a_much_lower_limit_is_reached_in_turns() -> None:
+async def test_a_much_lower_limit_is_reached_in_several_passes() -> None:
     b = bench(Log(), active_entity_limit=5000)
     b.tell_many("hit", *((f"e{n}", (n,)) for n in range(5000)))
     await turns(2)

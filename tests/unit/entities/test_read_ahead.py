@@ -99,7 +99,7 @@ async def test_receive_as_well(bench: Bench, reads: list[int]) -> None:
 
 
 @pytest.mark.parametrize("how", ["put", "write"])
-async def test_one_that_is_busy_gets_its_own_later(
+async def test_a_busy_entity_gets_its_own_message_later(
     bench: Bench, reads: list[int], how: str
 ) -> None:
     held = [bench.ask(f"b{i}", "hold") for i in (0, 5, MANY - 1)]
@@ -132,7 +132,7 @@ async def test_handlers_that_raise_in_between(bench: Bench, reads: list[int], ho
 
 
 @pytest.mark.parametrize("how", ["put", "write"])
-async def test_one_that_does_not_belong_here_is_skipped(
+async def test_a_message_that_does_not_belong_here_is_skipped(
     bench: Bench, reads: list[int], how: str
 ) -> None:
     invoker = bench.kind.invokers[how]
@@ -152,7 +152,7 @@ async def test_one_that_does_not_belong_here_is_skipped(
 
 
 @pytest.mark.parametrize("how", ["put", "write"])
-async def test_one_that_cannot_be_read_harms_no_other(
+async def test_an_undecodable_message_harms_no_other(
     bench: Bench, reads: list[int], how: str
 ) -> None:
     bad = [b"\x91\x81\xa6number\xa1x", b"\x91", b"\x90"]

@@ -37,7 +37,7 @@ async def test_an_entity_that_asks_itself_closes_the_cycle() -> None:
     assert a.closed_by(a.chain) == (A, A)
 
 
-async def test_who_comes_before_the_cycle_is_not_named() -> None:
+async def test_an_entity_before_the_cycle_is_not_named() -> None:
     a = CallChain(A, 1, [(*C, 9)])
     a.asked(B, future())
     b = CallChain(B, 2, a.chain)
@@ -50,7 +50,7 @@ async def test_another_run_of_the_same_entity_is_not_on_the_chain() -> None:
     assert now.closed_by(CallChain(B, 3, before.chain).chain) is None
 
 
-async def test_who_has_its_answer_or_gave_up_does_not_wait() -> None:
+async def test_a_handler_with_its_answer_or_timeout_does_not_wait() -> None:
     a = CallChain(A, 1, ())
     chain = CallChain(B, 2, a.chain).chain
     assert a.closed_by(chain) is None  # it never asked B
@@ -62,7 +62,7 @@ async def test_who_has_its_answer_or_gave_up_does_not_wait() -> None:
     assert a.closed_by(chain) is None
 
 
-async def test_a_chain_keeps_the_last_who_wait() -> None:
+async def test_a_chain_keeps_the_last_waiting_entities() -> None:
     asking = first = CallChain(("page", "0"), 0, ())
     first.asked(("page", "1"), future())
     for n in range(1, CHAIN_MAX):
@@ -74,7 +74,7 @@ async def test_a_chain_keeps_the_last_who_wait() -> None:
     assert first.closed_by(longer.chain) is None
 
 
-async def test_what_was_answered_is_forgotten_in_time() -> None:
+async def test_answered_asks_are_forgotten_in_time() -> None:
     a, waiting = CallChain(A, 1, ()), future()
     a.asked(B, waiting)
     for n in range(10 * KEPT_MIN):

@@ -71,7 +71,7 @@ async def test_messages_that_wait_for_the_store_keep_their_order() -> None:
     assert store.writes == [("add", ("a",))]
 
 
-async def test_B91_TSU10_what_gathers_during_a_write_goes_with_the_next() -> None:
+async def test_B91_TSU10_changes_during_a_write_go_with_the_next() -> None:
     made, store = await bench()
     first = made.ask("a", "hit", 1)
     await until(lambda: not store.gate.is_set() or store.writes, "the first write")
@@ -122,7 +122,7 @@ async def test_C14_TSU7_only_passivation_is_forgetting() -> None:
     assert made.host.counts.started["remembered"] == 2
 
 
-async def test_who_is_told_while_it_passivates_is_not_forgotten() -> None:
+async def test_an_entity_that_gets_a_message_while_it_passivates_is_not_forgotten() -> None:
     made, store = await bench()
     await made.ask("a", "hit", 1)
     made.tell_many("passivate", ("a", ()))
@@ -132,7 +132,7 @@ async def test_who_is_told_while_it_passivates_is_not_forgotten() -> None:
     assert store.ids() == ["a"]
 
 
-async def test_who_is_told_while_it_is_being_forgotten_is_listed_again() -> None:
+async def test_an_entity_that_gets_a_message_while_forgotten_is_listed_again() -> None:
     made, store = await bench()
     await made.ask("a", "hit", 1)
     store.gate.clear()
@@ -161,7 +161,7 @@ async def test_S2_60_the_next_home_starts_them_without_a_message() -> None:
     assert store.writes == []
 
 
-async def test_a_move_forgets_nobody() -> None:
+async def test_a_move_forgets_no_entity() -> None:
     made, store = await bench()
     await made.ask("a", "hit", 1)
     made.stop(StopReason.HANDOFF)
@@ -170,7 +170,7 @@ async def test_a_move_forgets_nobody() -> None:
     assert store.ids() == ["a"]
 
 
-async def test_a_shard_that_stops_first_handles_what_waits_for_the_store() -> None:
+async def test_a_stopping_shard_first_handles_messages_that_wait_for_the_store() -> None:
     made, store = await bench()
     store.gate.clear()
     answers = [made.ask("a", "hit", n) for n in range(3)]
@@ -199,7 +199,7 @@ async def test_a_shard_is_not_given_away_before_its_last_write_has_ended() -> No
     assert store.ids() == []
 
 
-async def test_a_store_that_does_not_come_back_keeps_nobody_for_ever() -> None:
+async def test_a_store_that_does_not_return_keeps_no_shard_for_ever() -> None:
     made, store = await bench(handoff_timeout=1.0)
     store.gate.clear()
     answer = made.ask("a", "hit", 1)
@@ -241,7 +241,7 @@ async def test_S4_37_remembered_entities_are_not_passivated_by_idling() -> None:
 
 
 @pytest.mark.parametrize(("strategy", "number"), [("all", 5), ("constant", 400), ("adaptive", 5)])
-async def test_S2_77_TSU11_all_of_them_come_back_by_any_strategy(
+async def test_S2_77_TSU11_every_strategy_starts_all_remembered_entities(
     strategy: str, number: int
 ) -> None:
     data = MemoryData()
@@ -258,7 +258,7 @@ async def test_S2_77_TSU11_all_of_them_come_back_by_any_strategy(
     assert again.host.recovery.waiting == 0
 
 
-async def test_S2_78_TSU11_constant_starts_so_many_at_a_time() -> None:
+async def test_S2_78_TSU11_the_constant_strategy_starts_a_number_at_a_time() -> None:
     data = MemoryData()
     made, _ = await bench(data)
     await asyncio.gather(*(made.ask(f"e{n}", "hit", 1) for n in range(20)))

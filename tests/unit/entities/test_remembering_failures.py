@@ -34,7 +34,7 @@ async def bench(data: MemoryData | None = None, **settings: Any) -> tuple[Bench,
     return Bench(bus, store, **settings), store
 
 
-async def test_TSU8_who_is_started_while_it_passivates_starts_again() -> None:
+async def test_TSU8_an_entity_started_while_it_passivates_starts_again() -> None:
     made, store = await bench()
     await made.ask("a", START)
     first = made.activation("a")
@@ -50,7 +50,7 @@ async def test_TSU8_who_is_started_while_it_passivates_starts_again() -> None:
     assert store.ids() == ["a"]
 
 
-async def test_TSU8_who_is_started_while_it_waits_for_its_restart_starts_at_once() -> None:
+async def test_TSU8_an_entity_started_during_its_backoff_starts_at_once() -> None:
     made, store = await bench(entity_restart_backoff=1000.0)
     await made.ask("a", START)
     await made.ask("a", "stop")
@@ -60,7 +60,7 @@ async def test_TSU8_who_is_started_while_it_waits_for_its_restart_starts_at_once
     assert store.ids() == ["a"]
 
 
-async def test_TSU8_who_is_started_while_its_stop_is_stored_starts_afterwards() -> None:
+async def test_TSU8_an_entity_started_while_its_stop_is_stored_starts_afterwards() -> None:
     made, store = await bench()
     await made.ask("a", START)
     store.gate.clear()

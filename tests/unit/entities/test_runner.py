@@ -145,7 +145,7 @@ async def test_order_is_kept_between_the_mailbox_and_what_arrives_later() -> Non
     assert log.rows[2:] == [("fast", str(i)) for i in range(1000)] + [("fast", "last")]
 
 
-async def test_a_long_mailbox_lets_others_have_a_turn() -> None:
+async def test_a_long_mailbox_lets_other_callbacks_run() -> None:
     b = bench(Worker, log := Log())
     b.tell("e", "slow", "s")
     last = [b.ask("e", "fast", "x") for _ in range(600)][-1]
@@ -200,7 +200,7 @@ async def test_a_message_that_does_not_fit_is_the_senders_error(payload: bytes) 
         await waiting
 
 
-async def test_what_receive_does_not_take_is_unhandled() -> None:
+async def test_a_message_that_receive_does_not_take_is_unhandled() -> None:
     b = bench(Worker, Log())
     with pytest.raises(Unhandled, match="thing takes no such int"):
         await b.ask_message("e", 5)
@@ -224,7 +224,7 @@ class Strange(Entity):
 
 
 @pytest.mark.parametrize("method", ["odd", "odd_later"])
-async def test_an_answer_that_cannot_travel_fails_the_ask_only(method: str) -> None:
+async def test_an_answer_that_cannot_be_encoded_fails_the_ask_only(method: str) -> None:
     b = bench(Strange)
     with pytest.raises(EntityFailed, match="returned a value that cannot be encoded"):
         await b.ask("e", method)
@@ -335,7 +335,7 @@ async def test_a_supervision_that_fails_restarts() -> None:
     assert await b.ask("f", "count") == 0
 
 
-async def test_TSU7_a_stopped_entity_starts_again_with_what_waits_for_it() -> None:
+async def test_TSU7_a_stopped_entity_starts_again_for_waiting_messages() -> None:
     b = bench(Worker, log := Log(), supervision={ValueError: "stop"})
     b.tell("e", "slow", "s")
     failing, after = b.ask("e", "bad", "x"), b.ask("e", "count")
@@ -602,7 +602,7 @@ async def test_stashed_messages_are_handled_next_in_their_order(method: str) -> 
     assert await b.ask("e", "all") == ["a", "b", "c", "late"]
 
 
-async def test_a_stashed_tell_costs_nobody_an_answer() -> None:
+async def test_a_stashed_tell_costs_no_other_message_its_answer() -> None:
     b = bench(Stasher)
     b.tell("e", "put", "told")
     assert await asyncio.wait_for(b.ask("e", "all"), PATIENCE_S) == []
@@ -686,7 +686,7 @@ async def test_its_own_timers_do_not_keep_an_entity_in_memory() -> None:
 
 
 @pytest.mark.parametrize("how", ["schedule", "schedule_once"])
-async def test_B118_a_timer_whose_message_cannot_travel_is_refused_at_the_call(how: str) -> None:
+async def test_B118_a_timer_with_a_message_that_cannot_be_encoded_is_refused(how: str) -> None:
     class Clocked(Entity):
         @handler
         def begin(self, how: str) -> None:
@@ -799,7 +799,7 @@ async def test_S2_90_a_blocking_handler_runs_in_threads_of_the_applications_own(
     ("thread", "says"),
     [("a pool", "thread is 'a pool', neither true"), (True, "is async: it cannot run in a thread")],
 )
-def test_what_cannot_run_in_a_thread_is_refused(thread: Any, says: str) -> None:
+def test_a_handler_that_cannot_run_in_a_thread_is_refused(thread: Any, says: str) -> None:
     class Wrong(Entity):
         @handler(thread=thread)
         async def go(self) -> None: ...

@@ -120,7 +120,7 @@ async def test_a_handler_that_is_done_in_time_is_not_named(
     assert look.warnings == []
 
 
-async def test_what_waits_longest_does_not_hide_the_others(
+async def test_the_longest_waiting_handler_does_not_hide_others(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slow_handlers, "QUIET_S", 0.0)
@@ -216,7 +216,7 @@ async def test_many_quick_handlers_are_no_slow_one(caplog: pytest.LogCaptureFixt
     assert look.warnings == []
 
 
-async def test_the_one_that_blocks_behind_quick_ones_is_named(
+async def test_a_blocking_handler_behind_quick_ones_is_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     look = Looker(caplog)
@@ -238,7 +238,7 @@ async def test_a_loop_that_turns_again_ends_the_suspicion(
     assert look.warnings == []
 
 
-async def test_what_blocks_outside_of_handlers_is_not_blamed_on_one(
+async def test_blocking_code_outside_handlers_is_not_blamed_on_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     look = Looker(caplog)

@@ -66,7 +66,7 @@ def bench(log: Log, cls: type[Any] = Order, /, **options: Any) -> Bench:
 # Stop messages and work
 
 
-async def test_one_that_holds_still_gets_what_comes_of_its_work() -> None:
+async def test_an_entity_that_holds_gets_the_outcome_of_its_work() -> None:
     b = bench(log := Log())
     await b.ask("e", "passivate")
     later = [b.ask("e", "hit", n) for n in (1, 2)]
@@ -78,7 +78,7 @@ async def test_one_that_holds_still_gets_what_comes_of_its_work() -> None:
     assert b.host.counts.cut_off == 0
 
 
-async def test_what_came_of_its_work_before_it_held_does_not_wait_behind_others() -> None:
+async def test_an_earlier_outcome_does_not_wait_behind_other_messages() -> None:
     b = bench(log := Log())
     await b.ask("e", "begin")
     slow = b.ask("e", "slow", 1)
@@ -96,7 +96,7 @@ async def test_what_came_of_its_work_before_it_held_does_not_wait_behind_others(
     assert log.rows == wanted
 
 
-async def test_what_comes_behind_the_stop_message_comes_before_what_waits() -> None:
+async def test_outcomes_behind_the_stop_message_come_before_waiting_messages() -> None:
     """The stop message is being handled when others come, then its own."""
 
     class Slow(Order):
@@ -121,7 +121,9 @@ async def test_what_comes_behind_the_stop_message_comes_before_what_waits() -> N
 
 
 @pytest.mark.parametrize("cls", [Order, Hurried])
-async def test_a_handoff_of_one_that_was_told_waits_for_its_work(cls: type[Any]) -> None:
+async def test_a_handoff_waits_for_the_work_of_an_entity_with_a_stop_message(
+    cls: type[Any],
+) -> None:
     b = bench(log := Log(), cls, stop_message="stop")
     await b.ask("e", "begin")
     b.stop()
@@ -134,7 +136,7 @@ async def test_a_handoff_of_one_that_was_told_waits_for_its_work(cls: type[Any])
     assert log.rows == ["stop", *outcomes, StopReason.HANDOFF]
 
 
-async def test_a_handoff_while_it_holds_waits_for_its_work_and_for_the_next_incarnation() -> None:
+async def test_a_handoff_waits_for_the_work_of_an_entity_that_holds_and_for_the_next() -> None:
     b = bench(log := Log())
     await b.ask("e", "passivate")
     later = b.ask("e", "hit", 1)
@@ -148,7 +150,7 @@ async def test_a_handoff_while_it_holds_waits_for_its_work_and_for_the_next_inca
     assert b.dropped == {}
 
 
-async def test_one_that_holds_at_a_handoff_waits_for_its_work_and_for_nothing_else() -> None:
+async def test_an_entity_that_holds_at_a_handoff_waits_only_for_its_work() -> None:
     """It was told to stop by the runtime, and said itself with which message it wants to."""
 
     class Closes(Order):
@@ -175,7 +177,7 @@ async def test_one_that_holds_at_a_handoff_waits_for_its_work_and_for_nothing_el
     assert log.rows[3:6] == ["written", StopReason.HANDOFF, 2]
 
 
-async def test_one_that_ends_for_its_own_sake_does_not_wait_for_its_work() -> None:
+async def test_an_entity_that_stops_itself_does_not_wait_for_its_work() -> None:
     b = bench(log := Log(), Hurried)
     await b.ask("e", "begin")
     await b.ask("e", "passivate")
@@ -190,7 +192,7 @@ async def test_one_that_ends_for_its_own_sake_does_not_wait_for_its_work() -> No
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_B89_one_whose_work_is_under_way_is_not_in_the_way(strategy: str) -> None:
+async def test_B89_an_entity_with_work_under_way_is_not_evicted(strategy: str) -> None:
     b = bench(log := Log(), active_entity_limit=2, passivation_strategy=strategy)
     await b.ask("works", "begin")
     for n in range(8):
@@ -298,7 +300,7 @@ class Failing(Entity):
 
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("directive", ["restart", "stop"])
-async def test_one_that_fails_at_a_handoff_does_not_handle_what_waits_as_it_is(
+async def test_an_entity_that_fails_at_a_handoff_restarts_before_it_goes_on(
     directive: str, told: bool
 ) -> None:
     stop_message = {"stop_message": "stop"} if told else {}
@@ -319,7 +321,7 @@ async def test_one_that_fails_at_a_handoff_does_not_handle_what_waits_as_it_is(
     assert b.dropped == {}
 
 
-async def test_what_waits_for_a_stale_activation_is_not_handled_by_it_at_a_handoff() -> None:
+async def test_a_stale_activation_handles_no_waiting_message_at_a_handoff() -> None:
     class Stale(Failing):
         async def on_start(self) -> None:
             if self.log.rows:

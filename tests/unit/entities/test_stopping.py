@@ -70,7 +70,7 @@ def bench(log: Log, cls: type[Any] = Obedient, /, **options: Any) -> Bench:
 # Who is told, and when
 
 
-async def test_S2_27_at_a_handoff_it_is_told_after_what_is_in_its_mailbox() -> None:
+async def test_S2_27_at_a_handoff_the_stop_message_comes_behind_the_mailbox() -> None:
     b = bench(log := Log(), stop_message="stop")
     await b.ask("idle", "hit", 0)
     asks = [b.ask("e", "slow", 1), b.ask("e", "hit", 2)]
@@ -85,7 +85,7 @@ async def test_S2_27_at_a_handoff_it_is_told_after_what_is_in_its_mailbox() -> N
     assert b.host.counts.cut_off == 0
 
 
-async def test_T_SU21_a_shutdown_is_told_in_the_same_way() -> None:
+async def test_T_SU21_a_shutdown_sends_the_stop_message_too() -> None:
     b = bench(log := Log(), stop_message="stop")
     await b.ask("e", "hit", 1)
     b.stop(StopReason.SHUTDOWN)
@@ -94,7 +94,7 @@ async def test_T_SU21_a_shutdown_is_told_in_the_same_way() -> None:
 
 
 @pytest.mark.parametrize("why", ["idle", "own idle", "limit"])
-async def test_a_passivation_by_the_runtime_is_told_too(why: str) -> None:
+async def test_a_passivation_by_the_node_sends_the_stop_message_too(why: str) -> None:
     limit = 1 if why == "limit" else 0
     b = bench(log := Log(), stop_message="stop", passivate_after=10, active_entity_limit=limit)
     await b.ask("e", "hit", 1)
@@ -114,7 +114,7 @@ async def test_a_passivation_by_the_runtime_is_told_too(why: str) -> None:
     assert b.host.counts.stopped == {"passivation": 1}
 
 
-async def test_until_it_stops_it_goes_on_handling() -> None:
+async def test_an_entity_with_a_stop_message_handles_messages_until_it_stops() -> None:
     b = bench(log := Log(), Stubborn, stop_message="stop", passivate_after=10)
     await b.ask("e", "hit", 1)
     b.pass_ticks(300)
@@ -128,7 +128,7 @@ async def test_until_it_stops_it_goes_on_handling() -> None:
     assert log.rows == [1, "stop", 2, StopReason.PASSIVATION, 3]
 
 
-async def test_a_handoff_of_one_that_was_told_waits_for_it_and_says_so_in_the_end() -> None:
+async def test_a_handoff_waits_for_an_entity_with_a_stop_message() -> None:
     b = bench(log := Log(), Stubborn, stop_message="stop", passivate_after=10)
     await b.ask("e", "hit", 1)
     b.pass_ticks(300)
@@ -142,7 +142,7 @@ async def test_a_handoff_of_one_that_was_told_waits_for_it_and_says_so_in_the_en
     assert log.rows == [1, "stop", StopReason.HANDOFF]
 
 
-async def test_one_that_is_starting_is_told_once_it_has_started() -> None:
+async def test_a_starting_entity_gets_its_stop_message_once_it_has_started() -> None:
     b = bench(log := Log(), stop_message="stop")
     log.start_gate.clear()
     waiting = b.ask("e", "hit", 1)
@@ -156,7 +156,7 @@ async def test_one_that_is_starting_is_told_once_it_has_started() -> None:
     assert log.rows == [1, "stop", StopReason.HANDOFF]
 
 
-async def test_one_that_stops_before_it_is_told_handles_what_it_has() -> None:
+async def test_an_entity_that_stops_before_its_stop_message_handles_its_mailbox() -> None:
     b = bench(log := Log(), stop_message="stop")
     first = b.ask("e", "slow", 1)
     b.tell("e", "leave")
@@ -180,7 +180,7 @@ async def test_a_stop_message_has_room_in_a_full_mailbox() -> None:
     assert log.rows == [1, 2, 3, "stop", StopReason.HANDOFF]
 
 
-async def test_a_stop_message_that_was_not_handled_wakes_nobody() -> None:
+async def test_an_unhandled_stop_message_starts_no_activation() -> None:
     """It belongs to the incarnation that it was for, as its timers' messages do."""
     b = bench(log := Log(), Stubborn, stop_message="stop", passivate_after=10)
     first = b.ask("e", "slow", 1)
@@ -197,7 +197,7 @@ async def test_a_stop_message_that_was_not_handled_wakes_nobody() -> None:
     assert b.host.counts.started == {"message": 1}
 
 
-async def test_remembered_ones_that_wait_for_the_store_are_told_after_their_messages() -> None:
+async def test_entities_waiting_for_the_store_get_stop_messages_last() -> None:
     b = bench(log := Log(), stop_message="stop", remember=True)
     waiting = [b.ask("e", "hit", n) for n in (1, 2)]
     b.stop()
@@ -247,7 +247,7 @@ async def test_a_stop_message_finds_its_handler(message: object, wanted: object)
         (object(), "cannot travel"),
     ],
 )
-def test_a_stop_message_that_nobody_takes_is_refused_at_the_class(
+def test_a_stop_message_without_a_handler_is_refused_at_the_class(
     message: object, text: str
 ) -> None:
     class Mute(Entity):
@@ -266,7 +266,7 @@ def test_a_stop_message_of_another_kind_than_receive_takes_is_refused() -> None:
 # A stop message of its own
 
 
-async def test_S2_40_it_sends_itself_a_stop_message_and_what_comes_later_waits() -> None:
+async def test_S2_40_messages_behind_an_own_stop_message_wait() -> None:
     b = bench(log := Log(), Stubborn)
     first = b.ask("e", "slow", 1)
     before = [b.ask("e", "passivate", 2), b.ask("e", "hit", 3)]
@@ -286,14 +286,14 @@ async def test_S2_40_it_sends_itself_a_stop_message_and_what_comes_later_waits()
     assert b.host.counts.started == {"message": 1, "restart": 1}
 
 
-async def test_one_that_stops_on_its_own_stop_message_is_gone() -> None:
+async def test_an_entity_that_stops_on_its_own_stop_message_leaves_memory() -> None:
     b = bench(log := Log())
     assert await b.ask("e", "passivate", 1) == 1
     assert b.activation("e") is None
     assert log.rows == [1, "stop", StopReason.PASSIVATION]
 
 
-async def test_while_it_holds_only_its_own_timers_are_handled() -> None:
+async def test_an_entity_that_holds_handles_only_its_own_timers() -> None:
     class Waits(Obedient):
         async def receive(self, message: str) -> None:
             self.log.rows.append(message)
@@ -317,7 +317,7 @@ async def test_while_it_holds_only_its_own_timers_are_handled() -> None:
     assert log.rows == wanted
 
 
-async def test_what_is_stashed_goes_first_to_the_next_incarnation() -> None:
+async def test_stashed_messages_go_first_to_the_next_activation() -> None:
     class Stashes(Obedient):
         @handler
         def deferred(self, n: int) -> int:
@@ -335,7 +335,7 @@ async def test_what_is_stashed_goes_first_to_the_next_incarnation() -> None:
     assert log.rows == [1, 3]
 
 
-async def test_a_handoff_while_it_holds_hands_its_messages_to_the_next_incarnation_first() -> None:
+async def test_a_handoff_waits_for_the_next_activation_of_an_entity_that_holds() -> None:
     b = bench(log := Log(), Stubborn)
     await b.ask("e", "passivate", 1)
     held = [b.ask("e", "hit", n) for n in (2, 3)]
@@ -351,7 +351,7 @@ async def test_a_handoff_while_it_holds_hands_its_messages_to_the_next_incarnati
     assert b.dropped == {}
 
 
-async def test_a_message_that_nobody_takes_changes_nothing() -> None:
+async def test_a_stop_message_without_a_handler_changes_nothing() -> None:
     class Mistaken(Obedient):
         @handler
         def part(self) -> None:
@@ -367,7 +367,7 @@ async def test_a_message_that_nobody_takes_changes_nothing() -> None:
 # Who does not go
 
 
-async def test_T_SU6_one_that_ignores_the_stop_message_is_forced_at_a_handoff() -> None:
+async def test_T_SU6_an_entity_that_ignores_its_stop_message_is_cut_off_at_a_handoff() -> None:
     b = bench(log := Log(), Stubborn, stop_message="stop", handoff_timeout=0.1)
     await b.ask("e", "hit", 1)
     b.stop()
@@ -379,7 +379,7 @@ async def test_T_SU6_one_that_ignores_the_stop_message_is_forced_at_a_handoff() 
     assert b.host.counts.stopped == {"handoff": 1}
 
 
-async def test_C18_one_that_ignores_the_stop_message_is_forced_at_a_passivation(
+async def test_C18_an_entity_that_ignores_its_stop_message_is_cut_off_at_a_passivation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     b = bench(log := Log(), Stubborn, stop_message="stop", passivate_after=10)
@@ -396,7 +396,7 @@ async def test_C18_one_that_ignores_the_stop_message_is_forced_at_a_passivation(
     assert log.rows == [1, "stop", 2]
 
 
-async def test_C18_what_waits_for_one_that_holds_too_long_starts_the_next() -> None:
+async def test_C18_messages_for_an_entity_that_holds_too_long_start_the_next_activation() -> None:
     b = bench(log := Log(), Stubborn)
     await b.ask("e", "passivate", 1)
     held = [b.ask("e", "hit", n) for n in (2, 3)]
@@ -428,7 +428,7 @@ async def test_C18_an_on_stop_that_does_not_return_is_cut_off_at_a_passivation_t
     assert b.host.counts.cut_off == 1
 
 
-async def test_one_that_stops_in_time_is_not_cut_off_later() -> None:
+async def test_an_entity_that_stops_in_time_is_not_cut_off_later() -> None:
     b = bench(Log(), stop_message="stop", passivate_after=10)
     await b.ask("e", "hit", 1)
     b.pass_ticks(300)
@@ -444,7 +444,7 @@ async def test_one_that_stops_in_time_is_not_cut_off_later() -> None:
 
 
 @pytest.mark.parametrize("own", [False, True])
-async def test_one_that_fails_on_its_stop_message_stops(own: bool) -> None:
+async def test_an_entity_that_fails_on_its_stop_message_stops(own: bool) -> None:
     class Fails(Obedient):
         def receive(self, message: str) -> None:
             raise ValueError(message)
@@ -457,7 +457,7 @@ async def test_one_that_fails_on_its_stop_message_stops(own: bool) -> None:
     assert b.host.counts.failures == 1
 
 
-async def test_one_that_fails_before_it_is_told_starts_again_and_is_told() -> None:
+async def test_an_entity_that_fails_before_its_stop_message_starts_again_for_it() -> None:
     b = bench(log := Log(), stop_message="stop")
     first = b.ask("e", "slow", 1)
     failing, last = b.ask("e", "bad"), b.ask("e", "hit", 2)
@@ -471,7 +471,7 @@ async def test_one_that_fails_before_it_is_told_starts_again_and_is_told() -> No
     assert log.rows == [1, 2, "stop", StopReason.HANDOFF]
 
 
-async def test_one_that_cannot_start_does_not_keep_its_shard_waiting_for_an_answer() -> None:
+async def test_an_entity_that_cannot_start_does_not_delay_its_shard() -> None:
     b = bench(log := Log(), stop_message="stop", entity_restart_backoff_min=0.01)
     log.fail = [ValueError(str(n)) for n in range(1000)]
     waiting = b.ask("e", "hit", 1)

@@ -90,7 +90,7 @@ def start(b: Bench, entity_id: str) -> asyncio.Future[Any]:
         (True, "fail", True),
     ],
 )
-async def test_T_SU7_who_stops_is_gone_unless_it_is_remembered_and_did_not_passivate(
+async def test_T_SU7_a_stopped_entity_returns_only_if_remembered_and_not_passivated(
     remember: bool, how: str, comes_back: bool
 ) -> None:
     b = bench(Log(), {ValueError: "stop"}, remember=remember, entity_restart_backoff=0.01)
@@ -151,7 +151,7 @@ async def test_T_SU8_a_start_while_its_stop_is_being_stored_comes_after_that() -
 # Backoff and passivation
 
 
-async def test_T_SU16_who_waits_to_start_again_is_neither_idle_nor_in_the_way() -> None:
+async def test_T_SU16_an_entity_in_backoff_is_neither_idle_nor_evicted() -> None:
     """It keeps its messages, and whoever wants room takes somebody else."""
     b = bench(
         log := Log(), passivate_after=1, active_entity_limit=2, entity_restart_backoff_min=3600
@@ -183,7 +183,7 @@ async def test_T_SU16_a_passivation_ends_the_backoff_and_what_waits_starts_the_n
 
 
 @pytest.mark.parametrize("directive", ["resume", "restart", "stop"])
-async def test_T_SU16_one_that_passivates_and_fails_is_passivated(directive: str) -> None:
+async def test_T_SU16_an_entity_that_passivates_and_fails_is_passivated(directive: str) -> None:
     b = bench(log := Log(), {ValueError: directive})
     outcome = b.ask("e", "passivate_and_fail")
     after = b.ask("e", "was_fresh")
@@ -194,7 +194,7 @@ async def test_T_SU16_one_that_passivates_and_fails_is_passivated(directive: str
     assert b.host.counts.stopped == {"passivation": 1}
 
 
-async def test_T_SU16_a_handoff_waits_for_one_that_fails_and_hands_off_its_mailbox() -> None:
+async def test_T_SU16_a_handoff_waits_for_a_failing_entity_and_hands_off_its_mailbox() -> None:
     b = bench(log := Log())
     failing, after = b.ask("e", "fail_later"), b.ask("e", "hit", 1)
     await turns()
@@ -246,7 +246,9 @@ async def test_a_cancellation_that_a_handler_lets_out_is_its_own_failure(method:
 
 @pytest.mark.parametrize("where", ["__init__", "on_start", "on_stop"])
 @pytest.mark.parametrize("plain", [True, False])
-async def test_nor_does_one_leave_its_box_at_the_start_or_the_end(where: str, plain: bool) -> None:
+async def test_a_cancellation_at_a_start_or_an_end_stays_with_its_entity(
+    where: str, plain: bool
+) -> None:
     class Cancels(Entity):
         left = 2
         rows: list[int]
@@ -289,7 +291,7 @@ async def test_nor_does_one_leave_its_box_at_the_start_or_the_end(where: str, pl
 
 
 @pytest.mark.parametrize("how", ["stop", "passivate"])
-async def test_one_that_stops_while_it_starts_refuses_every_message_that_waits(how: str) -> None:
+async def test_an_entity_that_stops_while_it_starts_refuses_its_messages(how: str) -> None:
     """A next activation would do the same, without end."""
 
     class Unwilling(Entity):
@@ -327,7 +329,7 @@ async def test_one_that_stops_while_it_starts_refuses_every_message_that_waits(h
     assert b.host.entities == 0
 
 
-async def test_one_that_stops_in_its_constructor_refuses_what_woke_it() -> None:
+async def test_an_entity_that_stops_in_its_constructor_refuses_the_message() -> None:
     class Unwilling(Entity):
         def __init__(self) -> None:
             self.context.stop()
