@@ -88,14 +88,15 @@ class Contact:
 
     def _candidates(self) -> list[Address]:
         """Return the addresses to try, in order: that of an open session, else all in random order.
-        A leaving member is none of them, unless the client was given its address."""
-        members = [node.address for node in self.members if node not in self.leaving]
+        Nodes that leave are tried only if there is no other."""
+        members = [node.address for node in self.members]
         candidates = list(dict.fromkeys([*members, *self._addresses]))
         self._dice.shuffle(candidates)
         for session in self._endpoint.sessions():
             if session.open and session.tag not in self.leaving:
                 return [session.tag.address]
-        return candidates
+        leaving = {node.address for node in self.leaving}
+        return [one for one in candidates if one not in leaving] or candidates
 
     async def _opens(self, session: Session) -> bool:
         try:

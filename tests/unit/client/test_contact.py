@@ -76,10 +76,17 @@ async def test_without_an_answer_every_address_is_tried_again() -> None:
 async def test_a_member_that_leaves_is_not_tried() -> None:
     for seed in range(8):
         world = World(A, B)
-        seeker = Seeker(world, C, seed=seed)
+        seeker = Seeker(world, C, A, seed=seed)
         seeker.contact.members, seeker.contact.leaving = (A, B), {A}
         assert await seeker.found() == [B]
         assert A.address not in world.tried
+
+
+@virtual
+async def test_a_node_that_leaves_is_tried_if_there_is_no_other() -> None:
+    seeker = Seeker(World(A), A)
+    seeker.contact.leaving = {A}
+    assert await seeker.found() == [A]
 
 
 @virtual
