@@ -1,4 +1,4 @@
-"""What travels on a link: frames, batches, runs.
+"""The wire format of a session: frames, batches, runs.
 
 A frame is one ZeroMQ message of two parts, a fixed header and a body:
 
@@ -7,9 +7,9 @@ A frame is one ZeroMQ message of two parts, a fixed header and a body:
             next bytes of a large batch; the others: empty
 
 A batch is a MessagePack array of *runs*, in the order in which their messages were sent. A run
-holds neighbours that share everything but id and payload, as columns: the common case, one producer
-and one kind of message, costs one array header per batch and two array elements per message.
-Payloads are opaque here; only a handler's declared types read them.
+holds neighbouring messages that share everything but id and payload, as columns. The common case,
+one producer and one type of message, costs one array header per batch and two array elements per
+message. Payloads are opaque here; only a handler's declared types decode them.
 
     Tell      [0, type, method, ids, payloads]
     Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain]
@@ -19,15 +19,16 @@ Payloads are opaque here; only a handler's declared types read them.
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
 
-A method is the name of a handler, "" for a message that `receive` takes, or ":Name" for one of a
-registered class. A correlation id belongs to one direction of one link; 0 means that no answer is
+A method is the name of a handler, "" for a plain message of `receive`, or ":Name" for a message of
+a registered class. A correlation id belongs to one direction of one session; 0 means no answer is
 expected.
 
-A chain says which entities wait for the answer, each as [type, id, number], who asked first first.
-It is empty for what others ask, and missing in what a build without chains wrote, as is `via`.
+A chain lists the entities that wait for the answer, each as [type, id, number], the first caller
+first. It is empty for asks from outside of entities. `chain` and `via` are missing in batches of
+builds without them.
 
-Decoding is schema-first: a frame that does not fit is refused whole, and no length that it claims
-is believed before its bytes are there.
+Decoding is schema-first: a frame that does not fit the schema is refused whole, and a claimed
+length is checked against the bytes that are there.
 
 Source: docs/architecture.md; S0.10, S0.36; B.122.
 """
@@ -49,16 +50,16 @@ T = TypeVar("T")
 
 PROTOCOL_VERSION = 1
 BODY_BYTES_MAX = 16 * 1024 * 1024
-"""A frame's body. ZeroMQ drops the connection of a peer that sends more."""
+"""Limit of a frame's body. ZeroMQ ends the connection of a peer that sends more."""
 PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
-"""One message."""
+"""Limit of one message."""
 RUNS_MAX = 4096
-"""Runs in a batch."""
+"""Limit of runs in a batch."""
 CHAIN_MAX = 32
-"""Entities that are known to wait for one ask. A longer chain loses its oldest."""
+"""Limit of a chain. A longer chain loses its oldest entity."""
 
 Hop = tuple[str, str, int]
-"""An entity that waits: its type, its id, and a number of this very run of its handler."""
+"""A waiting entity: its type, its id, and the number of this run of its handler."""
 Chain = Annotated[tuple[Hop, ...], msgspec.Meta(max_length=CHAIN_MAX)]
 
 _HEADER = struct.Struct("<BBIQQQQ")
@@ -67,7 +68,7 @@ pack_header = _HEADER.pack
 
 
 class FrameType(IntEnum):
-    """What a frame is."""
+    """Type of a frame."""
 
     HELLO = 1
     WELCOME = 2
@@ -80,7 +81,7 @@ class FrameType(IntEnum):
     LEAVING = 9
     UNKNOWN = 10
     HELD = 11
-    """An ACK of one who has no room for what has come."""
+    """An ACK of a process that lives and has no room for received batches."""
     PART = 12
     LAST_PART = 13
 
@@ -95,7 +96,7 @@ class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):
 
 
 class AskRun(msgspec.Struct, array_like=True, tag_field="op", tag=1, gc=False):
-    """Messages whose senders wait, each under its correlation id."""
+    """Messages with an answer, each under its correlation id."""
 
     type: str
     method: str
@@ -114,8 +115,8 @@ class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False)
 
 
 class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
-    """A failed ask: the name of an error class of `shardbus.errors`, its text, and what else the
-    class needs."""
+    """A failed ask: the name of an error class of `shardbus.errors`, its text, and further
+    arguments of the class."""
 
     corr: int
     error: str
@@ -124,7 +125,7 @@ class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
 
 
 class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
-    """One message that a node passes on to a shard's newer home."""
+    """One message that a node forwards to a shard's newer home."""
 
     type: str
     shard: str
@@ -136,11 +137,12 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     hops: int
     chain: Chain = ()
     via: int = 0
-    """By which link a tell came to the node that passes it on; means something only there."""
+    """Mark of the session that a tell came by, on the node that forwards it; only that node uses
+    it."""
 
 
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):
-    """A message between the machines of two processes; `wire.control` reads it."""
+    """A message between the state machines of two processes; `wire.control` decodes it."""
 
     tag: str
     type: str
@@ -148,7 +150,8 @@ class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):
 
 
 class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
-    """Requests an echo from the home of the shard, behind all earlier messages on this link."""
+    """Requests an answer from the shard's home once everything sent before on this session has
+    arrived."""
 
     type: str
     shard: str
@@ -158,7 +161,7 @@ class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
 
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not what they should be."""
+"""Errors that msgspec raises for malformed bytes."""
 
 Run = TellRun | AskRun | ReplyRun | Fail | Relayed | Control | Flush
 
@@ -180,40 +183,42 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 
 
 class Hello(msgspec.Struct, array_like=True, frozen=True):
-    """Opens a link, and opens it again after its connection broke. Answer: Welcome or Refused."""
+    """Opens a session, and resumes it after its connection broke. Answer: WELCOME or REFUSED."""
 
     cluster: str
     name: str
-    """Who sends: `host:port#uid` for a node, `client#uid` for a client."""
+    """Name of the sender: `host:port#uid` for a node, `client#uid` for a client."""
     node: NodeId | None
     """None for a client."""
     session: int
-    """Grows with every session that the sender opens to the receiver; the same number resumes."""
+    """Grows with every session that the sender opens to the receiver; the same number resumes the
+    session."""
     listens: bool = False
-    """The sender wants to hear of tells that are dropped. A build that does not know of that leaves
-    it out."""
+    """True if the sender wants reports of dropped tells. Builds without such reports leave it
+    out."""
 
 
 class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
-    """The link is open; who answered, and whether the session is `fresh` there: it begins now."""
+    """The session is open: the node that answers, and whether the session is `fresh` there, so that
+    it begins now."""
 
     node: NodeId
     fresh: bool
 
 
 class MembershipFrame(msgspec.Struct, array_like=True, frozen=True):
-    """A membership message and who sent it."""
+    """A membership message and its sender."""
 
     node: NodeId
     body: bytes
 
 
 class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
-    """The link is not open and never will be; why."""
+    """The session is not opened and never will be; why."""
 
     reason: str
     stale: bool
-    """The process that was meant is gone: another one answered at its address."""
+    """The wanted process is gone: another one answers at its address."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -221,16 +226,16 @@ encode_body = _encode
 
 
 def cluster_tag(name: str) -> int:
-    """The cluster's name as the header carries it: enough to drop strays; Hello compares the name
-    itself."""
+    """Return the tag of a cluster's name that a header carries. It is enough to drop stray frames;
+    HELLO compares the name itself."""
     return crc32(name.encode())
 
 
 def read_header(frame: bytes) -> Header:
-    """Read a header.
+    """Decode a header.
 
     Raises:
-        RemoteProtocolError: wrong size, or a version that this build does not speak.
+        RemoteProtocolError: wrong size, or a version that this build does not support.
     """
     if len(frame) != HEADER_BYTES:
         raise RemoteProtocolError(f"a header of {len(frame)} bytes, expected {HEADER_BYTES}")
@@ -243,10 +248,10 @@ def read_header(frame: bytes) -> Header:
 
 
 def decode_batch(body: bytes) -> list[Run]:
-    """Read the body of a DATA frame.
+    """Decode the body of a DATA frame.
 
     Raises:
-        RemoteProtocolError: it does not fit the schema, or columns of a run differ in length.
+        RemoteProtocolError: it does not fit the schema, or the columns of a run differ in length.
     """
     try:
         runs = _decode_batch(body)
@@ -268,7 +273,7 @@ def decode_batch(body: bytes) -> list[Run]:
 
 
 def _reader(cls: type[T]) -> Callable[[bytes], T]:
-    """A function that reads the body of such a frame, or raises RemoteProtocolError."""
+    """Return a function that decodes such a body, or raises RemoteProtocolError."""
     decode = msgspec.msgpack.Decoder(cls).decode
 
     def read(body: bytes) -> T:

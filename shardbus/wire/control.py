@@ -1,10 +1,10 @@
-"""The messages of the sharding machines and of their singletons, and a few between node and client,
-as bytes.
+"""Control messages as bytes: those of sharding and of the singletons, and a few between node and
+client.
 
-The tag is the class's name; the body is the dataclass as a MessagePack map, so that a newer node
+The tag is the name of the class. The body is the dataclass as a MessagePack map, so a newer node
 may add a field that an older one ignores. Only the classes listed here can be decoded.
 
-Source: shardbus/sharding/messages.py, shardbus/membership/singleton/messages.py; S0.6-S0.8; B.97.
+Source: S0.6-S0.8; B.97.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shardbus.wire.batch import UNREADABLE, Control
 
 @dataclass(frozen=True, slots=True)
 class Describe:
-    """A client asks what a type is. Answer: TypeInfo."""
+    """A client requests the layout of an entity type. Answer: TypeInfo."""
 
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """How a client finds the shard of an entity by itself. `shards` 0: the type has a function of
-    its own, for which a client needs its class. `known` False: no such type here."""
+    """Lets a client compute the shard of an entity. `shards` 0: the type has its own shard
+    function, for which the client needs its class. `known` False: the node has no such type."""
 
     known: bool
     layout: str
@@ -38,8 +38,8 @@ class TypeInfo:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The nodes that are Up or leaving, for clients, and those that were just found dead: nothing
-    more comes from them."""
+    """For clients: the nodes that are Up or leaving, and those that were just found dead, from
+    which nothing more arrives."""
 
     nodes: tuple[NodeId, ...]
     died: tuple[NodeId, ...] = ()
@@ -47,16 +47,15 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """Tells that came by this link, were acknowledged, and are dropped: entity type, reason, how
-    many. For who listens."""
+    """Tells that came by this session, were acknowledged, and then dropped: entity type, reason and
+    number. Sent to processes that want such reports."""
 
     counts: tuple[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The sender of this has given up that process, which leaves: nothing more is to be taken from
-    it."""
+    """The sender has given up the leaving process `node`: accept nothing more from it."""
 
     node: NodeId
 
@@ -77,10 +76,10 @@ def encode_control(entity_type: str, message: object) -> Control:
 
 
 def decode_control(control: Control) -> object:
-    """Unwrap it.
+    """Decode a wrapped message.
 
     Raises:
-        RemoteProtocolError: an unknown tag, or a body that does not fit the class.
+        RemoteProtocolError: the tag is unknown, or the body does not fit the class.
     """
     decoder = _DECODERS.get(control.tag)
     if decoder is None:

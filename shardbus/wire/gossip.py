@@ -4,11 +4,11 @@
     byte 1      0: what follows is plain; 1: it is compressed by zlib
     the rest    one msgpack array: a tag that names the message, then its fields in order
 
-Decoding is schema-first: every field has a type and a bound, what is declared nowhere is refused,
-and a compressed body may not grow beyond `BODY_MAX`. Anything that does not fit raises
-RemoteProtocolError, and nothing else does.
+Decoding is schema-first: every field has a type and a bound, undeclared fields are refused, and a
+compressed body may not inflate beyond `BODY_MAX`. Malformed bytes raise RemoteProtocolError and no
+other error.
 
-The state that some of them carry is built and checked in `state`.
+`state` builds and checks the gossip state that some messages carry.
 
 Source: S1.46, S3.34, B.13.
 """
@@ -141,7 +141,7 @@ _decode_body: Callable[[bytes], Wire] = msgspec.msgpack.Decoder(Wire).decode
 
 
 def encode(message: m.Message) -> bytes:
-    """The message as bytes."""
+    """Encode a message."""
     body = _encoder.encode(_to_wire(message))
     if len(body) < COMPRESS_FROM:
         return bytes((FORMAT, PLAIN)) + body
@@ -149,10 +149,10 @@ def encode(message: m.Message) -> bytes:
 
 
 def decode(data: bytes) -> m.Message:
-    """The message in these bytes.
+    """Decode a message.
 
     Raises:
-        RemoteProtocolError: they are no message of this format, or break a bound.
+        RemoteProtocolError: the bytes are not a message of this format, or exceed a bound.
     """
     if len(data) < 2 or data[0] != FORMAT or data[1] not in (PLAIN, COMPRESSED):
         raise RemoteProtocolError("not a membership message of a known format")

@@ -1,13 +1,13 @@
-"""Messages of users as bytes, by the types that handlers declare.
+"""Users' messages as bytes, by the types that handlers declare.
 
-An entity type offers *methods*: its handlers by name, and what `receive` takes: "" for plain
-values, ":Name" for objects of a registered class. The sender writes what it is given; the receiver
-reads it with the handler's declared types, and only there. A handler's arguments are a MessagePack
-array, so its first byte tells how many there are, and trailing defaults may be left out.
+An entity type has *methods*: its handlers by name, and the messages of `receive`: "" for plain
+values, ":Name" for objects of a registered class. The sender encodes any value; the receiver
+decodes it with the handler's declared types, and only there. A handler's arguments are a
+MessagePack array, so its first byte gives their number, and trailing defaults may be left out.
 
-Which values travel: None, bool, int of 64 bits, float, str, bytes, list, tuple, dict, and
-dataclasses, `msgspec.Struct` and pydantic models. What a declaration cannot carry is refused when
-the class is declared, with the path of the field.
+Values that can be sent: None, bool, int of 64 bits, float, str, bytes, list, tuple, dict, and
+dataclasses, `msgspec.Struct` and pydantic models. A type that cannot be sent is refused when the
+class is declared, with the path of the field.
 
 Source: S0.3, S2.12-S2.14, S4.3, S4.4; B.140.
 """
@@ -32,7 +32,7 @@ ONE_ARGUMENT = 0x91
 _PLAIN: tuple[type, ...] = (bytes, str, int, float, bool, type(None), list, tuple, dict)
 Decode = Callable[[bytes], Any]
 Extractor = Callable[[Any], "str | tuple[str, object] | None"]
-"""Message to entity id, or to (entity id, what the entity receives); None: not known."""
+"""Returns the entity id of a message, or (entity id, message for the entity); None: not known."""
 
 
 def _to_wire(value: object) -> object:
@@ -49,15 +49,15 @@ def _from_wire(wanted: type, value: object) -> object:
 
 
 _encode = pack_value = msgspec.msgpack.Encoder(enc_hook=_to_wire).encode
-"""`encode_value` for callers that deal with msgspec's own errors."""
+"""`encode_value` for callers that handle msgspec's own errors."""
 _decode_any = msgspec.msgpack.Decoder().decode
 
 
 def encode_value(value: object) -> bytes:
-    """A message or a reply as bytes.
+    """Encode a message or a reply.
 
     Raises:
-        SchemaError: a value that cannot travel. Nothing was sent.
+        SchemaError: a value cannot be sent. Nothing was sent.
     """
     try:
         return _encode(value)
@@ -66,10 +66,10 @@ def encode_value(value: object) -> bytes:
 
 
 def decode_value(payload: bytes) -> Any:
-    """Read a plain value.
+    """Decode a plain value.
 
     Raises:
-        SchemaError: not MessagePack.
+        SchemaError: the payload is not MessagePack.
     """
     try:
         return _decode_any(payload)
@@ -78,8 +78,8 @@ def decode_value(payload: bytes) -> Any:
 
 
 def decoder(wanted: Any) -> Decode:
-    """A function from bytes to `wanted`, raising `msgspec.ValidationError` with the path of what
-    does not fit."""
+    """Return a function from bytes to `wanted`. It raises `msgspec.ValidationError` with the path
+    of the value that does not fit."""
     if wanted in (Any, object, inspect.Parameter.empty, inspect.Signature.empty):
         return _decode_any
     if wanted is None:
@@ -88,7 +88,7 @@ def decoder(wanted: Any) -> Decode:
 
 
 def is_message_class(cls: object) -> bool:
-    """Whether objects of the class travel under its name."""
+    """True if objects of the class are sent under its name."""
     if not isinstance(cls, type):
         return False
     return is_dataclass(cls) or issubclass(cls, msgspec.Struct) or hasattr(cls, "model_validate")
@@ -98,7 +98,11 @@ _methods_of_class: dict[type, str] = dict.fromkeys(_PLAIN, "")
 
 
 def method_of(message: object) -> str:
-    """The method that takes `message`: "" for a plain value, ":Name" for an object."""
+    """Return the method for `message`: "" for a plain value, ":Name" for an object.
+
+    Raises:
+        SchemaError: the message cannot be sent.
+    """
     cls = type(message)
     method = _methods_of_class.get(cls)
     if method is None:
@@ -112,7 +116,7 @@ def method_of(message: object) -> str:
 
 
 def unreadable(method: str, decoders: Mapping[int, Decode], error: Exception) -> SchemaError:
-    """Why a payload could not be read for a method."""
+    """Return the error for a payload that does not fit a method."""
     if decoders and isinstance(error, LookupError):
         counts = sorted(first & 0x0F for first in decoders)
         return SchemaError(f"{method} takes {counts[0]} to {counts[-1]} arguments")
@@ -120,10 +124,10 @@ def unreadable(method: str, decoders: Mapping[int, Decode], error: Exception) ->
 
 
 def check_type(where: str, wanted: Any) -> None:
-    """Refuse a declared type that cannot be read back.
+    """Check that a declared type can be decoded.
 
     Raises:
-        ConfigError: naming `where` and the path below it.
+        ConfigError: it cannot; the message has `where` and the path below it.
     """
     if wanted in (Any, object, inspect.Parameter.empty):
         return
@@ -169,24 +173,24 @@ def _check_info(where: str, info: Any, seen: set[int]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One handler as the wire sees it."""
+    """The wire form of one handler: how its arguments and its result are encoded."""
 
     name: str
     parameters: tuple[inspect.Parameter, ...]
     decoders: Mapping[int, Decode]
-    """First byte of the argument array to the function that reads an array of that length."""
+    """First byte of the argument array to the function that decodes an array of that length."""
     decode_result: Decode
     counts: frozenset[int]
-    """How many positional arguments it takes."""
+    """Possible numbers of positional arguments."""
     read_all: ReadAll | None = None
-    """Reads the only argument of many calls, where that is quicker than one by one."""
+    """Decodes the only argument of many calls, where that is faster than one by one."""
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        """The arguments of a call as bytes.
+        """Encode the arguments of a call.
 
         Raises:
             TypeError: they do not fit the signature, as for any Python call.
-            SchemaError: a value cannot travel.
+            SchemaError: a value cannot be sent.
         """
         if kwargs or len(args) not in self.counts:
             args = self._bind(args, kwargs)
@@ -200,10 +204,10 @@ class Method:
 
 
 def method(name: str, function: Callable[..., Any]) -> Method:
-    """The wire's view of a handler `function(self, ...)`.
+    """Return the wire form of a handler `function(self, ...)`.
 
     Raises:
-        ConfigError: a parameter that cannot travel, or more than 15.
+        ConfigError: a parameter cannot be sent, or there are more than 15.
     """
     hints = _hints(function)
     parameters = tuple(inspect.signature(function).parameters.values())[1:]
@@ -242,21 +246,21 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Interface:
-    """What one entity type offers: its name, its methods, the messages `receive` takes, and how ids
-    map to shards."""
+    """The wire form of one entity type: its name, its methods, the messages of `receive`, and how
+    ids map to shards."""
 
     name: str
     shards: int
     layout: str
-    """Names the shard function: `crc32/<shards>`, or `<function>:<number>/<shards>` for a type's
-    own, where the number stands for what it does."""
+    """Name of the shard function: `crc32/<shards>`, or `<function>:<number>/<shards>` for a type's
+    own, where the number stands for what the function computes."""
     methods: dict[str, Method] = field(default_factory=dict)
     messages: dict[str, Decode] = field(default_factory=dict)
-    """Method of `receive` to the function that reads its message."""
+    """Method of `receive` to the function that decodes its message."""
     shard_of: Callable[[str], str] | None = None
     """The type's own shard function; None: the default."""
     extract_entity_id: Extractor | None = None
-    """The id that a message is for; None if its type does not name one."""
+    """Returns the entity of a message; None: the type declares none."""
 
 
 def message_decoders(
@@ -264,9 +268,8 @@ def message_decoders(
     classes: Iterable[type],
     behaviours: Iterable[Callable[..., Any]] = (),
 ) -> dict[str, Decode]:
-    """The messages that `receive(self, message)`, or a behaviour that stands in for it, takes:
-    plain values as they are annotated with them, the classes among their annotations, and the given
-    ones."""
+    """Return the decoders of the messages of `receive(self, message)` and of the behaviours that
+    may replace it: the plain values and the classes in their annotations, and the given classes."""
     if receive is None:
         return {}
     named: dict[str, Decode] = {}
@@ -279,7 +282,7 @@ def message_decoders(
             named[f":{cls.__name__}"] = decoder(cls)
     plain = [member for member in members if not is_message_class(member)]
     if not plain and len(members) > 1:
-        return named  # nothing says which of the classes a plain value would be
+        return named  # a plain value could be any of the classes
     rest: Any = typing.Union[tuple(plain or members)]  # noqa: UP007  (made at run time)
     check_type("receive: message", rest)
     return {"": decoder(rest), **named}
@@ -290,8 +293,8 @@ def message_readers(
     classes: Iterable[type],
     behaviours: Iterable[Callable[..., Any]] = (),
 ) -> dict[str, ReadAll]:
-    """How many messages of the same class are read, by the method that takes them, where that is
-    quicker than one by one."""
+    """Return the functions that decode many messages of one class, by method, where that is faster
+    than one by one."""
     members = (*_members(receive, behaviours), *classes)
     taken = {f":{cls.__name__}": cls for cls in members if is_message_class(cls)}
     readers = {name: reader_of_many(c, decoder, argument=False) for name, c in taken.items()}
@@ -299,12 +302,12 @@ def message_readers(
 
 
 def _members(receive: Callable[..., Any], behaviours: Iterable[Callable[..., Any]]) -> list[Any]:
-    """What `receive` is annotated with, and each behaviour."""
+    """Return the annotations of `receive` and of each behaviour."""
     return list(dict.fromkeys(w for taker in (receive, *behaviours) for w in _wanted(taker)))
 
 
 def _wanted(taker: Callable[..., Any]) -> tuple[Any, ...]:
-    """What the message of a method may be."""
+    """Return the types that the message parameter of a method may have."""
     parameters = tuple(inspect.signature(taker).parameters)
     wanted = _hints(taker).get(parameters[1], Any) if len(parameters) > 1 else Any
     is_union = typing.get_origin(wanted) in (typing.Union, types.UnionType)

@@ -1,12 +1,13 @@
-"""The state that is gossiped, as plain values that MessagePack can hold.
+"""The gossip state as plain values for MessagePack.
 
-A state has a table in which each node stands once; everything else refers to a node by its place
-there, as often as it speaks of it. Members come first in the table, so that a reader can check at a
-glance that seen nodes, observers, subjects and counters are members.
+A state has a table with each node once; everything else refers to a node by its place in the table.
+Members come first in the table, so that one comparison tells whether a seen node, observer, subject
+or counter is a member.
 
-Small on the wire may be large here. So what speaks of a node twice where once is enough is refused.
-A state has no more rows than members, which is checked before any of them is read; and a row has
-no more flags than there are other members, which is checked before the next one is.
+A state that is small on the wire may be large in memory. So a state that lists a node twice where
+once is enough is refused. A state has no more rows than members, which is checked before any row is
+decoded; a row has no more flags than there are other members, which is checked before the next row
+is decoded.
 
 Source: S1.46, S3.34, B.13.
 """
@@ -52,7 +53,7 @@ Flags = Annotated[
 
 
 class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
-    """A member without its name. `status` is the status's rank."""
+    """A member without its node. `status` is the rank of the status."""
 
     gossip_port: Port
     http: Name
@@ -66,8 +67,8 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
-    """One observer's row of reachability. Its flags stay bytes until all observers are known to
-    be members, each once."""
+    """One observer's row of reachability. Its flags stay encoded until every observer is checked to
+    be a member and to stand once."""
 
     observer: Place
     version: Number
@@ -75,7 +76,7 @@ class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class WireState(Struct, array_like=True, forbid_unknown_fields=True):
-    """A copy of the state. The first `len(members)` of `nodes` are the members, the rest the
+    """A gossip state. The first `len(members)` of `nodes` are the members, the others the
     tombstones."""
 
     nodes: Nodes
@@ -95,7 +96,7 @@ _decode_flags: Callable[[msgspec.Raw], list[tuple[int, int]]] = msgspec.msgpack.
 
 
 def wire_state(gossip: Gossip) -> WireState:
-    """The copy as it travels."""
+    """Return a gossip state in its wire form."""
     nodes = [*gossip.members, *sorted(gossip.tombstones)]
     place = {node: i for i, node in enumerate(nodes)}
     return WireState(
@@ -114,10 +115,10 @@ def wire_state(gossip: Gossip) -> WireState:
 
 
 def gossip_of(wire: WireState) -> Gossip:
-    """The copy that came.
+    """Return the gossip state of a wire form.
 
     Raises:
-        RemoteProtocolError: it breaks a bound, or says twice what may be said once.
+        RemoteProtocolError: it exceeds a bound, or lists a node twice.
     """
     nodes = [node_of(n) for n in wire.nodes]
     alive = len(wire.members)
@@ -127,7 +128,7 @@ def gossip_of(wire: WireState) -> Gossip:
 
     def at(place: int) -> NodeId:
         if place >= alive:
-            raise RemoteProtocolError("a state speaks of a node that is no member")
+            raise RemoteProtocolError("a state refers to a node that is not a member")
         return nodes[place]
 
     observers = once((at(row.observer), row) for row in wire.rows)
@@ -149,12 +150,12 @@ def _wire_flags(row: ObserverRow, place: Mapping[NodeId, int]) -> msgspec.Raw:
 def _row(wire: WireRow, at: Callable[[int], NodeId]) -> ObserverRow:
     flags = _decode_flags(wire.flags)
     if any(place == wire.observer for place, _ in flags):
-        raise RemoteProtocolError("a row speaks of its own observer")
+        raise RemoteProtocolError("a row has a flag of its own observer")
     return ObserverRow(wire.version, once((at(s), Flag(flag)) for s, flag in flags))
 
 
 def wire_member(member: Member) -> WireMember:
-    """The member as it travels, without its name."""
+    """Return a member in its wire form, without its node."""
     return WireMember(
         member.gossip_port,
         member.http,
@@ -169,7 +170,7 @@ def wire_member(member: Member) -> WireMember:
 
 
 def member_of(node: NodeId, wire: WireMember) -> Member:
-    """The member of that name."""
+    """Return the member of a node and a wire form."""
     return Member(
         node,
         wire.gossip_port,
@@ -185,10 +186,10 @@ def member_of(node: NodeId, wire: WireMember) -> Member:
 
 
 def node_of(wire: tuple[str, int, int]) -> NodeId:
-    """The name of a node.
+    """Return the node of a wire form.
 
     Raises:
-        RemoteProtocolError: there can be no such node.
+        RemoteProtocolError: the uid or the host is not valid.
     """
     if not 0 <= wire[2] <= UID_MAX:
         raise RemoteProtocolError(f"a uid has 64 bits, not {wire[2]}")
@@ -198,14 +199,14 @@ def node_of(wire: tuple[str, int, int]) -> NodeId:
 
 
 def once(pairs: Iterable[tuple[NodeId, V]]) -> dict[NodeId, V]:
-    """The pairs by node.
+    """Return the pairs as a dict.
 
     Raises:
-        RemoteProtocolError: a node comes twice.
+        RemoteProtocolError: a node stands twice.
     """
     found: dict[NodeId, V] = {}
     for node, value in pairs:
         if node in found:
-            raise RemoteProtocolError(f"{node} is spoken of twice")
+            raise RemoteProtocolError(f"{node} is listed twice")
         found[node] = value
     return found

@@ -177,6 +177,24 @@ async def test_a_broken_connection_resumes_the_session(pair: Pair) -> None:
     assert pair.lost == []
 
 
+async def test_a_batch_for_a_peer_without_a_connection_waits_until_it_reconnects(
+    pair: Pair,
+) -> None:
+    session = await pair.open()
+    pair.taker.answers = False
+    answer = ask(session)
+    await pair.world.quiet()
+    pair.link.up = False  # the node has not noticed yet
+    [inbound] = pair.node.sessions()
+    inbound.reply(1, b"\x05")
+    inbound.flush()
+    assert inbound._window.sent == 0
+    pair.link.cut()
+    pair.link.restore()
+    await pair.world.quiet()
+    assert answer.result() == 5
+
+
 async def test_a_removed_incarnation_gets_no_new_session(pair: Pair) -> None:
     other = NodeId("n2", 7002, 2)
     peer = Endpoint("shop", str(other), 2, Taker(), network=pair.world.network(), node=other)

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardbus.transport.window import ACK_EVERY, WINDOW_BATCHES, WINDOW_BYTES, Window
+from shardbus.transport.window import (
+    ACK_EVERY,
+    AHEAD_BATCHES,
+    AHEAD_BYTES,
+    WINDOW_BATCHES,
+    WINDOW_BYTES,
+    Window,
+)
 from shardbus.wire.batch import FrameType
 
 DATA, ACK, NAK = int(FrameType.DATA), int(FrameType.ACK), int(FrameType.NAK)
@@ -111,6 +118,39 @@ def test_too_many_batches_close_the_window_too(wire: Wire, window: Window) -> No
     assert wire.sent[-1] == 2 * WINDOW_BATCHES + 4
     assert not window.on_ack(WINDOW_BATCHES)
     assert window.on_ack(WINDOW_BATCHES + WINDOW_BATCHES // 2 + 9)
+
+
+def test_an_acknowledgement_of_a_batch_that_was_not_sent_is_ignored(
+    wire: Wire, window: Window
+) -> None:
+    window.put(b"a")
+    wire.has_room = False
+    window.put(b"b")
+    assert (window.sent, window.on_ack(2), window.acked, window.batches) == (1, False, 0, 2)
+    assert (window.on_ack(1), window.acked, window.batches) == (False, 1, 1)
+
+
+@pytest.mark.parametrize("resends", [0, 1, 5])
+def test_at_most_two_windows_of_bytes_are_in_flight_also_after_resends(
+    wire: Wire, window: Window, resends: int
+) -> None:
+    body = bytes(WINDOW_BYTES // 4)
+    for _ in range(12):
+        window.put(body)
+    for _ in range(resends):
+        wire.frames.clear()
+        window.resend()
+    assert wire.sent == list(range(1, 9))
+    assert window.in_flight == AHEAD_BYTES == 8 * len(body)
+    window.on_ack(2)
+    assert wire.sent == list(range(1, 11))
+    assert window.in_flight == AHEAD_BYTES
+
+
+def test_at_most_two_windows_of_batches_are_in_flight(wire: Wire, window: Window) -> None:
+    for _ in range(AHEAD_BATCHES + 5):
+        window.put(b"a")
+    assert len(wire.sent) == AHEAD_BATCHES
 
 
 def test_a_link_without_room_is_tried_again_by_its_owner(wire: Wire, window: Window) -> None:
