@@ -31,7 +31,7 @@ _read_cycle = msgspec.json.Decoder(
 ).decode
 
 Key = tuple[str, str]
-"""(entity type, method). Callers keep one object per pair: runs are told apart by identity."""
+"""(entity type, method). Callers keep one object per pair: keys are compared by identity."""
 
 
 class Waiter(Protocol):

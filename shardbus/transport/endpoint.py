@@ -42,7 +42,7 @@ from shardbus.wire.batch import (
 )
 
 KEEP_ALIVE_S = 5.0
-"""Interval of the frames that say that this process lives, on every outgoing session."""
+"""Interval of keep-alive frames on every outgoing session."""
 
 
 class Endpoint:

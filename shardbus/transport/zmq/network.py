@@ -27,7 +27,7 @@ NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
 _EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED
 DESCRIPTORS = 2
-"""A listener may use one in so many of the process's descriptors."""
+"""The share of the process's descriptors that a listener may use is one in this number."""
 
 
 class ZmqNetwork:

@@ -39,7 +39,7 @@ from shardbus.transport.zmq.sockets import bind, port_of
 TOPIC_ALL = b"*"
 FRAMES = 3
 DESCRIPTORS = 4
-"""Subscribers may use one in so many of the process's descriptors."""
+"""The share of the process's descriptors that subscribers may use is one in this number."""
 SUBSCRIPTION_BYTES_MAX = 1024
 """A subscription has a few bytes, and so has the handshake before it."""
 
