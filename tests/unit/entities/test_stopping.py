@@ -428,6 +428,19 @@ async def test_C18_an_on_stop_that_does_not_return_is_cut_off_at_a_passivation_t
     assert b.host.counts.cut_off == 1
 
 
+async def test_the_asker_of_a_handler_that_is_cut_off_gets_an_error() -> None:
+    b = bench(log := Log())
+    asked = b.ask("e", "slow", 1)
+    await turns()
+    b.host.stop_shards([Bench.SHARD], StopReason.HANDOFF, 0.0)
+    assert asked.done()
+    assert isinstance(asked.exception(), EntityFailed)
+    assert "did not stop in time" in str(asked.exception())
+    log.gate.set()
+    await turns(20)
+    assert log.rows == []
+
+
 async def test_an_entity_that_stops_in_time_is_not_cut_off_later() -> None:
     b = bench(Log(), stop_message="stop", passivate_after=10)
     await b.ask("e", "hit", 1)
