@@ -81,7 +81,7 @@ class Leaving:
         self.nodes, self.app = nodes, Application()
         self.hold_up: Callable[[], object]
         self.held: Callable[[], object]
-        for_a_while = shutdown._for_a_while
+        wait_until = shutdown._until
 
         async def wait(node: Node, *rest: Any) -> None:
             if node.stopped.done():
@@ -91,9 +91,9 @@ class Leaving:
                 inbound(node, self.sender).resume()
                 await until(self.held, "what is passed on")
             else:
-                await for_a_while(node, *rest)
+                await wait_until(node, *rest)
 
-        monkeypatch.setattr(shutdown, "_for_a_while", wait)
+        monkeypatch.setattr(shutdown, "_until", wait)
 
     async def start(self, *, by_node: bool) -> None:
         """A client sends, or a node that hosts nothing."""
