@@ -1,7 +1,6 @@
 """The words that hide who acts: no page, docstring, comment or message has one of them.
 
 `docs/FEATURES.md` quotes requirements in the words of their source; its other columns are checked.
-`NOT_YET` has the folders and files that still have such words; it only gets shorter.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ SUFFIXES = {".py", ".md", ".toml", ".yml", ".yaml"}
 FOLDERS = ("shardbus", "cli", "docs", "benchmarks", "examples", "configs")
 QUOTED = re.compile(r"^(\| (?:S\d|B|N)\.\d+ \|) .+? (\| [a-z ]+ \| .+ \| .+ \|)$", re.MULTILINE)
 """A row of FEATURES.md without the quoted requirement."""
-NOT_YET: tuple[str, ...] = ("shardbus/transport/",)
+
 
 TEXTS = [
     path
@@ -45,8 +44,7 @@ def checked(path: Path) -> str:
 
 @pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_text_names_who_acts(path: Path) -> None:
-    if not path.relative_to(ROOT).as_posix().startswith(NOT_YET or ("\0",)):
-        assert Counter(found(checked(path))) == {}
+    assert Counter(found(checked(path))) == {}
 
 
 def test_words_are_found_at_their_bounds_and_across_lines() -> None:

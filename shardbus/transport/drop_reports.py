@@ -127,4 +127,4 @@ class RefusedTells:
             return ""
         new, self._new, self._logged_at = self._new, {}, now
         parts = [f"{name} dropped {n} of {kind!r}: {why}" for (name, kind, why), n in new.items()]
-        return "tells that nobody handled: " + "; ".join(parts)
+        return "tells that no handler received: " + "; ".join(parts)

@@ -204,7 +204,7 @@ def test_the_architecture_has_every_floor() -> None:
 # -- all pages ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *PAGES], ids=lambda page: page.name)
 def test_what_a_page_names_exists(page: Path) -> None:
     words = page.read_text(encoding="utf-8")
     assert [name for name in FILE.findall(words) if not (ROOT / name).exists()] == []
