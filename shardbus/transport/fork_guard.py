@@ -2,7 +2,8 @@
 
 ZeroMQ's sockets and the threads behind them do not survive a fork. In the child they look intact,
 but what is sent there goes nowhere, or wakes the parent. So in a child every object given to
-`guard` raises an error with a hint what to do; only leaving its `with` block works, and does nothing.
+`guard` raises an error with a hint what to do; only leaving its `with` block works, and does
+nothing.
 Every object given to `silence` gets a call, because an event loop that goes on in the child may
 still call it.
 
