@@ -68,8 +68,9 @@ SIBLINGS = {
 }
 """Who may import whom on its own floor, above floor 0."""
 
-ENTRY_POINTS = {"shardbus_cli.main"}
-"""Modules that are started or imported from outside."""
+ENTRY_POINTS = {"shardbus_cli.main", "shardbus.simulation.machines"}
+"""Modules that are started or imported from outside: the command, and the network that the tests of
+machines run on."""
 
 PURE = ("shardbus.membership", "shardbus.sharding", "shardbus.wire")
 PURE_BANNED = {"asyncio", "zmq", "redis", "time", "uuid", "logging", "threading", "socket", "os"}

@@ -239,7 +239,7 @@ class NodeStarved:
 
 @dataclass(frozen=True, slots=True)
 class SlowHeartbeat:
-    """A heartbeat's reply took so long that a little more would have made the member
+    """A heartbeat's reply took nearly the time that would have made the member
     unreachable."""
 
     node: NodeId

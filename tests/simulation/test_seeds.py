@@ -176,10 +176,11 @@ def test_seeds_bring_different_faults_and_the_same_ones_each_time() -> None:
 
 def test_pairs_of_faults_coincide_and_none_is_added() -> None:
     times = [3.0, 9.0, 15.0, 21.0]
-    moved = [move_together(times, [10.0], 4, Random(seed)) for seed in range(50)]
+    moved = [move_together(times, [50.0], 4, Random(seed)) for seed in range(50)]
     assert all(len(one) == len(times) for one in moved)
-    near = [sum(abs(at - 10.0) <= PAIR_WITHIN_S for at in one) for one in moved]
-    assert min(near) >= 2
+    near = [sum(abs(at - 50.0) <= PAIR_WITHIN_S for at in one) for one in moved]
+    assert min(near) >= 1
+    assert max(near) >= 3
     assert move_together(times, [10.0], 0, Random(1)) == times
     assert move_together(times, [], 4, Random(1)) == times
 

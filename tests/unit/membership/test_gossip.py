@@ -391,6 +391,13 @@ def test_nobody_removes_itself() -> None:
         state(a=X).without_members(A, (A,), 0.0)
 
 
+def test_TU1_of_two_times_of_one_tombstone_the_earlier_stays() -> None:
+    """So it is pruned by its age since the removal, however often it travels."""
+    one, other = Gossip(tombstones={B: 50.0}), Gossip(tombstones={B: 70.0, C: 60.0})
+    for merged in (one.merge(other), other.merge(one)):
+        assert merged.tombstones == {B: 50.0, C: 60.0}
+
+
 def test_TU1_tombstones_travel_as_ages_and_are_pruned_by_time() -> None:
     copy = replace(state(a=U), tombstones={B: 100.0, C: 160.0})
     assert copy.flip_tombstones(170.0).tombstones == {B: 70.0, C: 10.0}

@@ -167,6 +167,16 @@ def test_doubtful_members_count_as_cut_off() -> None:
     assert keep_majority(survey(copy, A, doubtful=[B])).outcome is OURSELVES
 
 
+def test_a_death_that_one_node_of_the_side_has_not_found_is_not_proved() -> None:
+    """B still hides C's death, or a wall hides a live C from A: the strategy waits."""
+    copy = state(a=U, b=U, c=U)
+    for other in (Flag.UNREACHABLE, Flag.REACHABLE):
+        rows = {A: ObserverRow(1, {C: Flag.TERMINATED}), B: ObserverRow(1, {C: other})}
+        told = replace(copy, reachability=Reachability(rows), seen=frozenset({A, B}))
+        found = survey(told, A)
+        assert (found.cut, found.gone) == ((C,), ())
+
+
 def links(words: str, side: str, **statuses: Status) -> Gossip:
     """Five Up members `abcde`. Words: `b>c`, b cannot reach c; `b-c`, neither reaches the other.
     The side has seen this version."""
