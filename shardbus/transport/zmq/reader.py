@@ -3,8 +3,9 @@
 The descriptor becomes readable once for any number of messages, and an operation on the same socket
 can swallow that edge. So a wake-up drains the socket until it is empty; code that uses the
 socket calls `used`, which checks it again; and a watchdog that reads once a second bounds what a
-missed edge can cost. One drain takes at most `TURN_MAX` messages before the loop's other work runs, so a
-busy peer delays nothing for long. Of several peers, ZeroMQ hands over one message each, in turn.
+missed edge can cost. One drain takes at most `TURN_MAX` messages before the loop's other work runs,
+so a busy peer delays nothing for long. Of several peers, ZeroMQ hands over one message each, in
+turn.
 
 Why not `zmq.asyncio`: a future for each receive and send makes it forty times slower.
 """
