@@ -174,6 +174,18 @@ async def test_TS9_with_a_minimum_of_members_nothing_moves_at_the_start() -> Non
         assert [what for _, what in Counter.log] == ["start"] * 60
 
 
+async def test_S2_35_a_minimum_of_a_role_reaches_the_coordinators_of_its_types() -> None:
+    bus = application()
+    async with Nodes(replace(QUICK, role_min_members={"db": 2})) as nodes:
+        role: dict[str, Any] = {"roles": ("db",), "role": "db"}
+        await nodes.start(bus, up=False, **role)
+        await nodes.start(bus, **role)
+        shells = [node.singletons["counter"].coordinator for node in nodes.all]
+        await until(lambda: any(shell.machine for shell in shells), "a coordinator")
+        machine = next(shell.machine for shell in shells if shell.machine)
+        assert machine._settings.min_members == 2
+
+
 # Who leaves
 
 
