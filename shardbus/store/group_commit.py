@@ -8,7 +8,7 @@ to repeat a batch is safe.
 A batch without an answer is sent again with the same operation ids, a bounded number of times. Then
 it fails for each of its callers; the store has either the old value or the new one.
 
-Source: docs/how-to/keep-state.md; C.20; docs/architecture.md.
+Source: docs/how-to/keep-state.md; docs/architecture.md.
 """
 
 from __future__ import annotations

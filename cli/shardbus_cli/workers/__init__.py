@@ -41,5 +41,5 @@ SIGTERM (`shardbus.node.supervisor_link`).
     exposition       metrics of all workers as one page; pure
     supervisor       the loop that carries out the effects of worker_group
 
-Source: docs/reference/cli.md; docs/how-to/operate.md; B.139, C.34.
+Source: docs/reference/cli.md; docs/how-to/operate.md; B.139.
 """
