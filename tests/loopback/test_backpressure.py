@@ -171,7 +171,7 @@ async def test_an_ask_to_a_full_mailbox_is_refused_at_once(nodes: Nodes) -> None
     assert sum(isinstance(answer, str) for answer in answers) == MAILBOX + 1
 
 
-async def test_who_stands_still_for_too_long_keeps_nobody_waiting(nodes: Nodes) -> None:
+async def test_a_stalled_entity_does_not_hold_other_senders(nodes: Nodes) -> None:
     app = Application()
     node, client = await started(nodes, app, mailbox_patience=0.2)
     app.gate.clear()

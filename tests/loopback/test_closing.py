@@ -51,7 +51,7 @@ async def entered(proxy: Proxy) -> AsyncClient:
     return client
 
 
-async def test_what_was_told_arrives_on_a_slow_way(way: Proxy) -> None:
+async def test_tells_arrive_over_a_slow_connection(way: Proxy) -> None:
     client = await entered(way)
     way.rate = 500_000.0
     for number in range(400):
@@ -61,7 +61,7 @@ async def test_what_was_told_arrives_on_a_slow_way(way: Proxy) -> None:
     assert client.lost_messages == 0
 
 
-async def test_a_close_ends_although_nobody_acknowledges_and_says_what_may_be_lost(
+async def test_a_close_ends_without_acknowledgements_and_counts_possible_losses(
     way: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(asynchronous, "CLOSE_S", 0.2)

@@ -71,7 +71,7 @@ async def forked(what: Callable[[], Any]) -> str:
     return await outcome(*in_child(what))
 
 
-async def test_an_asynchronous_client_and_what_came_of_it_refuse_in_a_child(nodes: Nodes) -> None:
+async def test_an_asynchronous_client_and_its_refs_refuse_in_a_child(nodes: Nodes) -> None:
     client = await nodes.client()
     ref = client.ref(Counter, "a")
     assert await ref.add(1) == 1
@@ -93,7 +93,7 @@ async def test_an_asynchronous_client_and_what_came_of_it_refuse_in_a_child(node
     assert await ref.add(1) == 2
 
 
-async def test_a_client_that_was_not_entered_yet_belongs_to_nobody(nodes: Nodes) -> None:
+async def test_a_client_that_was_not_entered_yet_works_in_a_child(nodes: Nodes) -> None:
     client = AsyncClient(f"tcp://{nodes.all[0].me.address}", cluster="forks", timeout=PATIENCE_S)
 
     async def use() -> int:

@@ -133,7 +133,7 @@ async def test_asks_survive_a_broken_connection(world: World) -> None:
     assert world.proxy.connections > 3
 
 
-async def test_a_peer_that_did_not_notice_the_break_still_hears_the_new_connection(
+async def test_a_peer_that_did_not_notice_the_break_accepts_the_new_connection(
     world: World,
 ) -> None:
     assert await ask(world, b"\x01") == 1
@@ -143,7 +143,7 @@ async def test_a_peer_that_did_not_notice_the_break_still_hears_the_new_connecti
     assert world.lost == []
 
 
-async def test_a_client_is_asked_to_part_by_a_node_that_leaves_however_late_it_comes(
+async def test_a_leaving_node_asks_every_client_to_close_also_late_ones(
     world: World,
 ) -> None:
     world.node.announce_leaving()
@@ -276,7 +276,7 @@ async def test_a_slow_accept_and_a_refusal_for_a_while_delay_and_lose_nothing(wo
 
 @pytest.mark.parametrize("outward", [False, True])
 @pytest.mark.parametrize("seed", [1, *long_only(0, 2, 3)])
-async def test_a_spoiled_byte_crashes_and_blocks_nobody(
+async def test_a_spoiled_byte_crashes_and_blocks_no_process(
     world: World, seed: int, outward: bool
 ) -> None:
     """ZMTP has no checksum, and neither have frames: a byte that TCP lets through may cost a batch,

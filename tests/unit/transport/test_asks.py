@@ -57,7 +57,7 @@ def later(clock: CoarseClock, ms: int) -> None:
     clock.tick += ms // CoarseClock.TICK_MS
 
 
-async def test_answers_find_who_waits_in_any_order(asks: Asks) -> None:
+async def test_answers_reach_their_asks_in_any_order(asks: Asks) -> None:
     first, second, waiter = future(), future(), Waiter()
     a, b = asks.expect(first, decode_value, 1000), asks.expect(second, decode_value, 1000)
     c = asks.expect(waiter, None, 1000)
@@ -67,7 +67,7 @@ async def test_answers_find_who_waits_in_any_order(asks: Asks) -> None:
     assert not asks.entries
 
 
-async def test_who_asks_after_something_blocked_the_loop_has_all_the_time_asked_for() -> None:
+async def test_an_ask_made_after_the_loop_was_blocked_has_its_full_timeout() -> None:
     """The clock has not moved on yet then, and leaps before the answer can come."""
     now = 100.0
     clock = CoarseClock()
@@ -83,7 +83,7 @@ async def test_who_asks_after_something_blocked_the_loop_has_all_the_time_asked_
     assert isinstance(answer.exception(), AskTimeout)
 
 
-async def test_an_answer_for_nobody_disturbs_nobody(asks: Asks) -> None:
+async def test_an_answer_without_an_ask_is_ignored(asks: Asks) -> None:
     waits = future()
     corr = asks.expect(waits, decode_value, 1000)
     asks.on_replies(replies((corr + 1, b"\x01"), (corr, b"\x02"), (corr, b"\x03")))
@@ -102,7 +102,7 @@ async def test_an_answer_that_does_not_fit_is_a_schema_error(asks: Asks) -> None
     assert whole.result() == 1
 
 
-async def test_whoever_stopped_waiting_is_left_alone(asks: Asks, clock: CoarseClock) -> None:
+async def test_a_cancelled_caller_is_left_alone(asks: Asks, clock: CoarseClock) -> None:
     gone = [future() for _ in range(4)]
     corrs = [asks.expect(f, decode_value, 1000) for f in gone]
     for f in gone:
@@ -142,7 +142,7 @@ async def test_a_lost_session_fails_them_all_once(asks: Asks, clock: CoarseClock
     assert waiter.outcomes == [NodeLost]
 
 
-async def test_one_who_is_taken_is_somebody_elses_affair(asks: Asks, clock: CoarseClock) -> None:
+async def test_a_removed_ask_gets_no_outcome_here(asks: Asks, clock: CoarseClock) -> None:
     waits = future()
     corr = asks.expect(waits, decode_value, 100)
     taken = asks.take(corr)

@@ -49,14 +49,14 @@ def named(runs: list[Run]) -> list[NodeId]:
     return [one.node for one in found if isinstance(one, Goodbye)]
 
 
-async def test_everybody_is_told_but_the_one_who_left() -> None:
+async def test_a_notice_goes_to_every_peer_but_the_departed() -> None:
     world = World(HOME, LEFT)
     world.departures.announce(LEFT)
     assert [world.said(0), world.said(1)] == [[LEFT], []]
     assert world.ended == []
 
 
-async def test_what_is_heard_ends_its_sessions_and_is_told_on_once() -> None:
+async def test_a_notice_ends_the_sessions_and_is_forwarded_once() -> None:
     world = World(HOME)
     for _ in range(3):
         world.departures.on_notice(LEFT)
@@ -67,7 +67,7 @@ async def test_what_is_heard_ends_its_sessions_and_is_told_on_once() -> None:
     assert world.ended == [LEFT] * 3
 
 
-async def test_a_new_link_begins_with_what_was_said_lately() -> None:
+async def test_a_new_session_begins_with_the_recent_notices() -> None:
     world, new, later = World(), Side("new"), Side("later")
     world.departures.announce(LEFT)
     world.now = NEWS_S - 1
@@ -103,7 +103,7 @@ async def test_only_so_many_are_remembered(monkeypatch: Any) -> None:
     assert named([run for batch in new.batches for run in batch]) == nodes[-10:]
 
 
-async def test_what_is_not_acknowledged_is_counted_by_type_and_by_the_link_it_came_by() -> None:
+async def test_unacknowledged_tells_are_counted_by_type_and_mark() -> None:
     a, b = pair()
     clock, answer = CoarseClock(), asyncio.get_running_loop().create_future()
     a.session.tell(ADD, "acknowledged", b"")

@@ -45,7 +45,7 @@ class Host:
         return [row for one in heard if isinstance(one, Refusals) for row in one.counts]
 
 
-async def test_each_link_hears_of_its_own_tells_by_type_and_reason() -> None:
+async def test_each_session_gets_reports_of_its_own_tells_by_type_and_reason() -> None:
     host = Host()
     one, other, third = host.link(), host.link(), host.link()
     marks = [host.drops.mark(side.session) for side in (one, other, third)]
@@ -66,7 +66,7 @@ async def test_each_link_hears_of_its_own_tells_by_type_and_reason() -> None:
     assert await host.told(third) == []
 
 
-async def test_the_first_is_told_at_once_and_then_one_message_a_second() -> None:
+async def test_the_first_drop_is_reported_at_once_and_then_one_report_a_second() -> None:
     host = Host()
     side = host.link()
     mark, heard = host.drops.mark(side.session), []
@@ -81,7 +81,7 @@ async def test_the_first_is_told_at_once_and_then_one_message_a_second() -> None
     assert await host.told(side) == [("a", "schema", EVERY_TICKS - 1)]
 
 
-async def test_who_does_not_listen_or_is_gone_is_told_nothing() -> None:
+async def test_a_peer_that_wants_no_reports_or_is_gone_gets_none() -> None:
     host = Host()
     old, gone = host.link(listens=False), host.link()
     marks = [host.drops.mark(old.session), host.drops.mark(gone.session)]
@@ -96,7 +96,7 @@ async def test_who_does_not_listen_or_is_gone_is_told_nothing() -> None:
     assert host.drops.mark(gone.session) == Origin.UNREPORTED
 
 
-def test_only_what_has_a_mark_is_told_and_all_is_counted() -> None:
+def test_only_drops_with_a_mark_are_reported_and_all_are_counted() -> None:
     counts, told = EntityCounts(), list[tuple[int, str, int]]()
     counts.report_drop = lambda *row: told.append(row)
     for via in (17, 0, -1, Origin.UNREPORTED, Origin.UNREPORTED - 1):

@@ -81,7 +81,7 @@ async def test_answers_pass_a_large_one() -> None:
     assert a.taker.got == []
 
 
-async def test_what_is_for_the_same_entity_stays_behind_and_what_comes_behind_that_too() -> None:
+async def test_messages_for_the_same_entity_stay_behind_a_large_one() -> None:
     a, b = pair()
     a.session.tell(ADD, "large", LARGE)
     a.session.tell(ADD, "large", b"second")
@@ -203,7 +203,7 @@ async def test_one_that_was_not_sent_to_its_end_comes_back_in_order() -> None:
     assert b.taker.got == []
 
 
-async def test_what_came_behind_the_last_part_comes_back_behind_it() -> None:
+async def test_batches_behind_the_last_part_are_returned_behind_it() -> None:
     a, _ = pair()
     a.has_room = False
     a.session.tell(ADD, "large", LARGE[: LARGE_WEIGHT + 1])

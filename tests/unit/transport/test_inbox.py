@@ -25,7 +25,7 @@ def ids(side: Side) -> list[object]:
     return [row[1] for row in side.taker.got]
 
 
-async def test_what_comes_while_there_is_no_room_waits_and_is_not_acknowledged() -> None:
+async def test_batches_received_without_room_are_held_and_not_acknowledged() -> None:
     a, b = pair()
     a.session.tell(ADD, "1", b"p")
     await quiet(a, b)
@@ -89,7 +89,7 @@ class Waiter:
     def fail(self, error: Exception) -> None: ...
 
 
-async def test_two_who_have_no_room_must_both_have_some() -> None:
+async def test_two_pauses_need_two_resumes() -> None:
     a, b = pair()
     b.session.pause()
     b.session.pause()
@@ -155,7 +155,7 @@ async def test_the_deadline_of_an_ask_goes_on_while_it_is_held() -> None:
     assert left == [500, 0]
 
 
-async def test_a_lost_session_hands_out_what_it_holds_before_anything_newer_can_come() -> None:
+async def test_a_lost_session_hands_out_held_batches_before_newer_ones() -> None:
     a, b = pair()
     forced: list[bool] = []
     took = b.taker.on_tells
@@ -209,7 +209,7 @@ async def test_a_batch_that_cannot_be_read_is_not_held_for_ever() -> None:
     assert b.session.received == 2
 
 
-async def test_the_loopback_holds_what_this_process_tells_itself_but_not_what_it_relays() -> None:
+async def test_the_loopback_holds_own_tells_and_not_relayed_messages() -> None:
     taker = Taker()
     session = Loopback("self", asyncio.get_running_loop(), CoarseClock(), taker)
     session.pause()
@@ -243,7 +243,7 @@ async def test_a_peer_that_lacks_what_it_acknowledged_ends_the_session() -> None
     assert a.session.peer_lost_data
 
 
-async def test_an_acknowledgement_of_what_was_never_sent_is_not_believed() -> None:
+async def test_an_acknowledgement_of_an_unsent_batch_is_ignored() -> None:
     a, b = pair()
     a.session.tell(ADD, "1", b"p")
     await turns()

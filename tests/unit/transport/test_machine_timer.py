@@ -21,7 +21,7 @@ async def test_it_ticks_at_the_deadline_and_again_at_the_next() -> None:
     assert len(ticked) == 2
 
 
-async def test_what_is_stopped_cannot_be_armed_again() -> None:
+async def test_a_stopped_timer_cannot_be_set_again() -> None:
     due, ticked = asyncio.get_running_loop().time(), []
     machine_timer = MachineTimer(lambda: due, lambda: ticked.append(1))
     machine_timer.arm()

@@ -52,7 +52,7 @@ def held(session: Session) -> int:
     return session.outstanding + session._weight
 
 
-async def test_who_does_not_wait_is_refused_over_the_bound() -> None:
+async def test_a_sender_that_does_not_wait_is_refused_over_the_limit() -> None:
     send_buffer_limit = SendBufferLimit(LIMIT)
     a, b = pair(is_open=False, send_buffer_limit=send_buffer_limit)
     taken = fill(a.session)
@@ -133,7 +133,7 @@ async def test_tasks_that_each_await_one_tell_do_not_meet_the_bound() -> None:
     assert len(b.taker.got) == 2 * tasks
 
 
-async def test_nothing_is_kept_for_who_does_not_await_room() -> None:
+async def test_a_sender_that_does_not_await_room_costs_nothing() -> None:
     side = Side("a", is_open=False, send_buffer_limit=SendBufferLimit(LIMIT))
     fill(side.session)
     assert side.session._room_waiters == []
@@ -157,7 +157,7 @@ async def test_an_ask_fails_with_the_same_error_and_its_asker_knows_at_once() ->
     assert side.session.waiting_asks == 0
 
 
-async def test_what_the_process_has_taken_already_is_not_refused() -> None:
+async def test_accepted_messages_are_not_refused() -> None:
     a, b = pair(is_open=False, send_buffer_limit=SendBufferLimit(LIMIT))
     taken, clock = fill(a.session), CoarseClock()
     a.session.reply(7, KIB)

@@ -88,7 +88,7 @@ async def test_an_answer_leaves_with_the_batch_that_asked_and_carries_its_acknow
     assert len(b.frames) == 1
 
 
-async def test_what_a_batch_was_answered_takes_along_what_waited_for_the_end_of_the_turn() -> None:
+async def test_answers_to_a_batch_take_along_the_open_batch() -> None:
     a, b = pair()
     b.session.tell(ADD, "earlier", b"p")
     ask(a.session)
@@ -251,7 +251,7 @@ async def test_a_socket_that_has_no_room_for_long_is_tried_until_it_has() -> Non
     assert [row[1] for row in b.taker.got] == ["x"]
 
 
-async def test_what_had_no_way_is_sent_once_the_session_is_opened_again() -> None:
+async def test_unsent_batches_leave_when_the_session_is_resumed() -> None:
     a, b = pair()
     a.has_room = False
     a.session.tell(ADD, "x", b"p")
@@ -286,7 +286,7 @@ async def test_a_receiver_that_raises_fails_its_own_run_only() -> None:
     assert [row[1] for row in b.taker.got] == ["x"]
 
 
-async def test_an_answer_to_an_ask_nobody_made_is_nothing() -> None:
+async def test_an_answer_to_an_unknown_ask_is_ignored() -> None:
     a, _ = pair()
     a.session.on_data(1, 0, encode_batch([ReplyRun([9], [b""]), Fail(8, "Unhandled", "", "")]))
     assert a.session.received == 1
@@ -345,7 +345,7 @@ async def test_messages_that_were_never_sent_come_back_in_order() -> None:
     assert s.close(GONE) == []
 
 
-async def test_what_was_never_sent_comes_back_with_its_chain() -> None:
+async def test_unsent_asks_are_returned_with_their_chain() -> None:
     a, _ = pair(is_open=False)
     chain, waits = (("t", "a", 1),), future()
     a.session.ask_in_chain(ADD, "x", b"p", 1000, waits, decode_value, chain)
@@ -354,7 +354,7 @@ async def test_what_was_never_sent_comes_back_with_its_chain() -> None:
     assert [u.chain for u in a.session.close(GONE)] == [chain, chain, ()]
 
 
-async def test_what_was_sent_is_lost_with_the_session_and_counted() -> None:
+async def test_sent_tells_are_lost_with_the_session_and_counted() -> None:
     a, _ = pair()
     waits = ask(a.session)
     a.session.tell(ADD, "x", b"")
@@ -389,7 +389,7 @@ async def test_asks_on_a_lost_session_fail_at_the_end_of_the_turn() -> None:
     assert a.frames == []
 
 
-async def test_a_session_ends_with_a_goodbye_after_what_is_open() -> None:
+async def test_a_session_ends_with_bye_after_its_open_batch() -> None:
     a, b = pair()
     a.session.tell(ADD, "x", b"p")
     a.session.finish()
@@ -614,7 +614,7 @@ async def test_the_next_batch_begins_anew() -> None:
     assert side.batches == [one, one]
 
 
-async def test_replies_and_failures_say_what_happened() -> None:
+async def test_replies_and_failures_reach_the_caller() -> None:
     side = Side("a")
     s = side.session
     s.reply(1, b"a")
@@ -737,7 +737,7 @@ async def test_an_endless_text_of_an_error_is_cut() -> None:
     assert len(error.message) < 100_000
 
 
-async def test_relays_and_flushes_carry_who_waits() -> None:
+async def test_relays_and_flushes_register_their_waiters() -> None:
     a, b = pair()
     waits: list[object] = []
 

@@ -63,7 +63,7 @@ def test_nothing_leaves_before_the_link_is_open(wire: Wire) -> None:
     assert wire.frames == [(DATA, 1, 0, b"a")]
 
 
-def test_batches_are_numbered_and_carry_what_was_taken(wire: Wire, window: Window) -> None:
+def test_batches_are_numbered_and_carry_an_acknowledgement(wire: Wire, window: Window) -> None:
     window.put(b"a")
     window.accept(1)
     window.put(b"b")
@@ -83,7 +83,7 @@ def test_an_acknowledgement_frees_all_before_it(wire: Wire, window: Window) -> N
     assert wire.sent == [1, 2, 3, 3]
 
 
-def test_what_is_sent_again_is_sent_in_order(wire: Wire, window: Window) -> None:
+def test_a_resend_keeps_the_order(wire: Wire, window: Window) -> None:
     for body in (b"a", b"b", b"c"):
         window.put(body)
     window.on_ack(1)
@@ -91,7 +91,7 @@ def test_what_is_sent_again_is_sent_in_order(wire: Wire, window: Window) -> None
     assert wire.frames[3:] == [(DATA, 2, 0, b"b"), (DATA, 3, 0, b"c")]
 
 
-def test_too_many_bytes_close_the_window_and_half_of_them_open_it(window: Window) -> None:
+def test_a_window_of_bytes_closes_it_and_half_of_them_open_it(window: Window) -> None:
     quarter = bytes(WINDOW_BYTES // 4)
     for _ in range(4):
         window.put(quarter)
@@ -207,7 +207,7 @@ def test_an_acknowledgement_that_found_no_room_is_still_owed(wire: Wire, window:
     assert not window.owes_ack
 
 
-def test_an_acknowledgement_tells_what_was_sent_so_that_a_lost_tail_is_found(
+def test_an_acknowledgement_names_the_last_batch_sent_so_a_lost_tail_is_found(
     wire: Wire, window: Window
 ) -> None:
     window.put(b"a")
@@ -328,7 +328,7 @@ def test_everything_arrives_once_and_in_order(acts: list[tuple[str, int, int]]) 
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(0, 40))
-def test_what_is_given_up_is_acknowledged_lost_or_returned(put: int, room: int, ack: int) -> None:
+def test_every_batch_is_acknowledged_lost_or_returned(put: int, room: int, ack: int) -> None:
     """No batch is both returned and possibly received, and none disappears."""
     peer = Peer()
     peer.window.open = True

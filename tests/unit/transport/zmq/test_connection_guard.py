@@ -119,7 +119,7 @@ async def test_a_connection_has_one_session_whatever_it_calls_itself(
     assert len(door.node.sessions()) == 1
 
 
-async def test_sessions_have_an_end_and_who_comes_too_late_gets_room_when_there_is_some(
+async def test_sessions_are_bounded_and_a_late_peer_gets_one_when_there_is_room(
     door: Door, context: zmq.Context[Socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incoming, "SESSIONS_MAX", 3)
@@ -138,7 +138,7 @@ async def test_sessions_have_an_end_and_who_comes_too_late_gets_room_when_there_
 # Parts
 
 
-async def test_a_message_of_too_many_parts_is_skipped_whole_and_what_follows_is_read(
+async def test_a_message_of_too_many_parts_is_skipped_whole_and_the_next_is_read(
     context: zmq.Context[Socket],
 ) -> None:
     port = free_port()
@@ -160,7 +160,7 @@ async def test_a_message_of_too_many_parts_is_skipped_whole_and_what_follows_is_
         reader.receive()
 
 
-async def test_who_sends_too_many_parts_is_ended_and_nobody_else(door: Door) -> None:
+async def test_only_the_connection_that_sends_too_many_parts_is_ended(door: Door) -> None:
     client = door.client()
     assert await door.ask(client, b"\x01") == 1
     with Stranger(door.me.port) as stranger:
@@ -190,7 +190,7 @@ async def test_a_message_without_end_is_ended(door: Door, monkeypatch: pytest.Mo
     assert await door.ask(client, b"\x03") == 3
 
 
-async def test_who_is_read_may_send_as_much_as_there_is(door: Door) -> None:
+async def test_a_connection_that_is_read_may_send_any_number_of_bytes(door: Door) -> None:
     """What counts is what nobody has read; and those whose connection is ended send it again."""
     door.guard._unread_max = 1 << 20
     client = door.client()
@@ -240,9 +240,7 @@ async def test_of_too_many_connections_a_silent_one_goes_first(door: Door) -> No
         stranger.socket.close()
 
 
-async def test_who_shakes_hands_and_says_nothing_is_ended(
-    door: Door, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_connection_is_ended(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_guard, "SILENT_S", 0.5)
     client = door.client()
     assert await door.ask(client, b"\x01") == 1
@@ -254,7 +252,7 @@ async def test_who_shakes_hands_and_says_nothing_is_ended(
     assert door.lost == []
 
 
-async def test_a_descriptor_that_is_another_ones_by_now_is_left_alone(door: Door) -> None:
+async def test_a_reused_descriptor_is_left_alone(door: Door) -> None:
     """ZeroMQ's are closed without asking, and their numbers come back."""
     reader, writer = await asyncio.open_connection("127.0.0.1", await _echo_port())
     fd = writer.get_extra_info("socket").fileno()
@@ -327,7 +325,7 @@ def test_a_hostile_batch_costs_a_small_multiple_of_its_size(run: list[object]) -
     assert peak <= 32 * len(body) + (1 << 20)
 
 
-def test_what_strangers_cause_is_logged_sparingly(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_that_strangers_cause_are_limited(caplog: pytest.LogCaptureFixture) -> None:
     log, times = logging.getLogger("test.sparing"), LogRateLimiter()
     log.addFilter(times)
     with caplog.at_level(logging.INFO, "test.sparing"):

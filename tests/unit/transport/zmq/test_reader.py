@@ -77,7 +77,7 @@ async def test_a_missed_edge_is_found_by_the_watchdog_and_counted(
     assert ends.missed == before + 1
 
 
-async def test_who_has_sent_looks_for_what_came_meanwhile(ends: Ends) -> None:
+async def test_a_send_checks_for_messages_that_arrived_meanwhile(ends: Ends) -> None:
     """Without the watchdog, which would look as well."""
     dealer = ends.dealer()
     dealer.send(b"first")
@@ -91,7 +91,7 @@ async def test_who_has_sent_looks_for_what_came_meanwhile(ends: Ends) -> None:
     assert ends.missed == 0
 
 
-async def test_who_sends_while_it_drains_need_not_look_for_it_looks_before_it_ends(
+async def test_a_drain_checks_the_socket_before_it_ends(
     ends: Ends,
 ) -> None:
     """A message that comes while another is handled is read in the same go, without the watchdog
@@ -117,7 +117,7 @@ async def test_who_sends_while_it_drains_need_not_look_for_it_looks_before_it_en
     assert turns == [b"first", b"second", b"third"]
 
 
-async def test_who_is_woken_for_nothing_reads_on_afterwards(ends: Ends) -> None:
+async def test_a_wake_up_without_a_message_does_not_stop_reading(ends: Ends) -> None:
     dealer = ends.dealer()
     dealer.send(b"first")
     await until(lambda: ends.got, "the first")

@@ -260,7 +260,7 @@ def header(
     ],
     ids=range(8),
 )
-async def test_noise_is_counted_and_disturbs_nobody(
+async def test_noise_is_counted_and_disturbs_no_session(
     ends: Ends, context: zmq.Context[zmq.Socket[bytes]], parts: list[bytes | str], reason: str
 ) -> None:
     node, client = ends.node(), ends.client()
@@ -295,7 +295,7 @@ async def test_an_answer_over_the_limit_does_not_break_the_link(ends: Ends) -> N
 # Incarnations
 
 
-async def test_frames_for_an_earlier_incarnation_reach_nobody(
+async def test_frames_for_an_earlier_incarnation_are_dropped(
     ends: Ends, context: zmq.Context[zmq.Socket[bytes]]
 ) -> None:
     """Not even over a connection that has said who it is; it hears that the one it means is
@@ -335,7 +335,7 @@ async def test_a_hello_of_an_earlier_session_is_late(
 
 
 @pytest.mark.long
-async def test_a_process_that_comes_back_to_its_port_is_heard_every_time(ends: Ends) -> None:
+async def test_a_process_that_returns_to_its_port_reconnects_every_time(ends: Ends) -> None:
     port, client = free_port(), ends.client()
     for uid in range(2, 22):
         node = await until(lambda: _again(ends, port, uid), "the port")  # noqa: B023

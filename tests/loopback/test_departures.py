@@ -140,7 +140,7 @@ class Leaving:
 
 
 @pytest.mark.parametrize("by_node", [False, True])
-async def test_what_has_come_to_a_home_without_room_goes_before_what_is_sent_later(
+async def test_messages_held_at_a_home_without_room_precede_later_ones(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, by_node: bool
 ) -> None:
     world = Leaving(nodes, monkeypatch)
@@ -161,7 +161,7 @@ async def test_what_has_come_to_a_home_without_room_goes_before_what_is_sent_lat
 
 
 @pytest.mark.parametrize("by_node", [False, True])
-async def test_what_has_not_come_by_then_is_never_taken_and_its_sender_hears_of_it(
+async def test_messages_that_arrive_after_the_notice_are_refused_and_reported(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, by_node: bool
 ) -> None:
     world = Leaving(nodes, monkeypatch)
@@ -181,7 +181,7 @@ async def test_what_has_not_come_by_then_is_never_taken_and_its_sender_hears_of_
     await until(lambda: world.refused() == {"unconfirmed": 1}, "the count")
 
 
-async def test_nobody_is_believed_who_gives_up_a_member_that_is_there(nodes: Nodes) -> None:
+async def test_a_notice_about_a_member_is_ignored(nodes: Nodes) -> None:
     app = Application()
     first, second = await nodes.cluster(app.bus, 2)
     client = await nodes.client(first)
@@ -193,7 +193,7 @@ async def test_nobody_is_believed_who_gives_up_a_member_that_is_there(nodes: Nod
     assert first.endpoint.sessions() == before
 
 
-async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
+async def test_a_client_that_closes_its_session_to_a_leaving_node_sends_no_notice(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node still passes on what others have sent."""
@@ -213,7 +213,7 @@ async def test_a_client_that_parts_from_a_node_that_leaves_gives_nobody_up(
     assert world.client._endpoint.departures._ended == {}
 
 
-async def test_a_link_that_is_opened_begins_with_it(nodes: Nodes) -> None:
+async def test_a_new_session_begins_with_the_notice(nodes: Nodes) -> None:
     first, second = await nodes.cluster(Application().bus, 2)
     endpoint = (await nodes.client(first))._endpoint
     endpoint.departures.announce(NodeId("127.0.0.1", free_port(), 7))
