@@ -85,7 +85,7 @@ class Account(Entity):
             case int():
                 self.context.become(self.waiting)
                 self.context.pipe_to_self(self.write(message), answer=True)
-                return "nobody sees this"
+                return "not sent"
             case "get":
                 return self.value
             case "passivate":
@@ -381,6 +381,7 @@ async def test_work_of_a_stopping_entity_is_cancelled_and_its_asker_failed() -> 
     activation = b.activation("a")
     assert activation is not None
     activation.passivate()
+    assert update.done()
     with pytest.raises(EntityFailed, match="account 'a' ended before its work was done"):
         await update
     await turns()
@@ -504,7 +505,7 @@ class Clumsy(Entity):
                     self.context.pipe_to_self(work, answer=True)
         except LocalProtocolError as e:
             raise RuntimeError(str(e)) from None
-        return "nobody sees this"
+        return "not sent"
 
 
 @pytest.mark.parametrize("how", ["stash twice", "stash and pipe", "pipe twice"])

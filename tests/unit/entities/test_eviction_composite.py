@@ -143,7 +143,7 @@ def test_the_window_stays_within_its_bounds(rates: list[float]) -> None:
 
 
 def test_work_that_moves_on_gets_a_larger_window_and_more_of_it_finds_its_entity() -> None:
-    """Ids near a front that moves: whoever is used will be used again soon, and then no more."""
+    """Ids near a front that moves: an id that is used is used again soon, and then no more."""
     dice = random.Random(3)
     uses = [f"w{max(0, int(n / 10 - dice.expovariate(1 / 80)))}" for n in range(60_000)]
     hits = {}

@@ -289,7 +289,7 @@ async def test_B80_a_limit_evicts_failing_entities_without_askers() -> None:
     for n in range(100):
         b.ask(f"bogus{n}", "hit", n, ticks=10)
     await turns(20)
-    assert b.host.entities == 100, "somebody waits for each"
+    assert b.host.entities == 100, "an asker waits for each"
     b.pass_ticks(20)
     await turns(20)
     assert b.host.entities == 10

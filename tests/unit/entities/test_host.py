@@ -317,7 +317,9 @@ async def test_an_entity_cut_off_at_a_passivation_starts_again_while_its_shard_s
     b.pass_ticks(55 * 20 - 1)
     assert b.activation("e") is first
     b.pass_ticks(1)
-    assert await waiting == 2
+    await turns()
+    assert waiting.done()
+    assert waiting.result() == 2
     assert b.activation("e") is not first
     assert b.host.counts.cut_off == 1
     log.end_gate.set()

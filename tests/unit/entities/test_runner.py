@@ -161,6 +161,7 @@ async def test_a_full_mailbox_refuses_the_newest() -> None:
     first = b.ask("e", "slow", "1")
     waiting = [b.ask("e", "fast", "x") for _ in range(3)]
     b.tell("e", "fast", "lost")
+    assert waiting[2].done()
     with pytest.raises(MailboxFull, match="2 messages waiting"):
         await waiting[2]
     assert b.dropped == {"mailbox_full": 2}
@@ -571,7 +572,7 @@ class Stasher(Entity):
     def put(self, name: str) -> str:
         if not self.open:
             self.context.stash()
-            return "nobody sees this"
+            return "not sent"
         self.seen.append(name)
         return name
 
@@ -806,3 +807,30 @@ def test_a_handler_that_cannot_run_in_a_thread_is_refused(thread: Any, says: str
 
     with pytest.raises(ConfigError, match=f"handler go of Wrong.*{says}"):
         ShardBus("shop").entity()(Wrong)
+
+
+async def test_a_restart_ends_the_timers_of_the_failed_entity() -> None:
+    class Rings(Entity):
+        log: Log
+
+        @handler
+        def set_and_fail(self) -> None:
+            self.context.schedule_once(0.0, "ring")
+            self.context.schedule(0.0, "again")
+            raise ValueError("after the timers")
+
+        @handler
+        def ping(self) -> str:
+            return "pong"
+
+        def receive(self, message: str) -> None:
+            self.log.rows.append(message)
+
+    b = bench(Rings, log := Log())
+    b.tell("e", "set_and_fail")
+    assert b.activation("e") is not None
+    await turns(20)
+    asked = b.ask("e", "ping")
+    assert asked.done()
+    assert asked.result() == "pong"
+    assert log.rows == []

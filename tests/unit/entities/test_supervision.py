@@ -1,4 +1,4 @@
-"""Supervision: what becomes of an entity that fails or stops, and that it concerns nobody else."""
+"""Supervision: what happens to an entity that fails or stops; no other is affected."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ async def test_T_SU8_a_start_while_its_stop_is_being_stored_comes_after_that() -
 
 
 async def test_T_SU16_an_entity_in_backoff_is_neither_idle_nor_evicted() -> None:
-    """It keeps its messages, and whoever wants room takes somebody else."""
+    """It keeps its messages, and the limit evicts another entity."""
     b = bench(
         log := Log(), passivate_after=1, active_entity_limit=2, entity_restart_backoff_min=3600
     )
