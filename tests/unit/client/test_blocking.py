@@ -75,6 +75,9 @@ def test_close_closes_the_client_and_then_raises_the_error_of_an_earlier_tell() 
     with patch.object(blocking, "AsyncClient", counting):
         client = Client("tcp://h:1", cluster="shop").__enter__()
         client.tell("page", "x", 1)
+        # The loop runs this after it has failed to send the tell.
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), client._loop).result(20)
+        assert client.lost_messages == 4
         with pytest.raises(UnknownEntityType):
             client.close()
         assert counting.closed == 1  # type: ignore[attr-defined]
