@@ -21,8 +21,8 @@ from shardbus.errors import StoreError
 from shardbus.sharding import leases as ls
 from shardbus.sharding.events import Note
 from shardbus.sharding.leases import Leases
+from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import StateStore
-from shardbus.store.sqlite import machine_clock
 from shardbus.task_set import TaskSet
 
 T = TypeVar("T")

@@ -10,21 +10,14 @@ Source: docs/architecture.md; N.23.
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shardbus.errors import StaleFence
 from shardbus.ids import NodeId
+from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Lease, Save, StoredTable
 from shardbus.store.sqlite_worker import SqliteWorker
-
-
-def machine_clock() -> float:
-    """Return the seconds of a clock that all processes of the machine share. It includes time in
-    suspend if the system has such a clock."""
-    boottime: int | None = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class SqliteStore:

@@ -14,9 +14,9 @@ from shardbus.ids import shard_of
 from shardbus.membership.events import Down, PrepareForShutdown
 from shardbus.node import shutdown
 from shardbus.node.node import Node
+from shardbus.store.clock import machine_clock
 from shardbus.store.memory import MemoryStore
 from shardbus.store.protocol import Lease
-from shardbus.store.sqlite import machine_clock
 from tests.loopback.nodes import Nodes, hosts, ready
 from tests.waiting import PATIENCE_S, until
 

@@ -166,7 +166,7 @@ async def test_S2_81_the_coordinator_leaves_a_node_whose_loop_is_blocked(
     )
     names = [await name_of(node) for node in nodes]
     gate = tmp_path / "gate"
-    async with lab.client(timeout=300.0) as client:
+    async with lab.client(*nodes[1:]) as client:
         pages = [client.ref(Page, f"page-{i}") for i in range(40)]
         wheres = await asyncio.gather(*(page.where() for page in pages))
         page = next(p for p, w in zip(pages, wheres, strict=True) if w == names[0])

@@ -188,7 +188,7 @@ def a_full_socket_is_tried_once(patch: Patch) -> None:
 
 def whoever_refuses_once_is_dead_for_ever(patch: Patch) -> None:
     patch.setattr(Routing, "on_node_back", lambda self, node: None)
-    patch.setattr(ClientRegions, "doubt", lambda self, members: None)
+    patch.setattr(ClientRegions, "retry_refused", lambda self, members: None)
 
 
 def an_old_coordinator_is_obeyed(patch: Patch) -> None:
