@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 from itertools import cycle, islice
 
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-FIRST, COUNT = 10_000 + 5_500 * (WORKER % 2), 5_500
-"""Each of two test workers has its own. All are below those that the system gives to outgoing
+FIRST, COUNT = 10_000 + 5_500 * (WORKER % 4), 5_500
+"""Each of four test workers has its own. All are below those that the system gives to outgoing
 connections: one of them could take a free port before the process has it for which it was found."""
 PORTS = cycle(random.Random().sample(range(FIRST, FIRST + COUNT), COUNT))
 

@@ -156,6 +156,7 @@ async def test_neither_a_blocked_handler_nor_a_hogged_core_costs_a_node(lab: Pro
         assert "downing:" not in log
 
 
+@pytest.mark.long
 async def test_S2_81_the_coordinator_leaves_a_node_whose_loop_is_blocked(
     lab: Processes, tmp_path: Path
 ) -> None:

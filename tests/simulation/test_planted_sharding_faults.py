@@ -98,12 +98,6 @@ PLANTED = (
     ),
     Planted(3, defects.a_downed_node_goes_on_leaving, ("ends",)),
     Planted(
-        51,
-        defects.a_home_told_while_the_shard_stops_is_kept,
-        ("I3", "I11"),
-        {"stops": 3, "slow_starts": 0.5},
-    ),
-    Planted(
         17,
         defects.messages_of_a_starting_entity_are_dropped_at_a_handoff,
         ("I3",),
@@ -121,11 +115,21 @@ PLANTED = (
         ("I1", "I2", "I11"),
         {"stops": 3, "rolls": 3, "rebalances": 3, "slow_starts": 0.5, **HURRY},
     ),
+)
+
+COSTLY = (
+    Planted(
+        165,
+        defects.a_home_told_while_the_shard_stops_is_kept,
+        ("I3", "I11"),
+        {"stops": 3, "slow_starts": 0.5},
+    ),
     Planted(31, defects.a_lost_flush_counts_as_echoed, ("I2",), STOPPED, SPLITS, "dense", 30.0),
     Planted(
         31, defects.what_comes_back_goes_behind_what_waits, ("I2",), STOPPED, SPLITS, "dense", 30.0
     ),
 )
+"""Their runs are long, or few seeds find them."""
 
 RARE = (
     Planted(
@@ -163,6 +167,12 @@ def test_a_planted_defect_is_found(planted: Planted, monkeypatch: Patch) -> None
     """The known seed comes first. Where the code has changed so much that another history follows
     from it, the others are tried."""
     sought(planted, (planted.seed, *range(SEEDS)), monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("planted", COSTLY, ids=name_of)
+def test_a_costly_planted_defect_is_found(planted: Planted, monkeypatch: Patch) -> None:
+    sought(planted, (planted.seed, *range(4 * SEEDS)), monkeypatch)
 
 
 @pytest.mark.long
