@@ -36,7 +36,7 @@ test: .venv/all.stamp
 	$(PYTEST) --numprocesses=$(WORKERS) --hypothesis-profile=quick -m 'not long and not soak' $(PYTEST_FLAGS)
 
 test-long: .venv/all.stamp
-	$(PYTEST) --numprocesses=2 -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
+	$(PYTEST) --numprocesses=3 -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
 
 mutants: .venv/all.stamp
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)

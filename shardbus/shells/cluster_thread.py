@@ -262,8 +262,9 @@ class ClusterThread:
         if not patience or self._stalled < patience:
             self._yield_at = patience
         elif self._stalled >= self._yield_at:
-            self._yield_at = self._stalled + patience
-            log.warning(
+            first, self._yield_at = self._yield_at == patience, self._stalled + patience
+            log.log(
+                logging.WARNING if first else logging.DEBUG,
                 "the application has not turned its loop for %.1f s: "
                 "the next oldest node takes over its coordinators",
                 self._stalled,
