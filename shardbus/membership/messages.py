@@ -24,7 +24,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these messages and of their meaning. Nodes of different versions refuse each other."""
 
 NAME_MAX = 256
