@@ -18,7 +18,13 @@ from shardbus.transport.tcp_probe import open_probe
 from shardbus.transport.zmq.connection_guard import ConnectionGuard, connections_for
 from shardbus.transport.zmq.multipart import Multipart
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import bind_router, connect_dealer, port_of, require_libzmq
+from shardbus.transport.zmq.sockets import (
+    bind_router,
+    connect_dealer,
+    context_for_links,
+    port_of,
+    require_libzmq,
+)
 
 CLOSE_MS = 200
 """How long ZeroMQ's own thread may send what a closed socket still holds."""
@@ -34,7 +40,7 @@ class ZmqNetwork:
     """`Network` over ZeroMQ."""
 
     def __init__(self) -> None:
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self.context = context_for_links()
         self.missed_edges = 0
         self.loop: asyncio.AbstractEventLoop
 

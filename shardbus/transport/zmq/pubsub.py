@@ -34,7 +34,7 @@ from shardbus.membership.member import Member
 from shardbus.transport.zmq.connection_guard import SUBSCRIBED_MAX, ConnectionGuard, connections_for
 from shardbus.transport.zmq.multipart import source
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import bind, port_of
+from shardbus.transport.zmq.sockets import ZAP_DOMAIN, bind, port_of, set_options
 
 TOPIC_ALL = b"*"
 FRAMES = 3
@@ -43,7 +43,7 @@ DESCRIPTORS = 4
 SUBSCRIPTION_BYTES_MAX = 1024
 """A subscription has a few bytes, and so has the handshake before it."""
 
-OPTIONS: Mapping[zmq.SocketOption, int] = {
+OPTIONS: Mapping[int, int] = {
     zmq.LINGER: 0,
     zmq.SNDHWM: 1000,
     zmq.RCVHWM: 1000,
@@ -59,11 +59,12 @@ OPTIONS: Mapping[zmq.SocketOption, int] = {
     zmq.IPV6: 1,
 }
 
-XPUB: Mapping[zmq.SocketOption, int] = {
+XPUB: Mapping[int, int | bytes] = {
     **OPTIONS,
+    zmq.ZAP_DOMAIN: ZAP_DOMAIN,  # refuse peers without a handshake
     zmq.MAXMSGSIZE: SUBSCRIPTION_BYTES_MAX,  # ZeroMQ keeps every topic, many times its size
 }
-SUB = OPTIONS
+SUB: Mapping[int, int | bytes] = {**OPTIONS}
 
 FAREWELL_LINGER_MS = 200
 """How long the last messages may take to leave when the sockets close."""
@@ -244,10 +245,9 @@ class PubSubSockets:
             self.dropped["bad endpoint"] += 1
 
     def _socket(
-        self, kind: zmq.SocketType, options: Mapping[zmq.SocketOption, int]
+        self, kind: zmq.SocketType, options: Mapping[int, int | bytes]
     ) -> zmq.Socket[bytes]:
         assert self._context is not None
         created = self._context.socket(kind)
-        for option, value in options.items():
-            created.setsockopt(option, value)
+        set_options(created, options)
         return created

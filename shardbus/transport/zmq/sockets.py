@@ -4,6 +4,10 @@ libzmq's defaults lose messages silently (a ROUTER drops unroutable messages), w
 (handshakes, linger) or bound nothing (message size). The tables list every option with its reason;
 a test compares them with the options of real sockets.
 
+A listening socket has a ZAP domain, although no handler answers for it. libzmq then refuses peers
+of ZMTP 1.0 and 2.0, which send no handshake: without it the body of a web page's HTTP request would
+be read as frames. Peers of ZMTP 3 connect as before.
+
 Two options are never used. ROUTER_HANDOVER lets any peer that claims a routing id take its traffic.
 A routing id chosen for a connection aborts the process if that id is in use. So a ROUTER draws the
 id of each connection itself, and HELLO names the peer.
@@ -11,8 +15,9 @@ id of each connection itself, and HELLO names the peer.
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
 
@@ -22,6 +27,10 @@ from shardbus.wire.batch import BODY_BYTES_MAX
 TAKEN_S = 1.0
 LIBZMQ_MIN = (4, 3, 5)
 """Earlier versions have flaws that the first bytes of any connection can exploit."""
+
+ZAP_DOMAIN = b"shardbus"
+SOCKETS_MIN, SOCKETS_MAX = 1023, 65_535
+"""Sockets of one context: libzmq's default, and its bound."""
 
 COMMON: dict[int, int] = {
     zmq.LINGER: 0,  # closing never waits: what must arrive is acknowledged before we close
@@ -34,8 +43,10 @@ COMMON: dict[int, int] = {
     zmq.RCVHWM: 2000,
     zmq.BACKLOG: 512,
 }
-ROUTER: dict[int, int] = COMMON | {
+ROUTER: dict[int, int | bytes] = {
+    **COMMON,
     zmq.ROUTER_MANDATORY: 1,  # an unroutable message is an error, not a silent drop
+    zmq.ZAP_DOMAIN: ZAP_DOMAIN,  # refuse peers without a handshake
 }
 DEALER: dict[int, int] = COMMON | {
     zmq.IMMEDIATE: 0,  # queue while connecting: a lost queue is resent by the link
@@ -58,7 +69,18 @@ def require_libzmq(version: tuple[int, int, int]) -> None:
         )
 
 
-def set_options(socket: zmq.Socket[bytes], options: dict[int, int]) -> None:
+def context_for_links() -> zmq.Context[zmq.Socket[bytes]]:
+    """Return a context for as many sockets as this process may have descriptors. A link takes three
+    of each, so libzmq's default would end at some 340 links."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        soft = SOCKETS_MAX
+    context.max_sockets = max(SOCKETS_MIN, min(soft, SOCKETS_MAX))
+    return context
+
+
+def set_options(socket: zmq.Socket[bytes], options: Mapping[int, int | bytes]) -> None:
     """Set every option. Call it before bind or connect: later it would only affect later
     connections."""
     for option, value in options.items():

@@ -444,3 +444,4 @@ def check(made: SpySocket) -> None:
     assert made.getsockopt(zmq.SNDHWM) > 0
     if kind in (zmq.ROUTER, zmq.XPUB):
         assert made.getsockopt(zmq.BACKLOG) >= 512
+        assert made.getsockopt(zmq.ZAP_DOMAIN) == b"shardbus"

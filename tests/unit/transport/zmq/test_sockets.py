@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
 import zmq
@@ -18,6 +19,8 @@ from shardbus.transport.zmq.sockets import (
     ROUTER,
     bind_router,
     connect_dealer,
+    context_for_links,
+    port_of,
     require_libzmq,
 )
 from shardbus.wire.batch import (
@@ -34,7 +37,7 @@ from shardbus.wire.batch import (
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
 from tests.unit.transport.session_pair import Taker
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 ADD = ("counter", "add")
 
@@ -46,11 +49,11 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     context.destroy(0)
 
 
-def settings(sock: zmq.Socket[bytes], options: dict[int, int]) -> dict[int, object]:
+def settings(sock: zmq.Socket[bytes], options: Mapping[int, object]) -> dict[int, object]:
     return {o: sock.getsockopt(o) for o in options if o != zmq.ROUTER_MANDATORY}
 
 
-def readable(options: dict[int, int]) -> dict[int, int]:
+def readable(options: Mapping[int, object]) -> dict[int, object]:
     """ROUTER_MANDATORY can be set and not read."""
     return {o: v for o, v in options.items() if o != zmq.ROUTER_MANDATORY}
 
@@ -70,8 +73,91 @@ def test_a_dealer_has_every_option_of_its_table(context: zmq.Context[zmq.Socket[
     assert dealer.getsockopt(zmq.ROUTING_ID) == b""  # the ROUTER draws one for each connection
 
 
+HTTP_POST = (
+    b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 12\r\n\r\n\x01\x00\x02\x01a\x02\x00b"
+)
+ZMTP_1 = b"\x01\x00" + b"\x02\x01a" + b"\x02\x00b"
+ZMTP_2 = b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + b"\x01\x01a" + b"\x00\x01b"
+
+
+REFUSED_WITHIN_S = 30.0
+"""Ten times the pause after which libzmq ends a connection without a handshake."""
+
+
+@pytest.mark.parametrize("data", [HTTP_POST, ZMTP_1, ZMTP_2], ids=["http", "zmtp 1", "zmtp 2"])
+def test_a_peer_without_a_handshake_gets_no_frame_through(
+    context: zmq.Context[zmq.Socket[bytes]], data: bytes
+) -> None:
+    router = bind_router(context, "127.0.0.1", 0, b"n1")
+    port = port_of(router)
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(REFUSED_WITHIN_S)
+        stranger.sendall(data)
+        received = b"-"
+        while received:
+            try:
+                received = stranger.recv(4096)
+            except ConnectionError:
+                break
+        dealer = connect_dealer(context, "127.0.0.1", port)
+        dealer.send(b"a peer with a handshake")
+        assert router.poll(1000 * PATIENCE_S)
+        assert router.recv_multipart()[1:] == [b"a peer with a handshake"]
+
+
+def test_the_limit_of_descriptors_bounds_the_links_and_not_that_of_a_context() -> None:
+    context = context_for_links()
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert context.max_sockets == max(1023, min(soft, 65_535))
+    context.destroy(0)
+
+
+LINKS = 500
+DESCRIPTORS = 8 * LINKS
+"""Three for each link, one at the listener, and some."""
+
+
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], DESCRIPTORS), before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+async def test_one_process_has_room_for_500_links(descriptors: None) -> None:
+    """libzmq's default of 1,023 sockets would end at some 340."""
+    there, here = ZmqNetwork(), ZmqNetwork()
+    for net in (there, here):
+        net.open(asyncio.get_running_loop())
+    port, answers = free_port(), list[int]()
+
+    def answer(parts: list[bytes]) -> None:
+        door.send(*parts)
+
+    door = there.listen("127.0.0.1", port, "n1", answer, lambda reason: None)
+    links = [
+        here.connect(
+            Address("127.0.0.1", port),
+            lambda parts: answers.append(int(parts[0])),
+            lambda: None,
+            lambda: None,
+        )
+        for _ in range(LINKS)
+    ]
+    for n, link in enumerate(links):
+        assert link.send(b"%d" % n, b"")
+    await until(lambda: len(answers) == LINKS, "every answer")
+    assert sorted(answers) == list(range(LINKS))
+    for link in links:
+        link.close()
+    door.close()
+    for net in (there, here):
+        net.close()
+
+
 @pytest.mark.parametrize("options", [ROUTER, DEALER])
-def test_the_tables_leave_no_dangerous_default(options: dict[int, int]) -> None:
+def test_the_tables_leave_no_dangerous_default(options: Mapping[int, object]) -> None:
     bounds = {zmq.LINGER, zmq.MAXMSGSIZE, zmq.HANDSHAKE_IVL, zmq.SNDHWM, zmq.RCVHWM}
     beats = {zmq.HEARTBEAT_IVL, zmq.HEARTBEAT_TIMEOUT, zmq.HEARTBEAT_TTL}
     assert bounds | beats <= options.keys()
