@@ -6,7 +6,7 @@ ShardBusError
 │   ├── LocalProtocolError   this process broke a rule
 │   └── RemoteProtocolError  the peer broke a rule
 ├── StoreError
-│   ├── StoreUnavailable     no answer in time: the write may or may not have been applied
+│   ├── StoreUnavailable     no answer in time; `.definite`: the write was certainly not applied
 │   ├── StaleEpoch           a newer coordinator wrote
 │   └── StaleFence           a newer activation loaded or wrote
 ├── Refused                the cluster refuses this node or client
@@ -58,8 +58,13 @@ class StoreError(ShardBusError):
 
 
 class StoreUnavailable(StoreError):
-    """The store gave no answer in time. The write may or may not have been applied; it is safe to
-    send the same operation id again."""
+    """The store gave no answer in time, or takes no writes now. It is safe to send the same
+    operation id again. `definite`: the store has certainly not applied the write; otherwise it may
+    have."""
+
+    def __init__(self, message: str, *, hint: str = "", definite: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.definite = definite
 
 
 class StaleEpoch(StoreError):

@@ -60,8 +60,8 @@ ADVICE = {
     "waiting": "messages wait there for homes; see the findings about this type",
     "store-silent": "check the server; known homes work meanwhile, new ones and saves do not",
     "store-unfit": "change the server's settings as the message says",
-    "store-errors": "loads or saves of entities have failed there: check the store, and the network"
-    " between that node and the store",
+    "store-errors": "loads or saves of entities have failed there: do what the message says; if no"
+    " other member has this finding, check the network between that node and the store",
     "store-behind": "the store has lost a table, or it is another store: check its persistence; the"
     " next coordinator rebuilds the table from the regions",
     "store-ahead": "a coordinator that this node does not know has written: check whether this"
@@ -176,7 +176,8 @@ def _members(picture: Picture) -> Iterator[Finding]:
             yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
         ago = row.get("store_silent_ago")
         if ago is not None and ago < RECENT_S:
-            what = f"had no answer from its store {ago:.0f} s ago"
+            because = str(row.get("store_silent_because") or "it gave no answer")
+            what = f"could not use its store {ago:.0f} s ago: {because}"
             yield Finding("store-errors", MEMBERS, node, what)
         there = row.get("time")
         if there is not None and asked:
@@ -216,6 +217,8 @@ def _store(picture: Picture) -> Iterator[Finding]:
             url.startswith("sqlite:") and len(hosts) > 1
         ):
             yield Finding("store-not-shared", STORE, url, "is used by several members")
+    for problem in {p: None for row in picture.answers.values() for p in _problems(row)}:
+        yield Finding("store-unfit", STORE, "settings", f"have changed: {problem}")
     store = picture.checkup.get("store", {})
     if store and not store.get("answers"):
         yield Finding("store-silent", STORE, "answer", f"is missing: {store.get('error')}")
@@ -225,6 +228,10 @@ def _store(picture: Picture) -> Iterator[Finding]:
             yield from _epochs(kind, rules["epoch"], (table or {}).get("epoch", 0))
         for row in (table or {}).get("dropped", ()):
             yield Finding("rows-dropped", kind, row.partition(":")[0], f"is no row: {row}")
+
+
+def _problems(row: Mapping[str, Any]) -> list[str]:
+    return [str(problem) for problem in row.get("store_problems") or ()]
 
 
 def _epochs(kind: str, ruling: int, stored: int) -> Iterator[Finding]:

@@ -28,6 +28,7 @@ from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Rebalance
 from shardbus.shells.coordinator import CoordinatorShell
 from shardbus.shells.region import region_of
+from shardbus.store.protocol import problems_of
 from shardbus.store.urls import default_url, mask_url
 
 STOP_PART = 0.5
@@ -137,6 +138,8 @@ class NodeAnswers:
             "lag": node.lag,
             "store": mask_url(url),
             "store_silent_ago": node.states.silent_ago,
+            "store_silent_because": node.states.silent_because,
+            "store_problems": list(problems_of(node.store)),
             "settings": dict(_changed_settings(node)),
             "types": types,
         }

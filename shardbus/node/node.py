@@ -51,6 +51,7 @@ from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store.entity_state import EntityStates
+from shardbus.store.group_commit import ATTEMPTS
 from shardbus.store.protocol import StateStore
 from shardbus.store.urls import family
 from shardbus.task_set import TaskSet
@@ -136,7 +137,7 @@ class Node:
         await self.store.start()
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.subscriptions = Subscriptions(self.me)
-        self.states = EntityStates(self.store, uid)
+        self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
         self.endpoint = self._make_endpoint(uid)
         self._ticker = Ticker(self.endpoint.clock, self.loop)
         self.rpc.start(self.me, self.endpoint)

@@ -14,13 +14,16 @@ from shardbus.store.protocol import StateStore
 
 class EntityStates:
     """Loads and saves the state of a node's entities, and measures the store. `uid` is the node's,
-    from which operation ids are drawn."""
+    from which operation ids are drawn. A save is not sent again `within` seconds after it was first
+    sent."""
 
-    def __init__(self, store: StateStore, uid: int) -> None:
+    def __init__(self, store: StateStore, uid: int, within: float = 6.0) -> None:
         self._store = store
-        self._group = SaveGroup(store, op_ids(uid))
+        self._group = SaveGroup(store, op_ids(uid), within=within)
         self.errors = 0
         self._silent_at: float | None = None
+        self.silent_because = ""
+        """The last failure of the store, with the remedy."""
         self.seconds = 0.0
         self.calls = 0
 
@@ -54,7 +57,7 @@ class EntityStates:
     def _failed(self, error: Exception) -> None:
         self.errors += 1
         if isinstance(error, StoreUnavailable):
-            self._silent_at = time.perf_counter()
+            self._silent_at, self.silent_because = time.perf_counter(), str(error)
 
     def _measure(self, began: float) -> None:
         self.seconds += time.perf_counter() - began

@@ -5,8 +5,10 @@ a write is in flight, further saves are collected for the next one; the slower t
 the batches. A batch is bounded in number and bytes. It holds at most one save of an entity, so that
 to repeat a batch is safe.
 
-A batch without an answer is sent again with the same operation ids, a bounded number of times. Then
-it fails for each of its callers; the store has either the old value or the new one.
+A batch without an answer is sent again with the same operation ids, a bounded number of times and
+for a bounded time. Then it fails for each of its callers; the store has either the old value or the
+new one. The bound in time is for a process that stood still: the shard may have a new home by now,
+and a store that failed over meanwhile may have lost the fence that keeps this save out.
 
 Source: docs/how-to/keep-state.md; docs/architecture.md.
 """
@@ -16,12 +18,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from shardbus.errors import StaleFence, StoreUnavailable
+from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
 
+ATTEMPTS = 3
 BATCH_SAVES = 1000
 BATCH_BYTES = 4 * 1024 * 1024
 
@@ -34,15 +38,24 @@ class _Waiting:
 
 class SaveGroup:
     """Collects saves for `store`. `op_ids` yields an unused operation id for each save. A batch is
-    tried `attempts` times, `pause` seconds apart."""
+    tried at most `attempts` times, `pause` seconds apart, and not again `within` seconds after the
+    first time. `clock` returns seconds, and goes on while the machine sleeps."""
 
     def __init__(
-        self, store: StateStore, op_ids: Iterator[int], *, attempts: int = 3, pause: float = 0.05
+        self,
+        store: StateStore,
+        op_ids: Iterator[int],
+        *,
+        attempts: int = ATTEMPTS,
+        pause: float = 0.05,
+        within: float = 6.0,
+        clock: Callable[[], float] = machine_clock,
     ) -> None:
         self._store = store
         self._op_ids = op_ids
         self._attempts = attempts
         self._pause = pause
+        self._within, self._clock = within, clock
         self._waiting: deque[_Waiting] = deque()
         self._writer: asyncio.Task[None] | None = None
 
@@ -67,7 +80,9 @@ class SaveGroup:
             except StoreUnavailable as error:
                 for waiting in batch:
                     if not waiting.answer.done():
-                        own = StoreUnavailable(error.message, hint=error.hint)
+                        own = StoreUnavailable(
+                            error.message, hint=error.hint, definite=error.definite
+                        )
                         waiting.answer.set_exception(own)
             except Exception as error:
                 for waiting in batch:
@@ -93,12 +108,18 @@ class SaveGroup:
         return batch
 
     async def _save(self, saves: list[Save]) -> list[StaleFence | None]:
-        for _ in range(self._attempts - 1):
+        definite, end = True, self._clock() + self._within
+        for attempt in range(1, self._attempts + 1):
             try:
                 return await self._store.save_states(saves)
-            except StoreUnavailable:
+            except StoreUnavailable as error:
+                definite = error.definite = definite and error.definite
+                if attempt == self._attempts:
+                    raise
                 await asyncio.sleep(self._pause)
-        return await self._store.save_states(saves)
+                if self._clock() >= end:
+                    raise
+        raise AssertionError("a batch is tried at least once")
 
 
 def op_ids(uid: int) -> Iterator[int]:

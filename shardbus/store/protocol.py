@@ -168,3 +168,10 @@ class StateStore(Protocol):
 
     async def release_lease(self, lease: Lease) -> None:
         """Free the lease if it is still held under this counter."""
+
+
+def problems_of(store: StateStore) -> tuple[str, ...]:
+    """Return what is wrong with the settings of the store's server now, each with the remedy. A
+    store that watches them has it as `problems`."""
+    problems: tuple[str, ...] = getattr(store, "problems", ())
+    return problems

@@ -10,21 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from shardbus.errors import StaleEpoch, StaleFence
+from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
 from shardbus.store.protocol import Lease, Save, StoredTable
-from shardbus.store.redis_check import check_server
+from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
 from shardbus.store.rows import Row, epoch_of, layout_differs, table_of
 from shardbus.store.urls import mask_url
+
+log = logging.getLogger("shardbus.store")
 
 CHUNK_SAVES = 128
 CHUNK_BYTES = 512 * 1024
@@ -32,7 +35,8 @@ CHUNK_BYTES = 512 * 1024
 
 class RedisStore:
     """A `StateStore` in the Redis server of `url`, under keys that begin with `prefix`. `timeout`
-    bounds each call, in seconds. `connect` replaces the client, for tests."""
+    bounds each call, and the settings of the server are checked every `check_every`, in seconds.
+    `connect` replaces the client, for tests."""
 
     def __init__(
         self,
@@ -41,6 +45,7 @@ class RedisStore:
         *,
         timeout: float = 2.0,
         connect: Callable[[], RedisClient] | None = None,
+        check_every: float = REPEAT_S,
     ) -> None:
         parsed = RedisUrl.parse(url)
         self._prefix = prefix
@@ -48,6 +53,9 @@ class RedisStore:
         self._shown = mask_url(url)
         self._durability = parsed.durability
         self._connect = connect or parsed.connector(timeout)
+        self._check_every = check_every
+        self._problems: tuple[str, ...] = ()
+        self._watch: asyncio.Task[None] | None = None
         self._link = RedisLink(
             self._connect,
             session=secrets.token_hex(SESSION_WIDTH // 2),
@@ -58,14 +66,48 @@ class RedisStore:
     async def start(self) -> None:
         client = self._connect()
         try:
-            fsync = await check_server(client, self._shown, self._durability, self._timeout)
+            fsync, warnings = await check_server(
+                client, self._shown, self._durability, self._timeout
+            )
+            await check_access(client, self._prefix, self._shown, self._timeout)
         finally:
-            with contextlib.suppress(Exception):
-                await client.aclose()
+            await _close(client)
+        for warning in warnings:
+            log.warning(warning)
         self._link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._check_again(), name="shardbus-redis-check")
 
     async def close(self) -> None:
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.cancel()
+            await asyncio.wait([watch])
         await self._link.close()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self._problems
+
+    async def _check_again(self) -> None:
+        """Repeat the check of the server's settings, and keep what is wrong in `problems`."""
+        while True:
+            await asyncio.sleep(self._check_every)
+            client = self._connect()
+            try:
+                await check_server(client, self._shown, self._durability, self._timeout)
+                problems: tuple[str, ...] = ()
+            except ConfigError as error:
+                problems = (str(error),)
+            except StoreUnavailable:
+                continue  # The link reports a server that does not answer.
+            finally:
+                await _close(client)
+            for problem in set(problems) - set(self._problems):
+                log.error("%s", problem)
+            if self._problems and not problems:
+                log.info("the settings of the store %s are in order again", self._shown)
+            self._problems = problems
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))
@@ -111,7 +153,13 @@ class RedisStore:
     async def save_states(self, saves: Sequence[Save]) -> list[StaleFence | None]:
         answers: list[StaleFence | None] = [None] * len(saves)
         chunks = list(_chunks(saves))
-        replies = await asyncio.gather(*(self._save_chunk([saves[i] for i in c]) for c in chunks))
+        try:
+            replies = await asyncio.gather(
+                *(self._save_chunk([saves[i] for i in c]) for c in chunks)
+            )
+        except StoreUnavailable as error:
+            error.definite = error.definite and len(chunks) == 1
+            raise
         for chunk, reply in zip(chunks, replies, strict=True):
             for i, stored in zip(chunk, reply, strict=True):
                 if stored:
@@ -223,3 +271,8 @@ def _wide(number: int) -> str:
 
 def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
+
+
+async def _close(client: RedisClient) -> None:
+    with contextlib.suppress(Exception):
+        await client.aclose()

@@ -1,8 +1,13 @@
-"""Check, when the store starts, that a Redis server will not lose data.
+"""Check that a Redis server will not lose data, and that its user may do what the store does.
 
-A server that may evict keys, or that keeps nothing on disk, is refused; the error names the setting
-of the server. A server that hides its settings (a managed service that forbids INFO or CONFIG) is
-accepted with a warning.
+At the start, a server that may evict keys, or that keeps nothing on disk, is refused; the error
+names the setting of the server. A server that hides its settings (a managed service that forbids
+INFO or CONFIG) is accepted with a warning. So is one that takes no writes at the moment, because
+its data can be read; the first write then fails with the cause.
+
+Settings change while the server runs, and a failover brings another server. So the check of the
+settings is repeated every `REPEAT_S`. A node that runs is not stopped by what is found; the log and
+`shardbus doctor` name it.
 
 Source: N.7.
 """
@@ -10,23 +15,25 @@ Source: N.7.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shardbus.errors import ConfigError, StoreUnavailable
+from shardbus.store.redis_errors import NEEDS, trouble_of
 from shardbus.store.redis_link import RedisClient
+from shardbus.store.redis_scripts import ACCESS
 
 OLDEST = (6, 0)
 FIRST_WITH_WAITAOF = (7, 2)
+REPEAT_S = 30.0
 
-log = logging.getLogger("shardbus.store")
 
-
-async def check_server(client: RedisClient, shown: str, durability: str, within: float) -> bool:
-    """Check the server within `within` seconds. Returns True if each write must wait for a sync of
-    the server's log.
+async def check_server(
+    client: RedisClient, shown: str, durability: str, within: float
+) -> tuple[bool, list[str]]:
+    """Check the settings of the server within `within` seconds. Returns whether each write must
+    wait for a sync of the server's log, and warnings.
 
     Raises:
         ConfigError: the server is unfit, or refuses the user; the message names the setting.
@@ -39,24 +46,46 @@ async def check_server(client: RedisClient, shown: str, durability: str, within:
             save = _value(await _ask(client, "CONFIG GET", "save"))
             appendfsync = _value(await _ask(client, "CONFIG GET", "appendfsync"))
     except (AuthenticationError, NoPermissionError) as error:
-        raise ConfigError(
-            f"store.url: {shown} refuses this user: {error}",
-            hint="check user and password; the user needs the keys shardbus:* and +@scripting",
-        ) from None
+        raise _refused(shown, error) from None
     except Exception as error:  # The client library's errors have no common root.
         cause = str(error) or f"no answer within {within:g} s"
-        raise StoreUnavailable(f"{shown} cannot be reached: {cause}") from None
+        hint = trouble_of(error).hint
+        raise StoreUnavailable(f"{shown} cannot be reached: {cause}", hint=hint) from None
+    warnings = []
     for info in _servers(answer):
-        judge(info, save, appendfsync, shown, durability)
+        warnings += judge(info, save, appendfsync, shown, durability)
     if answer is None:
-        log.warning("%s hides its settings: it may evict keys, or keep nothing on disk", shown)
-    return durability == "fsync" and appendfsync != "always"
+        warnings.append(f"{shown} hides its settings: it may evict keys, or keep nothing on disk")
+    return durability == "fsync" and appendfsync != "always", warnings
+
+
+async def check_access(client: RedisClient, prefix: str, shown: str, within: float) -> None:
+    """Check that the user may run every command of the scripts on the keys under `prefix`.
+
+    Raises:
+        ConfigError: the server refuses the user a command or a key.
+    """
+    keys = (f"{prefix}:{{access}}:hash", f"{prefix}:{{access}}:set")
+    try:
+        async with asyncio.timeout(within):
+            await client.execute_command("EVAL", ACCESS.source, len(keys), *keys)
+    except Exception as error:  # The client library's errors have no common root.
+        if "NOPERM" in trouble_of(error).what:
+            raise _refused(shown, error) from None
+
+
+def _refused(shown: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"store.url: {shown} refuses this user: {error}",
+        hint=f"check user and password; {NEEDS}",
+    )
 
 
 def judge(
     info: dict[str, Any], save: str | None, appendfsync: str | None, shown: str, durability: str
-) -> None:
-    """Check the settings of one server. `save` and `appendfsync` are None if the server hides them.
+) -> list[str]:
+    """Check the settings of one server, and return warnings. `save` and `appendfsync` are None if
+    the server hides them.
 
     Raises:
         ConfigError: the server is unfit.
@@ -76,7 +105,7 @@ def judge(
             hint="set maxmemory-policy to noeviction",
         )
     if durability == "cache" or "aof_enabled" not in info:
-        return
+        return []
     appends = bool(int(info["aof_enabled"]))
     waits = version >= FIRST_WITH_WAITAOF and appendfsync != "no"
     syncs = appends and (waits or appendfsync == "always")
@@ -90,10 +119,9 @@ def judge(
             f"store.url: {shown} keeps nothing on disk: appendonly is no and save is empty",
             hint="set appendonly to yes, or accept the loss with ?durability=cache",
         )
-    if not appends:
-        log.warning(
-            "%s keeps only snapshots: a crash loses newer writes; set appendonly to yes", shown
-        )
+    if appends:
+        return []
+    return [f"{shown} keeps only snapshots: a crash loses newer writes; set appendonly to yes"]
 
 
 async def _ask(client: RedisClient, *command: str) -> Any:

@@ -5,8 +5,9 @@ distributes the answers. So callers share round trips and keep their order, and 
 cancelled at any moment without mixing up answers: only the task reads.
 
 The task drops the connection if no answer comes, or if the server cannot write now (READONLY,
-LOADING, MASTERDOWN and similar). It connects again, which finds the current master, and sends the
-calls that still wait. A caller waits at most `timeout` seconds and then gets `StoreUnavailable`.
+LOADING, MASTERDOWN and similar; see `redis_errors`). It connects again, which finds the current
+master, and sends the calls that still wait. A caller waits at most `timeout` seconds and then gets
+`StoreUnavailable`, at once if the server is full, cannot write to its disk, or refuses the user.
 The client library's own retries are off, because a repeated call must carry a new sequence number
 (see `redis_scripts`).
 """
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +24,8 @@ from typing import Any, Protocol
 from redis import exceptions as redis_errors
 
 from shardbus.errors import StoreUnavailable
+from shardbus.store.outage import Outage
+from shardbus.store.redis_errors import Trouble, trouble_of
 from shardbus.store.redis_scripts import SEQUENCE_WIDTH, Script
 from shardbus.task_set import TaskSet
 
@@ -32,20 +34,11 @@ BATCH_BYTES = 4 * 1024 * 1024
 FIRST_PAUSE_S = 0.01
 LONGEST_PAUSE_S = 0.2
 
-# Errors of a server after which a later call, or another server, may succeed: as exceptions of the
-# client library, and as words, because an error inside a script, or an unknown one, is only text.
-TRANSIENT_ERRORS = (
-    redis_errors.ReadOnlyError,
-    redis_errors.ConnectionError,
-    redis_errors.ClusterDownError,
-    redis_errors.TryAgainError,
-    redis_errors.AskError,
-)
-TRANSIENT_WORDS = re.compile(
-    r"\b(READONLY|LOADING|MASTERDOWN|NOREPLICAS|CLUSTERDOWN|TRYAGAIN|UNBLOCKED)\b|^BUSY\b"
-)
-
 Value = str | bytes | int
+
+
+class NotSynced(Exception):
+    """The server ran a batch, and its log is not known to be on its disk."""
 
 
 class RedisPipeline(Protocol):
@@ -70,6 +63,10 @@ class _Call:
     answer: asyncio.Future[Any]
     in_full: bool = False
     """Send the text of the script, because the server does not know its digest."""
+    was_in_doubt: bool = False
+    in_doubt: bool = False
+    """Whether the server may have run it: it was sent, and no answer says that it did not run.
+    `was_in_doubt`: the same before it was sent last."""
 
     def command(self, session: str, sequence: int) -> tuple[Value, ...]:
         name = ("EVAL", self.script.source) if self.in_full else ("EVALSHA", self.script.sha)
@@ -99,7 +96,9 @@ class RedisLink:
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = TaskSet()
-        self._failure = ""
+        self._trouble: Trouble | None = None
+        """Why the last batch failed, None if it did not."""
+        self._outage = Outage(shown)
         self._open = False
 
     def open(self, *, sync_key: str | None) -> None:
@@ -119,7 +118,7 @@ class RedisLink:
             task.cancel()
             await asyncio.wait([task])
         while self._waiting:
-            self._refuse(self._waiting.popleft(), "the store was closed")
+            self._refuse(self._waiting.popleft(), Trouble("was closed here"))
         self._disconnect()
         await self._closing.wait(self._timeout)
 
@@ -127,8 +126,8 @@ class RedisLink:
         """Run `script` on the server and return its reply: bytes, int, None or a list of them.
 
         Raises:
-            StoreUnavailable: the server did not answer in time, or answered with an error; the
-            script may have run.
+            StoreUnavailable: the server did not answer in time, or answered with an error; unless
+            `definite`, the script may have run.
         """
         if not self._open:
             raise StoreUnavailable(f"the store {self._shown} is not open")
@@ -136,15 +135,18 @@ class RedisLink:
         call = _Call(script, keys, args, size, asyncio.get_running_loop().create_future())
         self._waiting.append(call)
         if self._task is None or self._task.done():
-            self._failure = ""
+            self._trouble = None
             self._task = asyncio.create_task(self._run(), name="shardbus-redis")
         try:
             async with asyncio.timeout(self._timeout):
                 return await call.answer
         except TimeoutError:
-            cause = f": {self._failure}" if self._failure else ""
+            trouble = self._trouble or Trouble("does not respond")
+            self._outage.failed(trouble.what, trouble.hint)
             raise StoreUnavailable(
-                f"{self._shown} gave no answer within {self._timeout:g} s{cause}"
+                f"{self._shown} gave no answer within {self._timeout:g} s: it {trouble.what}",
+                hint=trouble.hint,
+                definite=not call.in_doubt,
             ) from None
 
     async def _run(self) -> None:
@@ -157,18 +159,34 @@ class RedisLink:
                 self._waiting.extendleft(reversed(batch))
                 raise
             except Exception as error:  # The client library's errors have no common root.
-                self._failure = str(error) or "the server does not respond"
-                again = batch
+                again = self._fail(batch, error)
             else:
                 again = self._deliver(batch, replies)
-            if not again:
+            self._waiting.extendleft(reversed(again))
+            if self._trouble is None:
                 pause = FIRST_PAUSE_S
                 continue
-            self._waiting.extendleft(reversed(again))
-            if self._failure:
-                self._disconnect()
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
+            self._outage.failed(self._trouble.what, self._trouble.hint)
+            self._disconnect()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    def _fail(self, batch: list[_Call], error: Exception) -> list[_Call]:
+        """Note that no answer came to the batch. Returns the calls that must be sent again."""
+        if isinstance(error, NotSynced):
+            trouble = Trouble(str(error), "check the server's disk and its log", definite=False)
+        else:
+            trouble = trouble_of(error)
+        self._trouble = trouble
+        if not trouble.definite:
+            return batch
+        for call in batch:
+            call.in_doubt = call.was_in_doubt
+        if trouble.again:
+            return batch
+        for call in batch:
+            self._refuse(call, trouble)
+        return []
 
     def _take(self) -> list[_Call]:
         batch: list[_Call] = []
@@ -186,6 +204,7 @@ class RedisLink:
         pipeline: RedisPipeline = self._client.pipeline(transaction=False)
         for call in batch:
             self._sequence += 1
+            call.was_in_doubt, call.in_doubt = call.in_doubt, True
             pipeline.execute_command(*call.command(self._session, self._sequence))
         if self._sync_key is None:
             return await pipeline.execute(raise_on_error=False)
@@ -194,37 +213,49 @@ class RedisLink:
         *replies, written, synced = await pipeline.execute(raise_on_error=False)
         for reply in (written, synced):
             if isinstance(reply, Exception):
-                raise reply
+                raise NotSynced(f"has not synced its log: {reply}")
         if synced[0] < 1:
-            raise TimeoutError("the server has not synced its log")
+            raise NotSynced("has not synced its log")
         return replies
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
         """Answer the calls. Returns those that must be sent again."""
         again: list[_Call] = []
-        self._failure = ""
+        self._trouble = None
         for call, reply in zip(batch, replies, strict=True):
             if call.answer.done():
                 continue
             if isinstance(reply, redis_errors.NoScriptError):
-                call.in_full = True
+                call.in_full, call.in_doubt = True, call.was_in_doubt
                 again.append(call)
             elif reply == b"late":
+                call.in_doubt = call.was_in_doubt
                 again.append(call)
             elif isinstance(reply, Exception):
-                text = str(reply)
-                if isinstance(reply, TRANSIENT_ERRORS) or TRANSIENT_WORDS.search(text):
-                    self._failure = text
+                trouble = trouble_of(reply)
+                if trouble.definite:
+                    call.in_doubt = call.was_in_doubt
+                if trouble.again:
+                    self._trouble = trouble
                     again.append(call)
                 else:
-                    self._refuse(call, text)
+                    self._outage.failed(trouble.what, trouble.hint)
+                    self._refuse(call, trouble)
             else:
+                if call.script.writes:
+                    self._outage.answered()
                 call.answer.set_result(reply)
         return again
 
-    def _refuse(self, call: _Call, why: str) -> None:
+    def _refuse(self, call: _Call, trouble: Trouble) -> None:
         if not call.answer.done():
-            call.answer.set_exception(StoreUnavailable(f"{self._shown}: {why}"))
+            call.answer.set_exception(
+                StoreUnavailable(
+                    f"{self._shown} {trouble.what}",
+                    hint=trouble.hint,
+                    definite=trouble.definite and not call.in_doubt,
+                )
+            )
 
     def _disconnect(self) -> None:
         client, self._client = self._client, None

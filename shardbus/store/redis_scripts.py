@@ -39,6 +39,7 @@ class Script:
     """A Lua script, and its digest, by which a server that has cached the script finds it."""
 
     source: str
+    writes: bool = True
     sha: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -78,7 +79,8 @@ LOAD_TABLE = Script(
 local t = redis.call('HMGET', KEYS[1], 'epoch', 'layout')
 if not t[1] then return false end
 return {'ok', t[1], t[2], redis.call('HGETALL', KEYS[2])}
-"""
+""",
+    writes=False,
 )
 
 # KEYS table, homes; ARGV 3 epoch, 4 op, then shard and home in turn, the home empty for none
@@ -177,11 +179,11 @@ return {'ok'}
 
 # KEYS remembered; ARGV 3 the lowest id in ZRANGEBYLEX's notation, 4 limit
 PAGE_REMEMBERED = Script(
-    "return redis.call('ZRANGEBYLEX', KEYS[1], ARGV[3], '+', 'LIMIT', 0, ARGV[4])"
+    "return redis.call('ZRANGEBYLEX', KEYS[1], ARGV[3], '+', 'LIMIT', 0, ARGV[4])", writes=False
 )
 
 # KEYS shards. The answer includes shards whose list is empty.
-REMEMBERED_SHARDS = Script("return redis.call('HKEYS', KEYS[1])")
+REMEMBERED_SHARDS = Script("return redis.call('HKEYS', KEYS[1])", writes=False)
 
 _NOW = """
 local clock = redis.call('TIME')
@@ -225,5 +227,25 @@ RELEASE_LEASE = Script(
 local held = redis.call('HMGET', KEYS[1], 'owner', 'counter')
 if held[1] == ARGV[3] and held[2] == ARGV[4] then redis.call('HDEL', KEYS[1], 'owner') end
 return 1
+"""
+)
+
+# KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
+# nothing behind.
+ACCESS = Script(
+    """
+redis.call('TIME')
+redis.call('HSET', KEYS[1], 'n', 1)
+redis.call('HINCRBY', KEYS[1], 'n', 1)
+redis.call('HGET', KEYS[1], 'n')
+redis.call('HMGET', KEYS[1], 'n')
+redis.call('HLEN', KEYS[1])
+redis.call('HKEYS', KEYS[1])
+redis.call('HGETALL', KEYS[1])
+redis.call('HDEL', KEYS[1], 'n')
+redis.call('ZADD', KEYS[2], 0, 'n')
+redis.call('ZRANGEBYLEX', KEYS[2], '-', '+')
+redis.call('ZREM', KEYS[2], 'n')
+return redis.call('DEL', KEYS[1], KEYS[2])
 """
 )

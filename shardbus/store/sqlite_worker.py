@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from shardbus.errors import ShardBusError, StoreUnavailable
+from shardbus.store.outage import Outage
 from shardbus.store.sqlite_steps import Steps, prepare
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class SqliteWorker:
         self._thread: threading.Thread | None = None
         self._steps: Steps | None = None
         self._file: tuple[int, int] | None = None
+        self._outage = Outage(str(path))
 
     def start(self) -> None:
         """Start the thread. Does nothing if it runs already."""
@@ -129,6 +131,11 @@ class SqliteWorker:
             self._disconnect()
             for request in batch:
                 request.failure = unavailable(self._path, error)
+            if batch and isinstance(failure := batch[0].failure, StoreUnavailable):
+                self._outage.failed(failure.message.removeprefix(f"{self._path} "), failure.hint)
+        else:
+            if any(request.writes for request in batch):
+                self._outage.answered()
         _answer(batch)
 
     def _connected(self) -> Steps:
@@ -168,7 +175,8 @@ def unavailable(path: Path, error: Exception) -> Exception:
     name = getattr(error, "sqlite_errorname", "") or ""
     for prefix, (text, hint) in _CAUSES.items():
         if name.startswith(prefix):
-            return StoreUnavailable(f"{path} {text} ({name})", hint=hint)
+            definite = prefix in _NOT_WRITTEN
+            return StoreUnavailable(f"{path} {text} ({name})", hint=hint, definite=definite)
     return StoreUnavailable(f"{path} cannot be used: {error}")
 
 
@@ -184,6 +192,9 @@ _CAUSES = {
     "SQLITE_CANTOPEN": ("cannot be opened", _MODES),
     "SQLITE_IOERR": ("is on a disk that fails", "see the system log"),
 }
+_NOT_WRITTEN = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN")
+"""Errors after which the transaction is certainly rolled back. A disk that fails may have kept
+it."""
 
 
 def _attempt(steps: Steps, request: _Request) -> None:

@@ -192,6 +192,10 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         [("settings", "cluster", "sharding.mailbox")],
     ),
     (lambda p: update(member(p, 1), store_silent_ago=4.0), [("store-errors", "members", B)]),
+    (
+        lambda p: update(member(p, 1), store_problems=["redis://store may evict stored data"]),
+        [("store-unfit", "store", "settings")],
+    ),
     (lambda p: update(member(p, 1), store="redis://b"), [("store-differs", "store", "url")]),
     (on_machines, [("store-not-shared", "store", "sqlite:///bus.db")]),
     (

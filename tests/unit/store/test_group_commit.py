@@ -161,3 +161,36 @@ def test_operation_ids_differ_between_nodes_and_fit_63_bits() -> None:
     flat = [op_id for node in ids for op_id in node]
     assert len(set(flat)) == len(flat)
     assert all(0 <= op_id < 2**63 for op_id in flat)
+
+
+async def test_a_save_of_a_process_that_stood_still_is_not_sent_again(store: Script) -> None:
+    """A store that failed over meanwhile may have lost the fence of the shard's next home."""
+    now = [100.0]
+    group = SaveGroup(store, itertools.count(1), pause=0.0, within=6.0, clock=lambda: now[0])
+    store.failures, store.gate = 1, asyncio.Event()
+    saving = asyncio.create_task(group.save("counter", "a", 1, b"x"))
+    await turns()
+    now[0] += 6.0
+    store.gate.set()
+    with pytest.raises(StoreUnavailable):
+        await saving
+    assert len(store.batches) == 1
+    store.failures = 1
+    await group.save("counter", "a", 1, b"x")
+    assert len(store.batches) == 3
+
+
+@pytest.mark.parametrize("answers", [[True] * 3, [True, False, True], [False, True, True]])
+async def test_a_refusal_is_definite_only_if_every_attempt_was_refused(
+    store: Script, group: SaveGroup, answers: list[bool]
+) -> None:
+    left = list(answers)
+
+    async def fail(saves: Sequence[Save]) -> list[StaleFence | None]:
+        raise StoreUnavailable("is full", definite=left.pop(0))
+
+    store.save_states = fail  # type: ignore[method-assign]
+    with pytest.raises(StoreUnavailable) as caught:
+        await group.save("counter", "a", 1, b"x")
+    assert caught.value.definite is all(answers)
+    assert left == []

@@ -1,0 +1,124 @@
+"""What an error of a Redis server or of the client library means for a call: whether to send it
+again, whether the server may have run it, and what an operator must do.
+
+| code | meaning | the call |
+|---|---|---|
+| `READONLY` | a replica, or a master that was demoted | is sent again over a new connection |
+| `LOADING` `MASTERDOWN` `CLUSTERDOWN` `TRYAGAIN` `UNBLOCKED` `BUSY` | cannot now | the same |
+| `NOREPLICAS` | fewer replicas than `min-replicas-to-write` | the same |
+| `OOM` | `maxmemory` is reached, and nothing may be evicted | fails at once |
+| `MISCONF` | the last snapshot or the log could not be written | fails at once |
+| `NOAUTH` `WRONGPASS` | the password, or the user, is not accepted | fails at once |
+| `NOPERM` | the user may not run a command, or not use a key | fails at once |
+
+A call that fails at once did nothing on the server: the server checks memory, disk and user before
+the first write of a script. There is one exception: a user who may run a script and some of its
+commands only. Such a script may stop half-way, so its failure is not definite.
+
+An error arrives as an exception of the client library, which hides the code, or as text, if it
+comes out of a script or is unknown to the library.
+
+Source: docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from redis import exceptions as redis_errors
+
+COMMANDS = "+@scripting +@hash +@sortedset +del +time +info"
+NEEDS = f"the user needs ~shardbus:* {COMMANDS}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """`what` completes a sentence that begins with the server's URL. `again`: a later call, or
+    another server, may succeed soon. `definite`: the server did not run the call."""
+
+    what: str
+    hint: str = ""
+    again: bool = False
+    definite: bool = True
+
+
+_REPLICA = Trouble(
+    "is a replica and read only (READONLY)", "name the master, or its Sentinels", again=True
+)
+_FULL = Trouble("is full: its maxmemory is reached (OOM)", "raise maxmemory, or remove data")
+_DISK = Trouble(
+    "cannot write to its disk, and takes no writes (MISCONF)",
+    "mend or free the server's disk; its log names the error",
+)
+_USER = Trouble(
+    "refuses this user (NOAUTH, WRONGPASS)", "give store.url the present user and password"
+)
+_CODES = {
+    "READONLY": _REPLICA,
+    "OOM": _FULL,
+    "MISCONF": _DISK,
+    "NOAUTH": _USER,
+    "WRONGPASS": _USER,
+    "NOREPLICAS": Trouble(
+        "has too few replicas to take writes (NOREPLICAS)",
+        "start its replicas, or lower min-replicas-to-write",
+        again=True,
+    ),
+    "LOADING": Trouble("loads its data (LOADING)", "wait until it has loaded", again=True),
+    "MASTERDOWN": Trouble(
+        "is a replica without its master (MASTERDOWN)",
+        "name the master, or its Sentinels",
+        again=True,
+    ),
+    "CLUSTERDOWN": Trouble(
+        "is a cluster with slots that no server has (CLUSTERDOWN)",
+        "see `redis-cli --cluster check`",
+        again=True,
+    ),
+    "TRYAGAIN": Trouble("moves these keys to another server (TRYAGAIN)", again=True),
+    "UNBLOCKED": Trouble("has become a replica (UNBLOCKED)", again=True),
+    "BUSY": Trouble(
+        "runs a script of another user for too long (BUSY)", "see SCRIPT KILL", again=True
+    ),
+}
+_CLASSES: tuple[tuple[type[Exception], str], ...] = (
+    (redis_errors.ReadOnlyError, "READONLY"),
+    (redis_errors.OutOfMemoryError, "OOM"),
+    (redis_errors.AuthenticationError, "WRONGPASS"),
+    (redis_errors.BusyLoadingError, "LOADING"),
+    (redis_errors.MasterDownError, "MASTERDOWN"),
+    (redis_errors.ClusterDownError, "CLUSTERDOWN"),
+    (redis_errors.TryAgainError, "TRYAGAIN"),
+)
+_WORDS = re.compile(
+    r"\b(READONLY|OOM|MISCONF|NOREPLICAS|LOADING|MASTERDOWN|CLUSTERDOWN|TRYAGAIN|UNBLOCKED|NOAUTH"
+    r"|WRONGPASS)\b|^(BUSY)\b"
+)
+_IN_SCRIPT = re.compile(r"\buser executing the script\b|\bcan't run this command\b", re.IGNORECASE)
+_NOT_ALLOWED = re.compile(r"\bNOPERM\b|\bno permissions?\b", re.IGNORECASE)
+_SCRIPT = re.compile(r",? script: [0-9a-f]{40}.*$", re.DOTALL)
+_CERTIFICATE = re.compile(r"certificate verify failed|hostname mismatch|\bSSL\b|\bTLS\b", re.I)
+
+
+def trouble_of(error: Exception) -> Trouble:
+    """Return what the error means."""
+    for kind, code in _CLASSES:
+        if isinstance(error, kind):
+            return _CODES[code]
+    text = _SCRIPT.sub("", str(error))
+    if isinstance(error, redis_errors.NoPermissionError) or _NOT_ALLOWED.search(text):
+        half_way = _IN_SCRIPT.search(text) is not None
+        return Trouble(f"refuses this user (NOPERM): {text}", NEEDS, definite=not half_way)
+    if _IN_SCRIPT.search(text):
+        return Trouble(f"refuses this user (NOPERM): {text}", NEEDS, definite=False)
+    if found := _WORDS.search(text):
+        return _CODES[found[1] or found[2]]
+    lost = isinstance(error, redis_errors.ConnectionError | redis_errors.TimeoutError | OSError)
+    if lost and _CERTIFICATE.search(text):
+        hint = "check ssl_ca_certs, and the host name in the server's certificate"
+        return Trouble(f"cannot be trusted: {text}", hint, again=True)
+    if lost or isinstance(error, redis_errors.AskError | TimeoutError):
+        what = f"does not respond: {text}" if text else "does not respond"
+        return Trouble(what, "check the server and the network", again=True, definite=False)
+    return Trouble(f"answers with an error: {text}", definite=False)
