@@ -5,9 +5,10 @@
     ask       asks, one at a time
     ask256    asks, 256 in flight
 
-The entities are counters in one node; the messages come from this process, over the loopback. The
-time of tells ends when every entity has reported its count and no message is missing, so a result
-needs seconds of load. `benchmarks/` compares with other systems and with plain sockets.
+The entities are counters in one node; the messages come from this process, over the loopback. With
+`--secret` the links are encrypted. The time of tells ends when every entity has reported its count
+and no message is missing, so a result needs seconds of load. `benchmarks/` compares with other
+systems and with plain sockets.
 
 Source: docs/reference/cli.md; docs/performance.md.
 """
@@ -21,12 +22,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import cycle
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.parameters import Secret
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
@@ -46,12 +49,13 @@ def bench(
         int, typer.Option(min=1, max=10_000_000, help="Number of counters.")
     ] = 10_000,
     payload: Annotated[int, typer.Option(min=0, max=65_536, help="Bytes in a message.")] = 64,
+    secret: Secret = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per measurement.")
     ] = False,
 ) -> None:
     """Measure tells, asks and starts of entities on this machine, with a node started for it."""
-    rows = asyncio.run(_measured(seconds, entities, bytes(i % 251 for i in range(payload))))
+    rows = asyncio.run(_measured(seconds, entities, bytes(i % 251 for i in range(payload)), secret))
     if as_json:
         for row in rows:
             output.data(json.dumps(row))
@@ -60,12 +64,16 @@ def bench(
     output.table(("name", "value", "unit"), shown)
 
 
-async def _measured(seconds: float, entities: int, payload: bytes) -> list[Row]:
-    async with _node() as address:
+async def _measured(
+    seconds: float, entities: int, payload: bytes, secret: Path | None
+) -> list[Row]:
+    async with _node(secret) as address:
         from shardbus import AsyncClient
         from shardbus_cli.bench_app import bus
 
-        async with AsyncClient(address, cluster=bus.name, timeout=60.0) as client:
+        async with AsyncClient(
+            address, cluster=bus.name, timeout=60.0, secret=secret or ""
+        ) as client:
             work = _Work(client, entities, payload)
             rows = [await work.start(), await work.tell(seconds)]
             for lanes, name in ((1, "ask"), (LANES, f"ask{LANES}")):
@@ -156,7 +164,7 @@ class _Work:
 
 
 @asynccontextmanager
-async def _node() -> AsyncIterator[str]:
+async def _node(secret: Path | None) -> AsyncIterator[str]:
     """Start a node and yield its address. The node ends with this process; it is killed, because it
     stores nothing."""
     from shardbus_cli.workers.prefixed_output import PrefixedOutput
@@ -172,7 +180,7 @@ async def _node() -> AsyncIterator[str]:
     process, prefixed_output = WorkerProcess(0, on_report, ended.set_result), PrefixedOutput()
     prefixed_output.start()
     port, gossip = _free_ports()
-    process.start(_command(port, gossip), prefixed_output)
+    process.start(_command(port, gossip, secret), prefixed_output)
     try:
         await asyncio.wait((ready, ended), timeout=START_S, return_when="FIRST_COMPLETED")
         if not ready.done():
@@ -186,11 +194,12 @@ async def _node() -> AsyncIterator[str]:
         prefixed_output.close()
 
 
-def _command(port: int, gossip: int) -> Callable[[int], list[str]]:
+def _command(port: int, gossip: int, secret: Path | None) -> Callable[[int], list[str]]:
     def command(fd: int) -> list[str]:
         own = f"--port {port} --gossip-port {gossip} --http-port 0 --store memory://"
         own += f" --log-level error --leash-fd {fd}"
-        return ["node", "start", "shardbus_cli.bench_app:bus", *own.split()]
+        keys = ["--set", f"security.secret={secret or ''}"]
+        return ["node", "start", "shardbus_cli.bench_app:bus", *own.split(), *keys]
 
     return command
 

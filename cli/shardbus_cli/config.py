@@ -77,6 +77,7 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
     from shardbus.config.validation import check_exposure
     from shardbus.entities.type_settings import settings_by_type
     from shardbus.node.downing_log import check_downing
+    from shardbus.transport.zmq.curve import Keyring
 
     def types() -> str:
         return ", ".join(settings_by_type(bus.types, settings)) or NO_TYPES
@@ -89,7 +90,11 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
         check_exposure(settings)
         return f"node on {settings.node.host}, HTTP on {settings.http.host}"
 
-    return {"types": types, "downing": downing, "exposure": exposure}
+    def keys() -> str:
+        keyring = Keyring.at(settings.security.secret)
+        return f"secret {keyring.newest.fingerprint}" if keyring is not None else "none"
+
+    return {"types": types, "downing": downing, "exposure": exposure, "keys": keys}
 
 
 def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:

@@ -19,6 +19,7 @@ from shardbus_cli import (
     config,
     data,
     doctor,
+    keys,
     limits,
     maintenance,
     node,
@@ -45,6 +46,7 @@ app.add_typer(node.app, name="node")
 app.add_typer(show.cluster_app, name="cluster")
 app.add_typer(data.app, name="data")
 app.add_typer(config.app, name="config")
+app.add_typer(keys.app, name="keys")
 READING: tuple[Callable[..., None], ...] = (
     show.nodes,
     show.types,

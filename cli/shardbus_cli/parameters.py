@@ -24,6 +24,15 @@ Assignments = Annotated[
 App = Annotated[
     str, typer.Argument(metavar="APP", help="module:attribute, a module, or a path to a .py file.")
 ]
+Secret = Annotated[
+    Path | None,
+    typer.Option(
+        "--secret",
+        envvar="SHARDBUS_SECURITY__SECRET",
+        metavar="FILE",
+        help="File with the cluster's secret.",
+    ),
+]
 EntityType = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
 EntityId = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
 

@@ -16,6 +16,7 @@ import json
 import keyword
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -23,7 +24,15 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl, duration
+from shardbus_cli.parameters import (
+    NODE_URL,
+    AsJson,
+    EntityId,
+    EntityType,
+    NodeUrl,
+    Secret,
+    duration,
+)
 
 if TYPE_CHECKING:
     from shardbus import AsyncClient
@@ -81,6 +90,7 @@ def tell(
     words: Words = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     node: NodeUrl = NODE_URL,
+    secret: Secret = None,
 ) -> None:
     """Send a message and return when a node has it."""
     method, values = parse_words(words or [])
@@ -97,7 +107,7 @@ def tell(
         except TimeoutError:
             raise _not_taken(client, entity_type, entity_id, timeout) from None
 
-    _with_client(node, timeout, send)
+    _with_client(node, timeout, secret, send)
 
 
 def _not_taken(
@@ -118,6 +128,7 @@ def ask(
     words: Words = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
     node: NodeUrl = NODE_URL,
+    secret: Secret = None,
     as_json: AsJson = False,
 ) -> None:
     """Send a message and print the answer, always as JSON."""
@@ -132,7 +143,7 @@ def ask(
         return await client.ask(kind, entity_id, *values)
 
     try:
-        reply = _with_client(node, timeout, send)
+        reply = _with_client(node, timeout, secret, send)
     except Unhandled as unhandled:
         hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
         raise CommandFailure(unhandled.message, hint) from None
@@ -146,7 +157,12 @@ def as_text(reply: object) -> str:
     return msgspec.json.encode(reply).decode()
 
 
-def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+def _with_client(
+    url: str,
+    timeout: float,
+    secret: Path | None,
+    work: Callable[[AsyncClient], Awaitable[T]],
+) -> T:
     """Run `work` with a client of the node's cluster."""
     cluster, addresses = _members(NodeHttp(url))
 
@@ -157,7 +173,7 @@ def _with_client(url: str, timeout: float, work: Callable[[AsyncClient], Awaitab
         async with AsyncExitStack() as stack:
             try:
                 client = await stack.enter_async_context(
-                    AsyncClient(*addresses, cluster=cluster, timeout=timeout)
+                    AsyncClient(*addresses, cluster=cluster, timeout=timeout, secret=secret)
                 )
             except NodeLost as lost:
                 raise CommandFailure(

@@ -21,7 +21,7 @@ from typing import Any
 from shardbus.admin.metrics import VERSION
 from shardbus.admin.services import AdminServices
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import Refused, ShardBusError
+from shardbus.errors import ConfigError, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
@@ -62,6 +62,7 @@ class NodeAnswers:
             self.limit,
             self.shutdown_region,
             self.checkup,
+            self.reload_keys,
         ):
             self._node.rpc.register(answer.__name__, answer)
 
@@ -102,6 +103,17 @@ class NodeAnswers:
                 return None
         passivator = region.host.passivator
         return [passivator.limit, region.host.entities, passivator.evicted]
+
+    def reload_keys(self) -> list[Any]:
+        """Read the file of the cluster's secret again. Returns whether it has changed, the
+        fingerprints of its secrets, the newest first, and why it could not be read."""
+        changed, error = False, ""
+        try:
+            changed = self._node.rekey()
+        except (ConfigError, Refused) as refused:
+            error = str(refused)
+        keyring = self._node.keyring
+        return [changed, [keys.fingerprint for keys in keyring.keys] if keyring else [], error]
 
     def shutdown_region(self, name: str) -> int:
         """Begin to hand off every shard of the type here. Returns the number of shards left."""

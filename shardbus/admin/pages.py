@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -564,6 +565,22 @@ class AdminPages:
             if answers[on] is None:
                 raise Refused(f"{on} hosts no {type!r}, or keeps its entities in memory")
         return _limits(region, [on], answers)
+
+    async def reload_keys(self, node: str | None) -> Json:
+        """Let one member, or all, read the file of the cluster's secret again."""
+        rpc = self._node.rpc
+        asked = rpc.members() if node is None else [self._member(node, itself=True)]
+        answers = {}
+        if node is None:
+            answers = await rpc.ask_all("reload_keys")
+        else:
+            with suppress(RequestError):
+                answers[asked[0]] = await rpc.ask(asked[0], "reload_keys")
+        rows = [
+            {"node": str(member), "changed": row[0], "keys": row[1], "error": row[2]}
+            for member, row in answers.items()
+        ]
+        return {"nodes": rows, "silent": [str(one) for one in asked if one not in answers]}
 
     def _region(self, name: str) -> RegionShell:
         return region_of(self._node.regions, name)

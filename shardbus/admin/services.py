@@ -21,6 +21,7 @@ from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.zmq.curve import Keyring
 
 
 class AdminServices(Protocol):
@@ -31,6 +32,7 @@ class AdminServices(Protocol):
     decisions: DowningLog
     endpoint: Endpoint
     joining: bool
+    keyring: Keyring | None
     loop: asyncio.AbstractEventLoop
     me: NodeId
     on_leave: Callable[[], None] | None
@@ -57,4 +59,5 @@ class AdminServices(Protocol):
     def watching(self) -> MembershipRunner | None: ...
     @property
     def is_up(self) -> bool: ...
+    def rekey(self) -> bool: ...
     def join_by(self, seeds: Iterable[str]) -> None: ...

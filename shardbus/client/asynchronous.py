@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -40,6 +41,8 @@ from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
+from shardbus.transport.zmq.curve import Keyring
+from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import Members, Refusals, TypeInfo, decode_control
 from shardbus.wire.schema import encode_value
@@ -50,7 +53,14 @@ E = TypeVar("E")
 ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
+SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a variable)
 SEND_BUFFER_MIN = 16 * 1024 * 1024
+
+
+def secret_path(given: str | os.PathLike[str] | None) -> str:
+    """Return the file of the cluster's secret: the given one, or that of the environment. Empty is
+    none."""
+    return os.environ.get(SECRET_VARIABLE, "") if given is None else os.fspath(given)
 
 
 class AsyncClient:
@@ -59,8 +69,11 @@ class AsyncClient:
 
     The client connects by the first address that answers; give several, so that it starts although
     a node is down. `timeout` is the default deadline of an ask, in seconds. `send_buffer_bytes`
-    bounds what waits for each node while the caller does not await its tells. `environment` is for
-    the simulator."""
+    bounds what waits for each node while the caller does not await its tells. `secret` names the
+    file with the cluster's secret, by default that of SHARDBUS_SECURITY__SECRET; empty is none.
+    `environment` is for the simulator.
+
+    Raises ConfigError if an argument is invalid, or the secret cannot be used."""
 
     def __init__(
         self,
@@ -69,7 +82,8 @@ class AsyncClient:
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
-        environment: Callable[[], Environment] = Environment,
+        secret: str | os.PathLike[str] | None = None,
+        environment: Callable[[], Environment] | None = None,
     ) -> None:
         if not addresses:
             raise ConfigError(
@@ -81,7 +95,8 @@ class AsyncClient:
         self.timeout_ms = milliseconds(timeout)
         self._addresses = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
-        self._make_environment = environment
+        keyring = Keyring.at(secret_path(secret)) if environment is None else None
+        self._make_environment = environment or (lambda: Environment(network=ZmqNetwork(keyring)))
         self._send_buffer_limit = SendBufferLimit(send_buffer_bytes)
         self._refused_tells = RefusedTells()
         self._contact: Contact
@@ -106,6 +121,7 @@ class AsyncClient:
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
             on_refused=lambda reason: self._contact.on_refused(reason),
+            on_denied=lambda address, reason: self._contact.on_denied(reason),
             on_tick=self._on_tick,
             network=environment.network,
             send_buffer_limit=self._send_buffer_limit,

@@ -8,6 +8,7 @@ Source: docs/how-to/send.md.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable
 from types import TracebackType
@@ -39,8 +40,10 @@ class Client:
         timeout: float = ASK_TIMEOUT_S,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
+        secret: str | os.PathLike[str] | None = None,
     ) -> None:
         guard(self)
+        self._secret = secret
         self._addresses, self._cluster = addresses, cluster
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
@@ -84,6 +87,7 @@ class Client:
             timeout=self._timeout,
             connect_timeout=self._connect_timeout,
             send_buffer_bytes=self._send_buffer_bytes,
+            secret=self._secret,
         )
         return await client.__aenter__()
 

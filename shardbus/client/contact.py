@@ -36,13 +36,15 @@ class Contact:
         """The members of the cluster, as last received."""
         self.leaving: set[NodeId] = set()
         """Members that leave: the client sends nothing new there."""
+        self.denied = ""
+        """Why no handshake succeeds at some address; empty if one did."""
         self.refused = ""
         """Why the cluster refuses this client; empty if it does not."""
         self._endpoint, self._addresses, self._dice = endpoint, addresses, dice
         self._on_chosen = on_chosen
         self._found = asyncio.Event()
         self._seeking: asyncio.Task[None] | None = None
-        self._closed = False
+        self._closed = self._had_one = False
 
     async def until_found(self) -> None:
         """Return once there is a contact or the cluster has refused this client."""
@@ -60,6 +62,11 @@ class Contact:
         if self.session is None:
             self.refused = reason
 
+    def on_denied(self, reason: str) -> None:
+        """Record that no handshake with a node succeeds. The client is refused by it if no other
+        node answers either, before it ever had a contact: later the secret may be rotated."""
+        self.denied = reason
+
     def close(self) -> None:
         """Stop seeking."""
         self._closed = True
@@ -72,18 +79,22 @@ class Contact:
         if self.refused:
             return Refused(self.refused)
         tried = ", ".join(map(str, self._addresses))
-        return NodeLost(f"no node of cluster {self._endpoint.cluster!r} answers at {tried}")
+        why = f": {self.denied}" if self.denied else ""
+        return NodeLost(f"no node of cluster {self._endpoint.cluster!r} answers at {tried}{why}")
 
     async def _find(self) -> None:
         while not self.refused:
             for address in self._candidates():
                 session = self._endpoint.session_to(address, probe=True)
                 if await self._opens(session):
-                    self.session = session
+                    self.session, self._had_one, self.denied = session, True, ""
                     self._on_chosen(session.tag)
                     self._found.set()
                     return
-            await asyncio.sleep(RETRY_S)
+            if self.denied and not self._had_one:
+                self.refused = self.denied
+            else:
+                await asyncio.sleep(RETRY_S)
         self._found.set()
 
     def _candidates(self) -> list[Address]:

@@ -357,6 +357,9 @@ class SecuritySettings:
     """CURVE keys, and the hosts on which a node may listen."""
 
     insecure: bool = flag(False, "listen outside the loopback without keys")
+    secret: str = text(
+        "", "file with the cluster's secret: links and gossip are encrypted and authenticated"
+    )
     keys: str = text("", "file with this node's key pair")
     allowed: str = text("", "file with the public keys that may connect")
 

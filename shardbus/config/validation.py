@@ -83,8 +83,9 @@ def check_exposure(settings: Settings) -> None:
     """Refuse to listen outside the loopback, unless the operator permits it.
 
     Raises:
-        ConfigError: a host is outside the loopback without `security.insecure`; or keys are set,
-            which this version does not use, so that they would protect nothing.
+        ConfigError: a host is outside the loopback without a secret or a token and without
+            `security.insecure`; or keys are set, which this version does not use, so that they
+            would protect nothing.
     """
     if settings.security.keys or settings.security.allowed:
         raise ConfigError(
@@ -93,12 +94,18 @@ def check_exposure(settings: Settings) -> None:
         )
     if settings.security.insecure:
         return
-    for key, host in (("node.host", settings.node.host), ("http.host", settings.http.host)):
-        if not is_loopback(host):
-            raise ConfigError(
-                f"{key} is {host!r}, outside the loopback: every machine there may connect",
-                hint="set security.insecure = true if you trust that network",
-            )
+    node, http = settings.node.host, settings.http.host
+    if not settings.security.secret and not is_loopback(node):
+        raise ConfigError(
+            f"node.host is {node!r}, outside the loopback: every machine there may connect",
+            hint="make a secret with `shardbus keys new` and name its file in security.secret, "
+            "or set security.insecure = true if you trust that network",
+        )
+    if not is_loopback(http):
+        raise ConfigError(
+            f"http.host is {http!r}, outside the loopback: every machine there may connect",
+            hint="set security.insecure = true if you trust that network",
+        )
 
 
 def is_loopback(host: str) -> bool:

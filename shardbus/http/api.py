@@ -206,6 +206,14 @@ class NodeApi(Protocol):
         """
         ...
 
+    async def reload_keys(self, node: str | None) -> Json:
+        """Let one member, or all, read the file of the cluster's secret again.
+
+        Raises:
+            ConfigError: no member has that name.
+        """
+        ...
+
     async def shut_down(self) -> Json:
         """Stop the whole cluster; shards end where they are.
 

@@ -25,6 +25,7 @@
     POST /v1/places/{type}                   ?set=SHARD=HOST:PORT ...; SHARD= takes a place away
     POST /v1/cluster/join                    ?seed=HOST:PORT ...; for node.join = manual
     POST /v1/cluster/shutdown                stop the whole cluster
+    POST /v1/keys/reload                     read the secret's file again; on all, or on ?node=NODE
 
 Ids are values: they stand percent-encoded in the path and are taken from it before decoding, so
 that an id may hold a slash. No GET changes anything, no path redirects, and every answer but
@@ -94,6 +95,7 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/nodes/{rest:path}", pages.act, methods=["POST"]),
             Route("/v1/cluster/join", pages.join, methods=["POST"]),
             Route("/v1/cluster/shutdown", pages.shut_down, methods=["POST"]),
+            Route("/v1/keys/reload", pages.reload_keys, methods=["POST"]),
         ],
         middleware=[Middleware(Guard, settings=settings)],
         exception_handlers={
@@ -251,6 +253,10 @@ class _Pages:
     async def join(self, request: Request) -> Response:
         check_write(request, self.settings)
         return await _answer(self.node.join(tuple(request.query_params.getlist("seed"))))
+
+    async def reload_keys(self, request: Request) -> Response:
+        check_write(request, self.settings)
+        return await _answer(self.node.reload_keys(request.query_params.get("node")))
 
     async def shut_down(self, request: Request) -> Response:
         check_write(request, self.settings)

@@ -26,7 +26,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
-from shardbus.errors import NodeLost, ShardBusError
+from shardbus.errors import NodeLost, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
@@ -63,6 +63,8 @@ from shardbus.transport.fork_guard import guard
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
+from shardbus.transport.zmq.curve import Keyring
+from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 
@@ -91,7 +93,9 @@ class Node:
         environment: Environment | None = None,
         membership: Callable[..., MembershipRunner] = ClusterThread,
     ) -> None:
-        self.environment = environment or Environment()
+        self.keyring = Keyring.at(settings.security.secret)
+        self._listens_under = self.keyring.keys if self.keyring is not None else ()
+        self.environment = environment or Environment(network=ZmqNetwork(self.keyring))
         self._make_membership = membership
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
         self.view: MembershipView | None = None
@@ -129,6 +133,9 @@ class Node:
         self.cluster_stops: asyncio.Future[None] = self.loop.create_future()
         self.refusals: list[str] = []
         self.joining = False
+        self._seeds: set[Address] = set()
+        self._denying: set[Address] = set()
+        """Seeds whose keys differ from those of this node."""
         settings = self.settings.node
         chosen = settings_by_type(self.types, self.settings)
         uid = self.environment.uid
@@ -170,6 +177,7 @@ class Node:
             on_lost=self._session_lost,
             on_client=self.dispatcher.on_client,
             on_membership=self._on_membership,
+            on_denied=self._on_denied,
             network=self.environment.network,
             send_buffer_limit=SendBufferLimit(self.settings.node.send_buffer_bytes),
         )
@@ -229,6 +237,7 @@ class Node:
             bind_host=settings.host,
             notify=self._notified,
             stalled=self.slow.stalled,
+            keyring=self.keyring,
         )
         self.cluster.start()
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
@@ -238,7 +247,8 @@ class Node:
     def join_by(self, seeds: Iterable[str]) -> None:
         """Begin to join through these seeds, HOST:PORT; without any, found a cluster."""
         addresses = tuple(Address.parse(seed) for seed in seeds)
-        self.joining = True
+        self.joining, self._denying = True, set()
+        self._seeds = {seed for seed in addresses if seed != self.me.address}
         self.cluster.post(cluster.JoinSeeds(addresses) if addresses else cluster.JoinSelf())
 
     # ---- effects of membership
@@ -311,6 +321,32 @@ class Node:
         """The cluster thread, once it runs."""
         return self._thread
 
+    @property
+    def is_member_yet(self) -> bool:
+        """True once this node is in a cluster."""
+        return self.view is not None and self.view.member(self.me) is not None
+
+    def rekey(self) -> bool:
+        """Read the file of the cluster's secret again. If it has changed, listen under the newest
+        secret, and end every connection that was accepted before; peers connect again, and sessions
+        go on. Returns True if it has changed.
+
+        Raises:
+            Refused: this node has no secret.
+            ConfigError: the file cannot be used. Nothing changed.
+        """
+        if self.keyring is None:
+            raise Refused("this node has no secret", hint="start it with security.secret")
+        self.keyring.reload()
+        if self.keyring.keys == self._listens_under:
+            return False  # a failed handshake may have read the file already
+        self._listens_under = self.keyring.keys
+        self.environment.network.rekey()
+        if self._thread is not None:
+            self._thread.rekey()
+        log.warning("listening under secret %s", self.keyring.newest.fingerprint)
+        return True
+
     def hosting_members(self) -> tuple[NodeId, ...]:
         """The members that host shards now."""
         members = self.view.members if self.view is not None else ()
@@ -329,6 +365,15 @@ class Node:
             self.cluster.post(cluster.ControlReceived(sender, cast("ControlMessage", message)))
         else:
             self.endpoint.count_drop("unexpected")
+
+    def _on_denied(self, address: Address, reason: str) -> None:
+        """Stop a node that no seed can admit, because its secret differs from all of theirs."""
+        self._denying.add(address)
+        if self.is_member_yet or not self._seeds or not self._seeds <= self._denying:
+            return
+        if self.joining and not self.stopped.done():
+            self.refusals.append(reason)
+            self.stopped.set_result(f"join failed: {reason}")
 
     def _session_lost(self, session: Session, unsent: list[Unsent]) -> None:
         self.session_loss.session_lost(session, unsent)

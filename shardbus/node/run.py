@@ -189,6 +189,8 @@ class _NodeRun:
         loop, signals, bus = asyncio.get_running_loop(), self._signals, self._bus
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, signals.stop)
+        if self._settings.security.secret:
+            loop.add_signal_handler(signal.SIGHUP, self._rekey)
         versioned = with_version(self._settings.node, bus.version_source)
         own = await _unless_stopped(versioned, signals)
         if own is None:
@@ -229,6 +231,14 @@ class _NodeRun:
             if hasattr(node, "endpoint"):
                 await _close(node)
         return code
+
+    def _rekey(self) -> None:
+        """Read the file of the cluster's secret again, at SIGHUP."""
+        try:
+            if not self._node.rekey():
+                log.info("the cluster's secret is as it was")
+        except ShardBusError as refused:
+            log.error("the keys stay as they were: %s", refused)
 
     def _membership(
         self, *args: Any, notify: Callable[[object], None], **more: Any

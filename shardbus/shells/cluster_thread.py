@@ -49,6 +49,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.shells.prober import Prober
 from shardbus.task_set import TaskSet
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.pubsub import PubSubSockets
 from shardbus.wire.gossip import decode, encode
 
@@ -78,6 +79,7 @@ class MembershipRunner(Protocol):
     def start(self) -> None: ...
     def post(self, event: ev.Event) -> None: ...
     def app_alive(self) -> None: ...
+    def rekey(self) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -94,6 +96,7 @@ class ClusterThread:
         bind_host: str,
         notify: Callable[[AppEffect], None],
         stalled: Callable[[float], None] = lambda seconds: None,
+        keyring: Keyring | None = None,
     ) -> None:
         guard(self)
         self.me = me
@@ -111,8 +114,8 @@ class ClusterThread:
         self.dropped: Counter[str] = Counter()
         """Messages without effect, by reason."""
         self._started_loop: asyncio.AbstractEventLoop | None = None
-        self._sockets = PubSubSockets(me.node, self)
-        self._prober = Prober(cluster, me.node.uid)
+        self._sockets = PubSubSockets(me.node, self, keyring)
+        self._prober = Prober(cluster, me.node.uid, keyring)
         self._thread = threading.Thread(target=self._run, name="shardbus-cluster", daemon=True)
         self._ready = threading.Event()
         self._ended = asyncio.Event()
@@ -158,6 +161,10 @@ class ClusterThread:
     def post(self, event: ev.Event) -> None:
         """Hand the machine an event, from any thread; ignored once this thread has ended."""
         self._call(lambda: self._handle(event))
+
+    def rekey(self) -> None:
+        """Listen under the keys that are the newest now, from any thread."""
+        self._call(self._sockets.rekey)
 
     def app_alive(self) -> None:
         """Record that the application's loop turns."""

@@ -23,6 +23,7 @@ import socket
 from shardbus.ids import NodeId
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.transport.tcp_probe import open_probe
+from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.identify import Identifier
 
 PROBE_WITHIN = 1.0
@@ -34,8 +35,8 @@ class Prober:
     """Probes nodes for the node with this uid. Belongs to one event loop. A process that does not
     send its uid within `WHO_WITHIN` seconds may be alive: its loop may be busy."""
 
-    def __init__(self, cluster: str, uid: int) -> None:
-        self._identifier = Identifier(cluster, uid)
+    def __init__(self, cluster: str, uid: int, keyring: Keyring | None = None) -> None:
+        self._identifier = Identifier(cluster, uid, keyring)
 
     async def probe(self, node: NodeId) -> ProbeOutcome:
         """Return what is at the node's address now."""

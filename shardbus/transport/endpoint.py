@@ -28,6 +28,7 @@ from shardbus.transport.departures import DepartureNotices
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.inbox import Receiver
 from shardbus.transport.incoming import IncomingSessions
+from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Network
 from shardbus.transport.outgoing import OutgoingConnection
 from shardbus.transport.send_buffer import SendBufferLimit
@@ -63,6 +64,7 @@ class Endpoint:
         on_client: Callable[[Session], None] | None = None,
         on_leaving: Callable[[Session], None] | None = None,
         on_refused: Callable[[str], None] | None = None,
+        on_denied: Callable[[Address, str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
         on_membership: Callable[[NodeId, bytes], None] | None = None,
         send_buffer_limit: SendBufferLimit | None = None,
@@ -81,6 +83,7 @@ class Endpoint:
         self._on_open, self._on_lost = on_open, on_lost
         self._on_client, self._on_membership = on_client, on_membership
         self._on_leaving, self._on_refused, self._on_tick = on_leaving, on_refused, on_tick
+        self._on_denied = on_denied
         self.incoming = IncomingSessions(self)
         self._outgoing: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
         """By address and the wanted incarnation, None for any. The connection to a dead incarnation
@@ -237,6 +240,13 @@ class Endpoint:
         """A node refuses this process."""
         if self._on_refused is not None:
             self._on_refused(reason)
+
+    def on_denied(self, address: Address, reason: str) -> None:
+        """The keys of the process at an address differ from those of this one."""
+        self.count_drop("handshake_failed")
+        log.warning("no connection to %s: %s", address, reason)
+        if self._on_denied is not None:
+            self._on_denied(address, reason)
 
     def on_client(self, session: Session) -> None:
         """A client has opened a session."""

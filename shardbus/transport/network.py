@@ -24,6 +24,9 @@ OnFrame = Callable[[list[bytes]], None]
 """Takes the parts of a frame: on a listener connection id, head and body; on a connection the last
 two."""
 
+OnDenied = Callable[[str], None]
+"""Called when no handshake of a connection succeeds, because the keys differ; with the reason."""
+
 OnCut = Callable[[str], None]
 """Called when a listener has ended a connection, with the reason."""
 
@@ -75,7 +78,12 @@ class Network(Protocol):
         on_frame: OnFrame,
         on_up: Callable[[], None],
         on_down: Callable[[], None],
+        on_denied: OnDenied = lambda reason: None,
     ) -> Connection: ...
+
+    def rekey(self) -> None:
+        """Listen under the newest keys, and end every connection that was accepted before."""
+        ...
 
     async def probe(self, address: Address) -> bool:
         """Return False if a fresh connection is refused, so that the process has ended. True proves

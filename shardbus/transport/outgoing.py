@@ -61,6 +61,7 @@ class OutgoingOwner(Protocol):
     def on_welcomed(self, connection: OutgoingConnection) -> None: ...
     def on_leaving(self, session: Session) -> None: ...
     def on_refused(self, reason: str) -> None: ...
+    def on_denied(self, address: Address, reason: str) -> None: ...
     def on_membership(self, body: bytes) -> None: ...
     def count_drop(self, reason: str) -> None: ...
 
@@ -101,7 +102,7 @@ class OutgoingConnection:
         owner = self._owner
         self._frame_at = owner.loop.time()
         self._connection = owner.network.connect(
-            self.address, self._on_parts, self._send_hello, self._on_broken
+            self.address, self._on_parts, self._send_hello, self._on_broken, self._on_denied
         )
         self._send_hello()
 
@@ -210,6 +211,13 @@ class OutgoingConnection:
         self._break()
         if self._probe:
             self._start_probing()
+
+    def _on_denied(self, reason: str) -> None:
+        """No handshake succeeds. The connection goes on trying, because the keys may be rotated; a
+        session that never opened ends, so that its owner learns why."""
+        self._owner.on_denied(self.address, reason)
+        if self._probe and not self._opened:
+            self._end(f"{self.session.name}: {reason}")
 
     def _break(self) -> None:
         """Send nothing but HELLO until welcomed again."""

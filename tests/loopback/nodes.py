@@ -18,6 +18,7 @@ from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
     NodeSettings,
+    SecuritySettings,
     Settings,
     StoreSettings,
 )
@@ -40,7 +41,7 @@ class Nodes:
         self.all: list[Node] = []
         self.own: dict[str, Any] = {}
         """Settings of section `node` for those that start from now on."""
-        self.store = StoreSettings()
+        self.store, self.security = StoreSettings(), SecuritySettings()
         self._cluster = cluster
         self._clients: list[AsyncClient] = []
 
@@ -64,7 +65,9 @@ class Nodes:
         seeds = tuple(str(node.me.address) for node in self.all[:1])
         own = NodeSettings(port=free_port(), gossip_port=free_port(), seeds=seeds, roles=roles)
         own = replace(own, **self.own)
-        settings = Settings(node=own, cluster=self._cluster, store=self.store)
+        settings = Settings(
+            node=own, cluster=self._cluster, store=self.store, security=self.security
+        )
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
         node = Node(bus.name, bus.types, settings, MemoryStore(self.data))
         NodeAnswers(node).register()

@@ -62,6 +62,8 @@ class UnitSupervisor:
         await self._server.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._leave)
+        if self._settings.security.secret:
+            self._loop.add_signal_handler(signal.SIGHUP, self._reload_keys)
         self._output.start()
         self._handle(worker_group.StartUnit())
         try:
@@ -125,6 +127,12 @@ class UnitSupervisor:
             notify("STOPPING=1")
             note(f"shardbus: {len(self.expected)} workers leave")
         self._handle(worker_group.LeaveUnit())
+
+    def _reload_keys(self) -> None:
+        """Let every worker read the file of the cluster's secret again."""
+        for row in self.rows():
+            if row["pid"] is not None:
+                os.kill(row["pid"], signal.SIGHUP)
 
     def _on_report(self, number: int, said: Json) -> None:
         match said.get("is"):

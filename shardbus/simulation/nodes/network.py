@@ -28,7 +28,14 @@ from shardbus.ids import Address
 from shardbus.simulation.membership.network import SimPubSub
 from shardbus.simulation.timeline import Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
-from shardbus.transport.network import Connection, Listener, OnCut, OnFrame, SendResult
+from shardbus.transport.network import (
+    Connection,
+    Listener,
+    OnCut,
+    OnDenied,
+    OnFrame,
+    SendResult,
+)
 
 HEARTBEAT_S = 5.0
 """Seconds behind a wall, or at a process that does nothing, after which a connection is broken."""
@@ -182,9 +189,13 @@ class SimNetwork:
         on_frame: OnFrame,
         on_up: Callable[[], None],
         on_down: Callable[[], None],
+        on_denied: OnDenied = lambda reason: None,
     ) -> Connection:
         """Begin to connect."""
         return SimConnection(self, address, self._loop, on_frame, on_up, on_down)
+
+    def rekey(self) -> None:
+        """Do nothing: nothing is encrypted here."""
 
     async def probe(self, address: Address) -> bool:
         """As a fresh connection would find it."""

@@ -76,6 +76,9 @@ class SimMembership:
     def post(self, event: ev.Event) -> None:
         self._world.later(POST_S, lambda: self._world.deliver(self.process, event))
 
+    def rekey(self) -> None:
+        """Do nothing: nothing is encrypted here."""
+
     def app_alive(self) -> None:
         """Do nothing: the simulated loop never stalls."""
 
@@ -153,6 +156,7 @@ class SimNode(SimProcess):
         bind_host: str,
         notify: Callable[[Any], None],
         stalled: Callable[[float], None],
+        keyring: None = None,
     ) -> SimMembership:
         made = SimMembership(self, me, cluster, settings, fingerprint, notify)
         self.process = made.process

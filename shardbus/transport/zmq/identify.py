@@ -2,7 +2,7 @@
 
 A ROUTER answers any frame: one for another incarnation with REFUSED, one without a session with
 UNKNOWN. Both answers carry the uid of the process that sends them, and neither leaves a trace
-there.
+there. With a keyring, every key of it is tried: while a secret is rotated, one of them works.
 
 Source: docs/architecture.md; S1.58.
 """
@@ -15,6 +15,7 @@ import zmq
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.reader import Reader
 from shardbus.transport.zmq.sockets import connect_dealer
 from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, cluster_tag, pack_header, read_header
@@ -25,8 +26,9 @@ CONTEXT_SOCKETS = 256
 class Identifier:
     """Identifies processes for the node with this uid. Belongs to one event loop."""
 
-    def __init__(self, cluster: str, uid: int) -> None:
+    def __init__(self, cluster: str, uid: int, keyring: Keyring | None = None) -> None:
         self._tag, self._uid = cluster_tag(cluster), uid
+        self._keyring = keyring
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
     async def uid_at(self, node: NodeId) -> int:
@@ -50,24 +52,23 @@ class Identifier:
             if not answer.done():
                 answer.set_result(uid)
 
+        header = pack_header(PROTOCOL_VERSION, FrameType.ACK, self._tag, self._uid, node.uid, 0, 0)
+        opened: list[tuple[Reader, zmq.Socket[bytes]]] = []
         try:
-            dealer = connect_dealer(self._context, node.host, node.port)
-        except zmq.ZMQError as e:
-            raise OSError(e.errno, str(e)) from None
-        reader = Reader(loop, dealer, on_message)
-        try:
-            reader.start()
-            header = pack_header(
-                PROTOCOL_VERSION, FrameType.ACK, self._tag, self._uid, node.uid, 0, 0
-            )
-            dealer.send_multipart((header, b""), zmq.NOBLOCK)
-            reader.used()
+            for keys in self._keyring.keys if self._keyring is not None else (None,):
+                dealer = connect_dealer(self._context, node.host, node.port, keys)
+                reader = Reader(loop, dealer, on_message)
+                opened.append((reader, dealer))
+                reader.start()
+                dealer.send_multipart((header, b""), zmq.NOBLOCK)
+                reader.used()
             return await answer
         except zmq.ZMQError as e:
             raise OSError(e.errno, str(e)) from None
         finally:
-            reader.close()
-            dealer.close(0)
+            for reader, dealer in opened:
+                reader.close()
+                dealer.close(0)
 
     def close(self) -> None:
         """Close every socket."""

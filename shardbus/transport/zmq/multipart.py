@@ -38,10 +38,16 @@ def source(frame: zmq.Frame) -> int:
 
 
 class Multipart:
-    """Reads one socket. With a connection guard, the first part of each message is a routing id."""
+    """Reads one socket. With a connection guard, the first part of each message is a routing id.
+    `overhead`: bytes that encryption adds to each part."""
 
-    def __init__(self, socket: zmq.Socket[bytes], guard: ConnectionGuard | None = None) -> None:
-        self._socket, self._guard = socket, guard
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        guard: ConnectionGuard | None = None,
+        overhead: int = 0,
+    ) -> None:
+        self._socket, self._guard, self._overhead = socket, guard, overhead
         self._recv, self._get = socket.recv, socket.get
         self._skipping = False
         self._counters: dict[bytes, ReadCounter] = {}
@@ -72,7 +78,7 @@ class Multipart:
             parts.append(recv(NOBLOCK))
         if counter is not None:
             for part in parts[1:]:
-                size = len(part)
+                size = len(part) + self._overhead
                 counter.taken += size + (SHORT_HEAD if size < SHORT else LONG_HEAD)
         return parts
 

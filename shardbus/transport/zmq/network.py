@@ -1,5 +1,9 @@
 """The network over ZeroMQ: a listener is a ROUTER, a connection a DEALER with its monitor.
 
+With a keyring every connection is encrypted and authenticated (`curve`, `zap`). A connection whose
+handshake fails is made anew, with the next keys: ZeroMQ gives up for good after some failures, and
+a socket cannot change its keys.
+
 Source: docs/architecture.md; C.32.
 """
 
@@ -12,36 +16,58 @@ from collections.abc import Callable
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from shardbus.errors import ConfigError
 from shardbus.ids import Address
-from shardbus.transport.network import Connection, Listener, OnCut, OnFrame, SendResult
+from shardbus.transport.network import (
+    Connection,
+    Listener,
+    OnCut,
+    OnDenied,
+    OnFrame,
+    SendResult,
+)
 from shardbus.transport.tcp_probe import open_probe
 from shardbus.transport.zmq.connection_guard import ConnectionGuard, connections_for
+from shardbus.transport.zmq.curve import (
+    EXPLAINED,
+    MESSAGE_OVERHEAD,
+    KeyFallback,
+    Keyring,
+    reason_for,
+)
+from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import Multipart
 from shardbus.transport.zmq.reader import Reader
 from shardbus.transport.zmq.sockets import (
+    allow_overhead,
     bind_router,
     connect_dealer,
     context_for_links,
     port_of,
     require_libzmq,
 )
+from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
 CLOSE_MS = 200
 """How long ZeroMQ's own thread may send what a closed socket still holds."""
 NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers, and parts sent one by one: `send_multipart` takes three times as long."""
 _BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
-_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_NO_DETAIL = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED | _NO_DETAIL | _FAILED
 DESCRIPTORS = 2
 """The share of the process's descriptors that a listener may use is one in this number."""
 
 
 class ZmqNetwork:
-    """`Network` over ZeroMQ."""
+    """`Network` over ZeroMQ. Without a keyring nothing is encrypted."""
 
-    def __init__(self) -> None:
+    def __init__(self, keyring: Keyring | None = None) -> None:
         self.context = context_for_links()
+        self.keyring = keyring
         self.missed_edges = 0
+        self._routers: list[_Router] = []
         self.loop: asyncio.AbstractEventLoop
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -55,7 +81,15 @@ class ZmqNetwork:
 
     def listen(self, host: str, port: int, name: str, on_frame: OnFrame, on_cut: OnCut) -> Listener:
         """Bind a ROUTER."""
-        return _Router(self, host, port, name, on_frame, on_cut)
+        router = _Router(self, host, port, name, on_frame, on_cut)
+        self._routers.append(router)
+        return router
+
+    def rekey(self) -> None:
+        """Listen under the keys that are the newest now, and end every connection that was accepted
+        before."""
+        for router in self._routers:
+            router.rekey()
 
     def connect(
         self,
@@ -63,9 +97,10 @@ class ZmqNetwork:
         on_frame: OnFrame,
         on_up: Callable[[], None],
         on_down: Callable[[], None],
+        on_denied: OnDenied = lambda reason: None,
     ) -> Connection:
         """Connect a DEALER."""
-        return _Dealer(self, address, on_frame, on_up, on_down)
+        return _Dealer(self, address, on_frame, on_up, on_down, on_denied)
 
     async def probe(self, address: Address) -> bool:
         """Open a TCP connection and close it."""
@@ -105,16 +140,43 @@ class _Router:
 
         self.guard: ConnectionGuard
         self._on_cut = cut
-        self._socket = bind_router(network.context, host, port, name.encode(), self._watch)
+        self._keyring = keyring = network.keyring
+        self._limit = HandshakeLimit() if keyring is not None else None
+        self._zap: ZapHandler | None = None
+        self._keyed: KeyedListener | None = None
+        if keyring is not None and self._limit is not None:
+            self._zap = ZapHandler(network.context, keyring, self._limit, on_denied=cut)
+        try:
+            binds = self._bind if keyring is not None else None
+            self._socket = bind_router(
+                network.context, host, port, name.encode(), self._watch, binds
+            )
+        except ConfigError:
+            if self._zap is not None:
+                self._zap.stop()
+            raise
         self._send = sender(self._socket)
-        multipart = Multipart(self._socket, self.guard)
+        overhead = MESSAGE_OVERHEAD if keyring is not None else 0
+        multipart = Multipart(self._socket, self.guard, overhead)
         self._reader = Reader(loop, self._socket, on_frame, network.on_missed, multipart.receive)
         self.guard.start(port_of(self._socket))
         self._reader.start()
 
     def _watch(self, socket: zmq.Socket[bytes]) -> None:
         most = connections_for(DESCRIPTORS)
-        self.guard = ConnectionGuard(socket, connections_max=most, on_cut=self._on_cut)
+        self.guard = ConnectionGuard(
+            socket, connections_max=most, limit=self._limit, on_cut=self._on_cut
+        )
+
+    def _bind(self, socket: zmq.Socket[bytes], host: str, port: int) -> None:
+        assert self._keyring is not None
+        allow_overhead(socket)
+        self._keyed = KeyedListener(socket, host, port, self._keyring)
+
+    def rekey(self) -> None:
+        if self._keyed is not None:
+            self._keyed.rekey()
+            self._reader.used()
 
     def send(self, to: bytes, head: bytes, body: bytes) -> SendResult:
         try:
@@ -133,10 +195,16 @@ class _Router:
     def close(self) -> None:
         self._reader.close()
         self.guard.stop()
+        if self._zap is not None:
+            self._zap.stop()
+        if self._keyed is not None:
+            self._keyed.close()
         self._socket.close(CLOSE_MS)
 
 
 class _Dealer:
+    """A connection to one peer. Each of its sockets has one endpoint and one set of keys."""
+
     def __init__(
         self,
         network: ZmqNetwork,
@@ -144,17 +212,34 @@ class _Dealer:
         on_frame: OnFrame,
         on_up: Callable[[], None],
         on_down: Callable[[], None],
+        on_denied: OnDenied,
     ) -> None:
-        self._on_up, self._on_down = on_up, on_down
-        self._socket = connect_dealer(network.context, address.host, address.port)
+        self._network, self._address = network, address
+        self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
+        self._on_denied = on_denied
+        self._fallback = KeyFallback(network.keyring)
+        self._denied = self._closed = False
+        self._why = 0
+        """The value of the last event that says why a handshake failed."""
+        self._again: asyncio.TimerHandle | None = None
+        self._open()
+
+    def _open(self) -> None:
+        network, address = self._network, self._address
+        self._again = None
+        self._socket = connect_dealer(
+            network.context, address.host, address.port, self._fallback.current
+        )
         self._send = sender(self._socket)
-        self._reader = Reader(network.loop, self._socket, on_frame, network.on_missed)
+        self._reader = Reader(network.loop, self._socket, self._on_frame, network.on_missed)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._events = Reader(network.loop, self._monitor, self._on_event)
         self._reader.start()
         self._events.start()
 
     def send(self, head: bytes, body: bytes) -> bool:
+        if self._again is not None:
+            return True  # lost, as on any broken connection
         try:
             self._send(head, MORE)
             self._send(body, NOBLOCK)
@@ -164,6 +249,14 @@ class _Dealer:
         return True
 
     def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._disconnect()
+
+    def _disconnect(self) -> None:
+        if self._again is not None:
+            self._again.cancel()
+            return
         self._reader.close()
         self._events.close()
         self._socket.disable_monitor()
@@ -171,8 +264,25 @@ class _Dealer:
         self._socket.close(CLOSE_MS)
 
     def _on_event(self, parts: list[bytes]) -> None:
-        event = parse_monitor_message(parts)["event"]
+        report = parse_monitor_message(parts)
+        event = report["event"]
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._fallback.succeeded()
+            self._denied, self._why = False, 0
             self._on_up()
+        elif event & _FAILED or (event == _NO_DETAIL and self._network.keyring is not None):
+            self._connect_anew(report["value"])
         elif event & _BROKEN:
             self._on_down()
+
+    def _connect_anew(self, value: int) -> None:
+        """The handshake failed: connect with the next keys. Report it once if all of them have
+        failed several times."""
+        self._disconnect()
+        self._why = value if value in EXPLAINED else self._why
+        pause = self._fallback.failed()
+        self._again = self._network.loop.call_later(pause, self._open)
+        self._on_down()
+        if self._fallback.hopeless and not self._denied and not self._closed:
+            self._denied = True
+            self._on_denied(reason_for(self._why, keyed=self._network.keyring is not None))

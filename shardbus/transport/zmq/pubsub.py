@@ -7,6 +7,10 @@ XPUB is a PUB that also reports subscriptions. From these this node learns that 
 it publishes; anything published earlier is lost. The monitor of the SUB reports connections that
 drop.
 
+With a keyring, both sockets encrypt and authenticate. The SUB has one set of keys at a time, which
+holds for the next connection that it opens; so a connection whose handshake fails is opened anew,
+with the next keys.
+
 A healed network is noticed at the next attempt to connect, so the pause between attempts grows to
 the heartbeat interval and no further.
 
@@ -31,10 +35,20 @@ from zmq.utils.monitor import parse_monitor_message
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member
+from shardbus.transport.log_limiter import log
 from shardbus.transport.zmq.connection_guard import SUBSCRIBED_MAX, ConnectionGuard, connections_for
+from shardbus.transport.zmq.curve import (
+    ZAP_DOMAIN,
+    KeyFallback,
+    Keyring,
+    connect_with,
+    reason_for,
+)
+from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import source
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import ZAP_DOMAIN, bind, port_of, set_options
+from shardbus.transport.zmq.sockets import allow_overhead, bind, port_of, set_options
+from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
 TOPIC_ALL = b"*"
 FRAMES = 3
@@ -70,6 +84,12 @@ FAREWELL_LINGER_MS = 200
 """How long the last messages may take to leave when the sockets close."""
 
 Lost = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_EVENTS = Lost | _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class PubSubReceiver(Protocol):
@@ -96,10 +116,12 @@ def endpoint_of(host: str, port: int) -> str:
 
 
 class PubSubSockets:
-    """Opens, reads and closes the sockets of membership."""
+    """Opens, reads and closes the sockets of membership. Without a keyring nothing is encrypted."""
 
-    def __init__(self, me: NodeId, receiver: PubSubReceiver) -> None:
-        self.me = me
+    def __init__(
+        self, me: NodeId, receiver: PubSubReceiver, keyring: Keyring | None = None
+    ) -> None:
+        self.me, self._keyring = me, keyring
         self.port = 0
         self.dropped: Counter[str] = Counter()
         """Messages that were not sent or not usable, by reason."""
@@ -108,6 +130,11 @@ class PubSubSockets:
         self._receiver = receiver
         self._sender = str(me).encode()
         self._peers: dict[str, list[NodeId]] = {}
+        self._fallbacks: dict[str, KeyFallback] = {}
+        """The keys of each endpoint that this node subscribes to."""
+        self._limit = HandshakeLimit() if keyring is not None else None
+        self._zap: ZapHandler | None = None
+        self._keyed: KeyedListener | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
@@ -127,15 +154,17 @@ class PubSubSockets:
             unread_max=SUBSCRIBED_MAX,
             connections_max=connections_for(DESCRIPTORS),
             may_be_silent=True,  # ZeroMQ reports only the first subscriber of a topic
+            limit=self._limit,
             on_cut=self._on_cut,
         )
-        self._monitor = self._sub.get_monitor_socket(Lost)
+        self._monitor = self._sub.get_monitor_socket(_EVENTS)
         try:
             found = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)
             host = str(found[0][4][0])
-            bind(self._pub, host, port)
+            self._bind(host, port)
         except (zmq.ZMQError, OSError) as error:
             self._guard.stop()
+            self._close_port()
             self._context.destroy(linger=0)
             self._context = None
             raise ConfigError(
@@ -162,8 +191,32 @@ class PubSubSockets:
             reader.close()
         self._sub.disable_monitor()
         self._guard.stop()
+        self._close_port()
         self._context.destroy(linger=FAREWELL_LINGER_MS)
         self._context = None
+
+    def rekey(self) -> None:
+        """Listen under the keys that are the newest now, and end every connection that was accepted
+        before."""
+        if self._context is not None and self._keyed is not None:
+            self._keyed.rekey()
+            self._subscriptions.used()
+
+    def _bind(self, host: str, port: int) -> None:
+        if self._keyring is None or self._limit is None:
+            bind(self._pub, host, port)
+        else:
+            assert self._context is not None
+            self._zap = ZapHandler(
+                self._context, self._keyring, self._limit, on_denied=self._on_cut
+            )
+            self._keyed = KeyedListener(self._pub, host, port, self._keyring)
+
+    def _close_port(self) -> None:
+        if self._keyed is not None:
+            self._keyed.close()
+        if self._zap is not None:
+            self._zap.stop()
 
     def publish(self, to: NodeId, payload: bytes) -> None:
         """Send to one node. Drop and count what the socket has no room for."""
@@ -181,11 +234,7 @@ class PubSubSockets:
         if nodes:
             self._disconnect(endpoint)
         nodes.append(member.node)
-        try:
-            self._sub.connect(endpoint)
-        except zmq.ZMQError:
-            self.dropped["bad endpoint"] += 1
-        self._messages.used()
+        self._connect(endpoint)
 
     def unsubscribe(self, node: NodeId) -> None:
         """Disconnect from this node, unless another incarnation has the same endpoint."""
@@ -194,6 +243,7 @@ class PubSubSockets:
                 nodes.remove(node)
                 if not nodes:
                     del self._peers[endpoint]
+                    self._fallbacks.pop(endpoint, None)
                     self._disconnect(endpoint)
         self._messages.used()
 
@@ -234,9 +284,45 @@ class PubSubSockets:
             self._loop.call_soon_threadsafe(self.dropped.update, (reason,))
 
     def _on_event(self, parts: list[bytes]) -> None:
-        endpoint = parse_monitor_message(parts)["endpoint"].decode()
-        for node in list(self._peers.get(endpoint, ())):
-            self._receiver.on_disconnected(node)
+        report = parse_monitor_message(parts)
+        event, endpoint = report["event"], report["endpoint"].decode()
+        fallback = self._fallbacks.get(endpoint)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if fallback is not None:
+                fallback.succeeded()
+        elif event & Lost:
+            for node in list(self._peers.get(endpoint, ())):
+                self._receiver.on_disconnected(node)
+        elif fallback is not None and self._keyring is not None:
+            self._connect_later(endpoint, fallback, report["value"])
+
+    def _connect_later(self, endpoint: str, fallback: KeyFallback, value: int) -> None:
+        """The handshake failed: connect with the next keys."""
+        assert self._loop is not None
+        with contextlib.suppress(zmq.ZMQError):  # ZeroMQ has given up this connection by itself
+            self._sub.disconnect(endpoint)
+        pause = fallback.failed()
+        if fallback.hopeless:
+            self.dropped["handshake_failed"] += 1
+            log.warning("no gossip from %s: %s", endpoint, reason_for(value, keyed=True))
+
+        def again() -> None:
+            if self._context is not None and self._fallbacks.get(endpoint) is fallback:
+                self._connect(endpoint)
+
+        self._loop.call_later(pause, again)
+
+    def _connect(self, endpoint: str) -> None:
+        fallback = self._fallbacks.get(endpoint)
+        if fallback is None:
+            fallback = self._fallbacks[endpoint] = KeyFallback(self._keyring)
+        try:
+            if fallback.current is not None:
+                connect_with(self._sub, fallback.current)
+            self._sub.connect(endpoint)
+        except zmq.ZMQError:
+            self.dropped["bad endpoint"] += 1
+        self._messages.used()
 
     def _disconnect(self, endpoint: str) -> None:
         try:
@@ -250,4 +336,6 @@ class PubSubSockets:
         assert self._context is not None
         created = self._context.socket(kind)
         set_options(created, options)
+        if self._keyring is not None:
+            allow_overhead(created)
         return created

@@ -4,9 +4,9 @@ libzmq's defaults lose messages silently (a ROUTER drops unroutable messages), w
 (handshakes, linger) or bound nothing (message size). The tables list every option with its reason;
 a test compares them with the options of real sockets.
 
-A listening socket has a ZAP domain, although no handler answers for it. libzmq then refuses peers
-of ZMTP 1.0 and 2.0, which send no handshake: without it the body of a web page's HTTP request would
-be read as frames. Peers of ZMTP 3 connect as before.
+A listening socket has a ZAP domain, although without keys no handler answers for it. libzmq then
+refuses peers of ZMTP 1.0 and 2.0, which send no handshake: without it the body of a web page's HTTP
+request would be read as frames. Peers of ZMTP 3 connect as before.
 
 Two options are never used. ROUTER_HANDOVER lets any peer that claims a routing id take its traffic.
 A routing id chosen for a connection aborts the process if that id is in use. So a ROUTER draws the
@@ -22,13 +22,18 @@ from collections.abc import Callable, Mapping
 import zmq
 
 from shardbus.errors import ConfigError
+from shardbus.transport.zmq.curve import (
+    MESSAGE_OVERHEAD,
+    ZAP_DOMAIN,
+    ClusterKeys,
+    connect_with,
+)
 from shardbus.wire.batch import BODY_BYTES_MAX
 
 TAKEN_S = 1.0
 LIBZMQ_MIN = (4, 3, 5)
 """Earlier versions have flaws that the first bytes of any connection can exploit."""
 
-ZAP_DOMAIN = b"shardbus"
 SOCKETS_MIN, SOCKETS_MAX = 1023, 65_535
 """Sockets of one context: libzmq's default, and its bound."""
 
@@ -87,14 +92,23 @@ def set_options(socket: zmq.Socket[bytes], options: Mapping[int, int | bytes]) -
         socket.setsockopt(option, value)
 
 
+def allow_overhead(socket: zmq.Socket[bytes]) -> None:
+    """Allow parts of the size limit although encryption makes them longer."""
+    most = socket.getsockopt(zmq.MAXMSGSIZE)
+    assert isinstance(most, int)
+    socket.setsockopt(zmq.MAXMSGSIZE, most + MESSAGE_OVERHEAD)
+
+
 def bind_router(
     context: zmq.Context[zmq.Socket[bytes]],
     host: str,
     port: int,
     routing_id: bytes,
     before: Callable[[zmq.Socket[bytes]], None] = lambda socket: None,
+    binds: Callable[[zmq.Socket[bytes], str, int], object] | None = None,
 ) -> zmq.Socket[bytes]:
-    """Return a ROUTER that listens. `before` is called with the socket before it binds.
+    """Return a ROUTER that listens. `before` is called with the socket before it binds; `binds`
+    binds it, instead of `bind`.
 
     Raises:
         ConfigError: the port is taken, or the host is not of this machine.
@@ -104,7 +118,7 @@ def bind_router(
     socket.setsockopt(zmq.ROUTING_ID, routing_id)
     before(socket)
     try:
-        bind(socket, host, port)
+        (binds or bind)(socket, host, port)
     except zmq.ZMQError as e:
         socket.close(0)
         why = "the port is taken" if e.errno == zmq.EADDRINUSE else str(e.strerror)
@@ -140,13 +154,19 @@ def port_of(socket: zmq.Socket[bytes]) -> int:
 
 
 def connect_dealer(
-    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int
+    context: zmq.Context[zmq.Socket[bytes]],
+    host: str,
+    port: int,
+    keys: ClusterKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER connected to one peer. It has one endpoint for life. The peer's ROUTER draws
-    a routing id for each of its connections: an id of its own choice would be ignored until the
-    ROUTER notices that the previous connection is dead."""
+    """Return a DEALER connected to one peer. It has one endpoint for life, and the same keys. The
+    peer's ROUTER draws a routing id for each of its connections: an id of its own choice would be
+    ignored until the ROUTER notices that the previous connection is dead."""
     socket = context.socket(zmq.DEALER)
     set_options(socket, DEALER)
+    if keys is not None:
+        connect_with(socket, keys)
+        allow_overhead(socket)
     if ":" in host:
         socket.setsockopt(zmq.IPV6, 1)
     socket.connect(f"tcp://{_literal(host)}:{port}")

@@ -358,6 +358,11 @@ def test_listening_outside_the_loopback_must_be_permitted(host):
             check_exposure(settings)
     node = NodeSettings(host=host)
     check_exposure(Settings(node=node, security=SecuritySettings(insecure=True)))
+    check_exposure(Settings(node=node, security=SecuritySettings(secret="file")))
+    with pytest.raises(ConfigError, match="outside the loopback"):  # a secret does not protect HTTP
+        check_exposure(
+            Settings(http=HttpSettings(host=host), security=SecuritySettings(secret="file"))
+        )
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,9 @@ class FakeNode:
     async def join(self, seeds: tuple[str, ...]) -> Json:
         return await self.answer("join", list(seeds))
 
+    async def reload_keys(self, node: str | None) -> Json:
+        return await self.answer("reload_keys", node)
+
     async def shut_down(self) -> Json:
         return await self.answer("shut_down")
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from shardbus.ids import Address
-from shardbus.transport.network import OnCut, OnFrame, SendResult
+from shardbus.transport.network import OnCut, OnDenied, OnFrame, SendResult
 
 Parts = list[bytes]
 
@@ -141,8 +141,12 @@ class MemoryNetwork:
         on_frame: OnFrame,
         on_up: Callable[[], None],
         on_down: Callable[[], None],
+        on_denied: OnDenied = lambda reason: None,
     ) -> MemoryLink:
         return MemoryLink(self.world, address, on_frame, on_up, on_down)
+
+    def rekey(self) -> None:
+        """Nothing is encrypted here."""
 
     async def probe(self, address: Address) -> bool:
         self.world.probes += 1

@@ -1,0 +1,291 @@
+"""Nodes and clients with a cluster's secret, over real sockets: who has it is served as before, who
+has another or none gets nowhere and learns why, and a secret is rotated under load."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from shardbus import AskTimeout, AsyncClient, Client, NodeLost, Refused
+from shardbus.config.settings import SecuritySettings
+from shardbus.ids import Address
+from shardbus.node.node import Node
+from shardbus.transport.secret_file import new_secret, secrets_text, write_private
+from shardbus.transport.zmq import zap
+from shardbus.transport.zmq.curve import Keyring, connect_with, derive
+from shardbus.transport.zmq.network import ZmqNetwork
+from tests.loopback.nodes import Nodes
+from tests.loopback.test_node import application
+from tests.ports import free_port
+from tests.waiting import PATIENCE_S, until
+
+Socket = zmq.Socket[bytes]
+DIFFERS = "the cluster's secret differs"
+
+
+def secret_file(folder: Path, name: str = "cluster.secret", *secrets: bytes) -> Path:
+    path = folder / name
+    write_private(path, secrets_text(secrets or [new_secret()]), replace=True)
+    return path
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    return secret_file(tmp_path)
+
+
+@pytest.fixture
+async def nodes(secret: Path) -> AsyncIterator[Nodes]:
+    async with Nodes() as nodes:
+        nodes.security = SecuritySettings(secret=str(secret))
+        yield nodes
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Socket]]:
+    context: zmq.Context[Socket] = zmq.Context()
+    yield context
+    context.destroy(0)
+
+
+async def test_nodes_and_clients_with_the_secret_work_as_without(
+    nodes: Nodes, secret: Path
+) -> None:
+    bus, _ = application()
+    await nodes.cluster(bus, 3)
+    client = await nodes.client(secret=secret)
+    for n in range(30):
+        await client.tell("counter", f"page-{n}", "add", 2)
+    assert [await client.call("counter", f"page-{n}", "add", 1) for n in range(30)] == [3] * 30
+    assert all(not node.endpoint.dropped_frames for node in nodes.all)
+
+    def blocking() -> Any:
+        with Client(f"tcp://{nodes.all[1].me.address}", cluster="shop", secret=secret) as other:
+            return other.call("counter", "page-1", "add", 1)
+
+    assert await asyncio.to_thread(blocking) == 4
+
+
+async def test_the_secret_of_the_environment_is_that_of_a_client(
+    nodes: Nodes, secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bus, _ = application()
+    await nodes.start(bus)
+    monkeypatch.setenv("SHARDBUS_SECURITY__SECRET", str(secret))
+    client = await nodes.client()
+    assert await client.call("counter", "page-1", "add", 1) == 1
+
+
+async def test_a_client_with_another_secret_or_none_is_refused_with_the_reason(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus)
+    other = secret_file(tmp_path, "other.secret")
+    address = f"tcp://{node.me.address}"
+    with pytest.raises(Refused, match=DIFFERS):
+        await AsyncClient(address, cluster="shop", secret=other).__aenter__()
+    with pytest.raises(Refused, match="has a secret, and this process has none"):
+        await AsyncClient(address, cluster="shop", secret="").__aenter__()
+    await until(lambda: node.endpoint.dropped_frames.get("handshake_failed", 0) >= 2, "the count")
+    assert not node.endpoint.sessions()
+
+
+async def test_a_client_with_a_secret_is_told_that_the_node_has_none(secret: Path) -> None:
+    bus, _ = application()
+    async with Nodes() as nodes:
+        node = await nodes.start(bus)
+        address = f"tcp://{node.me.address}"
+        with pytest.raises(Refused, match=r"has no secret|or that node has none"):
+            await AsyncClient(address, cluster="shop", secret=secret).__aenter__()
+
+
+async def test_a_node_with_another_secret_stops_and_founds_no_cluster(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    bus, _ = application()
+    await nodes.start(bus)
+    nodes.security = SecuritySettings(secret=str(secret_file(tmp_path, "other.secret")))
+    stranger = await nodes.start(bus, up=False)
+    async with asyncio.timeout(PATIENCE_S):
+        reason = await stranger.stopped
+    assert reason.startswith("join failed: " + DIFFERS)
+    assert stranger.refusals
+    assert len(nodes.all[0].view.members) == 1  # type: ignore[union-attr]
+
+
+async def test_a_subscriber_without_the_key_of_a_member_sees_no_gossip(
+    nodes: Nodes, context: zmq.Context[Socket], secret: Path
+) -> None:
+    """The second has the server key, as an eavesdropper may, and a key of its own."""
+    bus, _ = application()
+    first, _ = await nodes.cluster(bus, 2)
+    port = first.cluster.gossip_port  # type: ignore[attr-defined]
+    keys = Keyring(secret).newest
+    plain, forged, known = (context.socket(zmq.SUB) for _ in range(3))
+    forged.setsockopt(zmq.CURVE_SERVERKEY, keys.server.public)
+    public, private = zmq.curve_keypair()
+    forged.setsockopt(zmq.CURVE_PUBLICKEY, public)
+    forged.setsockopt(zmq.CURVE_SECRETKEY, private)
+    connect_with(known, keys)
+    for one in (plain, forged, known):
+        one.setsockopt(zmq.SUBSCRIBE, b"")
+        one.setsockopt(zmq.SUBSCRIBE, b"%016x" % nodes.all[1].me.uid)
+        one.connect(f"tcp://127.0.0.1:{port}")
+    sockets: PubSub = first.cluster._sockets  # type: ignore[attr-defined]
+    await until(lambda: sockets.dropped.get("unknown_key"), "the refusal")
+    assert await asyncio.to_thread(known.poll, 1000 * PATIENCE_S)
+    assert not plain.poll(0)
+    assert not forged.poll(0)
+
+
+PubSub = Any
+
+
+async def test_a_handler_of_keys_that_fails_admits_nobody(
+    nodes: Nodes, secret: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus)
+    before = await nodes.client(secret=secret)
+
+    def fail(self: Keyring, public: bytes) -> str:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Keyring, "user_of", fail)
+    address = f"tcp://{node.me.address}"
+    with pytest.raises(Refused, match="does not know this process's key"):
+        await AsyncClient(address, cluster="shop", secret=secret).__aenter__()
+    assert "its key could not be checked" in caplog.text
+    assert await before.call("counter", "page-1", "add", 1) == 1  # a connection that stands goes on
+
+
+async def test_without_its_handler_a_node_admits_nobody(
+    nodes: Nodes, secret: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus)
+
+    def end(self: zap.ZapHandler, parts: list[bytes]) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(zap.ZapHandler, "_answer", end)
+    address = f"tcp://{node.me.address}"
+    for _ in range(2):  # the first ends the thread, the second finds none
+        with pytest.raises(Exception, match=r"no node|differs"):
+            await AsyncClient(
+                address, cluster="shop", secret=secret, connect_timeout=1.0
+            ).__aenter__()
+    assert "every new connection is refused" in caplog.text
+    assert not node.endpoint.clients
+
+
+async def test_handshakes_of_one_address_are_bounded(
+    secret: Path, context: zmq.Context[Socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zap.HandshakeLimit.__init__, "__defaults__", (8, 0.0))
+    loop, port, cuts = asyncio.get_running_loop(), free_port(), list[str]()
+    network = ZmqNetwork(Keyring(secret))
+    network.open(loop)
+    listener = network.listen("127.0.0.1", port, "n1", lambda parts: None, cuts.append)
+    wrong = derive(new_secret())
+    strangers = []
+    try:
+        ups: list[int] = []
+        for n in range(20):  # members are not limited
+            network.connect(
+                Address("127.0.0.1", port),
+                lambda parts: None,
+                lambda n=n: ups.append(n),  # type: ignore[misc]
+                lambda: None,
+            )
+            await until(lambda n=n: n in ups, "a connection")  # type: ignore[misc]
+        assert "too_many_handshakes" not in cuts
+        for _ in range(20):
+            dealer = context.socket(zmq.DEALER)
+            connect_with(dealer, wrong)
+            dealer.connect(f"tcp://127.0.0.1:{port}")
+            strangers.append(dealer)
+        await until(lambda: "too_many_handshakes" in cuts, "the bound")
+    finally:
+        listener.close()
+        network.close()
+
+
+# Rotation
+
+
+async def test_a_secret_is_rotated_under_load_and_nothing_is_lost(
+    nodes: Nodes, secret: Path
+) -> None:
+    bus, _ = application()
+    await nodes.cluster(bus, 3)
+    client = await nodes.client(secret=secret)
+    old, new = Keyring(secret).newest, new_secret()
+    sent = asks = 0
+    rotating = True
+
+    async def load() -> None:
+        nonlocal sent, asks
+        while rotating:
+            for n in range(60):
+                await client.tell("counter", f"page-{n}", "add", 1)
+            sent += 1
+            await client.call("counter", "page-1", "add", 0)
+            asks += 1
+            await asyncio.sleep(0)
+
+    work = asyncio.ensure_future(load())
+
+    async def rounds(count: int) -> None:
+        goal = sent + count
+        await until(lambda: work.done() or sent >= goal, f"{count} rounds")
+
+    await rounds(5)
+    held = bytes.fromhex(secret.read_text().splitlines()[1])
+    secret_file(secret.parent, secret.name, new, held)
+    for node in nodes.all:
+        assert node.rekey() is True
+        await rounds(3)
+    secret_file(secret.parent, secret.name, new)
+    for node in nodes.all:
+        assert node.rekey() is True
+        await rounds(3)
+    assert nodes.all[0].rekey() is False
+    rotating = False
+    await work
+    await client.flush()
+    totals = [await client.call("counter", f"page-{n}", "add", 0) for n in range(60)]
+    assert totals == [sent] * 60
+    assert client.lost_messages == 0
+    assert all(node.keyring.user_of(old.node.public) is None for node in nodes.all)  # type: ignore[union-attr]
+    await nodes.agree(3)
+
+
+async def test_an_old_secret_is_refused_once_it_is_dropped(
+    nodes: Nodes, secret: Path, tmp_path: Path
+) -> None:
+    bus, _ = application()
+    node = await nodes.start(bus)
+    late = secret_file(tmp_path, "late.secret", bytes.fromhex(secret.read_text().splitlines()[1]))
+    client = await nodes.client(secret=late)
+    assert await client.call("counter", "page-1", "add", 1) == 1
+    secret_file(tmp_path, secret.name, new_secret())
+    assert node.rekey() is True
+    with pytest.raises((AskTimeout, NodeLost)):
+        await client.call("counter", "page-1", "add", 1, timeout=1.0)
+    with pytest.raises(Refused, match=DIFFERS):
+        await AsyncClient(f"tcp://{node.me.address}", cluster="shop", secret=late).__aenter__()
+
+
+async def test_a_node_without_a_secret_has_nothing_to_rotate() -> None:
+    bus, _ = application()
+    async with Nodes() as nodes:
+        node: Node = await nodes.start(bus)
+        with pytest.raises(Refused, match="has no secret"):
+            node.rekey()
