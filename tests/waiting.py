@@ -32,3 +32,23 @@ async def turns(count: int = 5) -> None:
     """Let the event loop run `count` turns."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+IDLE_S = 20.0
+"""Ends a wait for what nothing in the process is going to do. Work of threads in unit tests takes
+well under a second."""
+
+
+def fail_when_idle(loop: Any) -> None:
+    """Fail the test if its loop has nothing to run and no timer: what the test waits for never
+    comes, and its own limit against hangs would only say so minutes later."""
+    select = loop._selector.select
+
+    def watched(timeout: float | None = None) -> Any:
+        found = select(IDLE_S if timeout is None else timeout)
+        if timeout is None and not found:
+            loop._selector.select = select
+            raise AssertionError("the test waits for something that nothing is going to do")
+        return found
+
+    loop._selector.select = watched

@@ -572,7 +572,7 @@ class EntityRunner:
         self._supervisor.failed(activation, "failed", error, again=directive is Directive.RESTART)
         if directive is Directive.RESUME:
             return True
-        if self._ends(activation, directive):
+        if self._supervisor.stops_itself(activation, error) or self._ends(activation, directive):
             return True
         self.deferred.end(activation)
         activation.entity = None

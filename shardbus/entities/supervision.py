@@ -17,7 +17,7 @@ entity lives elsewhere and this shard stops soon; then the activation ends. The 
 for an activation that ends go to the shard's next home.
 
 An entity that calls `stop()` or `passivate()` while it starts refuses the messages that wait for
-it: a new activation would do the same, without end.
+it, also if the start then fails: a new activation would do the same, without end.
 
 Source: S2.47, S2.48, S2.69, S4.16-S4.20; docs/how-to/define-entities.md.
 """
@@ -90,6 +90,12 @@ def _wanted(activation: Activation) -> bool:
     return activation.stopping is None
 
 
+def _stopped_itself(activation: Activation) -> bool:
+    """True if the entity called `stop()` or `passivate()` while it starts."""
+    itself = activation.stopping in (StopReason.STOPPED, StopReason.PASSIVATION)
+    return itself and activation.state is LifeState.STARTING
+
+
 def _awaited(activation: Activation) -> bool:
     """True if messages of others wait for the entity."""
     return any(not message.own for message in activation.mailbox or ())
@@ -127,7 +133,7 @@ class Supervisor:
                 if self.gives_up(activation, e):
                     return
             else:
-                ended = activation.stopping in (StopReason.STOPPED, StopReason.PASSIVATION)
+                ended = _stopped_itself(activation)
                 activation.step(LifeStep.REFUSES if ended else LifeStep.STARTED)
                 return
 
@@ -151,10 +157,13 @@ class Supervisor:
         return not _awaited(activation)
 
     def gives_up(self, activation: Activation, error: BaseException) -> bool:
-        """Note a failed start. Returns True if it is not tried again. If supervision decided so,
-        the messages that wait are refused: a next activation would fail alike."""
+        """Note a failed start. Returns True if it is not tried again. If supervision or the entity
+        itself decided so, the messages that wait are refused: a next activation would fail alike."""
         self._end_work(activation)
         activation.entity = None
+        if self.stops_itself(activation, error):
+            self.failed(activation, "failed to start", error, again=False)
+            return True
         stops = self.directive(error) is Directive.STOP
         self.failed(activation, "failed to start", error, again=not stops)
         if self._ends(activation, error):
@@ -163,6 +172,14 @@ class Supervisor:
             activation.stopping = StopReason.FAILURE
             activation.more().refusal = error
         return stops
+
+    def stops_itself(self, activation: Activation, error: BaseException) -> bool:
+        """Return True if the entity had stopped itself before its start failed. The messages that
+        wait are then refused."""
+        if not _stopped_itself(activation):
+            return False
+        activation.more().refusal = error
+        return True
 
     def directive(self, error: BaseException) -> Directive:
         """Return the directive for a failure."""

@@ -346,3 +346,64 @@ async def test_an_entity_that_stops_in_its_constructor_refuses_the_message() -> 
             await b.ask("e", "hit")
     assert b.host.entities == 0
     assert b.host.counts.stopped == {"stopped": 2}
+
+
+@pytest.mark.parametrize("error", [LookupError("too late"), asyncio.CancelledError()])
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize("how", ["stop", "passivate"])
+async def test_a_stop_wins_over_the_failure_of_the_same_start(
+    how: str, waits: bool, error: BaseException
+) -> None:
+    """Otherwise the messages that wait would start it again and again, without a pause."""
+
+    class Unwilling(Entity):
+        starts = 0
+
+        async def on_start(self) -> None:
+            type(self).starts += 1
+            if waits:
+                await asyncio.sleep(0)
+            getattr(self.context, how)()
+            raise error
+
+        @handler
+        def hit(self) -> int:
+            raise AssertionError("it has stopped")
+
+    bus = ShardBus("test")
+    bus.entity("unwilling")(Unwilling)
+    b = Bench(bus)
+    waiting = [b.ask("e", "hit")]
+    if waits:
+        waiting += [b.ask("e", "hit") for _ in range(2)]
+    await turns(50)
+    assert [w.done() and type(w.exception()) for w in waiting] == [EntityFailed] * len(waiting)
+    assert Unwilling.starts == 1
+    assert b.dropped == {"start_failed": len(waiting)}
+    assert b.host.counts.failures == 1
+    assert b.host.counts.stopped == {"stopped" if how == "stop" else "passivation": 1}
+    assert b.host.entities == 0
+
+
+async def test_a_stop_wins_over_the_failure_of_a_constructor() -> None:
+    class Unwilling(Entity):
+        starts = 0
+
+        def __init__(self) -> None:
+            type(self).starts += 1
+            self.context.stop()
+            raise LookupError("too late")
+
+        @handler
+        def hit(self) -> int:
+            raise AssertionError("it has stopped")
+
+    bus = ShardBus("test")
+    bus.entity("unwilling")(Unwilling)
+    b = Bench(bus)
+    asked = b.ask("e", "hit")
+    await turns(50)
+    assert asked.done()
+    assert str(asked.exception()) == "LookupError: too late"
+    assert Unwilling.starts == 1
+    assert b.host.entities == 0
