@@ -17,9 +17,15 @@ ask each other while each handles another message.
 
 The current task tells which handler makes an ask: a handler runs under an `EagerTask`. A task that
 a handler has made belongs to the chain only while the handler waits for it (`gather`, `TaskGroup`,
-`wait`, `wait_for`, `shield` or `await`). The callbacks of tasks and futures show that. A context
-variable would not: the messages of a run share one context until one of them waits, so a task that
-an earlier message left behind would look like a task of a later one.
+`wait`, `wait_for`, `shield` or `await`).
+
+**Why callbacks are read.** Who waits for a task is known by the callbacks of that task, and nowhere
+else. A context variable knows who *made* it. Whatever it holds, also a token that ends with the
+message, it refuses the asks of a task that a handler starts and does not wait for. Such an ask is
+answered once the handler returns, so its refusal is an error. A cycle that is not found ends by
+AskTimeout, as without this module. So each doubt is decided for "does not wait": an unknown form of
+waiting, callbacks that another loop hides, a search over FUTURES_MAX futures. The search runs only
+for an ask of a task that is not the handler's own, and changes nothing.
 
 Source: B.122, N.20; docs/guarantees.md.
 """
@@ -138,6 +144,6 @@ def _waiters(future: Any) -> Iterator[Any]:
         known += [cell.cell_contents for cell in getattr(callback, "__closure__", None) or ()]
         for one in known:
             if isinstance(one, asyncio.TaskGroup):
-                yield one._parent_task  # type: ignore[attr-defined]
+                yield getattr(one, "_parent_task", None)
             elif asyncio.isfuture(one):
                 yield one

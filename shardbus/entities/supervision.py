@@ -158,7 +158,7 @@ class Supervisor:
 
     def gives_up(self, activation: Activation, error: BaseException) -> bool:
         """Note a failed start. Returns True if it is not tried again. If supervision or the entity
-        itself decided so, the messages that wait are refused: a next activation would fail alike."""
+        decided so, the messages that wait are refused: a next activation would fail alike."""
         self._end_work(activation)
         activation.entity = None
         if self.stops_itself(activation, error):

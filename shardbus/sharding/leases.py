@@ -4,13 +4,16 @@ Leases are a second safety net below the coordinator. A shard or a coordinator d
 this node holds the lease of its name, and stops when the lease is lost. Another node that takes
 itself for the home waits for the same lease.
 
-                         refused, no answer: again after `retry_interval`
-                              ┌────┐
-    (none) ──Want──> ASKING ──┴────┴──granted──> HELD ──Drop──> RETURNING ──Returned──> (none): Free
-       ^                │                         │ ^ renewed
-       └───Drop: Free───┘                         │ └─┘
-                                                  └──refused, or not confirmed in time: Lost──> LOST
-       (none): Free  <──────────────────────────────────────────────────────────────Drop─────────┘
+                   not granted: again after `retry_interval`
+                        ┌────┐
+    FREE ──wanted──> ASKING ─┴─granted──> HELD ──dropped──> RETURNING ──returned──> FREE
+     ^                  │                 │ ^ confirmed
+     └─────dropped──────┘                 │ └─┘
+                                          └──not confirmed, in time or by the store──> LOST
+    FREE <──dropped─────────────────────────────────────────────────────────────────────┘
+
+`TRANSITIONS` is the drawing as data, and `LeaseEntry.advance` is the only place that changes a
+state. A lease that is FREE is forgotten.
 
 - **Time counts from the request.** A lease lasts `ttl` seconds from when this node asked the store
   for it, or asked to renew it, by this node's clock. The store counts from when the request
@@ -35,6 +38,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
+from shardbus.errors import LocalProtocolError
 from shardbus.sharding.events import Note
 from shardbus.sharding.timers import Timers
 from shardbus.store.protocol import Lease
@@ -154,17 +158,45 @@ Effect = AcquireCall | RenewCall | ReleaseCall | LeaseHeld | LeaseLost | LeaseFr
 class LeaseState(Enum):
     """The state of one lease."""
 
+    FREE = "free"
+    """This node neither has nor wants it."""
     ASKING = "asking"
     HELD = "held"
     LOST = "lost"
     RETURNING = "returning"
 
 
+class LeaseTrigger(Enum):
+    """What moves a lease on."""
+
+    WANTED = "wanted"
+    DROPPED = "dropped"
+    GRANTED = "granted"
+    NOT_GRANTED = "not granted"
+    """Another owner holds it, the store did not answer, or the answer came too late."""
+    CONFIRMED = "confirmed"
+    NOT_CONFIRMED = "not confirmed"
+    RETURNED = "returned"
+
+
+TRANSITIONS: dict[tuple[LeaseState, LeaseTrigger], LeaseState] = {
+    (LeaseState.FREE, LeaseTrigger.WANTED): LeaseState.ASKING,
+    (LeaseState.ASKING, LeaseTrigger.NOT_GRANTED): LeaseState.ASKING,
+    (LeaseState.ASKING, LeaseTrigger.GRANTED): LeaseState.HELD,
+    (LeaseState.ASKING, LeaseTrigger.DROPPED): LeaseState.FREE,
+    (LeaseState.HELD, LeaseTrigger.CONFIRMED): LeaseState.HELD,
+    (LeaseState.HELD, LeaseTrigger.NOT_CONFIRMED): LeaseState.LOST,
+    (LeaseState.HELD, LeaseTrigger.DROPPED): LeaseState.RETURNING,
+    (LeaseState.LOST, LeaseTrigger.DROPPED): LeaseState.FREE,
+    (LeaseState.RETURNING, LeaseTrigger.RETURNED): LeaseState.FREE,
+}
+
+
 @dataclass(slots=True)
 class LeaseEntry:
     """One lease. `ticket` is the number of the request under way, 0 for none."""
 
-    state: LeaseState = LeaseState.ASKING
+    state: LeaseState = LeaseState.FREE
     lease: Lease | None = None
     ticket: int = 0
     asked_at: float = 0.0
@@ -173,6 +205,17 @@ class LeaseEntry:
     again: bool = False
     """LOST, RETURNING: it is wanted again afterwards."""
     refused: bool = False
+
+    def advance(self, trigger: LeaseTrigger) -> None:
+        """Go to the state that follows.
+
+        Raises:
+            LocalProtocolError: the table has no such transition. Nothing changed.
+        """
+        after = TRANSITIONS.get((self.state, trigger))
+        if after is None:
+            raise LocalProtocolError(f"lease: {trigger.value!r} in state {self.state.value!r}")
+        self.state = after
 
 
 class Leases:
@@ -222,15 +265,19 @@ class Leases:
             case LeaseRenewed(name, ticket, kept):
                 entry = self._answered(name, ticket, LeaseState.HELD)
                 if entry is not None and kept:
+                    entry.advance(LeaseTrigger.CONFIRMED)
                     self._prolong(name, entry)
                 elif entry is not None:
                     self._lose(name, entry, 0.0, "the store reports it as lost")
             case LeaseReturned(name, ticket):
-                if self._answered(name, ticket, LeaseState.RETURNING) is not None:
+                entry = self._answered(name, ticket, LeaseState.RETURNING)
+                if entry is not None:
+                    entry.advance(LeaseTrigger.RETURNED)
                     self._free(name, now)
             case LeaseCallFailed(name, ticket):
-                if self._answered(name, ticket, LeaseState.ASKING) is not None:
-                    self._asks.set(name, now + self._retry)
+                entry = self._answered(name, ticket, LeaseState.ASKING)
+                if entry is not None:
+                    self._ask_again(name, entry, now + self._retry)
                 else:
                     self._answered(name, ticket, LeaseState.HELD)
             case _:
@@ -261,6 +308,7 @@ class Leases:
         """Check that every lease is asked for, has an end, or is being returned; for tests."""
         for name, entry in self._entries.items():
             assert (name in self._ends) == (entry.state is LeaseState.HELD), name
+            assert entry.state is not LeaseState.FREE, name
             assert (entry.lease is None) == (entry.state is LeaseState.ASKING), name
             if entry.state is LeaseState.ASKING:
                 assert (name in self._asks) == (not entry.ticket), name
@@ -271,24 +319,29 @@ class Leases:
     def _want(self, name: str, now: float) -> None:
         entry = self._entries.get(name)
         if entry is None:
-            self._entries[name] = LeaseEntry()
+            entry = self._entries[name] = LeaseEntry()
+            entry.advance(LeaseTrigger.WANTED)
             self._asks.set(name, now)
         elif entry.state in (LeaseState.LOST, LeaseState.RETURNING):
             entry.again = True
 
     def _drop(self, name: str, now: float) -> None:
         entry = self._entries.get(name)
-        if entry is None or entry.lease is None:
+        if entry is None:
             self._free(name, now)
-        elif entry.state is LeaseState.LOST:
+            return
+        if entry.state is LeaseState.RETURNING:
+            entry.again = False
+            return
+        entry.advance(LeaseTrigger.DROPPED)
+        if entry.lease is None:
+            self._free(name, now)
+        elif entry.state is LeaseState.FREE:
             self._out.append(ReleaseCall(entry.lease, 0))
             self._free(name, now)
-        elif entry.state is LeaseState.HELD:
-            self._ends.cancel(name)
-            entry.state = LeaseState.RETURNING
-            self._out.append(ReleaseCall(entry.lease, self._ask(entry, now)))
         else:
-            entry.again = False
+            self._ends.cancel(name)
+            self._out.append(ReleaseCall(entry.lease, self._ask(entry, now)))
 
     def _on_granted(self, name: str, ticket: int, lease: Lease | None, now: float) -> None:
         if name not in self._entries and lease is not None:
@@ -297,18 +350,23 @@ class Leases:
         if entry is None:
             return
         if lease is None:
-            self._asks.set(name, now + self._retry)
+            self._ask_again(name, entry, now + self._retry)
             if not entry.refused:
                 self._out.append(Note("lease_refused", f"{name}: another owner holds it"))
             entry.refused = True
         elif now >= entry.asked_at + self._ttl * (1 - GUARD):
-            self._asks.set(name, now)
+            self._ask_again(name, entry, now)
         else:
-            entry.state, entry.lease = LeaseState.HELD, lease
+            entry.advance(LeaseTrigger.GRANTED)
+            entry.lease = lease
             self._prolong(name, entry)
             if self._renew_at is None:
                 self._renew_at = now + self._ttl * RENEW
             self._out.append(LeaseHeld(name))
+
+    def _ask_again(self, name: str, entry: LeaseEntry, at: float) -> None:
+        entry.advance(LeaseTrigger.NOT_GRANTED)
+        self._asks.set(name, at)
 
     def _prolong(self, name: str, entry: LeaseEntry) -> None:
         entry.ends = entry.asked_at + self._ttl
@@ -316,7 +374,8 @@ class Leases:
 
     def _lose(self, name: str, entry: LeaseEntry, left: float, why: str) -> None:
         self._ends.cancel(name)
-        entry.state, entry.ticket = LeaseState.LOST, 0
+        entry.advance(LeaseTrigger.NOT_CONFIRMED)
+        entry.ticket = 0
         self._out += [Note("lease_lost", f"{name}: {why}"), LeaseLost(name, left)]
 
     def _free(self, name: str, now: float) -> None:

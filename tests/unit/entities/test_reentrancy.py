@@ -173,3 +173,12 @@ async def test_whether_a_handler_waits_for_a_task(
     assert seen == [turn if at_once else None, turn if later else None]
     gate.set()
     turn.cancel()
+
+
+async def test_a_future_that_hides_its_callbacks_is_waited_for_by_none() -> None:
+    """Then a cycle ends by its deadline. Nothing is refused that could have been answered."""
+    turn, known = run(asyncio.Event().wait)
+    hidden: Any = object()
+    assert eager_task_waiting_for(hidden, known) is None
+    turn.cancel()
+    await turns()

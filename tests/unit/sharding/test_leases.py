@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
+from itertools import product
 from random import Random
 
 import pytest
 
+from shardbus.errors import LocalProtocolError
 from shardbus.sharding import leases as ls
 from shardbus.sharding.events import Note
-from shardbus.sharding.leases import Leases, LeaseState
+from shardbus.sharding.leases import LeaseEntry, Leases, LeaseState, LeaseTrigger
 from shardbus.store.protocol import Lease
 
 TTL, RETRY = 20.0, 2.0
 LEASE = Lease("s", "me", 1)
+LOST = LeaseState.LOST
 
 
 class Owner:
@@ -49,6 +52,37 @@ class Owner:
     def only(self, effects: list[ls.Effect]) -> list[ls.Effect]:
         self.notes += [effect.kind for effect in effects if isinstance(effect, Note)]
         return [effect for effect in effects if not isinstance(effect, Note)]
+
+
+# The table
+
+
+@pytest.mark.parametrize(("state", "trigger"), list(product(LeaseState, LeaseTrigger)))
+def test_every_trigger_in_every_state(state: LeaseState, trigger: LeaseTrigger) -> None:
+    entry = LeaseEntry(state)
+    after = ls.TRANSITIONS.get((state, trigger))
+    if after is not None:
+        entry.advance(trigger)
+        assert entry.state is after
+        return
+    with pytest.raises(LocalProtocolError, match=f"'{trigger.value}' in state '{state.value}'"):
+        entry.advance(trigger)
+    assert entry.state is state
+
+
+def test_the_drawing_names_every_state_and_trigger() -> None:
+    text = ls.__doc__ or ""
+    assert all(state.name in text for state in LeaseState)
+    assert all(trigger.value in text for trigger in LeaseTrigger)
+
+
+def test_a_lease_that_was_lost_is_never_held_again() -> None:
+    """Only dropping it leads out of LOST: what ran under it must have stopped."""
+    out = {trigger: after for (state, trigger), after in ls.TRANSITIONS.items() if state is LOST}
+    assert out == {LeaseTrigger.DROPPED: LeaseState.FREE}
+
+
+# What an owner sees
 
 
 def holder() -> Owner:
