@@ -1,0 +1,155 @@
+"""Real nodes with a cluster's secret: it is rotated by the command line under load, lets nodes
+listen off the loopback without `insecure`, and is nowhere in what they write or show."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+
+from shardbus import AsyncClient
+from shardbus.transport.secret_file import (
+    new_secret,
+    read_secrets,
+    secrets_text,
+    write_private,
+)
+from shardbus.transport.zmq.curve import Keyring
+from tests.process.nodes import NodeProcess, Processes
+from tests.process.test_ledger import ASK, PAGES, TELL, Ledger, Load
+from tests.waiting import PATIENCE_S, until
+
+WRITES = ("http.write=true", "http.token=sesame-opens-the-door")
+TOKEN = "sesame-opens-the-door"
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster.secret"
+    write_private(path, secrets_text([new_secret()]))
+    return path
+
+
+def client(lab: Processes, secret: Path) -> AsyncClient:
+    addresses = [f"tcp://{node.address}" for node in lab.live]
+    return AsyncClient(*addresses, cluster="lab", timeout=PATIENCE_S, secret=secret)
+
+
+async def command(lab: Processes, node: NodeProcess, *words: str) -> NodeProcess:
+    url = f"http://127.0.0.1:{node.http_port}"
+    done = lab.run(*words, SHARDBUS_NODE_TOKEN=TOKEN, SHARDBUS_NODE_URL=url)
+    assert await done.ended() == 0, done.err.read_text()
+    return done
+
+
+async def test_a_rotation_under_load_loses_and_reorders_nothing(
+    lab: Processes, secret: Path
+) -> None:
+    """All nodes and clients read one file. The first half is done by command, the second by
+    signals."""
+    nodes = await lab.cluster(3, settings=(*WRITES, f"security.secret={secret}"))
+    [old] = read_secrets(secret)
+    async with client(lab, secret) as a, client(lab, secret) as b:
+        load = Load(a, b)
+        await load.rounds(10)
+        await command(lab, nodes[0], "keys", "rotate", str(secret))
+        new, _ = Keyring(secret).keys
+        done = await command(lab, nodes[0], "keys", "reload", "--json")
+        assert done.out.read_text().count(f'"keys":["{new.fingerprint}"') == 3
+        await load.rounds(20)
+        await command(lab, nodes[0], "keys", "rotate", "--finish", str(secret))
+        for node in nodes:
+            node.signal(signal.SIGHUP)
+
+        async def dropped() -> bool:
+            return all(
+                node.err.read_text().count(f"under secret {new.fingerprint}") == 2 for node in nodes
+            )
+
+        await until(dropped, "the end of the old secret")
+        await load.rounds(20)
+        await lab.agree()
+        await load.end()
+        tells, asks = load.producers
+        assert a.lost_messages == b.lost_messages == 0
+    ledger = Ledger(lab.folder)
+    assert (ledger.reordered, ledger.repeated, ledger.overlaps) == ([], [], [])
+    assert set(asks.outcomes.values()) == {"ok"}
+    assert len(asks.outcomes) == asks.rounds * PAGES == ledger.total(ASK)
+    assert ledger.total(TELL) == tells.rounds * PAGES
+    assert old not in read_secrets(secret)
+
+
+async def test_off_the_loopback_a_secret_is_enough_and_needed(
+    walled: Processes, secret: Path
+) -> None:
+    """Each node is on a machine of its own. One without the secret, and one with another, learn why
+    they are refused and found no cluster."""
+    keyed = ("security.insecure=false", f"security.secret={secret}")
+    nodes = await walled.cluster(2, settings=keyed)
+    other = secret.with_name("other.secret")
+    write_private(other, secrets_text([new_secret()]))
+    for settings, why in (
+        (("security.insecure=false",), "outside the loopback"),
+        ((), "has a secret, and this process has none"),
+        (
+            ("security.insecure=false", f"security.secret={other}"),
+            "the cluster's secret differs",
+        ),
+    ):
+        stranger = walled.begin(settings=settings, seeds=[n.address for n in nodes])
+        assert await stranger.ended() != 0
+        assert why in stranger.err.read_text()
+        assert "ready" not in stranger.out.read_text()
+    await walled.agree(*nodes)
+
+
+async def test_a_secret_that_others_may_read_stops_a_node(lab: Processes, secret: Path) -> None:
+    secret.chmod(0o644)
+    node = lab.begin(settings=(f"security.secret={secret}",))
+    assert await node.ended() == 2
+    error = node.err.read_text()
+    assert "other users may use it; chmod 600" in error
+    assert len(error.splitlines()) == 1
+
+
+async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret: Path) -> None:
+    """Logs at debug, with strangers and a rotation, and every page that needs no argument."""
+    settings = (*WRITES, f"security.secret={secret}", "log.level=debug")
+    nodes = await lab.cluster(2, settings=settings)
+    hidden = [*read_secrets(secret)]
+    with pytest.raises(Exception, match="has a secret"):
+        await AsyncClient(f"tcp://{nodes[0].address}", cluster="lab", secret="").__aenter__()
+    async with client(lab, secret) as user:
+        await user.call("page", "page-1", "where")
+    shown = []
+    for words in (
+        ("keys", "show", str(secret)),
+        ("config", "show", "--set", f"security.secret={secret}", "--set", f"http.token={TOKEN}"),
+        ("keys", "rotate", str(secret)),
+        ("keys", "reload"),
+        ("doctor", "--wait", "0"),
+    ):
+        done = lab.run(
+            *words,
+            SHARDBUS_NODE_TOKEN=TOKEN,
+            SHARDBUS_NODE_URL=f"http://127.0.0.1:{nodes[0].http_port}",
+        )
+        await done.ended()
+        shown.append(done.out.read_text() + done.err.read_text())
+    hidden += read_secrets(secret)
+    pages = ("cluster", "nodes", "types", "gossip", "checkup", "downing", "shards/page")
+    for path in (*(f"/v1/{page}" for page in pages), "/readyz?verbose"):
+        page = await nodes[0].page(path)
+        assert page, path
+        shown.append(str(page))
+    await asyncio.gather(*(node.terminate() for node in nodes))
+    shown += [node.out.read_text() + node.err.read_text(errors="replace") for node in nodes]
+    text = "\n".join(shown)
+    keys = [pair for keys in Keyring(secret).keys for pair in (keys.server, keys.node)]
+    assert TOKEN not in text
+    for word in [s.hex() for s in hidden] + [pair.secret.decode() for pair in keys]:
+        assert word not in text
+    assert Keyring(secret).newest.fingerprint in text  # the search would find what is there
