@@ -104,14 +104,18 @@ def _addresses(tables: Iterable[StoredTable | None]) -> set[Address]:
 
 async def _listening(addresses: Iterable[Address]) -> list[Address]:
     """Return the addresses at which a process listens."""
+    from shardbus.transport.name_resolver import NameResolver
     from shardbus.transport.tcp_probe import open_probe
 
+    resolver = NameResolver()
+    resolver.open(asyncio.get_running_loop())
     at_once = asyncio.Semaphore(PROBES_MAX)
 
     async def listens(address: Address) -> bool:
         try:
             async with at_once, asyncio.timeout(CONNECT_TIMEOUT_S):
-                connection = await open_probe(address)
+                host = await resolver.resolve(address.host, CONNECT_TIMEOUT_S)
+                connection = await open_probe(host, address.port)
         except (OSError, TimeoutError):
             return False
         connection.close()

@@ -115,7 +115,7 @@ class ClusterThread:
         """Messages without effect, by reason."""
         self._started_loop: asyncio.AbstractEventLoop | None = None
         self._sockets = PubSubSockets(me.node, self, keyring)
-        self._prober = Prober(cluster, me.node.uid, keyring)
+        self._prober = Prober(cluster, me.node.uid, self._sockets.resolver, keyring)
         self._thread = threading.Thread(target=self._run, name="shardbus-cluster", daemon=True)
         self._ready = threading.Event()
         self._ended = asyncio.Event()

@@ -5,7 +5,9 @@
                                                      another: another process has the address, so it
                                                      has ended, too
 
-No answer proves nothing, and neither does any other error: a busy node answers late.
+No answer proves nothing, and neither does any other error: a busy node answers late. A name is
+looked up first, for a quarter of a second; after that the addresses known before serve. They prove
+nothing if another process may have had them (`name_lookups`).
 
 The sockets of a dying process do not close all at once, and until they do the system accepts
 connections for it. So the first connection stays open meanwhile. If it is closed before an answer
@@ -22,7 +24,9 @@ import socket
 
 from shardbus.ids import NodeId
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
-from shardbus.transport.tcp_probe import open_probe
+from shardbus.transport.name_lookups import KnownName
+from shardbus.transport.name_resolver import NameResolver
+from shardbus.transport.tcp_probe import LOOKUP_WITHIN_S, open_probe
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.identify import Identifier
 
@@ -32,18 +36,23 @@ ATTEMPTS = 3
 
 
 class Prober:
-    """Probes nodes for the node with this uid. Belongs to one event loop. A process that does not
-    send its uid within `WHO_WITHIN` seconds may be alive: its loop may be busy."""
+    """Probes nodes for the node with this uid. Belongs to one event loop, as its resolver does. A
+    process that does not send its uid within `WHO_WITHIN` seconds may be alive: its loop may be
+    busy."""
 
-    def __init__(self, cluster: str, uid: int, keyring: Keyring | None = None) -> None:
+    def __init__(
+        self, cluster: str, uid: int, resolver: NameResolver, keyring: Keyring | None = None
+    ) -> None:
+        self._resolver = resolver
         self._identifier = Identifier(cluster, uid, keyring)
 
     async def probe(self, node: NodeId) -> ProbeOutcome:
         """Return what is at the node's address now."""
         try:
             async with asyncio.timeout(PROBE_WITHIN):
+                host = await self._resolver.resolve(node.host, LOOKUP_WITHIN_S)
                 for _ in range(ATTEMPTS):
-                    outcome = await self._attempt(node)
+                    outcome = await self._attempt(host, node)
                     if outcome is not None:
                         return outcome
         except ConnectionRefusedError:
@@ -52,14 +61,15 @@ class Prober:
             return ProbeOutcome.UNKNOWN
         return ProbeOutcome.OPEN
 
-    async def _attempt(self, node: NodeId) -> ProbeOutcome | None:
+    async def _attempt(self, host: KnownName, node: NodeId) -> ProbeOutcome | None:
         """Probe once. Returns None if the connection was made, and closed before an answer.
 
         Raises:
             OSError: as `open_probe`.
         """
-        with await open_probe(node.address) as connection:
-            who = asyncio.ensure_future(self._identifier.uid_at(node))
+        with await open_probe(host, node.port) as connection:
+            place = str(connection.getpeername()[0])
+            who = asyncio.ensure_future(self._identifier.uid_at(place, node))
             closed = asyncio.ensure_future(_closed(connection))
             try:
                 first = asyncio.FIRST_COMPLETED

@@ -3,14 +3,8 @@
 ZeroMQ's sockets and the threads behind them do not survive a fork. In the child they look intact,
 but what is sent there goes nowhere, or wakes the parent. So in a child every object given to
 `guard` raises an error with a hint what to do; only leaving its `with` block works, and does
-<<<<<<< HEAD
-nothing.
-Every object given to `silence` gets a call, because an event loop that goes on in the child may
-still call it.
-=======
 nothing. Every object given to `silence` gets a call, because an event loop that goes on in the
 child may still call it.
->>>>>>> 0f78dcc (store, cli: keep only sources that a reader can open)
 
 Nothing is checked at each use: the fork gives the objects another class. `subprocess` and the start
 method `spawn` fork nothing of this.

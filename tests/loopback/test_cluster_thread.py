@@ -25,6 +25,7 @@ from shardbus.shells import cluster_thread
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.shells.prober import Prober
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.name_resolver import NameResolver
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.pubsub import OPTIONS
 from shardbus.transport.zmq.reader import Reader
@@ -259,8 +260,14 @@ def test_a_failure_in_the_thread_is_reported(lab: Lab) -> None:
     lab.wait(lambda: "cluster thread failed" in first.stopped())
 
 
+def make_prober() -> Prober:
+    resolver = NameResolver()
+    resolver.open(asyncio.get_running_loop())
+    return Prober("test", 99, resolver)
+
+
 async def test_probe_tells_refused_from_open() -> None:
-    prober = Prober("test", 99)
+    prober = make_prober()
     with socket.create_server(("127.0.0.1", 0)) as server:
         node = NodeId("127.0.0.1", server.getsockname()[1], 1)
         assert await prober.probe(node) is ProbeOutcome.OPEN
@@ -284,7 +291,7 @@ async def test_a_process_that_ends_while_it_is_probed_is_looked_at_again(
         writer.close()
 
     server = await asyncio.start_server(taken, "127.0.0.1", 0)
-    prober = Prober("test", 99)
+    prober = make_prober()
     assert await prober.probe(NodeId("127.0.0.1", server.sockets[0].getsockname()[1], 1)) is outcome
     server.close()
     prober.close()
@@ -299,7 +306,7 @@ class Nobody:
 
 @pytest.mark.parametrize("cluster", ["test", "another"])
 async def test_a_probe_tells_another_process_at_the_address(cluster: str) -> None:
-    prober, port = Prober("test", 99), free_port()
+    prober, port = make_prober(), free_port()
     here = NodeId("127.0.0.1", port, 7)
     endpoint = Endpoint(
         cluster,
@@ -325,7 +332,7 @@ async def test_a_probe_is_not_misled_by_whoever_answers_what_is_no_frame(
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: failures.append(context))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    router, prober, port = context.socket(zmq.ROUTER), Prober("test", 99), free_port()
+    router, prober, port = context.socket(zmq.ROUTER), make_prober(), free_port()
     router.bind(f"tcp://127.0.0.1:{port}")
     asked = Reader(loop, router, lambda parts: router.send_multipart([parts[0], *answer]))
     asked.start()

@@ -17,7 +17,7 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import connect_dealer
+from shardbus.transport.zmq.sockets import connect_dealer, end_context
 from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, cluster_tag, pack_header, read_header
 
 CONTEXT_SOCKETS = 256
@@ -31,9 +31,9 @@ class Identifier:
         self._keyring = keyring
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
 
-    async def uid_at(self, node: NodeId) -> int:
-        """Return the uid of the process that answers at the node's address. Waits without a bound:
-        a busy process answers late.
+    async def uid_at(self, host: str, node: NodeId) -> int:
+        """Return the uid of the process that answers at the node's port of a numeric address. Waits
+        without a bound: a busy process answers late.
 
         Raises:
             OSError: the frame cannot be sent.
@@ -56,7 +56,7 @@ class Identifier:
         opened: list[tuple[Reader, zmq.Socket[bytes]]] = []
         try:
             for keys in self._keyring.keys if self._keyring is not None else (None,):
-                dealer = connect_dealer(self._context, node.host, node.port, keys)
+                dealer = connect_dealer(self._context, host, node.port, keys)
                 reader = Reader(loop, dealer, on_message)
                 opened.append((reader, dealer))
                 reader.start()
@@ -73,5 +73,5 @@ class Identifier:
     def close(self) -> None:
         """Close every socket."""
         if self._context is not None:
-            self._context.destroy(linger=0)
+            end_context(self._context, 0)
             self._context = None

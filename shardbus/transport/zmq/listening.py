@@ -59,6 +59,7 @@ class KeyedListener:
         lent = os.dup(self._port.fileno())  # ZeroMQ closes it at the unbind
         self._socket.setsockopt(zmq.USE_FD, lent)
         host, port = self._port.getsockname()[:2]
+        self._socket.setsockopt(zmq.IPV6, int(":" in host))
         try:
             self._socket.bind(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
         except zmq.ZMQError:

@@ -18,6 +18,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
+from shardbus.transport.destination import Destination
+from shardbus.transport.name_resolver import NameResolver
 from shardbus.transport.network import (
     Connection,
     Listener,
@@ -26,7 +28,7 @@ from shardbus.transport.network import (
     OnFrame,
     SendResult,
 )
-from shardbus.transport.tcp_probe import open_probe
+from shardbus.transport.tcp_probe import LOOKUP_WITHIN_S, open_probe
 from shardbus.transport.zmq.connection_guard import ConnectionGuard, connections_for
 from shardbus.transport.zmq.curve import (
     EXPLAINED,
@@ -43,6 +45,7 @@ from shardbus.transport.zmq.sockets import (
     bind_router,
     connect_dealer,
     context_for_links,
+    end_context,
     port_of,
     require_libzmq,
 )
@@ -52,18 +55,25 @@ CLOSE_MS = 200
 """How long ZeroMQ's own thread may send what a closed socket still holds."""
 NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 """Plain numbers, and parts sent one by one: `send_multipart` takes three times as long."""
-_BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CONNECT_RETRIED
+_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+"""A connection, or an attempt to connect, has ended."""
+_BROKEN = _ENDED | zmq.EVENT_CONNECT_RETRIED
 _NO_DETAIL = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED | _NO_DETAIL | _FAILED
 DESCRIPTORS = 2
 """The share of the process's descriptors that a listener may use is one in this number."""
+HELD_MAX = 16
+"""Frames that a connection holds until the first address of its host is known."""
 
 
 class ZmqNetwork:
     """`Network` over ZeroMQ. Without a keyring nothing is encrypted."""
 
-    def __init__(self, keyring: Keyring | None = None) -> None:
+    def __init__(
+        self, keyring: Keyring | None = None, resolver: NameResolver | None = None
+    ) -> None:
+        self.resolver = resolver or NameResolver()
         self.context = context_for_links()
         self.keyring = keyring
         self.missed_edges = 0
@@ -74,6 +84,7 @@ class ZmqNetwork:
         """Deliver frames on this loop."""
         require_libzmq(zmq.zmq_version_info())
         self.loop = loop
+        self.resolver.open(loop)
 
     def on_missed(self) -> None:
         """Count messages that only a watchdog found."""
@@ -104,8 +115,9 @@ class ZmqNetwork:
 
     async def probe(self, address: Address) -> bool:
         """Open a TCP connection and close it."""
+        host = await self.resolver.resolve(address.host, LOOKUP_WITHIN_S)
         try:
-            connection = await open_probe(address)
+            connection = await open_probe(host, address.port)
         except ConnectionRefusedError:
             return False
         connection.close()
@@ -113,7 +125,8 @@ class ZmqNetwork:
 
     def close(self) -> None:
         """Close every socket."""
-        self.context.destroy(CLOSE_MS)
+        self.resolver.close()
+        end_context(self.context, CLOSE_MS)
 
 
 def sender(socket: zmq.Socket[bytes]) -> Callable[[bytes, int], object]:
@@ -203,7 +216,12 @@ class _Router:
 
 
 class _Dealer:
-    """A connection to one peer. Each of its sockets has one endpoint and one set of keys."""
+    """A connection to one peer. Each of its sockets has one numeric address and one set of keys.
+
+    When a connection breaks, or an attempt fails, the name of the host is looked up again, and
+    ZeroMQ's own reconnect goes on meanwhile. For another address or other keys the connection gets
+    another socket. Frames that a former socket still held are lost, as on any broken connection.
+    """
 
     def __init__(
         self,
@@ -214,7 +232,7 @@ class _Dealer:
         on_down: Callable[[], None],
         on_denied: OnDenied,
     ) -> None:
-        self._network, self._address = network, address
+        self._network, self._port = network, address.port
         self._on_frame, self._on_up, self._on_down = on_frame, on_up, on_down
         self._on_denied = on_denied
         self._fallback = KeyFallback(network.keyring)
@@ -222,24 +240,42 @@ class _Dealer:
         self._why = 0
         """The value of the last event that says why a handshake failed."""
         self._again: asyncio.TimerHandle | None = None
+        self._socket: zmq.Socket[bytes] | None = None
+        """None before the first address is known, and in a pause between two sets of keys."""
+        self._held: list[tuple[bytes, bytes]] | None = []
+        """Frames that wait for the first address; None once it was known."""
+        self._to = Destination()
+        self._name = network.resolver.watch(address.host, self._on_looked_up)
+        self._on_looked_up()
+        self._name.renew(new_process=True)
+
+    def _on_looked_up(self) -> None:
+        if self._to.learn(self._name.known.addresses):
+            self._move()
+
+    def _move(self) -> None:
+        """Connect to the address that the destination names now."""
+        self._disconnect()
         self._open()
 
     def _open(self) -> None:
-        network, address = self._network, self._address
+        network, host = self._network, self._to.at
+        assert host is not None
         self._again = None
-        self._socket = connect_dealer(
-            network.context, address.host, address.port, self._fallback.current
-        )
+        self._socket = connect_dealer(network.context, host, self._port, self._fallback.current)
         self._send = sender(self._socket)
         self._reader = Reader(network.loop, self._socket, self._on_frame, network.on_missed)
         self._monitor = self._socket.get_monitor_socket(_EVENTS)
         self._events = Reader(network.loop, self._monitor, self._on_event)
         self._reader.start()
         self._events.start()
+        held, self._held = self._held or (), None
+        for head, body in held:
+            self.send(head, body)
 
     def send(self, head: bytes, body: bytes) -> bool:
-        if self._again is not None:
-            return True  # lost, as on any broken connection
+        if self._socket is None:
+            return self._hold(head, body)
         try:
             self._send(head, MORE)
             self._send(body, NOBLOCK)
@@ -248,20 +284,33 @@ class _Dealer:
         self._reader.used()
         return True
 
+    def _hold(self, head: bytes, body: bytes) -> bool:
+        """Keep a frame until the first address is known. Later ones are lost between two sockets,
+        as on any broken connection. Returns False if there is no room."""
+        if self._held is None:
+            return True
+        if len(self._held) >= HELD_MAX:
+            return False
+        self._held.append((head, body))
+        return True
+
     def close(self) -> None:
         if not self._closed:
             self._closed = True
+            self._name.close()
             self._disconnect()
 
     def _disconnect(self) -> None:
         if self._again is not None:
             self._again.cancel()
-            return
-        self._reader.close()
-        self._events.close()
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(CLOSE_MS)
+            self._again = None
+        if self._socket is not None:
+            self._reader.close()
+            self._events.close()
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(CLOSE_MS)
+            self._socket = None
 
     def _on_event(self, parts: list[bytes]) -> None:
         report = parse_monitor_message(parts)
@@ -269,16 +318,24 @@ class _Dealer:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._fallback.succeeded()
             self._denied, self._why = False, 0
+            self._to.on_up()
+            self._name.settle()
             self._on_up()
         elif event & _FAILED or (event == _NO_DETAIL and self._network.keyring is not None):
             self._connect_anew(report["value"])
         elif event & _BROKEN:
+            if event & _ENDED:
+                self._name.renew()
+                if self._to.on_broken():
+                    self._move()
             self._on_down()
 
     def _connect_anew(self, value: int) -> None:
-        """The handshake failed: connect with the next keys. Report it once if all of them have
-        failed several times."""
+        """The handshake failed: connect with the next keys, to the next address. Report it once if
+        all keys have failed several times."""
         self._disconnect()
+        self._name.renew()
+        self._to.on_broken()
         self._why = value if value in EXPLAINED else self._why
         pause = self._fallback.failed()
         self._again = self._network.loop.call_later(pause, self._open)

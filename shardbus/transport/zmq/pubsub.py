@@ -14,6 +14,9 @@ with the next keys.
 A healed network is noticed at the next attempt to connect, so the pause between attempts grows to
 the heartbeat interval and no further.
 
+Members advertise names or addresses; ZeroMQ is given addresses only. A connection that breaks has
+its name looked up again (`name_resolver`), and moves if the name has another address now.
+
 All sockets are used in one thread only. Every option that bounds time or memory is set here; none
 is left to a default.
 
@@ -24,9 +27,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import zmq
@@ -35,7 +38,9 @@ from zmq.utils.monitor import parse_monitor_message
 from shardbus.errors import ConfigError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.member import Member
+from shardbus.transport.destination import Destination
 from shardbus.transport.log_limiter import log
+from shardbus.transport.name_resolver import NameResolver, NameWatch, bindable
 from shardbus.transport.zmq.connection_guard import SUBSCRIBED_MAX, ConnectionGuard, connections_for
 from shardbus.transport.zmq.curve import (
     ZAP_DOMAIN,
@@ -47,7 +52,17 @@ from shardbus.transport.zmq.curve import (
 from shardbus.transport.zmq.listening import KeyedListener
 from shardbus.transport.zmq.multipart import source
 from shardbus.transport.zmq.reader import Reader
-from shardbus.transport.zmq.sockets import allow_overhead, bind, port_of, set_options
+from shardbus.transport.zmq.sockets import (
+    allow_overhead,
+    bind,
+    connect,
+    disconnect,
+    end_context,
+    endpoint_of,
+    port_of,
+    set_options,
+    without_zone,
+)
 from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
 TOPIC_ALL = b"*"
@@ -70,7 +85,6 @@ OPTIONS: Mapping[int, int] = {
     zmq.CONNECT_TIMEOUT: 2000,
     zmq.HANDSHAKE_IVL: 3000,
     zmq.BACKLOG: 512,
-    zmq.IPV6: 1,
 }
 
 XPUB: Mapping[int, int | bytes] = {
@@ -83,13 +97,16 @@ SUB: Mapping[int, int | bytes] = {**OPTIONS}
 FAREWELL_LINGER_MS = 200
 """How long the last messages may take to leave when the sockets close."""
 
-Lost = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED
+"""What `PubSubReceiver.on_disconnected` reports."""
+ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+"""A connection, or an attempt to connect, has ended."""
 _FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-_EVENTS = Lost | _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+_EVENTS = LOST | ENDED | _FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
 class PubSubReceiver(Protocol):
@@ -110,18 +127,31 @@ def topic_of(uid: int) -> bytes:
     return b"%016x" % uid
 
 
-def endpoint_of(host: str, port: int) -> str:
-    """Return the ZeroMQ endpoint to connect to."""
-    return f"tcp://{Address(host, port)}"
+class _Publisher:
+    """The XPUB of the members at one place, and the subscription to it."""
+
+    def __init__(self, place: Address, keys: KeyFallback) -> None:
+        self.place, self.keys = place, keys
+        self.nodes: list[NodeId] = []
+        self.to = Destination()
+        self.endpoint: str | None = None
+        """Where the SUB connects for it."""
+        self.name: NameWatch
 
 
 class PubSubSockets:
     """Opens, reads and closes the sockets of membership. Without a keyring nothing is encrypted."""
 
     def __init__(
-        self, me: NodeId, receiver: PubSubReceiver, keyring: Keyring | None = None
+        self,
+        me: NodeId,
+        receiver: PubSubReceiver,
+        keyring: Keyring | None = None,
+        resolver: NameResolver | None = None,
     ) -> None:
         self.me, self._keyring = me, keyring
+        self.resolver = resolver or NameResolver()
+        """Looks up the names of members, for these sockets and for probes."""
         self.port = 0
         self.dropped: Counter[str] = Counter()
         """Messages that were not sent or not usable, by reason."""
@@ -129,9 +159,7 @@ class PubSubSockets:
         """Reads that only a watchdog started."""
         self._receiver = receiver
         self._sender = str(me).encode()
-        self._peers: dict[str, list[NodeId]] = {}
-        self._fallbacks: dict[str, KeyFallback] = {}
-        """The keys of each endpoint that this node subscribes to."""
+        self._publishers: dict[Address, _Publisher] = {}
         self._limit = HandshakeLimit() if keyring is not None else None
         self._zap: ZapHandler | None = None
         self._keyed: KeyedListener | None = None
@@ -144,7 +172,9 @@ class PubSubSockets:
         Raises:
             ConfigError: the address cannot be bound. Nothing stays open.
         """
+        place = bindable(bind_host)
         self._loop = loop
+        self.resolver.open(loop)
         self._context = zmq.Context(io_threads=1)
         self._context.max_sockets = 64
         self._pub = self._socket(zmq.XPUB, XPUB)
@@ -159,13 +189,11 @@ class PubSubSockets:
         )
         self._monitor = self._sub.get_monitor_socket(_EVENTS)
         try:
-            found = socket.getaddrinfo(bind_host, port, type=socket.SOCK_STREAM)
-            host = str(found[0][4][0])
-            self._bind(host, port)
-        except (zmq.ZMQError, OSError) as error:
+            self._bind(place, port)
+        except zmq.ZMQError as error:
             self._guard.stop()
             self._close_port()
-            self._context.destroy(linger=0)
+            end_context(self._context, 0)
             self._context = None
             raise ConfigError(
                 f"cannot bind the gossip port {port} on {bind_host}: {error}",
@@ -185,6 +213,7 @@ class PubSubSockets:
 
     def close(self) -> None:
         """Close everything. What was just published has a moment to leave."""
+        self.resolver.close()
         if self._context is None:
             return
         for reader in (self._events, self._subscriptions, self._messages):
@@ -192,7 +221,7 @@ class PubSubSockets:
         self._sub.disable_monitor()
         self._guard.stop()
         self._close_port()
-        self._context.destroy(linger=FAREWELL_LINGER_MS)
+        end_context(self._context, FAREWELL_LINGER_MS)
         self._context = None
 
     def rekey(self) -> None:
@@ -227,25 +256,56 @@ class PubSubSockets:
         self._subscriptions.used()
 
     def subscribe(self, member: Member) -> None:
-        """Receive what this member publishes. If an earlier incarnation had the same endpoint,
-        connect anew."""
-        endpoint = endpoint_of(member.node.host, member.gossip_port)
-        nodes = self._peers.setdefault(endpoint, [])
-        if nodes:
-            self._disconnect(endpoint)
-        nodes.append(member.node)
-        self._connect(endpoint)
+        """Receive what this member publishes. If an earlier incarnation had the same place, connect
+        anew."""
+        place = Address(member.node.host, member.gossip_port)
+        publisher = self._publishers.get(place)
+        if publisher is None:
+            publisher = self._publishers[place] = _Publisher(place, KeyFallback(self._keyring))
+            looked_up = partial(self._on_looked_up, publisher)
+            publisher.name = self.resolver.watch(place.host, looked_up)
+        publisher.nodes.append(member.node)
+        self._disconnect(publisher)
+        publisher.to = Destination()
+        self._on_looked_up(publisher)
+        publisher.name.renew(new_process=True)
 
     def unsubscribe(self, node: NodeId) -> None:
-        """Disconnect from this node, unless another incarnation has the same endpoint."""
-        for endpoint, nodes in list(self._peers.items()):
-            if node in nodes:
-                nodes.remove(node)
-                if not nodes:
-                    del self._peers[endpoint]
-                    self._fallbacks.pop(endpoint, None)
-                    self._disconnect(endpoint)
+        """Disconnect from this node, unless another incarnation has the same place."""
+        for publisher in list(self._publishers.values()):
+            if node in publisher.nodes:
+                publisher.nodes.remove(node)
+                if not publisher.nodes:
+                    del self._publishers[publisher.place]
+                    publisher.name.close()
+                    self._disconnect(publisher)
         self._messages.used()
+
+    def _on_looked_up(self, publisher: _Publisher) -> None:
+        if publisher.to.learn(publisher.name.known.addresses):
+            self._connect(publisher)
+
+    def _connect(self, publisher: _Publisher) -> None:
+        """Connect to the address that the destination names now, and to no other."""
+        self._disconnect(publisher)
+        host, port = publisher.to.at, publisher.place.port
+        assert host is not None
+        publisher.endpoint = endpoint_of(host, port)
+        try:
+            if publisher.keys.current is not None:
+                connect_with(self._sub, publisher.keys.current)
+            connect(self._sub, host, port)
+        except zmq.ZMQError:
+            self.dropped["bad endpoint"] += 1
+        self._messages.used()
+
+    def _disconnect(self, publisher: _Publisher) -> None:
+        """Disconnect from where the publisher is, unless another one is there, too: ZeroMQ makes
+        one connection to an endpoint."""
+        endpoint, publisher.endpoint = publisher.endpoint, None
+        others = [other.endpoint for other in self._publishers.values()]
+        if endpoint is not None and endpoint not in others:
+            disconnect(self._sub, endpoint)
 
     def _on_message(self, parts: list[bytes]) -> None:
         if len(parts) == FRAMES:
@@ -285,50 +345,49 @@ class PubSubSockets:
 
     def _on_event(self, parts: list[bytes]) -> None:
         report = parse_monitor_message(parts)
-        event, endpoint = report["event"], report["endpoint"].decode()
-        fallback = self._fallbacks.get(endpoint)
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-            if fallback is not None:
-                fallback.succeeded()
-        elif event & Lost:
-            for node in list(self._peers.get(endpoint, ())):
-                self._receiver.on_disconnected(node)
-        elif fallback is not None and self._keyring is not None:
-            self._connect_later(endpoint, fallback, report["value"])
+        event, endpoint = report["event"], without_zone(report["endpoint"].decode())
+        for publisher in list(self._publishers.values()):
+            if publisher.endpoint is not None and without_zone(publisher.endpoint) == endpoint:
+                self._on_publisher(publisher, event, report["value"])
 
-    def _connect_later(self, endpoint: str, fallback: KeyFallback, value: int) -> None:
-        """The handshake failed: connect with the next keys."""
+    def _on_publisher(self, publisher: _Publisher, event: int, value: int) -> None:
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            publisher.keys.succeeded()
+            publisher.to.on_up()
+            publisher.name.settle()
+        elif event & _FAILED:
+            if self._keyring is not None:
+                self._connect_later(publisher, value)
+        elif event & ENDED:
+            publisher.name.renew()
+            if publisher.to.on_broken():
+                self._connect(publisher)
+        if event & LOST:
+            self._report_lost(publisher)
+
+    def _report_lost(self, publisher: _Publisher) -> None:
+        for node in list(publisher.nodes):
+            self._receiver.on_disconnected(node)
+
+    def _connect_later(self, publisher: _Publisher, value: int) -> None:
+        """The handshake failed: connect with the next keys, to the next address."""
         assert self._loop is not None
-        with contextlib.suppress(zmq.ZMQError):  # ZeroMQ has given up this connection by itself
-            self._sub.disconnect(endpoint)
-        pause = fallback.failed()
-        if fallback.hopeless:
+        self._disconnect(publisher)
+        publisher.name.renew()
+        publisher.to.on_broken()
+        pause = publisher.keys.failed()
+        if publisher.keys.hopeless:
             self.dropped["handshake_failed"] += 1
-            log.warning("no gossip from %s: %s", endpoint, reason_for(value, keyed=True))
+            why = reason_for(value, keyed=True)
+            log.warning("no gossip from %s: %s", publisher.place, why)
+        self._report_lost(publisher)
 
         def again() -> None:
-            if self._context is not None and self._fallbacks.get(endpoint) is fallback:
-                self._connect(endpoint)
+            known = self._publishers.get(publisher.place) is publisher
+            if self._context is not None and known and publisher.endpoint is None:
+                self._connect(publisher)
 
         self._loop.call_later(pause, again)
-
-    def _connect(self, endpoint: str) -> None:
-        fallback = self._fallbacks.get(endpoint)
-        if fallback is None:
-            fallback = self._fallbacks[endpoint] = KeyFallback(self._keyring)
-        try:
-            if fallback.current is not None:
-                connect_with(self._sub, fallback.current)
-            self._sub.connect(endpoint)
-        except zmq.ZMQError:
-            self.dropped["bad endpoint"] += 1
-        self._messages.used()
-
-    def _disconnect(self, endpoint: str) -> None:
-        try:
-            self._sub.disconnect(endpoint)
-        except zmq.ZMQError:
-            self.dropped["bad endpoint"] += 1
 
     def _socket(
         self, kind: zmq.SocketType, options: Mapping[int, int | bytes]

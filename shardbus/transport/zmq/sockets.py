@@ -15,13 +15,20 @@ id of each connection itself, and HELLO names the peer.
 
 from __future__ import annotations
 
+import contextlib
 import resource
+import socket as net
+import threading
 import time
 from collections.abc import Callable, Mapping
 
 import zmq
 
 from shardbus.errors import ConfigError
+from shardbus.ids import Address
+from shardbus.transport.destination import is_numeric
+from shardbus.transport.log_limiter import log
+from shardbus.transport.name_resolver import bindable
 from shardbus.transport.zmq.curve import (
     MESSAGE_OVERHEAD,
     ZAP_DOMAIN,
@@ -31,6 +38,7 @@ from shardbus.transport.zmq.curve import (
 from shardbus.wire.batch import BODY_BYTES_MAX
 
 TAKEN_S = 1.0
+END_WITHIN_S = 3.0
 LIBZMQ_MIN = (4, 3, 5)
 """Earlier versions have flaws that the first bytes of any connection can exploit."""
 
@@ -85,6 +93,19 @@ def context_for_links() -> zmq.Context[zmq.Socket[bytes]]:
     return context
 
 
+def end_context(context: zmq.Context[zmq.Socket[bytes]], linger_ms: int) -> bool:
+    """Close the context's sockets and end its threads. ZeroMQ waits without a limit for its own
+    threads, so after `END_WITHIN_S` seconds they are left behind. Returns True if they ended."""
+    ending = threading.Thread(
+        target=context.destroy, args=(linger_ms,), name="shardbus-zmq-end", daemon=True
+    )
+    ending.start()
+    ending.join(END_WITHIN_S)
+    if ending.is_alive():
+        log.error("ZeroMQ's threads do not end within %g s: they are left behind", END_WITHIN_S)
+    return not ending.is_alive()
+
+
 def set_options(socket: zmq.Socket[bytes], options: Mapping[int, int | bytes]) -> None:
     """Set every option. Call it before bind or connect: later it would only affect later
     connections."""
@@ -111,14 +132,15 @@ def bind_router(
     binds it, instead of `bind`.
 
     Raises:
-        ConfigError: the port is taken, or the host is not of this machine.
+        ConfigError: the port is taken, or the host is not of this machine or cannot be looked up.
     """
+    place = bindable(host)
     socket = context.socket(zmq.ROUTER)
     set_options(socket, ROUTER)
     socket.setsockopt(zmq.ROUTING_ID, routing_id)
     before(socket)
     try:
-        (binds or bind)(socket, host, port)
+        (binds or bind)(socket, place, port)
     except zmq.ZMQError as e:
         socket.close(0)
         why = "the port is taken" if e.errno == zmq.EADDRINUSE else str(e.strerror)
@@ -128,7 +150,7 @@ def bind_router(
 
 
 def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
-    """Bind to an address; port 0 binds any free port. A taken port is tried again for
+    """Bind to a numeric address; port 0 binds any free port. A taken port is tried again for
     `TAKEN_S` seconds: the last process on it may be about to end, or an outgoing connection uses
     it.
 
@@ -136,9 +158,10 @@ def bind(socket: zmq.Socket[bytes], host: str, port: int) -> None:
         zmq.ZMQError: the port stays taken, or the address is not of this machine.
     """
     until = time.monotonic() + TAKEN_S
+    socket.setsockopt(zmq.IPV6, int(":" in host))
     while True:
         try:
-            socket.bind(f"tcp://{_literal(host)}:{port or '*'}")
+            socket.bind(f"tcp://{f'[{host}]' if ':' in host else host}:{port or '*'}")
             return
         except zmq.ZMQError as e:
             if e.errno != zmq.EADDRINUSE or time.monotonic() > until:
@@ -159,19 +182,44 @@ def connect_dealer(
     port: int,
     keys: ClusterKeys | None = None,
 ) -> zmq.Socket[bytes]:
-    """Return a DEALER connected to one peer. It has one endpoint for life, and the same keys. The
-    peer's ROUTER draws a routing id for each of its connections: an id of its own choice would be
-    ignored until the ROUTER notices that the previous connection is dead."""
+    """Return a DEALER connected to one peer at a numeric address. It has one endpoint for life, and
+    the same keys. The peer's ROUTER draws a routing id for each of its connections: an id of its
+    own choice would be ignored until the ROUTER notices that the previous connection is dead."""
     socket = context.socket(zmq.DEALER)
     set_options(socket, DEALER)
     if keys is not None:
         connect_with(socket, keys)
         allow_overhead(socket)
-    if ":" in host:
-        socket.setsockopt(zmq.IPV6, 1)
-    socket.connect(f"tcp://{_literal(host)}:{port}")
+    connect(socket, host, port)
     return socket
 
 
-def _literal(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+def endpoint_of(host: str, port: int) -> str:
+    """Return the ZeroMQ endpoint of a numeric address, as its monitors name it, but for the zone of
+    a link-local address."""
+    if ":" in host:
+        bare, mark, zone = host.partition("%")
+        packed = net.inet_pton(net.AF_INET6, bare)
+        host = net.inet_ntop(net.AF_INET6, packed) + mark + zone
+    return f"tcp://{Address(host, port)}"
+
+
+def without_zone(endpoint: str) -> str:
+    """Return the endpoint without its zone, which monitors may name by number or by interface."""
+    before, mark, zone = endpoint.partition("%")
+    return before + zone[zone.index("]") :] if mark else endpoint
+
+
+def connect(socket: zmq.Socket[bytes], host: str, port: int) -> None:
+    """Connect to a numeric address, IPv4 or IPv6. ZeroMQ would look a name up in the thread that
+    carries all connections, again at every reconnect."""
+    assert is_numeric(host), f"{host} needs a look-up"
+    # Never on for IPv4: ZeroMQ would report such a connection under an IPv6 address.
+    socket.setsockopt(zmq.IPV6, int(":" in host))
+    socket.connect(endpoint_of(host, port))
+
+
+def disconnect(socket: zmq.Socket[bytes], endpoint: str) -> None:
+    """End the connection to an endpoint, with what it holds."""
+    with contextlib.suppress(zmq.ZMQError):  # it has no such connection
+        socket.disconnect(endpoint)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 
 import pytest
@@ -13,6 +14,7 @@ import zmq
 from shardbus.errors import ConfigError, EntityFailed, NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.zmq import sockets
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.sockets import (
     DEALER,
@@ -20,8 +22,11 @@ from shardbus.transport.zmq.sockets import (
     bind_router,
     connect_dealer,
     context_for_links,
+    end_context,
+    endpoint_of,
     port_of,
     require_libzmq,
+    without_zone,
 )
 from shardbus.wire.batch import (
     PROTOCOL_VERSION,
@@ -181,6 +186,41 @@ def test_a_library_with_known_holes_is_refused() -> None:
 def test_an_address_of_version_6(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     dealer = connect_dealer(context, "::1", free_port())
     assert dealer.getsockopt(zmq.IPV6) == 1
+    assert endpoint_of("0:0::1", 7) == "tcp://[::1]:7"
+
+
+def test_an_address_of_version_4_is_reported_as_it_is(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
+    """With IPv6 on, ZeroMQ reports reconnects of 127.0.0.1 under `[::ffff:127.0.0.1]`."""
+    assert connect_dealer(context, "127.0.0.1", free_port()).getsockopt(zmq.IPV6) == 0
+    assert endpoint_of("127.0.0.1", 7) == "tcp://127.0.0.1:7"
+
+
+def test_zones_are_left_out_of_a_comparison() -> None:
+    assert without_zone("tcp://[fe80::1%eth0]:7") == without_zone("tcp://[fe80::1%2]:7")
+    assert without_zone("tcp://[fe80::1]:7") == "tcp://[fe80::1]:7"
+
+
+def test_zeromq_gets_no_names(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    with pytest.raises(AssertionError, match="node1 needs a look-up"):
+        connect_dealer(context, "node1", 7)
+
+
+def test_a_context_that_does_not_end_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(zmq.Context[zmq.Socket[bytes]]):
+        released = threading.Event()
+
+        def destroy(self, linger: int | None = None) -> None:
+            self.released.wait()
+            super().destroy(linger)
+
+    monkeypatch.setattr(sockets, "END_WITHIN_S", 0.01)
+    stuck = Stuck()
+    assert not end_context(stuck, 0)
+    stuck.released.set()
+    monkeypatch.setattr(sockets, "END_WITHIN_S", PATIENCE_S)
+    assert end_context(zmq.Context(), 0)
 
 
 # Endpoints
