@@ -49,11 +49,17 @@ def valkey_binary() -> Path:
 class RedisServer:
     """A server while the context lasts. `options` are added to its command line, as in `--maxmemory
     10mb`; with `sentinel`, the path of its configuration, it is a
-    Sentinel; `binary` is the server's program."""
+    Sentinel; `binary` is the server's program, `environment` is added to its environment."""
 
     def __init__(
-        self, folder: Path, *options: str, sentinel: Path | None = None, binary: Path | None = None
+        self,
+        folder: Path,
+        *options: str,
+        sentinel: Path | None = None,
+        binary: Path | None = None,
+        **environment: str,
     ) -> None:
+        self._environment = environment
         self._folder = folder
         self._options = options
         self._sentinel = sentinel
@@ -120,7 +126,11 @@ class RedisServer:
         command += self._options
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self._environment},
             )
         deadline = time.monotonic() + PATIENCE_S
         while self._process.poll() is None and time.monotonic() < deadline:

@@ -12,6 +12,7 @@ Source: S0.5, S0.9, S0.23, S0.24, S2.38-S2.46, S2.60, S4.25.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -29,6 +30,7 @@ from shardbus.entities.activation import (
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.passivator import Passivator
+from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
 from shardbus.entities.runner import EntityRunner, failure_for_asker
 from shardbus.entities.stopping import Stopper
@@ -37,6 +39,8 @@ from shardbus.errors import StaleFence, Unhandled
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
+
+log = logging.getLogger("shardbus.entity")
 
 
 class Host:
@@ -351,6 +355,19 @@ class Host:
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
+
+    async def reassert(self) -> None:
+        """Write the fences of the entities in memory, and the lists of remembered entities, into a
+        store whose server may have lost them."""
+        if self.remembered is not None:
+            self.remembered.list_again()
+        if self.kind.state_class is None:
+            return
+        closed = [a for hosted in self.shards.values() for a in hosted.activations.values()]
+        running = [a for a in (*self.active.values(), *closed) if a.entity is not None]
+        stale = await raise_fences(self.name, self._keeper, running)
+        if stale:
+            log.warning("%s: %d entities in memory have later homes elsewhere", self.name, stale)
 
     # ---- periodic work, and figures
 

@@ -141,6 +141,15 @@ class RememberedEntities:
             shard_list.listed.discard(entity_id)  # its next activation must be listed again
             self._want(shard_list, entity_id, False)
 
+    def list_again(self) -> None:
+        """Write every list again, with its fence: the store may have lost them."""
+        for shard_list in self._lists.values():
+            if shard_list.stale or not shard_list.read:
+                continue
+            for entity_id in shard_list.listed:
+                if entity_id not in shard_list.wanted:
+                    self._want(shard_list, entity_id, True)
+
     def abandon(self, hosted: Shard) -> list[Activation]:
         """Return the entities that wait for the list of a stopping shard, if the store accepts no
         write of this node any more. They do not start here."""

@@ -33,10 +33,13 @@ from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
 from shardbus.entities.entity_type import Directive, EntityType, StopReason
-from shardbus.errors import StaleFence, StoreError
+from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.transport.drop_reports import Origin, is_session_mark
+from shardbus.transport.log_limiter import LogRateLimiter
 
 log = logging.getLogger("shardbus.entity")
+store_log = logging.getLogger("shardbus.entity.store")
+store_log.addFilter(LogRateLimiter())
 
 FAILURE_MEMORY_TICKS = 200
 """10 s. An older failure does not lengthen the next backoff."""
@@ -237,7 +240,9 @@ class Supervisor:
             if self.tick - activation.failed_at > FAILURE_MEMORY_TICKS:
                 activation.failures = 0
             activation.failures, activation.failed_at = activation.failures + 1, self.tick
-        log.warning(
+        # A store that fails may fail all entities of a node.
+        output = store_log if isinstance(error, StoreUnavailable) else log
+        output.warning(
             "%s %r %s: %s: %s",
             self._kind.name,
             activation.entity_id,

@@ -52,7 +52,7 @@ from shardbus.shells.region import RegionShell, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import StateStore, on_new_server
 from shardbus.store.urls import family
 from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent
@@ -115,7 +115,7 @@ class Node:
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
-        self._leases = TaskSet()
+        self._leases, self._reassertions = TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
 
     # ---- start
@@ -164,6 +164,7 @@ class Node:
         self.loopback.tag = self.me
         for name, entity_type in self.types.items():
             self._add_type(name, entity_type, chosen[name])
+        on_new_server(self.store, self._reassert)
         self._add_periodic_tasks()
         self._ticker.start()
 
@@ -279,6 +280,13 @@ class Node:
                 self.subscriptions.on_notice(event)
             case _:
                 pass
+
+    def _reassert(self) -> None:
+        """Write again what another server of the store may not have."""
+        log.warning("the store has another server, which may have lost writes: fences are raised")
+        self._reassertions.cancel()
+        for shell in self.regions.values():
+            self._reassertions.spawn(shell.host.reassert())
 
     async def _acquire(self, wanted: cluster.AcquireLease) -> None:
         granted: bool | None
@@ -487,6 +495,7 @@ class Node:
     async def close(self) -> None:
         """Release everything at once. May be called at any time after `start`."""
         self._ticker.stop()
+        self._reassertions.cancel()
         for singleton in self.singletons.values():
             singleton.close()
         self.session_loss.closing()

@@ -111,7 +111,7 @@ class MemoryStore:
             raise StaleEpoch(entity_type, epoch, 0)
         if table.op_id == op_id:
             return
-        if table.epoch != epoch:
+        if table.epoch != epoch or table.claimer is not self:
             raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, table.epoch))
         for shard, home in homes.items():
             if home is None:

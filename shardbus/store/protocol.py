@@ -17,7 +17,7 @@ Source: docs/architecture.md; S0.32, S2.29.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -105,7 +105,8 @@ class StateStore(Protocol):
         """Set the homes of these shards (None: no home) in one atomic step.
 
         Raises:
-            StaleEpoch: the stored epoch differs. Nothing was written.
+            StaleEpoch: the stored epoch differs, or another store object has claimed it, because
+                the store had lost the claim of this one. Nothing was written.
         """
 
     async def remove_table(self, entity_type: str) -> bool:
@@ -168,6 +169,14 @@ class StateStore(Protocol):
 
     async def release_lease(self, lease: Lease) -> None:
         """Free the lease if it is still held under this counter."""
+
+
+def on_new_server(store: StateStore, call: Callable[[], None]) -> None:
+    """Have `call` called, in the store's event loop, whenever the store meets another server than
+    before, which may have lost what the former one had acknowledged. A store that has one server
+    for ever, or cannot tell, never calls it."""
+    if hasattr(store, "on_new_server"):
+        store.on_new_server = call
 
 
 def problems_of(store: StateStore) -> tuple[str, ...]:

@@ -29,6 +29,9 @@ from shardbus.store.urls import mask_url
 
 log = logging.getLogger("shardbus.store")
 
+PROBE_S = 2.0
+"""Between two calls that only ask whether the server is there, and which it is."""
+
 CHUNK_SAVES = 128
 CHUNK_BYTES = 512 * 1024
 
@@ -76,7 +79,7 @@ class RedisStore:
             log.warning(warning)
         self._link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
         if self._watch is None:
-            self._watch = asyncio.create_task(self._check_again(), name="shardbus-redis-check")
+            self._watch = asyncio.create_task(self._watch_server(), name="shardbus-redis-watch")
 
     async def close(self) -> None:
         watch, self._watch = self._watch, None
@@ -86,28 +89,45 @@ class RedisStore:
         await self._link.close()
 
     @property
+    def on_new_server(self) -> Callable[[], None]:
+        return self._link.on_new_server
+
+    @on_new_server.setter
+    def on_new_server(self, call: Callable[[], None]) -> None:
+        self._link.on_new_server = call
+
+    @property
     def problems(self) -> tuple[str, ...]:
         return self._problems
 
-    async def _check_again(self) -> None:
-        """Repeat the check of the server's settings, and keep what is wrong in `problems`."""
+    async def _watch_server(self) -> None:
+        """Call the server every `PROBE_S`, so that an idle node notices another server too, and
+        check its settings every `check_every`."""
+        due = self._check_every
         while True:
-            await asyncio.sleep(self._check_every)
-            client = self._connect()
-            try:
-                await check_server(client, self._shown, self._durability, self._timeout)
-                problems: tuple[str, ...] = ()
-            except ConfigError as error:
-                problems = (str(error),)
-            except StoreUnavailable:
-                continue  # The link reports a server that does not answer.
-            finally:
-                await _close(client)
-            for problem in set(problems) - set(self._problems):
-                log.error("%s", problem)
-            if self._problems and not problems:
-                log.info("the settings of the store %s are in order again", self._shown)
-            self._problems = problems
+            await asyncio.sleep(min(PROBE_S, self._check_every))
+            due -= min(PROBE_S, self._check_every)
+            with contextlib.suppress(StoreUnavailable):
+                await self._link.call(scripts.PROBE, (self._lease("probe"),))
+                if due <= 0:
+                    due = self._check_every
+                    await self._check_again()
+
+    async def _check_again(self) -> None:
+        """Check the server's settings, and keep what is wrong in `problems`."""
+        client = self._connect()
+        try:
+            await check_server(client, self._shown, self._durability, self._timeout)
+            problems: tuple[str, ...] = ()
+        except ConfigError as error:
+            problems = (str(error),)
+        finally:
+            await _close(client)
+        for problem in set(problems) - set(self._problems):
+            log.error("%s", problem)
+        if self._problems and not problems:
+            log.info("the settings of the store %s are in order again", self._shown)
+        self._problems = problems
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))

@@ -20,7 +20,7 @@ from typing import Any
 from redis.exceptions import AuthenticationError, NoPermissionError, ResponseError
 
 from shardbus.errors import ConfigError, StoreUnavailable
-from shardbus.store.redis_errors import NEEDS, trouble_of
+from shardbus.store.redis_errors import trouble_of
 from shardbus.store.redis_link import RedisClient
 from shardbus.store.redis_scripts import ACCESS
 
@@ -75,10 +75,8 @@ async def check_access(client: RedisClient, prefix: str, shown: str, within: flo
 
 
 def _refused(shown: str, error: Exception) -> ConfigError:
-    return ConfigError(
-        f"store.url: {shown} refuses this user: {error}",
-        hint=f"check user and password; {NEEDS}",
-    )
+    trouble = trouble_of(error)
+    return ConfigError(f"store.url: {shown} {trouble.what}", hint=trouble.hint)
 
 
 def judge(

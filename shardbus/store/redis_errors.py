@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 from redis import exceptions as redis_errors
 
-COMMANDS = "+@scripting +@hash +@sortedset +del +time +info"
-NEEDS = f"the user needs ~shardbus:* {COMMANDS}"
+NEEDS = "the user needs ~shardbus:* +@scripting +@hash +@sortedset +del +time +info"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,8 @@ _DISK = Trouble(
     "mend or free the server's disk; its log names the error",
 )
 _USER = Trouble(
-    "refuses this user (NOAUTH, WRONGPASS)", "give store.url the present user and password"
+    "refuses this user or its password (NOAUTH, WRONGPASS)",
+    "give store.url the present user and password",
 )
 _CODES = {
     "READONLY": _REPLICA,
@@ -106,7 +106,7 @@ def trouble_of(error: Exception) -> Trouble:
     for kind, code in _CLASSES:
         if isinstance(error, kind):
             return _CODES[code]
-    text = _SCRIPT.sub("", str(error))
+    text = _SCRIPT.sub("", str(error)).rstrip(".")
     if isinstance(error, redis_errors.NoPermissionError) or _NOT_ALLOWED.search(text):
         half_way = _IN_SCRIPT.search(text) is not None
         return Trouble(f"refuses this user (NOPERM): {text}", NEEDS, definite=not half_way)

@@ -8,8 +8,9 @@ The task drops the connection if no answer comes, or if the server cannot write 
 LOADING, MASTERDOWN and similar; see `redis_errors`). It connects again, which finds the current
 master, and sends the calls that still wait. A caller waits at most `timeout` seconds and then gets
 `StoreUnavailable`, at once if the server is full, cannot write to its disk, or refuses the user.
-The client library's own retries are off, because a repeated call must carry a new sequence number
-(see `redis_scripts`).
+A server with another run id may have lost what the last one had acknowledged; `on_new_server` is
+called once the link has met it. The client library's own retries are off, because a repeated call
+must carry a new sequence number (see `redis_scripts`).
 """
 
 from __future__ import annotations
@@ -100,6 +101,9 @@ class RedisLink:
         """Why the last batch failed, None if it did not."""
         self._outage = Outage(shown)
         self._open = False
+        self._server: str | None = None
+        """The run id of the server that the last connection met."""
+        self.on_new_server: Callable[[], None] = lambda: None
 
     def open(self, *, sync_key: str | None) -> None:
         """Accept calls. With `sync_key`, answer them only once the server has synced its log.
@@ -201,6 +205,7 @@ class RedisLink:
     async def _send(self, batch: list[_Call]) -> list[Any]:
         if self._client is None:
             self._client = self._connect()
+            await self._meet(self._client)
         pipeline: RedisPipeline = self._client.pipeline(transaction=False)
         for call in batch:
             self._sequence += 1
@@ -217,6 +222,18 @@ class RedisLink:
         if synced[0] < 1:
             raise NotSynced("has not synced its log")
         return replies
+
+    async def _meet(self, client: RedisClient) -> None:
+        """Find out whether this is another server than the last one. A server that does not say is
+        taken for another."""
+        try:
+            answer = await client.execute_command("INFO", "server")
+        except redis_errors.ResponseError:
+            answer = None
+        found = answer.get("run_id", "") if isinstance(answer, dict) else ""
+        before, self._server = self._server, str(found)
+        if before is not None and (not self._server or before != self._server):
+            self.on_new_server()
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
         """Answer the calls. Returns those that must be sent again."""

@@ -87,9 +87,9 @@ return {'ok', t[1], t[2], redis.call('HGETALL', KEYS[2])}
 WRITE_HOMES = Script(
     _LATE
     + """
-local t = redis.call('HMGET', KEYS[1], 'epoch', 'op', 'sign')
+local t = redis.call('HMGET', KEYS[1], 'epoch', 'op', 'sign', 'claimer')
 if t[2] == ARGV[4] then return {'ok'} end
-if t[1] ~= ARGV[3] then return {'stale', t[1] or '0'} end
+if t[1] ~= ARGV[3] or t[4] ~= session then return {'stale', t[1] or '0'} end
 if late(t[3]) then return 'late' end
 for i = 5, #ARGV, 2 do
   if ARGV[i + 1] == '' then
@@ -229,6 +229,9 @@ if held[1] == ARGV[3] and held[2] == ARGV[4] then redis.call('HDEL', KEYS[1], 'o
 return 1
 """
 )
+
+# KEYS any. For a call that only shows that the server answers.
+PROBE = Script("return 1", writes=False)
 
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
 # nothing behind.

@@ -133,10 +133,10 @@ class Steps:
         homes: Mapping[str, tuple[NodeId, int] | None],
         op_id: int,
     ) -> None:
-        stored, _, _, applied = self._row(TABLE, entity_type) or (0, "", "", None)
+        stored, _, claimer, applied = self._row(TABLE, entity_type) or (0, "", "", None)
         if applied == op_id:
             return
-        if stored != epoch:
+        if stored != epoch or claimer != self.claimer:
             raise StaleEpoch(entity_type, epoch, epoch_of(entity_type, stored))
         key = (self.cluster, entity_type)
         self.db.executemany(

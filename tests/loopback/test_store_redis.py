@@ -18,7 +18,7 @@ from redis.asyncio import Redis
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
-from shardbus.store.protocol import StateStore
+from shardbus.store.protocol import StateStore, on_new_server, problems_of
 from shardbus.store.redis import RedisStore
 from tests.redis_server import RedisServer, valkey_binary
 from tests.unit.store.store_suite import NASTY_IDS, StoreFactory, remembered, save, until
@@ -132,6 +132,90 @@ async def test_starting_without_a_server_names_it_and_hides_the_password() -> No
         StoreUnavailable, match=r"redis://bus:\*\*\*@127\.0\.0\.1:1/0 cannot be reached"
     ):
         await store.start()
+
+
+async def test_another_server_is_noticed_and_the_same_one_is_not(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    """A new connection to the same server has lost nothing; a restarted server may have."""
+    met: list[str] = []
+    on_new_server(store, lambda: met.append("another"))
+    await store.load_state("counter", "a", 1)
+    with own_redis.client() as client:
+        client.client_kill_filter(_type="normal", skipme=True)
+    await until(lambda: answers(store))
+    assert met == []
+    own_redis.restart()
+    await until(lambda: answers(store))
+    assert met == ["another"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "says", "at_once"),
+    [
+        ({"maxmemory": "1"}, r"is full: .*; raise maxmemory", True),
+        ({"min-replicas-to-write": "1"}, r"too few replicas .*; start its replicas", False),
+    ],
+)
+async def test_a_refused_write_is_certainly_not_applied(
+    own_redis: RedisServer, store: StateStore, settings: dict[str, str], says: str, at_once: bool
+) -> None:
+    assert await store.save_states([save("a", 1, b"old", 1)]) == [None]
+    with own_redis.client() as client:
+        before = {name: client.config_get(name)[name] for name in settings}
+        for name, value in settings.items():
+            client.config_set(name, value)
+        with pytest.raises(StoreUnavailable, match=says) as refused:
+            await store.save_states([save("a", 1, b"new", 2)])
+        assert refused.value.definite
+        assert ("no answer within" not in str(refused.value)) is at_once
+        for name, value in before.items():
+            client.config_set(name, value)
+    assert await store.load_state("counter", "a", 1) == b"old"
+
+
+async def test_a_save_without_an_answer_is_in_doubt(
+    own_redis: RedisServer, store: StateStore
+) -> None:
+    await store.load_state("counter", "a", 1)
+    own_redis.pause()
+    with pytest.raises(StoreUnavailable) as lost:
+        await store.save_states([save("a", 1, b"new", 2)])
+    assert not lost.value.definite
+    own_redis.resume()
+
+
+async def test_settings_that_change_after_the_start_are_named(
+    own_redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = RedisStore(own_redis.url(), timeout=10.0, check_every=0.05)
+    await store.start()
+
+    async def unfit() -> bool:
+        return any("maxmemory-policy is allkeys-lru" in text for text in problems_of(store))
+
+    async def fit() -> bool:
+        return not problems_of(store)
+
+    with own_redis.client() as client, caplog.at_level(logging.INFO):
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        await until(unfit)
+        client.config_set("maxmemory-policy", "noeviction")
+        await until(fit)
+    assert len([line for line in caplog.messages if "set maxmemory-policy" in line]) == 1
+    assert caplog.messages[-1].endswith("are in order again")
+    await store.close()
+
+
+async def test_a_user_who_may_not_run_every_command_is_refused_at_the_start(
+    own_redis: RedisServer,
+) -> None:
+    with own_redis.client() as client:
+        rules = ("on", ">hush", "~shardbus:*", "+@all", "-zrangebylex")
+        client.execute_command("ACL", "SETUSER", "bus", *rules)
+    url = own_redis.url().replace("://", "://bus:hush@")
+    with pytest.raises(ConfigError, match=r"refuses this user.*needs ~shardbus"):
+        await open_store(url, cluster="shop", timeout=5.0).start()
 
 
 async def test_scripts_are_sent_again_to_a_server_that_forgot_them(

@@ -168,6 +168,15 @@ class TablesAndLeases:
         assert table is not None
         assert not table.homes
 
+    async def test_homes_of_a_writer_that_did_not_claim_this_epoch_are_refused(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        """A store that lost a claim may grant the same epoch once more."""
+        await store.claim_epoch("counter", 2, "crc32/100")
+        with pytest.raises(StaleEpoch):
+            await other.write_homes("counter", 2, {"7": (A, 1)}, 1)
+        await store.write_homes("counter", 2, {"7": (A, 1)}, 2)
+
     async def test_homes_without_a_table_are_refused(self, store: StateStore) -> None:
         with pytest.raises(StaleEpoch):
             await store.write_homes("counter", 1, {"7": (A, 1)}, 1)

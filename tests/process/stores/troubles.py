@@ -1,0 +1,167 @@
+"""What can happen to a Redis server while nodes use it: how it begins, how it ends, and what the
+nodes say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import redis
+
+from tests.process.stores.shims import Shim
+from tests.redis_server import RedisServer
+
+USER, PASSWORD, NEXT_PASSWORD = "bus", "hush", "hush-hush"
+RULES = ("~shardbus:*", "+@scripting", "+@hash", "+@sortedset", "+del", "+time", "+info")
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """`says`: what asks, the log and `doctor` name. `code`: how a node that starts meanwhile ends,
+    None if it starts. `hurts`: saves fail while it lasts. `finding`: what `doctor` finds."""
+
+    name: str
+    begin: Callable[[Lab], None]
+    end: Callable[[Lab], None]
+    says: str
+    code: int | None = 4
+    hurts: bool = True
+    finding: str = "store-errors"
+
+
+@dataclass
+class Lab:
+    """The server of one test, and a user of ours. `clock` sets the server's clock ahead."""
+
+    server: RedisServer
+    clock: Shim | None = None
+
+    @property
+    def url(self) -> str:
+        return self.server.url().replace("://", f"://{USER}:{PASSWORD}@")
+
+    def prepare(self) -> None:
+        with self.admin() as admin:
+            admin.execute_command("ACL", "SETUSER", USER, "on", f">{PASSWORD}", *RULES)
+
+    @contextlib.contextmanager
+    def admin(self) -> Iterator[redis.Redis]:
+        with self.server.client() as client:
+            yield client
+
+    def config(self, **values: str) -> None:
+        with self.admin() as admin:
+            for name, value in values.items():
+                admin.config_set(name.replace("_", "-"), value)
+
+    def user(self, *rules: str) -> None:
+        """Change what our user may do, and end its connections."""
+        with self.admin() as admin:
+            admin.execute_command("ACL", "SETUSER", USER, *rules)
+            with contextlib.suppress(redis.ResponseError):
+                admin.execute_command("CLIENT", "KILL", "USER", USER)
+
+    def clock_ahead(self, ahead: bool) -> None:
+        assert self.clock is not None
+        (self.clock.on if ahead else self.clock.off)()
+
+
+def _restart(lab: Lab) -> None:
+    lab.server.restart()
+    lab.prepare()  # Users are in no append-only log.
+
+
+def _cannot_snapshot(lab: Lab) -> None:
+    lab.config(save="3600 1", dir="/proc")
+    with lab.admin() as admin:
+        with contextlib.suppress(redis.ResponseError):
+            admin.bgsave()
+        while admin.info("persistence")["rdb_last_bgsave_status"] == "ok":
+            pass
+
+
+def _replica(lab: Lab, of: tuple[str, ...]) -> None:
+    with lab.admin() as admin:
+        admin.execute_command("REPLICAOF", *of)
+
+
+TROUBLES = (
+    Trouble("killed", lambda lab: lab.server.kill(), _restart, r"does not respond.*check the"),
+    Trouble(
+        "frozen",
+        lambda lab: lab.server.pause(),
+        lambda lab: lab.server.resume(),
+        r"does not respond.*check the server",
+    ),
+    Trouble(
+        "full",
+        lambda lab: lab.config(maxmemory="1"),
+        lambda lab: lab.config(maxmemory="0"),
+        r"is full: its maxmemory is reached \(OOM\); raise maxmemory",
+    ),
+    Trouble(
+        "replica",
+        lambda lab: _replica(lab, ("127.0.0.1", "1")),
+        lambda lab: _replica(lab, ("NO", "ONE")),
+        r"is a replica.*name the master, or its Sentinels",
+    ),
+    Trouble(
+        "too few replicas",
+        lambda lab: lab.config(min_replicas_to_write="1"),
+        lambda lab: lab.config(min_replicas_to_write="0"),
+        r"has too few replicas to take writes \(NOREPLICAS\); start its replicas",
+    ),
+    Trouble(
+        "no snapshot",
+        _cannot_snapshot,
+        lambda lab: lab.config(save=""),
+        r"cannot write to its disk, and takes no writes \(MISCONF\); mend or free",
+    ),
+    Trouble(
+        "no script",
+        lambda lab: lab.user("-evalsha", "-eval"),
+        lambda lab: lab.user("+evalsha", "+eval"),
+        r"refuses this user.*the user needs ~shardbus",
+        code=1,
+    ),
+    Trouble(
+        "other keys",
+        lambda lab: lab.user("resetkeys", "~other:*"),
+        lambda lab: lab.user("~shardbus:*"),
+        r"refuses this user.*the user needs ~shardbus",
+        code=1,
+    ),
+    Trouble(
+        "no writes",
+        lambda lab: lab.user("-hset"),
+        lambda lab: lab.user("+hset"),
+        r"refuses this user.*the user needs ~shardbus",
+        code=1,
+    ),
+    Trouble(
+        "password rotated",
+        lambda lab: lab.user(f"<{PASSWORD}", f">{NEXT_PASSWORD}"),
+        lambda lab: lab.user(f">{PASSWORD}"),
+        r"refuses this user.*password",
+        code=1,
+    ),
+    Trouble(
+        "policy changed",
+        lambda lab: lab.config(maxmemory_policy="allkeys-lru"),
+        lambda lab: lab.config(maxmemory_policy="noeviction"),
+        r"may evict stored data: its maxmemory-policy is allkeys-lru; set maxmemory-policy to",
+        code=1,
+        hurts=False,
+        finding="store-unfit",
+    ),
+    Trouble(
+        "clock ahead",
+        lambda lab: lab.clock_ahead(True),
+        lambda lab: lab.clock_ahead(False),
+        "",
+        code=None,
+        hurts=False,
+        finding="",
+    ),
+)
