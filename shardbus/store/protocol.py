@@ -173,8 +173,8 @@ class StateStore(Protocol):
 
 def on_new_server(store: StateStore, call: Callable[[], None]) -> None:
     """Have `call` called, in the store's event loop, whenever the store meets another server than
-    before, which may have lost what the former one had acknowledged. A store that has one server
-    for ever, or cannot tell, never calls it."""
+    before, which may have lost what the former one had acknowledged, or one that has lost its data.
+    A store that has one server for ever, or cannot tell, never calls it."""
     if hasattr(store, "on_new_server"):
         store.on_new_server = call
 

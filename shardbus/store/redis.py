@@ -58,6 +58,7 @@ class RedisStore:
         self._connect = connect or parsed.connector(timeout)
         self._check_every = check_every
         self._problems: tuple[str, ...] = ()
+        self._mark: bytes | None = None
         self._watch: asyncio.Task[None] | None = None
         self._link = RedisLink(
             self._connect,
@@ -108,10 +109,18 @@ class RedisStore:
             await asyncio.sleep(min(PROBE_S, self._check_every))
             due -= min(PROBE_S, self._check_every)
             with contextlib.suppress(StoreUnavailable):
-                await self._link.call(scripts.PROBE, (self._lease("probe"),))
+                await self._probe()
                 if due <= 0:
                     due = self._check_every
                     await self._check_again()
+
+    async def _probe(self) -> None:
+        """Call the server, and notice if it has lost all keys: FLUSHALL does not restart it."""
+        mark = secrets.token_hex(8)
+        found = await self._link.call(scripts.PROBE, (f"{self._prefix}:probe",), mark)
+        before, self._mark = self._mark, found
+        if before is not None and before != found:
+            self._link.on_new_server()
 
     async def _check_again(self) -> None:
         """Check the server's settings, and keep what is wrong in `problems`."""

@@ -17,6 +17,7 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
 | `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
+| `<prefix>:probe` | hash | `mark`, by which a store notices that all keys were lost |
 | `<prefix>:sync` | hash | `sequence`, written so that each batch writes something |
 
 Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
@@ -230,8 +231,12 @@ return 1
 """
 )
 
-# KEYS any. For a call that only shows that the server answers.
-PROBE = Script("return 1", writes=False)
+# KEYS a hash of its own; ARGV 3 a random text. Shows that the server takes writes, and returns the
+# text that was written first. Another one than before means that the keys were lost meanwhile.
+PROBE = Script("""
+redis.call('HSETNX', KEYS[1], 'mark', ARGV[3])
+return redis.call('HGET', KEYS[1], 'mark')
+""")
 
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
 # nothing behind.
@@ -240,6 +245,7 @@ ACCESS = Script(
 redis.call('TIME')
 redis.call('HSET', KEYS[1], 'n', 1)
 redis.call('HINCRBY', KEYS[1], 'n', 1)
+redis.call('HSETNX', KEYS[1], 'n', 1)
 redis.call('HGET', KEYS[1], 'n')
 redis.call('HMGET', KEYS[1], 'n')
 redis.call('HLEN', KEYS[1])

@@ -109,6 +109,7 @@ class Account(Entity):
     async def add_late(self, amount: int, gate: str) -> str:
         """Add once a file of that name exists, and write down what became of it."""
         self.state.total += amount
+        (FOLDER / f"{gate}.waits").touch()
         while not (FOLDER / gate).exists():
             await asyncio.sleep(0.01)
         try:
