@@ -39,6 +39,7 @@ from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.permissions import client_name
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES, SEND_BUFFER_FULL, SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
@@ -114,16 +115,17 @@ class AsyncClient:
         uid = environment.uid
         self._endpoint = Endpoint(
             self.cluster,
-            f"client#{uid:016x}",
+            client_name(uid),
             uid,
             self,
             on_open=lambda session: self._regions.on_nodes_alive((session.tag,)),
             on_lost=self._on_lost,
             on_leaving=self._on_leaving,
-            on_refused=lambda reason: self._contact.on_refused(reason),
+            on_refused=lambda reason, address: self._contact.on_refused(reason),
             on_denied=lambda address, reason: self._contact.on_denied(reason),
             on_tick=self._on_tick,
             network=environment.network,
+            secret=environment.secret,
             send_buffer_limit=self._send_buffer_limit,
         )
         self._endpoint.start()

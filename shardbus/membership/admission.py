@@ -19,7 +19,13 @@ A node that accepts a late Join because it does not know of the later process ye
 of one address (`sharing_address`). Two sides of a split can do the same. All nodes then probe both.
 
 **Refused**: a removed incarnation, for ever; a node that disagrees about the cluster name, the
-protocol or a setting; every node while the whole cluster stops.
+protocol or a setting; every node while the whole cluster stops; a node outside the loopback by one
+on the loopback, and the reverse: one of the two could not reach the other.
+
+**Cookies.** InitAck carries a number that only its receiver learns, and Join must bring it. So a
+process that sends and does not receive is not admitted. The number is a keyed hash of the sender's
+id, and this node remembers nothing for it. A Join without it is dropped: a live sender contacts the
+seeds again.
 
 Source: S1.6-S1.8, S1.58, B.3, B.12; docs/architecture.md.
 """
@@ -28,9 +34,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import assert_never
 
 from shardbus.config.settings import ClusterSettings
+from shardbus.config.validation import is_loopback
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
 from shardbus.membership.failure.confirmed_death import ProbeOutcome
@@ -53,6 +61,10 @@ CLOSED = (Status.EXITING, Status.DOWN)
 """A member in one of these statuses admits no node. It does not answer InitNack either: a seed that
 received that could found a second cluster."""
 
+WAITING_MAX = 1000
+"""Nodes that are acknowledged when this one has founded the cluster. The oldest are forgotten
+first."""
+
 
 @dataclass(frozen=True, slots=True)
 class JoinClaim:
@@ -65,12 +77,15 @@ class JoinClaim:
 
 
 class Admission:
-    """Handles and answers the messages of joining."""
+    """Handles and answers the messages of joining. `secret`: the key of the cookies."""
 
-    def __init__(self, me: Member, greeting: Greeting, settings: ClusterSettings) -> None:
+    def __init__(
+        self, me: Member, greeting: Greeting, settings: ClusterSettings, secret: bytes = b""
+    ) -> None:
         self.me = me
         self.greeting = greeting
         self.settings = settings
+        self._secret = secret
         self._joiner: Joiner | None = None
         self._waiting: dict[NodeId, None] = {}
         self._claims: dict[NodeId, JoinClaim] = {}
@@ -100,14 +115,28 @@ class Admission:
         """Acknowledge the nodes that had sent InitJoin before this node was a member."""
         self._joiner = None
         asked, self._waiting = self._waiting, {}
-        return tuple(SendControl(node, InitAck(self.greeting)) for node in asked)
+        return tuple(SendControl(node, self._ack(node)) for node in asked)
+
+    def _ack(self, node: NodeId) -> InitAck:
+        return InitAck(self.greeting, cookie_of(self._secret, node))
 
     def on_message(
-        self, gossip: Gossip, sender: NodeId, message: ControlMessage, now: float
+        self,
+        gossip: Gossip,
+        sender: NodeId,
+        message: ControlMessage,
+        now: float,
+        asked: Address | None = None,
     ) -> JoinProgress:
         """Handle a message of joining. `gossip` is the state of this node; it is empty before it is
-        a member."""
-        joiner = self._joiner
+        a member. `asked`: the address at which this node asked, by default the sender's."""
+        joiner, at = self._joiner, asked or sender.address
+        if isinstance(message, InitAck | InitNack | JoinRefused | Welcome):
+            if joiner is None:
+                return JoinProgress(step=JoinStep.DROP, reason="not joining")
+            if not joiner.has_asked(at):
+                return JoinProgress(step=JoinStep.DROP, reason="not asked")
+            return self._on_answer(joiner, sender, message, now, at)
         match message:
             case InitJoin(greeting):
                 answer = self._answer_init_join(gossip, sender, greeting)
@@ -115,18 +144,34 @@ class Admission:
                     return JoinProgress(step=JoinStep.DROP, reason="on the way out")
                 return JoinProgress((SendControl(sender, answer),))
             case Join():
+                if message.cookie != cookie_of(self._secret, sender):
+                    return JoinProgress(step=JoinStep.DROP, reason="no cookie")
                 return self._admit(gossip, JoinClaim(sender, message), now)
-            case InitAck(greeting) if joiner:
-                return joiner.on_ack(sender, greeting, now)
-            case InitNack() if joiner:
-                return joiner.on_nack(sender, now)
-            case JoinRefused(reason) if joiner:
-                return JoinProgress(step=JoinStep.REFUSED, reason=f"{sender.address}: {reason}")
-            case Welcome(state) if joiner and {self.me.node, sender} <= state.members.keys():
+            case _:
+                assert_never(message)
+
+    def _on_answer(
+        self,
+        joiner: Joiner,
+        sender: NodeId,
+        message: InitAck | InitNack | JoinRefused | Welcome,
+        now: float,
+        at: Address,
+    ) -> JoinProgress:
+        match message:
+            case InitAck():
+                return joiner.on_ack(sender, message, now, at)
+            case InitNack():
+                return joiner.on_nack(sender, now, at)
+            case JoinRefused(reason):
+                return JoinProgress(step=JoinStep.REFUSED, reason=f"{at}: {reason}")
+            case Welcome(state):
+                if not (
+                    joiner.may_welcome(sender) and {self.me.node, sender} <= state.members.keys()
+                ):
+                    return JoinProgress(step=JoinStep.DROP, reason="not asked")
                 state = state.flip_tombstones(now).with_seen(self.me.node)
                 return JoinProgress(step=JoinStep.ENTER, gossip=state)
-            case InitAck() | InitNack() | JoinRefused() | Welcome():
-                return JoinProgress(step=JoinStep.DROP, reason="not joining")
             case _:
                 assert_never(message)
 
@@ -157,13 +202,22 @@ class Admission:
     def _answer_init_join(
         self, gossip: Gossip, sender: NodeId, greeting: Greeting
     ) -> InitAck | InitNack | JoinRefused | None:
-        if why := disagreement(self.greeting, greeting) or _closing(gossip):
+        apart = _apart(self.me.node, sender)
+        if why := disagreement(self.greeting, greeting) or apart or _closing(gossip):
             return JoinRefused(why)
         mine = gossip.members.get(self.me.node)
         if mine is None:
             self._waiting[sender] = None
+            if len(self._waiting) > WAITING_MAX:
+                del self._waiting[next(iter(self._waiting))]
             return InitNack()
-        return None if mine.status in CLOSED else InitAck(self.greeting)
+        return None if mine.status in CLOSED else self._ack(sender)
+
+
+def cookie_of(secret: bytes, node: NodeId) -> int:
+    """Return the cookie for a node that asks to join: 62 bits of a hash under this key."""
+    digest = blake2b(str(node).encode(), key=secret, digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2
 
 
 def admit(
@@ -211,7 +265,7 @@ def sharing_address(members: Iterable[Member], *, other_than: NodeId) -> list[No
 
 
 def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, join: Join) -> str:
-    if why := disagreement(greeting, join.greeting):
+    if why := disagreement(greeting, join.greeting) or _apart(me, sender):
         return why
     if join.member.node != sender:
         return f"{sender} cannot join as {join.member.node}"
@@ -223,6 +277,16 @@ def _objection(gossip: Gossip, me: NodeId, greeting: Greeting, sender: NodeId, j
     if member is not None and member.status in CLOSED:
         return f"{sender} is {member.status.value}; a new process may join"
     return "" if member is not None else _closing(gossip)
+
+
+def _apart(me: NodeId, sender: NodeId) -> str:
+    if is_loopback(me.host) is is_loopback(sender.host):
+        return ""
+    here, there = (
+        f"{node.address} is {'' if is_loopback(node.host) else 'not '}on the loopback"
+        for node in (me, sender)
+    )
+    return f"{here}, and {there}: set node.advertise to an address that both can reach"
 
 
 def _closing(gossip: Gossip) -> str:

@@ -69,7 +69,7 @@ FAREWELL_FANOUT = 5
 
 class ClusterMembership:
     """The membership of one node. `fingerprint` holds the settings that must be equal on every
-    node."""
+    node, `secret` the key of the cookies that joining nodes must return."""
 
     def __init__(
         self,
@@ -78,12 +78,14 @@ class ClusterMembership:
         settings: ClusterSettings,
         fingerprint: Mapping[str, str],
         rng: random.Random,
+        secret: bytes = b"",
     ) -> None:
         self.me = me.node
         self.settings = settings
         self.stopped = ""
         self.view = MembershipView(me.node)
-        self._admission = Admission(me, Greeting(cluster, PROTOCOL, dict(fingerprint)), settings)
+        greeting = Greeting(cluster, PROTOCOL, dict(fingerprint))
+        self._admission = Admission(me, greeting, settings, secret)
         self._exchange = GossipExchange(me.node, settings, rng)
         self._heartbeats = Heartbeats(me.node, settings.failure_detector)
         self._deaths = DeathWatch()
@@ -167,8 +169,8 @@ class ClusterMembership:
                 self._join(seeds, now)
             case ev.PubSubReceived():
                 self._on_published(event, now)
-            case ev.ControlReceived(sender, message):
-                progress = self._admission.on_message(self.gossip, sender, message, now)
+            case ev.ControlReceived(sender, message, asked):
+                progress = self._admission.on_message(self.gossip, sender, message, now, asked)
                 self._apply_progress(progress, sender, now)
             case ev.PeerListening(uid):
                 self._out += self._exchange.on_listening(uid, now)

@@ -41,10 +41,12 @@ class PubSubReceived:
 
 @dataclass(frozen=True, slots=True)
 class ControlReceived:
-    """A message arrived over ROUTER/DEALER."""
+    """A message arrived over ROUTER/DEALER. `asked`: the address at which this node asked for it,
+    None for a request, and for an answer from the sender's own address."""
 
     sender: NodeId
     message: ControlMessage
+    asked: Address | None = None
 
 
 @dataclass(frozen=True, slots=True)

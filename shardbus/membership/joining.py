@@ -15,6 +15,9 @@
 - Both sides compare greetings: cluster name, protocol version, settings that must be equal. A
   refusal names both values and ends the attempt, because waiting does not change it. It names at
   most `DIFFERENCES_NAMED` differences, and cuts long values, so that it fits the wire.
+- An answer counts only if it came from an address that this node has asked. Without this rule any
+  process could end the attempt by a refusal, or make the first seed found a second cluster.
+- A Join carries the cookie of the InitAck that it follows.
 - A Join without an answer is repeated. After `retry_unsuccessful_join_after` the node contacts the
   seeds again.
 - With `shutdown_after_unsuccessful_join` set, a node that is not a member by then stops with a
@@ -34,7 +37,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
-from shardbus.membership.messages import Greeting, InitJoin, Join
+from shardbus.membership.messages import Greeting, InitAck, InitJoin, Join
 
 ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
@@ -123,6 +126,8 @@ class Joiner:
         self.target: NodeId | None = None
         self.nacked: dict[Address, None] = {}
         self.acked: dict[Address, NodeId] = {}
+        self._cookie = 0
+        self._joined: dict[NodeId, None] = {}
         self._began_at = 0.0
         self._phase_at = 0.0
         self._ask_at = 0.0
@@ -148,31 +153,45 @@ class Joiner:
             return JoinProgress()
         self._ask_at = now + ASK_AGAIN_AFTER
         if self.phase is JoinPhase.JOINING and self.target is not None:
-            return JoinProgress((SendControl(self.target, Join(self.greeting, self.me)),))
+            join = Join(self.greeting, self.me, self._cookie)
+            return JoinProgress((SendControl(self.target, join),))
         if not self.others:
             return JoinProgress((), JoinStep.FOUND_CLUSTER if self.first else JoinStep.NONE)
         return JoinProgress(
             tuple(SendControl(seed, InitJoin(self.greeting)) for seed in self.others)
         )
 
-    def on_ack(self, sender: NodeId, greeting: Greeting, now: float) -> JoinProgress:
-        """Send Join to the seed if it is the first to acknowledge."""
-        if why := disagreement(self.greeting, greeting):
+    def has_asked(self, address: Address) -> bool:
+        """True if this address is that of a seed."""
+        return address in self.others
+
+    def may_welcome(self, node: NodeId) -> bool:
+        """True if this node has sent Join to that one."""
+        return node in self._joined
+
+    def on_ack(
+        self, sender: NodeId, ack: InitAck, now: float, at: Address | None = None
+    ) -> JoinProgress:
+        """Send Join to the seed if it is the first to acknowledge. `at`: the address asked, by
+        default the sender's."""
+        if why := disagreement(self.greeting, ack.greeting):
             return JoinProgress((), JoinStep.REFUSED, why)
-        self.acked[sender.address] = sender
+        self.acked[at or sender.address] = sender
         if self.phase is JoinPhase.JOINING:
             return JoinProgress()
-        self.phase, self.target = JoinPhase.JOINING, sender
+        self.phase, self.target, self._cookie = JoinPhase.JOINING, sender, ack.cookie
+        self._joined[sender] = None
         self._phase_at = self._ask_at = now
         return self.tick(now)
 
-    def on_nack(self, sender: NodeId, now: float) -> JoinProgress:
+    def on_nack(self, sender: NodeId, now: float, at: Address | None = None) -> JoinProgress:
         """Record that the seed is not a member. If no other seed is one, the first seed founds the
-        cluster."""
+        cluster. `at`: the address asked, by default the sender's."""
         if self.phase is JoinPhase.JOINING and sender == self.target:
             self._contact(now)
-        if self.acked.get(sender.address) != sender:
-            self.nacked[sender.address] = None
+        at = at or sender.address
+        if self.acked.get(at) != sender:
+            self.nacked[at] = None
         everyone = all(seed in self.nacked for seed in self.others)
         if self.first and self.phase is JoinPhase.CONTACTING and everyone:
             return JoinProgress((), JoinStep.FOUND_CLUSTER)

@@ -1,5 +1,7 @@
 """The messages of membership.
 
+Requests to join travel on a connection that the joining node opened; the answers come back on it.
+
     way                 message         answer
     ROUTER, to a seed   InitJoin        InitAck, InitNack (not a member yet), JoinRefused; none
                                         from a member on its way out
@@ -24,7 +26,7 @@ from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these messages and of their meaning. Nodes of different versions refuse each other."""
 
 NAME_MAX = 256
@@ -56,9 +58,11 @@ class InitJoin:
 
 @dataclass(frozen=True, slots=True)
 class InitAck:
-    """The seed admits the sender of InitJoin, which now sends Join."""
+    """The seed admits the sender of InitJoin, which now sends Join with this cookie. It proves that
+    the sender receives what is sent to it."""
 
     greeting: Greeting
+    cookie: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +72,11 @@ class InitNack:
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Ask a member to admit the sender."""
+    """Ask a member to admit the sender. The cookie is that of the member's InitAck."""
 
     greeting: Greeting
     member: Member
+    cookie: int = 0
 
 
 @dataclass(frozen=True, slots=True)

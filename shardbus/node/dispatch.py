@@ -1,25 +1,28 @@
 """The dispatcher: hands what arrives on a node's sessions to the part that handles it.
 
 Messages for entities go to the region of the type that they name. Messages of machines go to that
-type's region, coordinator or singleton. A client may ask where shards live and what a type is; it
-may not send what only regions send, nor ask what only nodes ask each other.
+type's region, coordinator or singleton. Before anything else, each run and each control message is
+looked up in the tables of `transport.permissions`: what its sender may not send is dropped and
+counted as `not_allowed`.
 
-Source: docs/architecture.md; S0.10, S2.37.
+Source: docs/architecture.md; docs/security.md; S0.10, S2.37.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
-from shardbus.membership.singleton import messages as handover
 from shardbus.node.rpc import NodeRpc
 from shardbus.sharding import events, messages
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
 from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.log_limiter import log
+from shardbus.transport.permissions import FOR_COORDINATOR, HANDOVER, QUESTIONERS, RUNS, may_send
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import (
@@ -32,19 +35,6 @@ from shardbus.wire.control import (
     encode_control,
 )
 
-FOR_COORDINATOR: frozenset[type] = frozenset(
-    {
-        messages.Register,
-        messages.GetShardHome,
-        messages.ShardStarted,
-        messages.BeginHandOffAck,
-        messages.ShardStopped,
-        messages.ShardLoads,
-        messages.GracefulShutdownRequest,
-    }
-)
-"""What the regions of members send to a coordinator."""
-
 
 class Dispatcher:
     """The receiver of every session of a node.
@@ -54,6 +44,7 @@ class Dispatcher:
         rpc: answers the questions of other nodes.
         drops, refused: count messages that this node, or another, dropped.
         hosting_members: the members that host shards now.
+        may_coordinate: True if the node may coordinate the entity type.
     """
 
     def __init__(
@@ -64,11 +55,13 @@ class Dispatcher:
         drops: DropTallies,
         refused: RefusedTells,
         hosting_members: Callable[[], tuple[NodeId, ...]],
+        may_coordinate: Callable[[NodeId, str], bool],
     ) -> None:
         self.clients: dict[NodeId, Session] = {}
         """Sessions of clients, by the id that stands for the client."""
         self._regions, self._singletons, self._rpc = regions, singletons, rpc
         self._drops, self._refused, self._hosting_members = drops, refused, hosting_members
+        self._may_coordinate = may_coordinate
         self._endpoint: Endpoint
 
     def attach(self, endpoint: Endpoint) -> None:
@@ -77,6 +70,9 @@ class Dispatcher:
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         """Hand tells to the region of their type."""
+        if TellRun not in RUNS[session.permissions.role]:
+            self._not_allowed(session, run)
+            return
         region = self._regions.get(run.type)
         if region is None:
             self._endpoint.count_drop("unknown_type")
@@ -88,10 +84,16 @@ class Dispatcher:
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Hand asks to the region of their type, and questions of nodes to the answers."""
+        role = session.permissions.role
+        if AskRun not in RUNS[role] or (run.type == NodeRpc.TYPE and role not in QUESTIONERS):
+            self._not_allowed(session, run)
+            for corr in run.corrs:
+                session.fail(corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}"))
+            return
         region = self._regions.get(run.type)
         if region is not None:
             region.on_asks(session, run)
-        elif run.type == NodeRpc.TYPE and session.tag not in self.clients:
+        elif run.type == NodeRpc.TYPE:
             self._rpc.asked(session, run)
         else:
             self._endpoint.count_drop("unknown_type")
@@ -100,6 +102,12 @@ class Dispatcher:
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Hand a message that another node forwards to the region of its type."""
+        if Relayed not in RUNS[session.permissions.role]:
+            self._not_allowed(session, message)
+            if message.corr:
+                error = UnknownEntityType(f"{session.name} may not forward messages")
+                session.fail(message.corr, error)
+            return
         region = self._regions.get(message.type)
         if region is not None:
             region.on_relayed(session, message)
@@ -108,6 +116,9 @@ class Dispatcher:
 
     def on_flush(self, session: Session, flush: Flush) -> None:
         """Hand a flush to its region; echo one for a type that does not run here."""
+        if Flush not in RUNS[session.permissions.role]:
+            self._not_allowed(session, flush)
+            return
         region = self._regions.get(flush.type)
         if region is not None:
             region.on_flush(session, flush)
@@ -116,39 +127,53 @@ class Dispatcher:
 
     def on_control(self, session: Session, control: Control) -> None:
         """Hand a machine's message to the machine; count it if its sender may not send it."""
-        message = decode_control(control)
-        if isinstance(message, Describe):
-            self._describe(session, control.type)
+        message, sender = decode_control(control), session.tag
+        if not may_send(
+            session.permissions,
+            sender,
+            message,
+            lambda: self._may_coordinate(sender, control.type),
+        ):
+            self._not_allowed(session, message)
             return
-        if isinstance(message, Refusals) and session.tag not in self.clients:
-            self._refused.record(session.name, message)
-            return
-        if isinstance(message, Goodbye):
-            if message.node in self._hosting_members():
-                self._endpoint.count_drop("not_allowed")
-            else:
-                self._endpoint.departures.on_notice(message.node)
-            return
-        region = self._regions.get(control.type)
-        if region is None or not isinstance(session.tag, NodeId):
+        match message:
+            case Describe():
+                self._describe(session, control.type)
+            case Refusals():
+                self._refused.record(session.name, message)
+            case Goodbye(node):
+                self._on_goodbye(session, node)
+            case _:
+                self._on_machine_message(session, control.type, message)
+
+    def _on_goodbye(self, session: Session, node: NodeId) -> None:
+        if node in self._hosting_members():
+            self._endpoint.count_drop("not_allowed")
+        else:
+            self._endpoint.departures.on_notice(node)
+
+    def _on_machine_message(self, session: Session, name: str, message: Any) -> None:
+        region, sender = self._regions.get(name), session.tag
+        if region is None:
             if isinstance(message, messages.Register):
-                self._describe(session, control.type)  # so that its region can log the reason
+                self._describe(session, name)  # so that its region can log the reason
             self._endpoint.count_drop("unknown_type")
-            return
-        sender: NodeId = session.tag
-        if isinstance(message, messages.GetShardHome) and sender in self.clients:
+        elif isinstance(message, messages.GetShardHome) and sender in self.clients:
             shards = tuple(s for s in message.shards if region.router.has_shard(s))
             region.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
-        elif sender in self.clients:
-            self._endpoint.count_drop("not_allowed")
         elif isinstance(message, TypeInfo):
             region.unknown_at(sender)
-        elif isinstance(message, handover.MESSAGES):
-            self._singletons[control.type].received(sender, message)
+        elif type(message) in HANDOVER:
+            self._singletons[name].received(sender, message)
         elif type(message) in FOR_COORDINATOR:
-            self._singletons[control.type].coordinator.received(sender, message)  # type: ignore[arg-type]
+            self._singletons[name].coordinator.received(sender, message)
         else:
-            region.router.handle(events.MessageReceived(sender, message))  # type: ignore[arg-type]
+            region.router.handle(events.MessageReceived(sender, message))
+
+    def _not_allowed(self, session: Session, what: object) -> None:
+        """Count what a session may not send."""
+        self._endpoint.count_drop("not_allowed")
+        log.warning("dropped a %s: %s may not send it", type(what).__name__, session.name)
 
     def _describe(self, session: Session, name: str) -> None:
         region = self._regions.get(name)

@@ -20,7 +20,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
@@ -30,14 +30,14 @@ from shardbus.errors import NodeLost, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import ControlMessage
+from shardbus.membership.messages import ControlMessage, JoinRefused
 from shardbus.membership.view import MembershipView
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, remark
 from shardbus.node.phases import Phases
 from shardbus.node.rpc import NodeRpc
-from shardbus.node.session_loss import SessionLoss
+from shardbus.node.session_loss import DEPART_S, SessionLoss
 from shardbus.node.stalled_peers import StalledPeers
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.node.ticker import SECOND, Ticker
@@ -61,6 +61,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.loopback import Loopback
+from shardbus.transport.permissions import JOIN_ANSWERS, JOIN_REQUESTS
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
@@ -69,8 +70,6 @@ from shardbus.wire import gossip
 from shardbus.wire.control import encode_control
 
 log = logging.getLogger("shardbus.node")
-
-CONTROL_MESSAGES: tuple[type, ...] = get_args(ControlMessage)
 
 UNREACHABLE_TIMEOUT_S = 0.5
 """For an answer of a member that is unreachable."""
@@ -109,12 +108,20 @@ class Node:
         self.drops, self.refused = DropTallies(), RefusedTells()
         self.rpc = NodeRpc(self._query_timeout, self._member_ids)
         self.dispatcher = Dispatcher(
-            self.regions, self.singletons, self.rpc, self.drops, self.refused, self.hosting_members
+            self.regions,
+            self.singletons,
+            self.rpc,
+            self.drops,
+            self.refused,
+            self.hosting_members,
+            self.may_coordinate,
         )
         self.on_leave: Callable[[], None] | None = None
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
         """Members that were unreachable in the view before the last."""
+        self._departed: dict[NodeId, None] = {}
+        """Nodes that were members a moment ago, and may still forward messages."""
         self._leases, self._reassertions = TaskSet(), TaskSet()
         self._thread: MembershipRunner | None = None
 
@@ -169,19 +176,23 @@ class Node:
         self._ticker.start()
 
     def _make_endpoint(self, uid: int) -> Endpoint:
-        return Endpoint(
+        endpoint = Endpoint(
             self.cluster_name,
             str(self.me),
             uid,
             self.dispatcher,
             node=self.me,
+            secret=self.environment.secret,
             on_lost=self._session_lost,
             on_client=self.dispatcher.on_client,
             on_membership=self._on_membership,
             on_denied=self._on_denied,
+            on_refused=self._on_session_refused,
             network=self.environment.network,
             send_buffer_limit=SendBufferLimit(self.settings.node.send_buffer_bytes),
         )
+        endpoint.set_members(())
+        return endpoint
 
     def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
         hosts = entity_type.hosted_by(chosen.role, self.settings.node)
@@ -264,7 +275,11 @@ class Node:
             case cluster.ViewChanged(view=view):
                 self._on_view(view)
             case cluster.SendControl(to=to, message=message):
-                self.endpoint.send_membership(to, gossip.encode(message))
+                body = gossip.encode(message)
+                if isinstance(message, JOIN_REQUESTS):
+                    self.endpoint.request_membership(to, body)
+                elif isinstance(to, NodeId):
+                    self.endpoint.answer_membership(to, body)
             case cluster.AcquireLease():
                 self._leases.spawn(self._acquire(effect))
             case cluster.Stopped(reason=reason):
@@ -304,6 +319,11 @@ class Node:
         self.subscriptions.on_view(view)
         alive = {m.node: m for m in view.members if m.status not in (Status.DOWN, Status.REMOVED)}
         self._peers = alive
+        for node in before:
+            if node not in alive:
+                self._departed[node] = None
+                self.loop.call_later(DEPART_S, self._departed.pop, node, None)
+        self.endpoint.set_members((*alive, *self._departed))
         for node in before:
             if node not in alive and node != self.me:
                 self.session_loss.member_gone(node, died=self._died(node))
@@ -365,14 +385,30 @@ class Node:
         """True if this node is a full member, so that its regions may register."""
         return self.view is not None and self.view.status in HOSTING
 
-    def _on_membership(self, sender: NodeId, body: bytes) -> None:
+    def may_coordinate(self, node: NodeId, entity_type: str) -> bool:
+        """True if the node may run the type's coordinator, now or a moment ago."""
+        region, member = self.regions.get(entity_type), self._peers.get(node)
+        if region is None or node == self.me or node in self._departed:
+            return True
+        return member is not None and member.has_role(region.coordinator_role)
+
+    def _on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None:
         message = gossip.decode(body)
+        wanted = JOIN_REQUESTS if asked is None else JOIN_ANSWERS
         if self._thread is None:  # this node does not join yet; the sender repeats its message
             self.endpoint.count_drop("early")
-        elif isinstance(message, CONTROL_MESSAGES):
-            self.cluster.post(cluster.ControlReceived(sender, cast("ControlMessage", message)))
+        elif isinstance(message, wanted):
+            control = cast("ControlMessage", message)
+            self.cluster.post(cluster.ControlReceived(sender, control, asked))
         else:
-            self.endpoint.count_drop("unexpected")
+            self.endpoint.count_drop("not_allowed")
+            log.warning("dropped a %s that %s may not send", type(message).__name__, sender)
+
+    def _on_session_refused(self, reason: str, address: Address) -> None:
+        """A node that this node asked to join refuses its session, so it refuses the node."""
+        if self._thread is not None:
+            sender = NodeId(*address, 0)
+            self.cluster.post(cluster.ControlReceived(sender, JoinRefused(reason), address))
 
     def _on_denied(self, address: Address, reason: str) -> None:
         """Stop a node that no seed can admit, because its secret differs from all of theirs."""

@@ -56,6 +56,7 @@ from shardbus.wire.gossip import decode, encode
 TICK = 0.25
 """Seconds between two ticks of the watchdog."""
 TICKS_PER_OVERVIEW = 4
+COOKIE_KEY_BYTES = 16
 START_WITHIN = 30.0
 CLOSE_WITHIN = 2.0
 
@@ -239,9 +240,9 @@ class ClusterThread:
         self._sockets.open(self.bind_host, self.me.gossip_port, self._loop)
         self.gossip_port = self._sockets.port
         self.me = replace(self.me, gossip_port=self.gossip_port)
-        rng = random.Random(secrets.randbits(64))
+        rng, secret = random.Random(secrets.randbits(64)), secrets.token_bytes(COOKIE_KEY_BYTES)
         self._machine = ClusterMembership(
-            self.me, self.cluster, self.settings, self.fingerprint, rng
+            self.me, self.cluster, self.settings, self.fingerprint, rng, secret
         )
         self._tick_due = self._loop.time()
         self._watch()

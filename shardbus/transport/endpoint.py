@@ -19,7 +19,7 @@ Source: docs/architecture.md; S1.2; C.32.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import Address, NodeId
@@ -31,6 +31,7 @@ from shardbus.transport.incoming import IncomingSessions
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Network
 from shardbus.transport.outgoing import OutgoingConnection
+from shardbus.transport.permissions import Authorize, authorize
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.window import Transmit
@@ -59,18 +60,21 @@ class Endpoint:
         *,
         network: Network,
         node: NodeId | None = None,
+        secret: bytes = b"",
+        authorize: Authorize = authorize,
         on_open: Callable[[Session], None] | None = None,
         on_lost: Callable[[Session, list[Unsent]], None] | None = None,
         on_client: Callable[[Session], None] | None = None,
         on_leaving: Callable[[Session], None] | None = None,
-        on_refused: Callable[[str], None] | None = None,
+        on_refused: Callable[[str, Address], None] | None = None,
         on_denied: Callable[[Address, str], None] | None = None,
         on_tick: Callable[[], None] | None = None,
-        on_membership: Callable[[NodeId, bytes], None] | None = None,
+        on_membership: Callable[[NodeId, bytes, Address | None], None] | None = None,
         send_buffer_limit: SendBufferLimit | None = None,
     ) -> None:
         guard(self)
         self.cluster, self.name, self.uid, self.node = cluster, name, uid, node
+        self.secret, self.authorize = secret, authorize
         self.receiver, self.network = receiver, network
         self.tag = cluster_tag(cluster)
         self.clock = CoarseClock()
@@ -88,6 +92,8 @@ class Endpoint:
         self._outgoing: dict[tuple[Address, NodeId | None], OutgoingConnection] = {}
         """By address and the wanted incarnation, None for any. The connection to a dead incarnation
         stays beside that to its successor until `remove`."""
+        self._members: frozenset[NodeId] | None = None
+        """The nodes that membership knows; None without a membership, which believes every node."""
         self._serial = 0
         self._timer: asyncio.TimerHandle | None = None
         self._kept_alive_at = 0.0
@@ -199,22 +205,44 @@ class Endpoint:
         """Every session, opened by either side."""
         return self.outgoing_sessions + [one.session for one in self.incoming.by_name.values()]
 
-    def send_membership(self, to: Address | NodeId, body: bytes) -> None:
-        """Send a membership message outside of any session; it may be lost."""
-        assert self.node is not None
-        frame = encode_body(MembershipFrame(self.node, body))
+    # ---- membership
+
+    def set_members(self, members: Iterable[NodeId]) -> None:
+        """Believe these nodes, and no others. A session that was believed stays so until it
+        ends."""
+        self._members = frozenset(members)
+        self.incoming.on_members(self._members)
+        for connection in self._outgoing.values():
+            connection.on_members(self._members)
+
+    def is_member(self, node: NodeId) -> bool:
+        """True if membership knows the node, or this process has no membership."""
+        return self._members is None or node in self._members
+
+    def request_membership(self, to: Address | NodeId, body: bytes) -> None:
+        """Send a request to join on a connection that this process opens. It may be lost."""
+        connection = None
         if isinstance(to, NodeId):
-            inbound = self.incoming.by_name.get(str(to))
-            if inbound is not None:
-                self.incoming.transmit(
-                    inbound.identity, inbound.uid, FrameType.MEMBERSHIP, 0, 0, frame
-                )
-                return
+            found = [one for one in self._outgoing.values() if one.node == to]
+            connection = found[0] if found else None
             to = to.address
-        self.session_to(to)
-        connection = self._find(to, None)
+        if connection is None:
+            self.session_to(to)
+            connection = self._find(to, None)
         assert connection is not None
-        connection.transmit(FrameType.MEMBERSHIP, 0, 0, frame)
+        assert self.node is not None
+        connection.request_membership(encode_body(MembershipFrame(self.node, body)))
+
+    def answer_membership(self, to: NodeId, body: bytes) -> None:
+        """Answer a request to join on the connection that brought it. Without that connection the
+        answer is dropped: the node asks again."""
+        assert self.node is not None
+        inbound = self.incoming.by_name.get(str(to))
+        if inbound is None:
+            self.count_drop("no_session")
+            return
+        frame = encode_body(MembershipFrame(self.node, body))
+        self.incoming.transmit(inbound.identity, inbound.uid, FrameType.MEMBERSHIP, 0, 0, frame)
 
     def count_drop(self, reason: str) -> None:
         """Count an unusable frame."""
@@ -236,10 +264,10 @@ class Endpoint:
         if self._on_leaving is not None:
             self._on_leaving(session)
 
-    def on_refused(self, reason: str) -> None:
-        """A node refuses this process."""
+    def on_refused(self, reason: str, address: Address) -> None:
+        """The node at this address refuses this process."""
         if self._on_refused is not None:
-            self._on_refused(reason)
+            self._on_refused(reason, address)
 
     def on_denied(self, address: Address, reason: str) -> None:
         """The keys of the process at an address differ from those of this one."""
@@ -253,11 +281,16 @@ class Endpoint:
         if self._on_client is not None:
             self._on_client(session)
 
-    def on_membership(self, body: bytes) -> None:
-        """A MEMBERSHIP frame arrived."""
+    def on_membership(self, sender: NodeId, body: bytes, asked: Address | None = None) -> None:
+        """A MEMBERSHIP frame arrived in a session with the sender. `asked`: the address to which
+        this process opened the connection; None if the sender opened it."""
         if self._on_membership is not None:
             message = decode_membership(body)
-            self._on_membership(message.node, message.body)
+            if message.node == sender:
+                self._on_membership(sender, message.body, asked)
+            else:
+                self.count_drop("not_allowed")
+                log.warning("dropped a message of %s in the name of another node", sender)
 
     def end(self, session: Session, error: RequestError) -> None:
         """Close a session and pass on the messages that it had not sent."""

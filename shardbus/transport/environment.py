@@ -11,13 +11,20 @@ from dataclasses import dataclass, field
 from random import Random
 
 from shardbus.transport.network import Network
+from shardbus.transport.permissions import SECRET_BYTES, uid_of
 from shardbus.transport.zmq.network import ZmqNetwork
 
 
 @dataclass(slots=True)
 class Environment:
-    """The surroundings of one process. `uid`: the random name of this incarnation, 64 bits."""
+    """The surroundings of one process. `secret`: drawn for this incarnation; its uid is a hash of
+    it."""
 
-    uid: int = field(default_factory=lambda: int.from_bytes(os.urandom(8), "big"))
+    secret: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES), repr=False)
     network: Network = field(default_factory=ZmqNetwork)
     dice: Random = field(default_factory=Random)
+
+    @property
+    def uid(self) -> int:
+        """The random name of this incarnation, 64 bits."""
+        return uid_of(self.secret)

@@ -1,18 +1,32 @@
 """Sessions that other processes opened to this one.
 
     HELLO ──> WELCOME      the session is open; with the number of a session before: both resend
-          └─> REFUSED      another cluster, or another incarnation than the wanted one
+          └─> REFUSED      another cluster, another incarnation than the wanted one, or a name that
+                           the sender cannot prove
     other ──> UNKNOWN      the connection has not sent HELLO: it must
 
-A connection carries one session: a HELLO under another name on the same connection ends the session
-it had. So open connections bound the sessions, and `SESSIONS_MAX` bounds those that are kept
-because their peer may reconnect.
+HELLO is authorized once, and fixes what the session may send (`permissions`). Only the process that
+has the name can send a HELLO in it, so a name has one session.
 
-Source: docs/architecture.md; C.32.
+A connection carries one session: a HELLO under another name on the same connection ends the session
+it had. So open connections bound the sessions. Those that are kept because their peer may reconnect
+have bounds by role, so that neither clients nor unknown nodes shut the other out:
+
+    clients        over `CLIENTS_MAX`, an idle one gives way; without an idle one, HELLO gets no
+                   answer, and the client repeats it
+    unknown nodes  over `NEWCOMERS_MAX`, the oldest gives way: it has nothing under way, and says
+                   HELLO again
+    members        are few
+
+A process that is silent for `SILENCE_TICKS` is forgotten, and so is a node that has not become a
+member within `NEWCOMER_TICKS`.
+
+Source: docs/architecture.md; docs/security.md; C.32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
@@ -20,6 +34,7 @@ from shardbus.ids import NodeId
 from shardbus.transport.asks import CoarseClock
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Listener, SendResult
+from shardbus.transport.permissions import FRAMES, NODE, Authorize, Permissions, Role, uid_of
 from shardbus.transport.session import NUMBERED, SESSION_FRAMES, Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
@@ -34,11 +49,17 @@ from shardbus.wire.batch import (
     read_header,
 )
 
-SESSIONS_MAX = 10_000
+CLIENTS_MAX = 10_000
+NEWCOMERS_MAX = 1000
+TRIES = 16
+"""Clients that are checked for an idle one at each HELLO over the bound."""
 REMOVED_MAX = 10_000
 """Removed incarnations that are remembered; the oldest are forgotten first."""
-CLIENT_SILENCE_TICKS = CoarseClock.ticks(60.0)
-"""A client that sends nothing for 60 s, not even a keep-alive, is forgotten."""
+SILENCE_TICKS = CoarseClock.ticks(60.0)
+"""A client or unknown node that sends nothing for 60 s, not even a keep-alive, is forgotten."""
+IDLE_TICKS = CoarseClock.ticks(12.0)
+"""A client that sends nothing for two intervals of keep-alives gives way to others."""
+NEWCOMER_TICKS = CoarseClock.ticks(300.0)
 
 
 class IncomingOwner(Protocol):
@@ -49,11 +70,13 @@ class IncomingOwner(Protocol):
     node: NodeId | None
     tag: int
     clock: CoarseClock
+    authorize: Authorize
 
     def new_session(self, name: str, transmit: Transmit) -> Session: ...
     def end(self, session: Session, error: RequestError) -> None: ...
+    def is_member(self, node: NodeId) -> bool: ...
     def on_client(self, session: Session) -> None: ...
-    def on_membership(self, body: bytes) -> None: ...
+    def on_membership(self, sender: NodeId, body: bytes) -> None: ...
     def count_drop(self, reason: str) -> None: ...
 
 
@@ -61,12 +84,12 @@ class IncomingSession:
     """A session that another process opened. `identity`, the id of its connection, changes with
     each reconnect."""
 
-    __slots__ = ("frame_tick", "hello", "identity", "session", "uid")
+    __slots__ = ("frame_tick", "hello", "identity", "opened_tick", "session", "uid")
 
-    def __init__(self, identity: bytes, uid: int, hello: Hello) -> None:
+    def __init__(self, identity: bytes, uid: int, hello: Hello, tick: int) -> None:
         self.identity, self.uid, self.hello = identity, uid, hello
-        self.frame_tick = 0
-        """When its last frame arrived."""
+        self.frame_tick = self.opened_tick = tick
+        """When its last frame arrived, and the first."""
         self.session: Session
 
 
@@ -78,13 +101,15 @@ class IncomingSessions:
         self.by_name: dict[str, IncomingSession] = {}
         self._owner = owner
         self._by_identity: dict[bytes, IncomingSession] = {}
+        self._by_role: dict[Role, dict[str, IncomingSession]] = {role: {} for role in Role}
+        """Sessions by role and name; the oldest first."""
         self._removed: dict[str, None] = {}
         self._leaving = False
 
     @property
     def clients(self) -> int:
         """Number of sessions of clients."""
-        return sum(inbound.hello.node is None for inbound in self.by_name.values())
+        return len(self._by_role[Role.CLIENT])
 
     def transmit(
         self, identity: bytes, uid: int, kind: int, seq: int, ack: int, body: bytes
@@ -112,15 +137,16 @@ class IncomingSessions:
 
     def _on_frame(self, identity: bytes, head: bytes, body: bytes) -> None:
         owner, header = self._owner, read_header(head)
-        of_session = header.kind in SESSION_FRAMES
-        if not of_session and header.kind == FrameType.MEMBERSHIP:
-            owner.on_membership(body)
-            return
-        if not of_session and header.kind == FrameType.HELLO:
+        if header.kind == FrameType.HELLO:
             self._on_hello(identity, header.sender, header.receiver, header.ack, body)
             return
         inbound = self._by_identity.get(identity)
-        if header.receiver != owner.uid or header.cluster != owner.tag or inbound is None:
+        if (
+            inbound is None
+            or header.receiver != owner.uid
+            or header.cluster != owner.tag
+            or header.sender != inbound.uid
+        ):
             owner.count_drop("no_session")
             if header.receiver != owner.uid:
                 self._refuse(identity, header.sender, "another incarnation lives here", stale=True)
@@ -128,22 +154,41 @@ class IncomingSessions:
                 self.transmit(identity, header.sender, FrameType.UNKNOWN, 0, 0, b"")
             return
         inbound.frame_tick = owner.clock.tick
-        session = inbound.session
-        if of_session:
-            session.on_frame(header.kind, header.seq, header.ack, body)
+        session, kind = inbound.session, header.kind
+        if kind not in FRAMES[session.permissions.role]:
+            self._not_allowed(session, kind)
+        elif kind in SESSION_FRAMES:
+            session.on_frame(kind, header.seq, header.ack, body)
             if session.peer_lost_data:
                 self.forget(inbound, NodeLost(f"{session.name} lacks what it acknowledged"))
-        elif header.kind == FrameType.BYE:
+        elif kind == FrameType.MEMBERSHIP:
+            owner.on_membership(session.tag, body)
+        elif kind == FrameType.BYE:
             self.forget(inbound, NodeLost(f"{session.name} has left"))
+
+    def _not_allowed(self, session: Session, kind: int) -> None:
+        """Drop a frame. One that is numbered is sent again when its sender is a member."""
+        if kind in NUMBERED and session.permissions.role is Role.NEWCOMER:
+            self._owner.count_drop("not_a_member")
+            return
+        self._owner.count_drop("not_allowed")
+        log.warning("dropped a frame of type %d: %s may not send it", kind, session.name)
 
     def _on_hello(self, identity: bytes, uid: int, meant: int, ack: int, body: bytes) -> None:
         owner, hello = self._owner, decode_hello(body)
         if hello.cluster != owner.cluster:
-            reason = f"this is cluster {owner.cluster!r}, not {hello.cluster!r}"
+            reason = f"this is cluster {owner.cluster!r}, not {hello.cluster[:256]!r}"
             self._refuse(identity, uid, reason, stale=False)
             return
         if meant not in (0, owner.uid):
             self._refuse(identity, uid, "another incarnation lives here now", stale=True)
+            return
+        permissions = owner.authorize(hello, None)
+        if isinstance(permissions, str) or (hello.secret and uid != uid_of(hello.secret)):
+            reason = permissions if isinstance(permissions, str) else "the uid is not the sender's"
+            owner.count_drop("not_authorized")
+            log.warning("refused a session: %s", reason)
+            self._refuse(identity, uid, reason, stale=False)
             return
         if hello.name in self._removed:
             owner.count_drop("removed")  # no answer: it learns of its removal by gossip
@@ -160,10 +205,12 @@ class IncomingSessions:
             self.forget(before, NodeLost(f"{before.session.name} calls itself {hello.name}"))
         fresh = inbound is None
         if inbound is None:
-            if len(self.by_name) >= SESSIONS_MAX:
+            if permissions.role is Role.NEWCOMER and hello.node and owner.is_member(hello.node):
+                permissions = NODE
+            if not self._has_room(permissions.role):
                 owner.count_drop("too_many_sessions")  # no answer: it sends HELLO again
                 return
-            inbound = self._accept(identity, uid, hello)
+            inbound = self._accept(identity, uid, hello, permissions)
         self._by_identity.pop(inbound.identity, None)
         inbound.identity = identity
         self._by_identity[identity] = inbound
@@ -174,19 +221,48 @@ class IncomingSessions:
         self._announce_leaving_to(inbound)
         inbound.session.opened(ack)
 
-    def _accept(self, identity: bytes, uid: int, hello: Hello) -> IncomingSession:
-        inbound = IncomingSession(identity, uid, hello)
+    def _has_room(self, role: Role) -> bool:
+        """Make room for one more session of this role. Returns False if none gives way."""
+        bound = {Role.CLIENT: CLIENTS_MAX, Role.NEWCOMER: NEWCOMERS_MAX}.get(role)
+        sessions = self._by_role[role]
+        if bound is None or len(sessions) < bound:
+            return True
+        tick = self._owner.clock.tick
+        for _ in range(TRIES):
+            name, oldest = next(iter(sessions.items()))
+            if role is Role.NEWCOMER or tick - oldest.frame_tick > IDLE_TICKS:
+                self._owner.count_drop("gave_way")
+                self.forget(oldest, NodeLost(f"{oldest.session.name} is idle: others need room"))
+                return True
+            sessions[name] = sessions.pop(name)  # the next HELLO tries others
+        return False
+
+    def _accept(
+        self, identity: bytes, uid: int, hello: Hello, permissions: Permissions
+    ) -> IncomingSession:
+        inbound = IncomingSession(identity, uid, hello, self._owner.clock.tick)
 
         def transmit(kind: int, seq: int, ack: int, frame: bytes) -> bool:
             return self.transmit(inbound.identity, inbound.uid, kind, seq, ack, frame)
 
-        inbound.session = self._owner.new_session(hello.name, transmit)
-        inbound.session.wants_drop_reports = hello.listens
-        inbound.session.tag = hello.node or NodeId("client", 0, uid)
-        self.by_name[hello.name] = inbound
-        if hello.node is None:
-            self._owner.on_client(inbound.session)
+        session = inbound.session = self._owner.new_session(hello.name, transmit)
+        session.permissions = permissions
+        session.wants_drop_reports = hello.listens
+        session.tag = hello.node or NodeId("client", 0, uid)
+        self.by_name[hello.name] = self._by_role[permissions.role][hello.name] = inbound
+        if permissions.role is Role.CLIENT:
+            self._owner.on_client(session)
         return inbound
+
+    def on_members(self, members: Collection[NodeId]) -> None:
+        """Membership knows these nodes: their sessions may send what members send, and what was
+        held back comes again."""
+        newcomers = self._by_role[Role.NEWCOMER]
+        for inbound in [one for one in newcomers.values() if one.session.tag in members]:
+            del newcomers[inbound.hello.name]
+            self._by_role[Role.NODE][inbound.hello.name] = inbound
+            inbound.session.permissions = NODE
+            inbound.session.request_missing()
 
     def _refuse(self, identity: bytes, uid: int, reason: str, *, stale: bool) -> None:
         self.transmit(
@@ -214,14 +290,20 @@ class IncomingSessions:
             del self._by_identity[inbound.identity]
         if self.by_name.get(inbound.hello.name) is inbound:
             del self.by_name[inbound.hello.name]
+            self._by_role[inbound.session.permissions.role].pop(inbound.hello.name, None)
         self._owner.end(inbound.session, error)
 
     def sweep(self) -> None:
-        """Forget silent clients."""
+        """Forget silent clients, and nodes that are silent or do not become members."""
         tick = self._owner.clock.tick
-        for inbound in list(self.by_name.values()):
-            if inbound.hello.node is None and tick - inbound.frame_tick > CLIENT_SILENCE_TICKS:
+        clients, newcomers = self._by_role[Role.CLIENT], self._by_role[Role.NEWCOMER]
+        for inbound in [*clients.values(), *newcomers.values()]:
+            if tick - inbound.frame_tick > SILENCE_TICKS:
                 self.forget(inbound, NodeLost(f"{inbound.session.name} is silent"))
+        for inbound in list(newcomers.values()):
+            if tick - inbound.opened_tick > NEWCOMER_TICKS:
+                self._owner.count_drop("never_a_member")
+                self.forget(inbound, NodeLost(f"{inbound.session.name} has not become a member"))
 
     def announce_leaving(self) -> None:
         """Ask clients, also those that connect later, to finish what they have with this node and
@@ -243,5 +325,7 @@ class IncomingSessions:
         """Forget every session and close the listener."""
         self.by_name.clear()
         self._by_identity.clear()
+        for sessions in self._by_role.values():
+            sessions.clear()
         if self.listener is not None:
             self.listener.close()

@@ -79,7 +79,10 @@ class Network(Protocol):
         on_up: Callable[[], None],
         on_down: Callable[[], None],
         on_denied: OnDenied = lambda reason: None,
-    ) -> Connection: ...
+    ) -> Connection:
+        """Begin to connect. The connection tries again until it is closed, also where this process
+        has no descriptor left."""
+        ...
 
     def rekey(self) -> None:
         """Listen under the newest keys, and end every connection that was accepted before."""

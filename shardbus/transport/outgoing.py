@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 from typing import Protocol
 
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Connection, Network
+from shardbus.transport.permissions import FRAMES, NEWCOMER, NODE
 from shardbus.transport.session import SESSION_FRAMES, Session
 from shardbus.transport.window import Transmit
 from shardbus.wire.batch import (
@@ -49,6 +51,7 @@ class OutgoingOwner(Protocol):
     cluster: str
     name: str
     uid: int
+    secret: bytes
     node: NodeId | None
     tag: int
     loop: asyncio.AbstractEventLoop
@@ -60,9 +63,10 @@ class OutgoingOwner(Protocol):
     ) -> None: ...
     def on_welcomed(self, connection: OutgoingConnection) -> None: ...
     def on_leaving(self, session: Session) -> None: ...
-    def on_refused(self, reason: str) -> None: ...
+    def on_refused(self, reason: str, address: Address) -> None: ...
+    def is_member(self, node: NodeId) -> bool: ...
+    def on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None: ...
     def on_denied(self, address: Address, reason: str) -> None: ...
-    def on_membership(self, body: bytes) -> None: ...
     def count_drop(self, reason: str) -> None: ...
 
 
@@ -95,6 +99,8 @@ class OutgoingConnection:
         self._frame_at = 0.0
         """When the last frame arrived."""
         self._closed = False
+        self._request = b""
+        """The last membership frame that waits for the welcome."""
         self._connection: Connection
 
     def start(self) -> None:
@@ -112,6 +118,21 @@ class OutgoingConnection:
         uid = self.node.uid if self.node is not None else 0
         header = pack_header(PROTOCOL_VERSION, kind, owner.tag, owner.uid, uid, seq, ack)
         return self._connection.send(header, body)
+
+    def request_membership(self, frame: bytes) -> None:
+        """Send a membership frame within the session, so once it is open. Only the last one waits:
+        a joining node repeats its requests."""
+        if self._welcomed:
+            self.transmit(FrameType.MEMBERSHIP, 0, 0, frame)
+        else:
+            self._request = frame
+
+    def on_members(self, members: Collection[NodeId]) -> None:
+        """Membership knows these nodes."""
+        session = self.session
+        if session.permissions is NEWCOMER and self.node in members:
+            session.permissions = NODE
+            session.request_missing()
 
     def close(self) -> None:
         """Close the connection. Frames that it still holds may go out."""
@@ -138,7 +159,9 @@ class OutgoingConnection:
     def _send_hello(self) -> None:
         owner = self._owner
         self._hello_at = owner.loop.time()
-        hello = Hello(owner.cluster, owner.name, owner.node, self._serial, listens=True)
+        hello = Hello(
+            owner.cluster, owner.name, owner.node, self._serial, listens=True, secret=owner.secret
+        )
         self.transmit(FrameType.HELLO, 0, self.session.received, encode_body(hello))
 
     # ---- frames
@@ -157,6 +180,9 @@ class OutgoingConnection:
         self._frame_at = self._owner.loop.time()
         match header.kind:
             case kind if self._welcomed and kind in SESSION_FRAMES:
+                if kind not in FRAMES[self.session.permissions.role]:
+                    self._owner.count_drop("not_a_member")  # it comes again
+                    return
                 self.session.on_frame(kind, header.seq, header.ack, body)
                 if self.session.peer_lost_data:
                     error = NodeLost(f"{self.session.name} lacks what it acknowledged")
@@ -172,8 +198,8 @@ class OutgoingConnection:
                 self._end(f"{self.session.name} has left")
             case FrameType.LEAVING:
                 self._owner.on_leaving(self.session)
-            case FrameType.MEMBERSHIP:
-                self._owner.on_membership(body)
+            case FrameType.MEMBERSHIP if self._welcomed and self.node is not None:
+                self._owner.on_membership(self.node, body, self.address)
             case _:
                 self._owner.count_drop("unexpected")
 
@@ -182,7 +208,7 @@ class OutgoingConnection:
         if refusal.stale and not self._welcomed and self.node is None:
             return  # it refuses a frame sent before the welcome, which named no incarnation
         if not refusal.stale:
-            self._owner.on_refused(refusal.reason)
+            self._owner.on_refused(refusal.reason, self.address)
         self._end(f"{self.session.name}: {refusal.reason}")
 
     def _on_welcome(self, ack: int, body: bytes) -> None:
@@ -199,8 +225,12 @@ class OutgoingConnection:
             return
         self._welcomed = self._opened = True
         self.node = self.session.tag = node
+        self.session.permissions = NODE if self._owner.is_member(node) else NEWCOMER
         self.session.opened(ack)
         self._owner.on_welcomed(self)
+        if self._request:
+            request, self._request = self._request, b""
+            self.transmit(FrameType.MEMBERSHIP, 0, 0, request)
 
     def _end(self, reason: str) -> None:
         self._owner.end_connection(self, NodeLost(reason))

@@ -41,6 +41,7 @@ from shardbus.transport.asks import Asks, CoarseClock, Key, Unsent, Waiter, fail
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.fragments import LARGE_WEIGHT, FragmentAssembly, FragmentQueue
 from shardbus.transport.inbox import Inbox, Receiver
+from shardbus.transport.permissions import NODE
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.window import Transmit, Window
 from shardbus.wire.batch import (
@@ -134,6 +135,7 @@ class Session:
         "name",
         "peer_ended",
         "peer_lost_data",
+        "permissions",
         "tag",
         "unconfirmed",
         "until_room",
@@ -159,6 +161,8 @@ class Session:
         """Result of a tell without room."""
         self.tag: Any = None
         """Set by the owner: which peer this is to the owner."""
+        self.permissions = NODE
+        """Set by the owner: what the other process may send."""
         self.wants_drop_reports, self.mark = False, 0
         """Set by the owner: True if the other process wants reports of dropped tells; and the
         number that stands for this session in tells that arrive by it (`drop_reports`)."""
@@ -610,6 +614,11 @@ class Session:
         both sides find what is missing."""
         if self.open:
             self._window.acknowledge(FrameType.HELD if self._inbox.holding else FrameType.ACK)
+
+    def request_missing(self) -> None:
+        """Ask the peer to send again what this side has not received."""
+        if self.open:
+            self._window.acknowledge(FrameType.NAK)
 
     def _acknowledge_soon(self) -> None:
         self._ack_armed = True

@@ -58,6 +58,13 @@ RUNS_MAX = 4096
 CHAIN_MAX = 32
 """Limit of a chain. A longer chain loses its oldest entity."""
 
+NAME_CHARACTERS_MAX = 300
+"""Limit of a process's name: a host, a port and a uid."""
+SECRET_BYTES_MAX = 64
+GREETING_BYTES_MAX = 8192
+"""Limit of the body of a HELLO, WELCOME or REFUSED."""
+ProcessName = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
+
 Hop = tuple[str, str, int]
 """A waiting entity: its type, its id, and the number of this run of its handler."""
 Chain = Annotated[tuple[Hop, ...], msgspec.Meta(max_length=CHAIN_MAX)]
@@ -186,7 +193,7 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     """Opens a session, and resumes it after its connection broke. Answer: WELCOME or REFUSED."""
 
     cluster: str
-    name: str
+    name: ProcessName
     """Name of the sender: `host:port#uid` for a node, `client#uid` for a client."""
     node: NodeId | None
     """None for a client."""
@@ -196,6 +203,8 @@ class Hello(msgspec.Struct, array_like=True, frozen=True):
     listens: bool = False
     """True if the sender wants reports of dropped tells. Builds without such reports leave it
     out."""
+    secret: Annotated[bytes, msgspec.Meta(max_length=SECRET_BYTES_MAX)] = b""
+    """Proves the sender's uid, which is a hash of it (`transport.permissions`)."""
 
 
 class LinkWelcome(msgspec.Struct, array_like=True, frozen=True):
@@ -272,11 +281,13 @@ def decode_batch(body: bytes) -> list[Run]:
     return runs
 
 
-def _reader(cls: type[T]) -> Callable[[bytes], T]:
+def _reader(cls: type[T], bytes_max: int = BODY_BYTES_MAX) -> Callable[[bytes], T]:
     """Return a function that decodes such a body, or raises RemoteProtocolError."""
     decode = msgspec.msgpack.Decoder(cls).decode
 
     def read(body: bytes) -> T:
+        if len(body) > bytes_max:
+            raise RemoteProtocolError(f"a {cls.__name__} of {len(body)} bytes, at most {bytes_max}")
         try:
             return decode(body)
         except UNREADABLE as e:
@@ -285,7 +296,7 @@ def _reader(cls: type[T]) -> Callable[[bytes], T]:
     return read
 
 
-decode_hello = _reader(Hello)
-decode_welcome = _reader(LinkWelcome)
-decode_refused = _reader(RefusedBody)
+decode_hello = _reader(Hello, GREETING_BYTES_MAX)
+decode_welcome = _reader(LinkWelcome, GREETING_BYTES_MAX)
+decode_refused = _reader(RefusedBody, GREETING_BYTES_MAX)
 decode_membership = _reader(MembershipFrame)

@@ -66,6 +66,7 @@ class WireInitJoin(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
 
 class WireInitAck(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
     greeting: WireGreeting
+    cookie: Number = 0
 
 
 class WireInitNack(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
@@ -76,6 +77,7 @@ class WireJoin(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
     greeting: WireGreeting
     node: tuple[Host, Port, int]
     member: WireMember
+    cookie: Number = 0
 
 
 class WireJoinRefused(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
@@ -178,12 +180,12 @@ def _to_wire(message: m.Message) -> Wire:
     match message:
         case m.InitJoin(greeting):
             return WireInitJoin(_wire_greeting(greeting))
-        case m.InitAck(greeting):
-            return WireInitAck(_wire_greeting(greeting))
+        case m.InitAck(greeting, cookie):
+            return WireInitAck(_wire_greeting(greeting), cookie)
         case m.InitNack():
             return WireInitNack()
-        case m.Join(greeting, member):
-            return WireJoin(_wire_greeting(greeting), member.node, wire_member(member))
+        case m.Join(greeting, member, cookie):
+            return WireJoin(_wire_greeting(greeting), member.node, wire_member(member), cookie)
         case m.JoinRefused(reason):
             return WireJoinRefused(reason)
         case m.Welcome(gossip):
@@ -206,12 +208,12 @@ def _from_wire(wire: Wire) -> m.Message:
     match wire:
         case WireInitJoin(greeting):
             return m.InitJoin(_greeting(greeting))
-        case WireInitAck(greeting):
-            return m.InitAck(_greeting(greeting))
+        case WireInitAck(greeting, cookie):
+            return m.InitAck(_greeting(greeting), cookie)
         case WireInitNack():
             return m.InitNack()
-        case WireJoin(greeting, node, member):
-            return m.Join(_greeting(greeting), member_of(node_of(node), member))
+        case WireJoin(greeting, node, member, cookie):
+            return m.Join(_greeting(greeting), member_of(node_of(node), member), cookie)
         case WireJoinRefused(reason):
             return m.JoinRefused(reason)
         case WireWelcome(state):

@@ -31,6 +31,7 @@ from shardbus.transport.zmq.pubsub import OPTIONS
 from shardbus.transport.zmq.reader import Reader
 from shardbus.wire.gossip import decode, encode
 from tests.ports import free_port
+from tests.unit.transport.session_pair import anyone
 from tests.waiting import PATIENCE_S
 
 """Only a failing test waits so long."""
@@ -313,6 +314,7 @@ async def test_a_probe_tells_another_process_at_the_address(cluster: str) -> Non
         str(here),
         here.uid,
         Nobody(),  # type: ignore[arg-type]
+        authorize=anyone,
         network=ZmqNetwork(),
         node=here,
     )

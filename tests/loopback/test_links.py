@@ -19,6 +19,7 @@ from shardbus.wire.schema import decode_value
 from tests.markers import long_only
 from tests.ports import free_port
 from tests.proxy import Proxy
+from tests.unit.transport.session_pair import anyone
 from tests.waiting import until
 
 KEY = ("page", "hit")
@@ -51,7 +52,13 @@ class World:
         self.taker = Taker()
         self.me = NodeId("127.0.0.1", free_port(), 1)
         self.node = Endpoint(
-            "shop", str(self.me), 1, self.taker, network=ZmqNetwork(), node=self.me
+            "shop",
+            str(self.me),
+            1,
+            self.taker,
+            authorize=anyone,
+            network=ZmqNetwork(),
+            node=self.me,
         )
         self.node.start("127.0.0.1", self.me.port)
         self.proxy = Proxy(self.me.port)
@@ -63,6 +70,7 @@ class World:
             "client#9",
             9,
             Taker(),
+            authorize=anyone,
             network=ZmqNetwork(),
             on_lost=lambda s, unsent: self.lost.append(s.name),
             on_leaving=self.asked_to_part.append,

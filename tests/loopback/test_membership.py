@@ -27,6 +27,7 @@ from shardbus.cluster import (
 from shardbus.config.settings import DowningSettings, NodeSettings, Settings
 from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
+from shardbus.membership.admission import cookie_of
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import PROTOCOL, Greeting, InitJoin, Join
 from shardbus.node import shutdown
@@ -66,9 +67,8 @@ async def test_a_node_that_listens_and_does_not_join_yet_takes_no_question() -> 
     own = NodeSettings(port=free_port(), gossip_port=free_port())
     node = Node("shop", {}, Settings(node=own), MemoryStore(MemoryData()))
     await node.start()
-    node.endpoint.on_membership(
-        encode_body(MembershipFrame(node.me, encode(InitJoin(Greeting("shop", 1, {})))))
-    )
+    ask = encode(InitJoin(Greeting("shop", 1, {})))
+    node.endpoint.on_membership(node.me, encode_body(MembershipFrame(node.me, ask)))
     assert node.endpoint.dropped_frames == {"early": 1}
     await node.close()
 
@@ -236,8 +236,9 @@ async def test_S1_60_a_node_may_wait_to_be_told_whom_to_join(nodes: Nodes) -> No
 async def test_S1_58_a_late_join_does_not_down_the_living_successor(nodes: Nodes) -> None:
     first, second = await nodes.cluster(application(), 2)
     late = Member(second.me._replace(uid=second.me.uid + 1), 1)
-    join = encode(Join(Greeting("shop", PROTOCOL, {}), late))
-    first.endpoint.on_membership(encode_body(MembershipFrame(late.node, join)))
+    cookie = cookie_of(first.cluster._machine._admission._secret, late.node)  # type: ignore[attr-defined]
+    join = encode(Join(Greeting("shop", PROTOCOL, {}), late, cookie))
+    first.endpoint.on_membership(late.node, encode_body(MembershipFrame(late.node, join)))
     dropped = first.cluster.dropped
     await until(lambda: dropped["a member at its address may be alive"], "a verdict on the Join")
     await nodes.agree(2)

@@ -268,7 +268,9 @@ async def test_drops_of_a_forwarded_message_are_reported_to_the_forwarding_node_
 async def test_a_client_of_an_older_build_gets_no_reports_and_is_served(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outgoing, "Hello", lambda *fields, listens: Hello(*fields))
+    monkeypatch.setattr(
+        outgoing, "Hello", lambda *fields, listens, secret: Hello(*fields, secret=secret)
+    )
     app = Application()
     app.gate.set()
     node = await nodes.start(app.bus)

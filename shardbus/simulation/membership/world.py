@@ -105,9 +105,8 @@ class World(Timeline):
         name = member.node.host
         former = self.nodes.get(name)
         assert former is None or not former.alive, f"{name} still runs"
-        machine = ClusterMembership(
-            member, cluster, settings, fingerprint, Random(self.rng.getrandbits(32))
-        )
+        rng = Random(self.rng.getrandbits(32))
+        machine = ClusterMembership(member, cluster, settings, fingerprint, rng, name.encode())
         process = Process(name, machine, rate)
         self.nodes[name] = self.by_id[member.node] = process
         return process

@@ -94,7 +94,7 @@ class SimProcess:
         self.world, self.name = world, name
         self.loop = VirtualLoop(world, self._failed, rate)  # type: ignore[abstract]
         self.environment = Environment(
-            world.rng.getrandbits(64),
+            world.rng.getrandbits(64).to_bytes(8, "big"),
             SimNetwork(world.exchange, name, self.loop),
             Random(world.rng.getrandbits(32)),
         )

@@ -19,6 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
 from shardbus.transport.destination import Destination
+from shardbus.transport.log_limiter import log
 from shardbus.transport.name_resolver import NameResolver
 from shardbus.transport.network import (
     Connection,
@@ -51,6 +52,7 @@ from shardbus.transport.zmq.sockets import (
 )
 from shardbus.transport.zmq.zap import HandshakeLimit, ZapHandler
 
+REOPEN_S = 0.5
 CLOSE_MS = 200
 """How long ZeroMQ's own thread may send what a closed socket still holds."""
 NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
@@ -259,19 +261,32 @@ class _Dealer:
         self._open()
 
     def _open(self) -> None:
-        network, host = self._network, self._to.at
-        assert host is not None
+        """Make a socket and connect it; try again later if this process has no descriptor left."""
         self._again = None
-        self._socket = connect_dealer(network.context, host, self._port, self._fallback.current)
-        self._send = sender(self._socket)
-        self._reader = Reader(network.loop, self._socket, self._on_frame, network.on_missed)
-        self._monitor = self._socket.get_monitor_socket(_EVENTS)
-        self._events = Reader(network.loop, self._monitor, self._on_event)
-        self._reader.start()
-        self._events.start()
+        try:
+            self._open_socket()
+        except zmq.ZMQError as e:
+            log.error("no socket for port %d: %s: raise the limit of `ulimit -n`", self._port, e)
+            self._again = self._network.loop.call_later(REOPEN_S, self._open)
+            return
         held, self._held = self._held or (), None
         for head, body in held:
             self.send(head, body)
+
+    def _open_socket(self) -> None:
+        network, host = self._network, self._to.at
+        assert host is not None
+        made = connect_dealer(network.context, host, self._port, self._fallback.current)
+        try:
+            monitor = made.get_monitor_socket(_EVENTS)
+        except zmq.ZMQError:
+            made.close(0)
+            raise
+        self._socket, self._send, self._monitor = made, sender(made), monitor
+        self._reader = Reader(network.loop, made, self._on_frame, network.on_missed)
+        self._events = Reader(network.loop, monitor, self._on_event)
+        self._reader.start()
+        self._events.start()
 
     def send(self, head: bytes, body: bytes) -> bool:
         if self._socket is None:

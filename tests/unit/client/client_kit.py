@@ -156,7 +156,7 @@ class FakeEndpoint:
         on_open: Callable[[Any], None],
         on_lost: Callable[[Any, list[Unsent]], None],
         on_leaving: Callable[[Any], None],
-        on_refused: Callable[[str], None],
+        on_refused: Callable[[str, Address], None],
         on_tick: Callable[[], None],
         **others: Any,
     ) -> None:
@@ -250,7 +250,7 @@ class World:
         return AsyncClient(
             *given,
             cluster="shop",
-            environment=lambda: Environment(7, network, Random(1)),
+            environment=lambda: Environment(b"7", network, Random(1)),
             **options,
         )
 

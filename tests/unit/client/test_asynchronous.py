@@ -252,7 +252,7 @@ async def test_a_refused_client_raises_the_reason() -> None:
         client = world.client()
         entering = asyncio.ensure_future(client.__aenter__())
         await asyncio.sleep(0.1)
-        world.endpoint.on_refused("protocol 9 is not spoken here")
+        world.endpoint.on_refused("protocol 9 is not spoken here", A.address)
         with pytest.raises(Refused, match="protocol 9"):
             await entering
         assert world.endpoint.closed

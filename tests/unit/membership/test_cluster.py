@@ -15,6 +15,7 @@ from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership import view as seen
+from shardbus.membership.admission import cookie_of
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
@@ -314,7 +315,8 @@ def test_a_late_join_in_the_name_of_a_member_is_believed_only_if_that_is_gone(
     elif fate != "lives":
         net.kill("n02", silent=fate == "vanished")
     late = Member(NodeId("n02", second.id.port, 999), 1)
-    net.deliver(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    join = Join(GREETING, late, cookie_of(b"n01", late.node))
+    net.deliver(first, ev.ControlReceived(late.node, join))
     net.run(1.5 * AT_ONCE)
     view = first.machine.view
     assert (view.member(second.id) is not None, view.member(late.node) is None) == (stays, stays)
@@ -330,7 +332,8 @@ def test_a_late_join_that_was_not_believed_is_forgotten(doubted_before: float) -
         net.deliver(first, ev.PeerDisconnected(second.id))
         net.run(doubted_before)
     late = Member(NodeId("n02", second.id.port, 999), 1)
-    net.deliver(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    join = Join(GREETING, late, cookie_of(b"n01", late.node))
+    net.deliver(first, ev.ControlReceived(late.node, join))
     net.run(3 * AT_ONCE)
     assert second.running
     net.kill("n02")
@@ -349,7 +352,8 @@ def test_a_member_that_is_flagged_and_cannot_be_reached_gives_way(fate: str, sta
         net.kill("n02", silent=True)
     net.until(lambda: bool(first.machine.view.unreachable), DETECTION)
     late = Member(NodeId("n02", second.id.port, 999), 1)
-    net.deliver(first, ev.ControlReceived(late.node, Join(GREETING, late)))
+    join = Join(GREETING, late, cookie_of(b"n01", late.node))
+    net.deliver(first, ev.ControlReceived(late.node, join))
     net.run(1.5 * AT_ONCE)
     view = first.machine.view
     assert (view.member(second.id) is not None, view.member(late.node) is None) == (stays, stays)

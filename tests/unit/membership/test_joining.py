@@ -8,7 +8,7 @@ import pytest
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import ID_BYTES_MAX, Address, NodeId
-from shardbus.membership.admission import Admission, admit
+from shardbus.membership.admission import Admission, admit, cookie_of
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.joining import Joiner, JoinStep, disagreement
@@ -190,7 +190,8 @@ def test_a_welcome_carries_the_ages_of_tombstones() -> None:
     """The newcomer's clock says something else than this one's."""
     removed = state(a=U, b=X).without_members(A, (B,), 100.0)
     door = Admission(Member(A, 1), GREETING, DEFAULTS)
-    progress = door.on_message(removed, NEW, Join(GREETING, Member(NEW, 1)), 130.0)
+    join = Join(GREETING, Member(NEW, 1), cookie_of(b"", NEW))
+    progress = door.on_message(removed, NEW, join, 130.0)
     [welcome] = [effect.message for effect in progress.send]
     assert isinstance(welcome, Welcome)
     assert welcome.gossip.tombstones == {B: 30.0}
@@ -214,8 +215,8 @@ def test_the_seed_that_answers_first_gets_the_join() -> None:
     one = joiner()
     assert asked(one.start(10.0).send) == list(SEEDS)
     join = SendControl(T, Join(GREETING, one.me))
-    assert one.on_ack(T, GREETING, 10.1).send == (join,)
-    assert one.on_ack(S, GREETING, 10.2).send == ()
+    assert one.on_ack(T, InitAck(GREETING), 10.1).send == (join,)
+    assert one.on_ack(S, InitAck(GREETING), 10.2).send == ()
     assert one.deadline() == pytest.approx(10.6)
     assert one.tick(10.6).send == (join,)
 
@@ -223,7 +224,7 @@ def test_the_seed_that_answers_first_gets_the_join() -> None:
 def test_without_a_welcome_the_seeds_are_asked_anew() -> None:
     one = joiner(retry_unsuccessful_join_after=10.0)
     one.start(0.0)
-    one.on_ack(T, GREETING, 1.0)
+    one.on_ack(T, InitAck(GREETING), 1.0)
     assert asked(one.tick(10.9).send) == []
     assert asked(one.tick(11.0).send) == list(SEEDS)
 
@@ -231,7 +232,7 @@ def test_without_a_welcome_the_seeds_are_asked_anew() -> None:
 def test_a_seed_that_changed_its_mind_is_left() -> None:
     one = joiner()
     one.start(0.0)
-    one.on_ack(T, GREETING, 1.0)
+    one.on_ack(T, InitAck(GREETING), 1.0)
     one.on_nack(S, 1.1)
     assert asked(one.tick(1.6).send) == []
     one.on_nack(T, 1.7)
@@ -250,7 +251,7 @@ def test_what_was_said_before_the_seeds_were_asked_anew_does_not_count() -> None
     first = joiner(S, retry_unsuccessful_join_after=10.0)
     first.start(0.0)
     assert first.on_nack(T, 0.1).step is JoinStep.NONE
-    first.on_ack(V, GREETING, 0.2)
+    first.on_ack(V, InitAck(GREETING), 0.2)
     assert asked(first.tick(10.2).send) == [*SEEDS[1:]]
     restarted = V._replace(uid=6)
     assert first.on_nack(restarted, 10.3).step is JoinStep.NONE
@@ -262,7 +263,7 @@ def test_B2_the_nack_of_one_that_acknowledged_founds_nothing(now: float) -> None
     """It is on its way out, and the cluster lives on without it."""
     first = joiner(S, retry_unsuccessful_join_after=10.0)
     first.start(0.0)
-    first.on_ack(V, GREETING, 0.2)
+    first.on_ack(V, InitAck(GREETING), 0.2)
     first.tick(now)
     assert first.on_nack(V, now).step is JoinStep.NONE
     assert first.on_nack(T, now).step is JoinStep.NONE
@@ -273,9 +274,9 @@ def test_B2_the_nack_of_one_that_acknowledged_founds_nothing(now: float) -> None
     ("copy", "answer"),
     [
         (Gossip(), InitNack()),
-        (state(a=J), InitAck(GREETING)),
-        (state(a=U), InitAck(GREETING)),
-        (state(a=L), InitAck(GREETING)),
+        (state(a=J), InitAck(GREETING, cookie_of(b"", NEW))),
+        (state(a=U), InitAck(GREETING, cookie_of(b"", NEW))),
+        (state(a=L), InitAck(GREETING, cookie_of(b"", NEW))),
         (state(a=X, b=U), None),
         (state(a=DOWN, b=U), None),
     ],
@@ -316,7 +317,7 @@ def test_TU13_giving_up_says_what_was_tried() -> None:
 def test_TU12_a_seed_that_disagrees_ends_the_attempt() -> None:
     one = joiner()
     one.start(0.0)
-    progress = one.on_ack(S, replace(GREETING, settings={"shards": "50"}), 0.1)
+    progress = one.on_ack(S, InitAck(replace(GREETING, settings={"shards": "50"})), 0.1)
     assert progress.step is JoinStep.REFUSED
     assert "'50'" in progress.reason
     assert "'100'" in progress.reason

@@ -7,6 +7,7 @@ import asyncio
 from collections import deque
 
 from shardbus.transport.asks import CoarseClock
+from shardbus.transport.permissions import CLIENT, NEWCOMER, Permissions
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.wire.batch import (
@@ -14,11 +15,17 @@ from shardbus.wire.batch import (
     Control,
     Flush,
     FrameType,
+    Hello,
     Relayed,
     Run,
     TellRun,
     decode_batch,
 )
+
+
+def anyone(hello: Hello, user_id: str | None) -> Permissions:
+    """Believe every name, so that a test may choose uids."""
+    return CLIENT if hello.node is None else NEWCOMER
 
 
 class Taker:

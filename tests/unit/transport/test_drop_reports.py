@@ -163,4 +163,4 @@ def test_an_older_peer_does_not_listen_and_a_newer_one_is_understood_by_it() -> 
     new = Hello("shop", "client#1", None, 1, listens=True)
     assert decode_hello(encode_body(new)) == new
     assert not decode_hello(encode_body(["shop", "client#1", None, 1])).listens
-    assert decode_hello(encode_body(["shop", "client#1", None, 1, True, "more"])) == new
+    assert decode_hello(encode_body(["shop", "client#1", None, 1, True, b"", "more"])) == new

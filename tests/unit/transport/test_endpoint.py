@@ -13,13 +13,13 @@ from shardbus.ids import NodeId
 from shardbus.transport import incoming
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.endpoint import KEEP_ALIVE_S, Endpoint
-from shardbus.transport.incoming import CLIENT_SILENCE_TICKS
+from shardbus.transport.incoming import SILENCE_TICKS
 from shardbus.transport.outgoing import REFUSED_S, SILENCE_S
 from shardbus.transport.session import Session
 from shardbus.wire.batch import FrameType, read_header
 from shardbus.wire.schema import decode_value
 from tests.unit.transport.memory_network import MemoryLink, MemoryWorld
-from tests.unit.transport.session_pair import Taker
+from tests.unit.transport.session_pair import Taker, anyone
 from tests.waiting import turns, until
 
 ADD = ("counter", "add")
@@ -48,7 +48,13 @@ class Pair:
         self.lost: list[tuple[Session, list[Unsent]]] = []
         self.leaving: list[Session] = []
         self.node = Endpoint(
-            "shop", str(ME), ME.uid, self.taker, network=self.world.network(), node=ME
+            "shop",
+            str(ME),
+            ME.uid,
+            self.taker,
+            authorize=anyone,
+            network=self.world.network(),
+            node=ME,
         )
         self.client = self.make_client(9)
 
@@ -58,6 +64,7 @@ class Pair:
             f"client#{uid}",
             uid,
             Taker(),
+            authorize=anyone,
             network=self.world.network(),
             on_lost=lambda session, unsent: self.lost.append((session, unsent)),
             on_leaving=self.leaving.append,
@@ -197,7 +204,9 @@ async def test_a_batch_for_a_peer_without_a_connection_waits_until_it_reconnects
 
 async def test_a_removed_incarnation_gets_no_new_session(pair: Pair) -> None:
     other = NodeId("n2", 7002, 2)
-    peer = Endpoint("shop", str(other), 2, Taker(), network=pair.world.network(), node=other)
+    peer = Endpoint(
+        "shop", str(other), 2, Taker(), authorize=anyone, network=pair.world.network(), node=other
+    )
     pair.start(peer)
     session = peer.session_to(ME.address, ME)
     await pair.world.quiet()
@@ -257,7 +266,7 @@ async def test_a_keep_alive_finds_a_lost_tail(pair: Pair) -> None:
 async def test_only_a_client_that_is_silent_for_too_long_is_forgotten(pair: Pair) -> None:
     await pair.open()
     tick_s = CoarseClock.TICK_MS / 1000
-    pair.now += CLIENT_SILENCE_TICKS * tick_s
+    pair.now += SILENCE_TICKS * tick_s
     pair.tick(pair.node)
     assert pair.node.clients == 1
     pair.now += KEEP_ALIVE_S

@@ -37,7 +37,7 @@ from shardbus.wire.batch import (
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
 from tests.strangers import Stranger, frame, message
-from tests.unit.transport.session_pair import Taker, pair
+from tests.unit.transport.session_pair import Taker, anyone, pair
 from tests.waiting import until
 
 Socket = zmq.Socket[bytes]
@@ -58,7 +58,13 @@ class Door:
         self.me = NodeId("127.0.0.1", free_port(), 1)
         self.taker = Taker()
         self.node = Endpoint(
-            "shop", str(self.me), 1, self.taker, network=ZmqNetwork(), node=self.me
+            "shop",
+            str(self.me),
+            1,
+            self.taker,
+            authorize=anyone,
+            network=ZmqNetwork(),
+            node=self.me,
         )
         self.node.start("127.0.0.1", self.me.port)
         self.lost: list[str] = []
@@ -74,6 +80,7 @@ class Door:
             f"client#{uid}",
             uid,
             Taker(),
+            authorize=anyone,
             network=ZmqNetwork(),
             on_lost=lambda session, unsent: self.lost.append(session.name),
         )
@@ -122,10 +129,10 @@ async def test_a_connection_has_one_session_whatever_it_calls_itself(
 async def test_sessions_are_bounded_and_a_late_peer_gets_one_when_there_is_room(
     door: Door, context: zmq.Context[Socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incoming, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(incoming, "CLIENTS_MAX", 3)
     strangers = [connect_dealer(context, "127.0.0.1", door.me.port) for _ in range(3)]
     for n, stranger in enumerate(strangers):
-        stranger.send_multipart(door.hello(f"n{n}", node=NodeId("10.0.0.1", 7355, n)))
+        stranger.send_multipart(door.hello(f"n{n}"))
     await until(lambda: len(door.node.sessions()) == 3, "three sessions")
     late = asyncio.ensure_future(door.ask(door.client(), b"\x07"))
     await until(lambda: door.node.dropped_frames.get("too_many_sessions"), "the refusal")

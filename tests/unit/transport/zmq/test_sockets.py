@@ -41,7 +41,7 @@ from shardbus.wire.batch import (
 )
 from shardbus.wire.schema import decode_value
 from tests.ports import free_port
-from tests.unit.transport.session_pair import Taker
+from tests.unit.transport.session_pair import Taker, anyone
 from tests.waiting import PATIENCE_S, until
 
 ADD = ("counter", "add")
@@ -243,6 +243,7 @@ class Ends:
             str(me),
             uid,
             taker,
+            authorize=anyone,
             network=ZmqNetwork(),
             node=me,
             on_membership=lambda node, body: None,
@@ -268,8 +269,9 @@ class Ends:
             f"client#{uid:x}",
             uid,
             Taker(),
+            authorize=anyone,
             network=ZmqNetwork(),
-            on_refused=self.refusals.append,
+            on_refused=lambda reason, address: self.refusals.append(reason),
             on_lost=lambda session, unsent: self.lost.append(session.name),
         )
         end.start()
@@ -382,7 +384,7 @@ def header(
         (["hello", b"\xc1"], "malformed"),
         (["hello", b"\x94\xa4shop\xa1\xff\xc0\x01"], "malformed"),
         (["data", b""], "no_session"),
-        (["membership", b"\xc1"], "malformed"),
+        (["membership", b"\xc1"], "no_session"),
     ],
     ids=range(8),
 )

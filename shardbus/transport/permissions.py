@@ -1,0 +1,191 @@
+"""Who may send what: the one place that decides it.
+
+Any process that can connect may send frames to a node. A HELLO opens a session, and `authorize`
+decides once which permissions the session has. From then on every frame, run, control message and
+question is looked up in the tables below, by the session's role. The receiver drops and counts what
+the role may not send, as `not_allowed`.
+
+    role        process                                  may send
+    CLIENT      has no node id                           messages for entities; where shards live;
+                                                         what a type is; that a node has ended
+    NEWCOMER    a node that membership does not know     requests to join, and nothing numbered:
+                                                         that waits until the node is a member
+    NODE        a member, or one that has just left      everything, in its own name
+
+**A uid proves itself.** A process draws a secret when it starts, and its uid is a hash of that
+secret (`uid_of`). HELLO carries the secret, so only the process itself can open, resume or replace
+a session in its name: another process does not find a secret for a given uid, since that takes some
+2^64 attempts. The secret goes to the addresses that the process itself connects to. Without keys a
+process that listens at the address of a dead member can learn it.
+
+**Only members command.** A message of a machine counts if its sender is a member; one of a
+coordinator, if the sender could coordinate that type. A member that is not the coordinator now is
+refused by its epoch. Whether a node is a member changes, so a session's role changes from NEWCOMER
+to NODE when membership learns of the node.
+
+**Requests come in, answers come back.** A node takes requests to join only on sessions that others
+opened, and their answers only on connections that it opened itself, to an address of its own
+choice.
+
+Source: docs/security.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import blake2b
+
+from shardbus.ids import NodeId, is_host
+from shardbus.membership import messages as joining
+from shardbus.membership.singleton import messages as handover
+from shardbus.sharding import messages
+from shardbus.wire.batch import (
+    AskRun,
+    Control,
+    Fail,
+    Flush,
+    FrameType,
+    Hello,
+    Relayed,
+    ReplyRun,
+    TellRun,
+)
+from shardbus.wire.control import Describe, Goodbye, Refusals, TypeInfo
+
+UID_BYTES = 8
+SECRET_BYTES = 16
+
+
+class Role(Enum):
+    """What a process at the other end of a session is to this one."""
+
+    CLIENT = "client"
+    NEWCOMER = "newcomer"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Permissions:
+    """What a session may send."""
+
+    role: Role
+
+
+CLIENT, NEWCOMER, NODE = (Permissions(role) for role in Role)
+
+Authorize = Callable[[Hello, str | None], Permissions | str]
+"""Returns the permissions of a session, or why it is refused. Takes its HELLO and the user id that
+authentication gave the connection, None without keys. A node gets NEWCOMER: membership decides
+whether it is NODE."""
+
+
+def uid_of(secret: bytes) -> int:
+    """Return the uid of the process that has drawn this secret."""
+    return int.from_bytes(blake2b(secret, digest_size=UID_BYTES).digest(), "big")
+
+
+def client_name(uid: int) -> str:
+    """Return the name of the client with this uid."""
+    return f"client#{uid:016x}"
+
+
+def authorize(hello: Hello, user_id: str | None) -> Permissions | str:
+    """Authorize by the rules without keys: the name is that of the uid, and the secret proves the
+    uid."""
+    uid = uid_of(hello.secret)
+    if hello.node is None:
+        if hello.name != client_name(uid):
+            return "the name of this client is not proved by its secret"
+        return CLIENT
+    if hello.name != str(hello.node) or not is_host(hello.node.host):
+        return "the name is not that of the node"
+    if hello.node.uid != uid:
+        return f"{hello.name} is not proved by its secret"
+    return NEWCOMER
+
+
+# ---- the tables
+
+_SIGNS = frozenset({FrameType.ACK, FrameType.NAK, FrameType.HELD, FrameType.BYE})
+_NUMBERED = frozenset({FrameType.DATA, FrameType.PART, FrameType.LAST_PART})
+FRAMES: Mapping[Role, frozenset[FrameType]] = {
+    Role.CLIENT: _SIGNS | _NUMBERED,
+    Role.NEWCOMER: _SIGNS | {FrameType.MEMBERSHIP},
+    Role.NODE: _SIGNS | _NUMBERED | {FrameType.MEMBERSHIP},
+}
+"""Frames within a session that the other process opened. HELLO opens one."""
+
+_FOR_ENTITIES = frozenset({TellRun, AskRun, ReplyRun, Fail, Flush, Control})
+RUNS: Mapping[Role, frozenset[type]] = {
+    Role.CLIENT: _FOR_ENTITIES,
+    Role.NEWCOMER: frozenset(),
+    Role.NODE: _FOR_ENTITIES | {Relayed},
+}
+"""Runs of a batch. Only nodes forward messages of others."""
+
+FROM_COORDINATOR: frozenset[type] = frozenset(
+    {
+        messages.RegisterAck,
+        messages.RegisterRefused,
+        messages.Wait,
+        messages.ShardHomes,
+        messages.HostShard,
+        messages.BeginHandOff,
+        messages.HandOff,
+        messages.RegionStopped,
+    }
+)
+"""What a coordinator sends to regions."""
+FOR_COORDINATOR: frozenset[type] = frozenset(
+    {
+        messages.Register,
+        messages.GetShardHome,
+        messages.ShardStarted,
+        messages.BeginHandOffAck,
+        messages.ShardStopped,
+        messages.ShardLoads,
+        messages.GracefulShutdownRequest,
+    }
+)
+"""What the regions of members send to a coordinator."""
+HANDOVER: frozenset[type] = frozenset(handover.MESSAGES)
+"""What nodes that may coordinate send each other."""
+CONTROL: Mapping[Role, frozenset[type]] = {
+    Role.CLIENT: frozenset({Describe, messages.GetShardHome, Goodbye}),
+    Role.NEWCOMER: frozenset(),
+    Role.NODE: FROM_COORDINATOR
+    | FOR_COORDINATOR
+    | HANDOVER
+    | {messages.PassOn, Describe, TypeInfo, Refusals, Goodbye},
+}
+"""Control messages to a node. A client's Goodbye is checked before it counts (`departures`)."""
+
+JOIN_REQUESTS: tuple[type, ...] = (joining.InitJoin, joining.Join)
+"""Messages of membership on a session that the other node opened."""
+JOIN_ANSWERS: tuple[type, ...] = (
+    joining.InitAck,
+    joining.InitNack,
+    joining.JoinRefused,
+    joining.Welcome,
+)
+"""Messages of membership on a connection that this node opened."""
+
+QUESTIONERS = frozenset({Role.NODE})
+"""Roles that may ask the questions of `node.rpc`; some of them are commands."""
+
+
+def may_send(
+    permissions: Permissions, sender: NodeId, message: object, coordinates: Callable[[], bool]
+) -> bool:
+    """True if a session with these permissions may send the control message. `coordinates`: the
+    sender may coordinate the type that the message is about."""
+    kind = type(message)
+    if kind not in CONTROL[permissions.role]:
+        return False
+    if permissions.role is not Role.NODE:
+        return True
+    if kind in FROM_COORDINATOR or kind in HANDOVER:
+        return coordinates()
+    return kind not in FOR_COORDINATOR or getattr(message, "node", sender) == sender
