@@ -15,7 +15,6 @@ Source: docs/reference/cli.md; docs/performance.md.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import time
@@ -55,6 +54,8 @@ def bench(
     ] = False,
 ) -> None:
     """Measure tells, asks and starts of entities on this machine, with a node started for it."""
+    import asyncio
+
     rows = asyncio.run(_measured(seconds, entities, bytes(i % 251 for i in range(payload)), secret))
     if as_json:
         for row in rows:
@@ -112,6 +113,8 @@ class _Work:
 
     async def ask(self, name: str, lanes: int, seconds: float) -> list[Row]:
         """Measure `lanes` closed loops of asks: their rate and latency."""
+        import asyncio
+
         refs: Iterator[Any] = cycle(self._refs)
         taken: list[float] = []
         began = time.monotonic()
@@ -140,6 +143,8 @@ class _Work:
         Raises:
             CommandFailure: a message was lost or handled twice.
         """
+        import asyncio
+
         left, found = iter(self._refs), 0
 
         async def lane() -> None:
@@ -153,6 +158,8 @@ class _Work:
             raise CommandFailure(f"{self._sent} messages were sent, {found} handled", "report it")
 
     async def _round(self) -> None:
+        import asyncio
+
         for i, ref in enumerate(self._refs, 1):
             await ref.hit.tell(self._payload)
             if i % CHUNK == 0:
@@ -167,6 +174,8 @@ class _Work:
 async def _node(secret: Path | None) -> AsyncIterator[str]:
     """Start a node and yield its address. The node ends with this process; it is killed, because it
     stores nothing."""
+    import asyncio
+
     from shardbus_cli.workers.prefixed_output import PrefixedOutput
     from shardbus_cli.workers.process import WorkerProcess
 
@@ -205,6 +214,8 @@ def _command(port: int, gossip: int, secret: Path | None) -> Callable[[int], lis
 
 
 async def _within(future: Awaitable[Any], seconds: float) -> None:
+    import asyncio
+
     await asyncio.wait((asyncio.ensure_future(future),), timeout=seconds)
 
 

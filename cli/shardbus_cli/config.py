@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,7 +13,6 @@ import typer
 from shardbus_cli import output
 from shardbus_cli.exit_codes import ExitCode
 from shardbus_cli.parameters import App, Assignments, ConfigFile
-from shardbus_cli.show import show_checks
 
 if TYPE_CHECKING:
     from shardbus import ShardBus
@@ -45,6 +42,8 @@ def read_file(file: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is not TOML.
     """
+    import tomllib
+
     from shardbus.errors import ConfigError
 
     try:
@@ -149,6 +148,8 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Check application, settings and store as a node does at its start. Starts nothing."""
+    import asyncio
+
     from shardbus_cli.app_loader import load_app
 
     bus = load_app(app)
@@ -158,7 +159,7 @@ def check(
     if as_json:
         output.data(json.dumps({"status": "ok" if good else "failed", "checks": checks}))
     else:
-        show_checks(checks)
+        output.checks(checks)
     if not good:
         raise typer.Exit(ExitCode.UNHEALTHY)
 

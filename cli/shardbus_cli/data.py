@@ -11,7 +11,6 @@ Source: S2.53, S2.54.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,6 +52,8 @@ def show(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the stored shard tables of some types."""
+    import asyncio
+
     name = cluster or _running_cluster(node) or _no_name()
     tables = asyncio.run(_load(store, name, types))
     answer = {"cluster": name, "types": [_described(kind, tables[kind]) for kind in types]}
@@ -67,6 +68,8 @@ def remove(
     types: Types, store: StoreUrl, cluster: Cluster = None, node: NodeUrl = NODE_URL
 ) -> None:
     """Remove the stored shard tables of some types. The cluster must be stopped."""
+    import asyncio
+
     running = _running_cluster(node)
     name = cluster or running or _no_name()
     if running == name:
@@ -104,6 +107,8 @@ def _addresses(tables: Iterable[StoredTable | None]) -> set[Address]:
 
 async def _listening(addresses: Iterable[Address]) -> list[Address]:
     """Return the addresses at which a process listens."""
+    import asyncio
+
     from shardbus.transport.name_resolver import NameResolver
     from shardbus.transport.tcp_probe import open_probe
 

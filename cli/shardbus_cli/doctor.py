@@ -9,7 +9,6 @@ Source: N.6.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -106,6 +105,8 @@ def _check_type(kind: str, known: list[str]) -> None:
 def _all(
     picture: Picture | None, types: list[str], url: str | None, cluster: str | None
 ) -> list[Finding]:
+    import asyncio
+
     found = findings(picture) if picture is not None else []
     if url is None:
         return found

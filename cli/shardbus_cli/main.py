@@ -1,112 +1,12 @@
-"""The `shardbus` command.
+"""The `shardbus` command, from its arguments to the exit code of the process.
 
-Commands import what they need when they run, so that `--help` answers at once. Every failure ends
-in `run`: one line on standard error, and the exit code of that kind of failure.
+Plain `shardbus health` is answered without the parser of command lines: `health` says why. All else
+is in `commands`.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
-from collections.abc import Callable
-from typing import Annotated, Any
-
-import typer
-
-from shardbus_cli import (
-    bench,
-    config,
-    data,
-    doctor,
-    keys,
-    limits,
-    maintenance,
-    node,
-    placement,
-    send,
-    show,
-    simulate,
-    usage_errors,
-)
-from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.output import data as print_data
-from shardbus_cli.output import error
-
-app = typer.Typer(
-    name="shardbus",
-    help="Stateful entities, sharded over a cluster of Python processes.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(node.app, name="node")
-app.add_typer(show.cluster_app, name="cluster")
-app.add_typer(data.app, name="data")
-app.add_typer(config.app, name="config")
-app.add_typer(keys.app, name="keys")
-READING: tuple[Callable[..., None], ...] = (
-    show.nodes,
-    show.types,
-    show.shards,
-    show.entities,
-    show.where,
-    show.explain,
-    show.health,
-    doctor.doctor,
-    config.check,
-    simulate.simulate,
-    bench.bench,
-    maintenance.cordon,
-    maintenance.uncordon,
-    maintenance.drain,
-    maintenance.shutdown_region,
-    placement.plan,
-    placement.rebalance,
-    placement.place,
-    placement.stop,
-    limits.limit,
-)
-for command in READING:
-    app.command()(command)
-SENDING: tuple[Callable[..., None], ...] = (send.tell, send.ask)
-for command in SENDING:
-    app.command(context_settings={"ignore_unknown_options": True})(command)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as installed
-
-    try:
-        print_data(installed("shardbus"))
-    except PackageNotFoundError:
-        print_data("0 (not installed)")
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        version()
-        raise typer.Exit
-
-
-@app.callback()
-def root(
-    show_version: Annotated[
-        bool,
-        typer.Option(
-            "--version", is_eager=True, callback=_print_version, help="Print the version."
-        ),
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
-    ] = False,
-) -> None:
-    """Accept the options that precede a command."""
 
 
 def main() -> None:
@@ -121,42 +21,12 @@ def main() -> None:
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command and return its exit code."""
-    try:
-        ended_with = app(args=arguments, prog_name=usage_errors.PROGRAM, standalone_mode=False)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else ExitCode.OK
-    except CommandFailure as failure:
-        return _failed(failure, debug=debug)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.FAILED
-    except KeyboardInterrupt:
-        return 130
-    except typer.Abort:
-        return 130
-    except usage_errors.Unreadable as wrong:
-        return _unreadable(wrong, debug=debug)
-    except Exception as raised:
-        from shardbus.errors import ShardBusError
+    if arguments[:1] == ["health"] and not debug:
+        from shardbus_cli import health
 
-        if isinstance(raised, ShardBusError):
-            return _failed(CommandFailure.of(raised), debug=debug)
-        what = f"{type(raised).__name__}: {raised}".rstrip(": ")
-        hint = "run it with --debug and report its output"
-        return _failed(CommandFailure(f"defect of this command: {what}", hint), debug=debug)
-    return ended_with if isinstance(ended_with, int) else ExitCode.OK
+        code = health.plain(arguments[1:])
+        if code is not None:
+            return code
+    from shardbus_cli import commands
 
-
-def _unreadable(wrong: Any, *, debug: bool) -> int:
-    if usage_errors.is_help(wrong):
-        wrong.show()
-        return ExitCode.USAGE
-    path, failure = usage_errors.said(wrong)
-    return _failed(failure, debug=debug, command=path)
-
-
-def _failed(failure: CommandFailure, *, debug: bool, command: str = usage_errors.PROGRAM) -> int:
-    if debug:
-        traceback.print_exc()
-    error(str(failure), command)
-    return failure.code
+    return commands.run(arguments, debug=debug)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 from typing import Any
-from urllib.error import HTTPError, URLError
-from urllib.parse import quote, urlencode, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
@@ -24,10 +20,17 @@ CODES = {
 START_HINT = "start one with `shardbus node start`, or name one with --node or SHARDBUS_NODE_URL"
 
 
+def silent(url: str, why: str) -> CommandFailure:
+    """Return the failure of a request without an answer."""
+    return CommandFailure(f"no node at {url}: {why}", START_HINT, code=ExitCode.UNREACHABLE)
+
+
 class NodeHttp:
     """The HTTP of one node, by its URL."""
 
     def __init__(self, url: str) -> None:
+        from urllib.parse import urlsplit
+
         self.url = (url if "://" in url else f"http://{url}").rstrip("/")
         try:
             parts = urlsplit(self.url)
@@ -79,6 +82,12 @@ class NodeHttp:
     def _ask(
         self, method: str, path: tuple[str, ...], query: dict[str, Any], accepted: tuple[int, ...]
     ) -> tuple[int, str]:
+        # Here, because these imports take several times as long as a request.
+        from http.client import HTTPException
+        from urllib.error import HTTPError, URLError
+        from urllib.parse import quote, urlencode
+        from urllib.request import ProxyHandler, Request, build_opener
+
         url = "/".join([self.url, *(quote(part, safe="") for part in path)])
         request = Request(f"{url}?{urlencode(query, doseq=True)}" if query else url, method=method)  # noqa: S310
         if method == "POST" and (token := os.environ.get(TOKEN_VARIABLE)):
@@ -99,13 +108,11 @@ class NodeHttp:
             raise self._silent(
                 "no answer in time" if timed_out else "nothing listens there"
             ) from None
-        except (OSError, http.client.HTTPException, ValueError):
+        except (OSError, HTTPException, ValueError):
             raise self._silent("the answer is incomplete or is not HTTP") from None
 
     def _silent(self, why: str) -> CommandFailure:
-        return CommandFailure(
-            f"no node at {self.url}: {why}", START_HINT, code=ExitCode.UNREACHABLE
-        )
+        return silent(self.url, why)
 
     def _failure(self, status: int, text: str) -> CommandFailure:
         try:

@@ -68,6 +68,15 @@ def table(columns: Sequence[str], rows: Iterable[Row]) -> None:
         _aligned([headings, *cells])
 
 
+def checks(found: Mapping[str, Mapping[str, object]]) -> None:
+    """Print health checks as a table."""
+    rows = [
+        {"check": name, "result": "ok" if one.get("ok") else "FAILED", "detail": one["detail"]}
+        for name, one in found.items()
+    ]
+    table(("check", "result", "detail"), rows)
+
+
 def facts(values: Mapping[str, object]) -> None:
     """Print names and values, one per line."""
     _aligned([[name, safe(value)] for name, value in values.items()])

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from shardbus_cli.health import NODE_URL as NODE_URL
+
 NodeUrl = Annotated[
     str,
     typer.Option(
@@ -35,8 +37,6 @@ Secret = Annotated[
 ]
 EntityType = Annotated[str, typer.Argument(metavar="TYPE", help="Name of the entity type.")]
 EntityId = Annotated[str, typer.Argument(metavar="ID", help="Id of the entity.")]
-
-NODE_URL = "http://127.0.0.1:8558"
 
 
 def duration(help_: str, default: float, low: float = 0.0) -> Any:

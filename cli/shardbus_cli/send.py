@@ -11,7 +11,6 @@ words after it are its arguments in order; a word that is not JSON is a string.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import keyword
 from collections.abc import Awaitable, Callable
@@ -93,6 +92,8 @@ def tell(
     secret: Secret = None,
 ) -> None:
     """Send a message and return when a node has it."""
+    import asyncio
+
     method, values = parse_words(words or [])
     kind = _kind(node, entity_type, entity_id)
 
@@ -164,6 +165,8 @@ def _with_client(
     work: Callable[[AsyncClient], Awaitable[T]],
 ) -> T:
     """Run `work` with a client of the node's cluster."""
+    import asyncio
+
     cluster, addresses = _members(NodeHttp(url))
 
     async def run() -> T:

@@ -9,6 +9,7 @@ import typer
 
 from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.health import report
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
 from shardbus_cli.placement import note_held
@@ -195,18 +196,6 @@ def health(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     asked = NodeHttp(node)
     ready, text = asked.probe("readyz")
     answer = asked.parse(text)
-    if as_json:
-        output.data(text)
-    else:
-        show_checks(answer.get("checks", {}))
+    report(text, answer.get("checks", {}), as_json=as_json)
     if not ready:
         raise typer.Exit(ExitCode.UNHEALTHY)
-
-
-def show_checks(checks: Mapping[str, Mapping[str, object]]) -> None:
-    """Print checks as a table."""
-    rows = [
-        {"check": name, "result": "ok" if found.get("ok") else "FAILED", "detail": found["detail"]}
-        for name, found in checks.items()
-    ]
-    output.table(("check", "result", "detail"), rows)

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -100,6 +98,9 @@ def _one_of(option: str, value: str | None, known: Iterable[str]) -> None:
 
 
 def _run_all(drawn: list[Options | NodeOptions], jobs: int) -> Iterator[RunOutcome]:
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
     if jobs == 1:
         yield from map(_run, drawn)
         return

@@ -16,9 +16,8 @@ from shardbus import ShardBus
 from shardbus.config.loading import load
 from shardbus.config.settings import Settings
 from shardbus.node.supervisor_link import SupervisorLink
+from shardbus_cli import health, node
 from shardbus_cli import main as cli
-from shardbus_cli import node
-from shardbus_cli import show as views
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -95,11 +94,16 @@ def test_the_image_starts_a_node_and_asks_for_its_health(started, monkeypatch):
     assert cli.run(words(DOCKERFILE, "CMD")) == 0
     assert [cluster for cluster, _ in started] == ["flights"]
     [check] = re.findall(r"^HEALTHCHECK .* CMD (\[.*\])$", DOCKERFILE, re.MULTILINE)
-    asked: list[str] = []
-    monkeypatch.setattr(views.NodeHttp, "probe", lambda _, name: (bool(asked.append(name)), "{}"))
+    asked: list[tuple[str, int]] = []
+
+    def answer(host: str, port: int) -> tuple[int, str]:
+        asked.append((host, port))
+        return 503, '{"checks": {}}'
+
+    monkeypatch.setattr(health, "_ask", answer)
     assert json.loads(check)[0] == "shardbus"
     assert cli.run(json.loads(check)[1:]) == 5
-    assert asked == ["readyz"]
+    assert asked == [("127.0.0.1", Settings().http.port)]
 
 
 def test_the_image_runs_as_nobody_in_particular():

@@ -20,7 +20,7 @@ from shardbus.config.loading import options
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus_cli.app_loader import load_app
-from shardbus_cli.main import app as commands
+from shardbus_cli.commands import app as commands
 from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -37,9 +37,9 @@ from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore, StoredTable
 from shardbus_cli import logs, node_flags, output, send
 from shardbus_cli.app_loader import load_app
+from shardbus_cli.commands import app as command
 from shardbus_cli.config import read_file
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
-from shardbus_cli.main import app as command
 from shardbus_cli.main import run
 
 ME = "127.0.0.1:7355#00000000000000aa"
@@ -524,7 +524,7 @@ def test_an_interrupted_command_ends_with_130(shell, url, monkeypatch, interrupt
         assert shell("nodes") == 130
     assert shell.out == ""
     # Some versions of Typer turn the interrupt into an exit, others let it through.
-    monkeypatch.setattr("shardbus_cli.main.app", interrupted)
+    monkeypatch.setattr("shardbus_cli.commands.app", interrupted)
     assert shell("nodes") == 130
 
 
