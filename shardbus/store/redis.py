@@ -115,12 +115,15 @@ class RedisStore:
                     await self._check_again()
 
     async def _probe(self) -> None:
-        """Call the server, and notice if it has lost all keys: FLUSHALL does not restart it."""
+        """Call the server, and notice whether it is another one, or has lost all keys. The client
+        library may connect again unseen, and FLUSHALL does not restart a server."""
         mark = secrets.token_hex(8)
-        found = await self._link.call(scripts.PROBE, (f"{self._prefix}:probe",), mark)
+        found, run_id = await self._link.call(scripts.PROBE, (f"{self._prefix}:probe",), mark)
         before, self._mark = self._mark, found
         if before is not None and before != found:
             self._link.on_new_server()
+        elif run_id:
+            self._link.meet(run_id.decode())
 
     async def _check_again(self) -> None:
         """Check the server's settings, and keep what is wrong in `problems`."""

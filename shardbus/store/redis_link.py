@@ -205,7 +205,7 @@ class RedisLink:
     async def _send(self, batch: list[_Call]) -> list[Any]:
         if self._client is None:
             self._client = self._connect()
-            await self._meet(self._client)
+            self.meet(await self._identify(self._client))
         pipeline: RedisPipeline = self._client.pipeline(transaction=False)
         for call in batch:
             self._sequence += 1
@@ -223,17 +223,18 @@ class RedisLink:
             raise NotSynced("has not synced its log")
         return replies
 
-    async def _meet(self, client: RedisClient) -> None:
-        """Find out whether this is another server than the last one. A server that does not say is
-        taken for another."""
+    def meet(self, run_id: str) -> None:
+        """Report the run id of the server; empty if it hides it, and is taken for another one."""
+        before, self._server = self._server, run_id
+        if before is not None and (not run_id or before != run_id):
+            self.on_new_server()
+
+    async def _identify(self, client: RedisClient) -> str:
         try:
             answer = await client.execute_command("INFO", "server")
         except redis_errors.ResponseError:
-            answer = None
-        found = answer.get("run_id", "") if isinstance(answer, dict) else ""
-        before, self._server = self._server, str(found)
-        if before is not None and (not self._server or before != self._server):
-            self.on_new_server()
+            return ""
+        return str(answer.get("run_id", "")) if isinstance(answer, dict) else ""
 
     def _deliver(self, batch: list[_Call], replies: list[Any]) -> list[_Call]:
         """Answer the calls. Returns those that must be sent again."""

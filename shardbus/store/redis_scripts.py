@@ -231,11 +231,14 @@ return 1
 """
 )
 
-# KEYS a hash of its own; ARGV 3 a random text. Shows that the server takes writes, and returns the
-# text that was written first. Another one than before means that the keys were lost meanwhile.
+# KEYS a hash of its own; ARGV 3 a random text. Shows that the server takes writes. Returns the text
+# that was written first, and the server's run id, empty if it does not say. Another text than
+# before means that the keys were lost meanwhile, another run id that this is another server.
 PROBE = Script("""
 redis.call('HSETNX', KEYS[1], 'mark', ARGV[3])
-return redis.call('HGET', KEYS[1], 'mark')
+local info = redis.pcall('INFO', 'server')
+local run_id = type(info) == 'string' and info:match('run_id:(%x+)') or ''
+return {redis.call('HGET', KEYS[1], 'mark'), run_id}
 """)
 
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
