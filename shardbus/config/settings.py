@@ -31,6 +31,13 @@ STRATEGIES = (
     "none",
 )
 
+SUSPEND_PART = 0.8
+"""The default of `suspend_after`, as a part of `stable_after`."""
+CLOCKS_APART = 1.02
+"""How much faster one node's clock may run than another's: 1 % drift each."""
+SUSPEND_MARGIN_PART, SUSPEND_MARGIN_MAX = 0.1, 0.5
+"""Time, as a part of `stable_after` and at most in seconds, for ticks that are late."""
+
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
@@ -181,6 +188,11 @@ class ClusterSettings:
     app_block_warning: float = seconds(
         1.0, "a handler that blocks the node's loop that long is named in a warning", off=True
     )
+    suspend_after: float = seconds(
+        0.0,
+        "without consent of its quorum before a node handles no message; 0 is 4/5 of stable_after",
+        low=0.0,
+    )
     quarantine_after: float = seconds(
         60.0, "a reachable node that reads nothing from a session that long must restart", off=True
     )
@@ -191,6 +203,23 @@ class ClusterSettings:
     failure_detector: FailureDetectorSettings = field(default_factory=FailureDetectorSettings)
     downing: DowningSettings = field(default_factory=DowningSettings)
     singleton: SingletonSettings = field(default_factory=SingletonSettings)
+
+    @property
+    def suspends(self) -> bool:
+        """True if a node without its quorum suspends: the strategy chooses at most one side."""
+        return self.downing.strategy != "none" and not self.downing.unsafe_auto_down_after
+
+    @property
+    def contact_lifetime(self) -> float:
+        """Seconds for which the consent of a member is valid (`suspend_after`)."""
+        return self.suspend_after or SUSPEND_PART * self.downing.stable_after
+
+    @property
+    def suspended_within(self) -> float:
+        """Seconds after which a node is surely suspended, counted from the last consent by the
+        clock of another node. The side that stays waits as long."""
+        margin = min(SUSPEND_MARGIN_MAX, self.downing.stable_after * SUSPEND_MARGIN_PART)
+        return self.contact_lifetime * CLOCKS_APART + margin if self.suspends else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,13 @@ def check(settings: Settings) -> None:
             f"cluster.quarantine_after ({cluster.quarantine_after:g} s) must be more than "
             f"app_stall_timeout ({cluster.app_stall_timeout:g} s), or a busy node is quarantined"
         )
+    if cluster.suspends and cluster.suspended_within > downing.stable_after:
+        raise ConfigError(
+            f"cluster.suspend_after ({cluster.suspend_after:g} s) is too long: another side may "
+            f"start this node's entities {downing.stable_after:g} s after a split, and a node is "
+            f"surely suspended only {cluster.suspended_within:g} s after its last contact",
+            hint="set it to 4/5 of cluster.downing.stable_after or less, or to 0, which is that",
+        )
     hand_over = cluster.singleton
     if hand_over.retire_timeout >= hand_over.hand_over_timeout:
         raise ConfigError(

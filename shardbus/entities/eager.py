@@ -6,6 +6,9 @@ yields. The code inside does not notice: `asyncio.timeout`, `TaskGroup` and libr
 `current_task()` see one and the same object, the eager task, before and after a real task takes
 over. The eager task passes every call on to the real one once there is one.
 
+A coroutine that waited goes on only while the gate of the node is open: until then its result, an
+error or a cancellation waits with it (`gate`).
+
 Context variables belong to a task, too. The first step runs in a copy of the context in which the
 eager runner was made, not of the one in which the message arrived, and the real task goes on in
 that copy. `OWNER` is set there, and so in every task that the code creates.
@@ -21,6 +24,8 @@ from asyncio.tasks import _enter_task, _leave_task
 from collections.abc import Coroutine, Generator
 from contextvars import Context, ContextVar, copy_context
 from typing import Any
+
+from shardbus.entities.gate import SuspensionGate
 
 OWNER: ContextVar[Any] = ContextVar("shardbus_owner", default=None)
 """The owner of the eager runner under which the current code started; None elsewhere."""
@@ -77,10 +82,15 @@ class EagerRunner:
     pays for that once: there, `begin` steps a coroutine.
     """
 
-    __slots__ = ("_context", "_depth", "_loop", "_outer", "_owner", "base", "task")
+    __slots__ = ("_context", "_depth", "_gate", "_loop", "_outer", "_owner", "base", "task")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, owner: Any = None) -> None:
-        self._loop, self._owner = loop, owner
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        owner: Any = None,
+        gate: SuspensionGate | None = None,
+    ) -> None:
+        self._loop, self._owner, self._gate = loop, owner, gate or SuspensionGate()
         self.base = copy_context()
         self.base.run(OWNER.set, owner)
         self.task = EagerTask(owner)
@@ -145,7 +155,7 @@ class EagerRunner:
     async def _carry_on(
         self, coroutine: Coroutine[Any, Any, Any], waits_for: Any, eager: EagerTask
     ) -> Any:
-        return await _resume(self._loop, coroutine, waits_for, eager)
+        return await _resume(self._loop, coroutine, waits_for, eager, self._gate)
 
 
 def coroutine_of(eager: EagerTask) -> Coroutine[Any, Any, Any] | None:
@@ -161,6 +171,7 @@ def _resume(
     coroutine: Coroutine[Any, Any, Any],
     waits_for: Any,
     eager: EagerTask,
+    gate: SuspensionGate,
 ) -> Generator[Any, Any, Any]:
     task: Any = eager.task
     eager.awaits = BEGUN
@@ -174,6 +185,14 @@ def _resume(
             raise
         except BaseException as e:
             error = e
+        while gate.is_shut() and not gate.ended:
+            try:
+                yield from gate.opened().__await__()
+            except GeneratorExit:
+                coroutine.close()
+                raise
+            except BaseException as e:
+                error = e
         _leave_task(loop, task)
         _enter_task(loop, eager)  # type: ignore[arg-type]
         try:

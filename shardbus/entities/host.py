@@ -29,6 +29,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import EntityType, StopReason
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.passivator import Passivator
 from shardbus.entities.reassertion import raise_fences
 from shardbus.entities.remembering import EntityRecovery, EntityRelocation, RememberedEntities
@@ -59,13 +60,15 @@ class Host:
         store: StateStore,
         shard_of: Callable[[str], str],
         start_elsewhere: Callable[[str], Awaitable[None]],
+        gate: SuspensionGate | None = None,
     ) -> None:
+        self.gate = gate or SuspensionGate()
         self.kind, self.settings, self.node_name, self.loop = kind, settings, node_name, loop
         self.name, self.ref = kind.name, ref
         self.patience = max(1.0, settings.handoff_timeout - 5.0)
         """Seconds that an entity has to stop before it is cut off."""
         self.stopper = Stopper(kind, self.patience, self._gone)
-        self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish)
+        self.runner = EntityRunner(kind, settings, loop, keeper, self.stopper.finish, self.gate)
         self.stopper.attach(self.runner)
         self.counts = self.runner.counts
         self.deferred = self.runner.deferred
@@ -80,7 +83,7 @@ class Host:
         self._left: dict[str, list[tuple[str, Message]]] = {}
         self._keeper, self._on_down = keeper, on_down
         self._shard_of = shard_of
-        self.recovery = EntityRecovery(settings, loop, self._revive)
+        self.recovery = EntityRecovery(settings, loop, self._revive, self.gate)
         self.remembered: RememberedEntities | None = None
         if settings.remember:
             remembered = self.remembered = RememberedEntities(
@@ -216,6 +219,7 @@ class Host:
         handles the messages that wait for it."""
         if activation.state is not LifeState.LISTING:
             return
+        self.gate.is_shut()  # `_begin` looks at the last check only
         activation.step(LifeStep.LISTED)
         reason, activation.stopping = activation.stopping, None
         self._begin(activation)
@@ -229,6 +233,7 @@ class Host:
             return None
         if self.find(entity_id, hosted.shard) is not None:
             return None
+        self.gate.is_shut()
         if self._shard_of(entity_id) != hosted.shard:
             self._relocation.move(hosted, entity_id)
             return None
@@ -349,12 +354,13 @@ class Host:
             self.stopper.receive_own(activation, message)
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
-        """Write the entity's state under its fence."""
+        """Write the entity's state under its fence. Return once the node is confirmed, too."""
         try:
             await self._keeper.save(self.name, activation.entity_id, activation.shard.fence, data)
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
+        await self.gate.passed()
 
     async def reassert(self) -> None:
         """Write the fences of the entities in memory, and the lists of remembered entities, into a
@@ -373,11 +379,16 @@ class Host:
 
     def sweeps(self) -> dict[str, Callable[[int], object]]:
         """Return the work to do about once a second, by name, each with the current tick as its
-        argument: measure mailboxes, cut off entities that do not stop, passivate."""
+        argument: measure mailboxes, cut off entities that do not stop, passivate. While the node
+        is suspended no entity is idle or late."""
+
+        def unless_shut(sweep: Callable[[int], object]) -> Callable[[int], object]:
+            return lambda tick: None if self.gate.closed else sweep(tick)
+
         return {
             "mailboxes": lambda tick: self.runner.mailbox_limits.sweep(),
-            "stopping": self.stopper.sweep,
-            "passivation": self.passivator.sweep,
+            "stopping": unless_shut(self.stopper.sweep),
+            "passivation": unless_shut(self.passivator.sweep),
         }
 
     def set_active_entity_limit(self, limit: int) -> None:

@@ -16,7 +16,8 @@ has up to 4 MiB), and a slow entity slows its senders down to its own pace.
 no message leaves a full mailbox for `mailbox_patience`, its entity is *stuck*, and messages for it
 are dropped and counted until it has room again. Two entities that wait for room in each other's
 mailbox, directly or through others, end so as well: the price is one of their messages, not the
-cluster. Only messages of entities wait behind a paused session (`transport.inbox`).
+cluster. While the node is suspended no entity stands still: its messages wait for the node. Only
+messages of entities wait behind a paused session (`transport.inbox`).
 
 A message that leaves a mailbox notifies nothing, since that would cost something for each. Instead
 a timer checks the mailboxes every 1 to 50 ms while a session waits. Bytes are estimated as messages
@@ -34,6 +35,7 @@ from dataclasses import dataclass, field
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
+from shardbus.entities.gate import SuspensionGate
 from shardbus.transport.session import Session
 
 MESSAGE_BYTES = 192
@@ -63,7 +65,13 @@ class MailboxProgress:
 class MailboxLimits:
     """The limits of one type on one node. Without patience, no sender waits."""
 
-    def __init__(self, settings: ShardingSettings, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        settings: ShardingSettings,
+        loop: asyncio.AbstractEventLoop,
+        gate: SuspensionGate | None = None,
+    ) -> None:
+        self._gate = gate or SuspensionGate()
         self.soft = False
         """The current run may exceed the bounds: its session is paused afterwards."""
         self.met = False
@@ -156,7 +164,7 @@ class MailboxLimits:
         """Resume sessions whose mailboxes have room again; mark those that stand still as stuck."""
         self._timer = None
         now = self._loop.time()
-        passed = min(now - self._checked_at, STEP_MAX_S)
+        passed = 0.0 if self._gate.closed else min(now - self._checked_at, STEP_MAX_S)
         if self._over:
             self._check_all(passed)
         for activation in [a for a in self._progress if self._is_done(a, passed)]:

@@ -48,6 +48,7 @@ from typing import Any, TypeVar
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, LifeState, Shard
+from shardbus.entities.gate import SuspensionGate
 from shardbus.errors import RequestError, StaleFence, StoreError
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet
@@ -66,6 +67,8 @@ TURN_S = 0.004
 LATE_S = 0.02
 """A loop that is later than this is busy, for the adaptive strategy."""
 STARTING_MAX = 1000
+SHUT_S = 0.1
+"""The pause of recovery while the node is suspended."""
 
 MOVES_MAX = 100
 """Relocations under way at a time."""
@@ -266,9 +269,14 @@ class EntityRecovery:
     """The entities of one type that wait to be started again."""
 
     def __init__(
-        self, settings: ShardingSettings, loop: asyncio.AbstractEventLoop, start: Start
+        self,
+        settings: ShardingSettings,
+        loop: asyncio.AbstractEventLoop,
+        start: Start,
+        gate: SuspensionGate | None = None,
     ) -> None:
         self._settings, self._loop, self._start = settings, loop, start
+        self._gate = gate or SuspensionGate()
         self._queue: deque[tuple[Shard, str]] = deque()
         self._starting: list[Activation] = []
         self._timer: asyncio.Handle | None = None
@@ -298,6 +306,9 @@ class EntityRecovery:
 
     def _turn(self) -> None:
         self._timer = None
+        if self._gate.is_shut():
+            self._later(SHUT_S)
+            return
         late = self._loop.time() - self._due
         self._starting = [a for a in self._starting if a.state < LifeState.RUNNING]
         settings = self._settings

@@ -17,6 +17,10 @@ time than one by one. A message that goes into a mailbox instead is decoded agai
 The loop stands here twice, once with `await`. A single one would have to test every message for its
 kind, and to make a coroutine for each run of plain handlers.
 
+**Suspension.** While the gate is shut nothing is handled and nothing starts: messages go into
+mailboxes, and what would go on is held, in order. Once it opens, the held activations go on, some
+in each turn of the loop.
+
 **Failures.** A handler that raises fails its asker with EntityFailed and restarts the entity (a new
 object, its state loaded again, `on_start`): the first time at once, then with a doubling backoff;
 messages wait. The directive `resume` keeps the object, `stop` stops it. `supervision` describes a
@@ -32,7 +36,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
@@ -48,6 +54,7 @@ from shardbus.entities.activation import (
 )
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.mailboxes import MESSAGE_BYTES, MailboxLimits
 from shardbus.entities.running_handlers import RunHeader, RunningHandlers
 from shardbus.entities.supervision import StateLoader, Supervisor
@@ -70,11 +77,33 @@ Arrive = Callable[[str, bytes, int], Activation | None]
 """Starts the entity of a message (entity id, payload, correlation id) that is not active. If the
 message does not belong here, takes it and returns None."""
 
+Rows = Iterable[tuple[str, bytes, int]]
+"""Messages of a run: entity id, payload, correlation id."""
+
 AHEAD_MIN, AHEAD_MAX = 8, 1024
 """Shorter runs gain nothing by decoding ahead; longer ones would hold too much in memory."""
 
 SETTLE_MAX = 256
 """Messages of one mailbox handled in a row before other callbacks of the loop run."""
+
+GATE_EVERY = 16
+"""Messages of one mailbox between two checks of the gate. A power of two."""
+
+RUN_SLICE = 64
+"""Messages of a run between two checks of the gate."""
+
+RESUMED_MAX = 256
+"""Held activations that go on in one turn of the loop."""
+
+
+def sliced(
+    ids: Sequence[str], payloads: Sequence[bytes], corrs: int | Sequence[int]
+) -> Iterator[Rows]:
+    """Return a run in slices of `RUN_SLICE` messages. `corrs`: the same for all, or one each."""
+    for at in range(0, len(ids), RUN_SLICE):
+        end = at + RUN_SLICE
+        marks = repeat(corrs) if isinstance(corrs, int) else corrs[at:end]
+        yield zip(ids[at:end], payloads[at:end], marks, strict=False)
 
 
 def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
@@ -126,7 +155,12 @@ class EntityRunner:
         loop: asyncio.AbstractEventLoop,
         keeper: StateLoader,
         finish: Callable[[Activation], None],
+        gate: SuspensionGate | None = None,
     ) -> None:
+        self.gate = gate or SuspensionGate()
+        self._held: dict[Activation, Callable[[], None]] = {}
+        """Activations that would go on if the gate were open, each with what it would do."""
+        self.gate.on_open(self._resume_some)
         self.kind, self.settings, self.loop = kind, settings, loop
         self.activation: Activation | None = None
         """The entity that handles a message at this very moment; below, the message."""
@@ -139,9 +173,9 @@ class EntityRunner:
         self._supervisor = Supervisor(kind, settings, keeper, self.deferred.end)
         self.counts = self._supervisor.counts
         self._finish = finish
-        self.running_handlers = RunningHandlers(kind.name, loop, self)
+        self.running_handlers = RunningHandlers(kind.name, loop, self, self.gate)
         self._eager = self.running_handlers.eager
-        self.mailbox_limits = MailboxLimits(settings, loop)
+        self.mailbox_limits = MailboxLimits(settings, loop, self.gate)
         self._mailbox_max = settings.mailbox
 
     def advance(self, tick: int) -> None:
@@ -156,60 +190,76 @@ class EntityRunner:
         arrive: Arrive,
         invoker: Invoker,
         session: Session | None,
-        rows: Iterable[tuple[str, bytes, int]],
+        slices: Iterable[Rows],
         deadline: int,
         chain: Chain = (),
         ahead: list[Any] | None = None,
     ) -> None:
-        """Handle a run of messages, as (entity id, payload, correlation id). `ahead`: the payloads
-        as `read_ahead` has decoded them."""
-        tick, eager, outer = self.tick, self._eager, self._current()
+        """Handle a run of messages, in slices (`sliced`). `ahead`: the payloads of the whole run as
+        `read_ahead` has decoded them."""
+        gate, eager, outer = self.gate, self._eager, self._current()
         self.run_header = (invoker, session, chain)
         eager.enter()
         try:
-            if invoker.is_async:
-                self._deliver_async(
-                    find, arrive, invoker, session, iter(rows), deadline, chain, ahead
-                )
-                return
-            function, single, one = invoker.function, invoker.single, invoker.one
-            if ahead is not None:
-                single = one = None
-            for entity_id, payload, corr in rows:
-                activation = find(entity_id) or arrive(entity_id, payload, corr)
-                if activation is None:
-                    if ahead is not None:
-                        ahead.pop()
-                    continue
-                activation.used = tick
-                if activation.busy:
-                    if ahead is not None:
-                        ahead.pop()
-                    self.queue(
-                        activation, Message(invoker, payload, session, corr, deadline, chain)
+            for rows in slices:
+                if gate.is_shut():
+                    self._hold_run(find, arrive, invoker, session, rows, deadline, chain)
+                elif invoker.is_async:
+                    self._deliver_async(
+                        find, arrive, invoker, session, iter(rows), deadline, chain, ahead
                     )
-                    continue
-                self.activation, self.payload, self.corr = activation, payload, corr
-                try:
-                    if single is not None:
-                        value = function(activation.entity, single(payload)[0])
-                    elif one is not None:
-                        value = function(activation.entity, one(payload))
-                    elif ahead is not None:
-                        value = function(activation.entity, ahead.pop())
-                    else:
-                        value = function(activation.entity, *invoker.decoders[payload[0]](payload))
-                except (Exception, asyncio.CancelledError) as e:
-                    if self._raised(activation, invoker, payload, e, session, corr):
-                        self._settle_if_needed(activation)
-                    continue
-                if session is not None:
-                    answer(activation, value, session, corr)
-                if activation.stopping is not None or activation.mailbox:
-                    self.settle(activation)
+                else:
+                    self._deliver_sync(find, arrive, invoker, session, rows, deadline, chain, ahead)
         finally:
             eager.leave()
             self.activation, self.run_header, self.payload, self.corr = outer
+
+    def _deliver_sync(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Rows,
+        deadline: int,
+        chain: Chain,
+        ahead: list[Any] | None,
+    ) -> None:
+        """Handle a slice of a run for a plain function."""
+        function, single, one = invoker.function, invoker.single, invoker.one
+        if ahead is not None:
+            single = one = None
+        tick = self.tick
+        for entity_id, payload, corr in rows:
+            activation = find(entity_id) or arrive(entity_id, payload, corr)
+            if activation is None:
+                if ahead is not None:
+                    ahead.pop()
+                continue
+            activation.used = tick
+            if activation.busy:
+                if ahead is not None:
+                    ahead.pop()
+                self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
+                continue
+            self.activation, self.payload, self.corr = activation, payload, corr
+            try:
+                if single is not None:
+                    value = function(activation.entity, single(payload)[0])
+                elif one is not None:
+                    value = function(activation.entity, one(payload))
+                elif ahead is not None:
+                    value = function(activation.entity, ahead.pop())
+                else:
+                    value = function(activation.entity, *invoker.decoders[payload[0]](payload))
+            except (Exception, asyncio.CancelledError) as e:
+                if self._raised(activation, invoker, payload, e, session, corr):
+                    self._settle_if_needed(activation)
+                continue
+            if session is not None:
+                answer(activation, value, session, corr)
+            if activation.stopping is not None or activation.mailbox:
+                self.settle(activation)
 
     def _deliver_async(
         self,
@@ -319,6 +369,8 @@ class EntityRunner:
             activation.used = self.tick
         if activation.busy:
             self.queue(activation, message)
+        elif self.gate.is_shut():
+            self._hold_message(activation, message)
         elif self._run(activation, message):
             self._settle_if_needed(activation)
 
@@ -360,7 +412,10 @@ class EntityRunner:
         """Go on after something an entity has done: handle its mailbox, stop it, or leave it
         idle."""
         activation.busy = True
-        for _ in range(SETTLE_MAX):
+        for handled in range(SETTLE_MAX):
+            if handled % GATE_EVERY == 0 and self.gate.is_shut():
+                self._hold(activation, partial(self._settle_unless_over, activation))
+                return
             mailbox, extras = activation.mailbox, activation.extras
             stop_request = None if extras is None else extras.stop_request
             if activation.stopping is not None and activation.ends_now:
@@ -494,12 +549,63 @@ class EntityRunner:
 
         eager = self.running_handlers.carry_on(activation, coroutine, waits_for, done)
 
+    # ---- suspension
+
+    def _hold(self, activation: Activation, action: Callable[[], None]) -> None:
+        """Let an activation go on by this action once the gate opens."""
+        activation.busy = True
+        self._held.setdefault(activation, action)
+
+    def _hold_message(self, activation: Activation, message: Message) -> None:
+        """Queue a message, whatever its entity does."""
+        idle = not activation.busy
+        self.queue(activation, message)
+        if idle:
+            self._hold(activation, partial(self._settle_unless_over, activation))
+
+    def _hold_run(
+        self,
+        find: Find,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        rows: Rows,
+        deadline: int,
+        chain: Chain,
+    ) -> None:
+        """Queue a run of messages."""
+        for entity_id, payload, corr in rows:
+            activation = find(entity_id) or arrive(entity_id, payload, corr)
+            if activation is not None:
+                activation.used = self.tick
+                message = Message(invoker, payload, session, corr, deadline, chain)
+                self._hold_message(activation, message)
+
+    def _resume_some(self) -> None:
+        """Let some held activations go on, and the others in the next turns of the loop."""
+        for _ in range(min(RESUMED_MAX, len(self._held))):
+            if self.gate.is_shut():
+                return
+            activation = next(iter(self._held))
+            self._held.pop(activation)()
+        if self._held:
+            self.loop.call_soon(self._resume_some)
+
+    def _start_held(self, activation: Activation, chain: Chain) -> None:
+        if activation.state is LifeState.STARTING:
+            self.start(activation, chain)
+            if activation.mailbox and not activation.busy:
+                self.settle_soon(activation)
+
     # ---- start and restart
 
     def start(self, activation: Activation, chain: Chain = ()) -> None:
         """Start an entity. One without state and `on_start` is idle at once; any other is busy
         until it has started. `chain`: the entities that wait for it, besides those whose messages
         are in its mailbox."""
+        if self.gate.closed:
+            self._hold(activation, partial(self._start_held, activation, chain))
+            return
         if self.kind.plain:
             outer, self.activation = self.activation, None
             try:
@@ -526,6 +632,9 @@ class EntityRunner:
 
     def _begin(self, activation: Activation, chain: Chain = ()) -> None:
         """Start an entity, after a backoff if it has failed lately."""
+        if self.gate.is_shut():
+            self._hold(activation, partial(self._begin, activation, chain))
+            return
         activation.busy = True
         if activation.mailbox and not chain:
             chain = activation.mailbox[0].chain

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from shardbus.entities.activation import Activation, Current, Message
 from shardbus.entities.eager import EagerRunner, EagerTask
 from shardbus.entities.entity_type import Invoker
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.reentrancy import CallChain, eager_task_waiting_for
 from shardbus.errors import ReentrancyError
 from shardbus.transport.session import Session
@@ -54,9 +55,13 @@ class RunningHandlers:
     """The eager tasks of one entity type that wait. It is the owner of these tasks."""
 
     def __init__(
-        self, entity_type: str, loop: asyncio.AbstractEventLoop, current: CurrentMessage
+        self,
+        entity_type: str,
+        loop: asyncio.AbstractEventLoop,
+        current: CurrentMessage,
+        gate: SuspensionGate,
     ) -> None:
-        self.eager = EagerRunner(loop, self)
+        self.eager = EagerRunner(loop, self, gate)
         self._type, self._loop, self._current = entity_type, loop, current
         self.tasks: dict[int, EagerTask] = {}
         """By the `id` of the real task; the longest waiting comes first."""

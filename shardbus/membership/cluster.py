@@ -6,6 +6,7 @@
     deaths      processes that are proved gone          failure/confirmed_death
     resolver    the decision about a split              downing/
     leader      the members' life cycle                 leader
+    suspension  whether entities may handle messages    suspension
 
 Events enter by `handle`, time by `tick`. Both return effects. After either, `_settle` repeats until
 the state no longer changes: stop if this node is out, act as leader, decide a split. Then it
@@ -54,6 +55,7 @@ from shardbus.membership.messages import (
     HeartbeatReply,
 )
 from shardbus.membership.reachability import Flag
+from shardbus.membership.suspension import Suspension
 from shardbus.membership.view import (
     DowningDecided,
     MembershipView,
@@ -91,7 +93,14 @@ class ClusterMembership:
         self._deaths = DeathWatch()
         least, by_role = settings.min_members, settings.role_min_members
         has_started = partial(enough_members, min_members=least, role_min_members=by_role)
-        self._resolver = Resolver(me.node, settings.downing, has_started=has_started)
+        self._resolver = Resolver(
+            me.node,
+            settings.downing,
+            has_started=has_started,
+            suspended_within=settings.suspended_within,
+        )
+        self._suspension = Suspension(me.node, settings)
+        self._confirmed_until = self._suspension.valid_until
         self._leadership = Leadership(me.node, settings)
         self._viewed: Gossip = self._exchange.gossip
         self._out: list[ev.Effect] = []
@@ -110,6 +119,7 @@ class ClusterMembership:
         before = self.gossip
         self._dispatch(event, now)
         if isinstance(event, ev.PubSubReceived) and self.gossip is before:
+            self._update_suspension(now)
             return self._collect_effects()
         return self._settle(now)
 
@@ -121,6 +131,7 @@ class ClusterMembership:
             self._apply_progress(self._admission.tick(now), self.me, now)
         if self._is_member():
             self._send_heartbeats(now)
+            self._ask_for_consent(now)
             self._probe_suspects(now)
             self._out += self._exchange.tick(now)
         return self._settle(now)
@@ -136,6 +147,7 @@ class ClusterMembership:
             self._heartbeats.deadline(),
             self._deaths.deadline(),
             self._resolver.deadline(),
+            self._suspension.deadline(),
         ]
         return min((t for t in times if t is not None), default=None)
 
@@ -220,7 +232,9 @@ class ClusterMembership:
             self._out.append(ev.MessageDropped(sender, "not a member yet"))
             return
         if isinstance(message, Heartbeat):
-            self._out.append(ev.Publish(sender, self._heartbeats.answer(message, now)))
+            consent = self._suspension.consents(self.gossip, sender, now)
+            reply = self._heartbeats.answer(message, now, consent=consent)
+            self._out.append(ev.Publish(sender, reply))
         if self._exchange.is_out(sender):
             self._out.append(self._exchange.state_to(sender, now))
             return
@@ -234,6 +248,8 @@ class ClusterMembership:
                 self._out += map(ev.Notice, self._heartbeats.on_beat(sender, message))
             case HeartbeatReply():
                 self._deaths.on_alive(sender, message.sent_at)
+                if message.consent:
+                    self._suspension.on_consent(sender, message.sent_at, now)
                 self._out += map(ev.Notice, self._heartbeats.on_reply(sender, message, now))
             case GossipStatus():
                 self._out += self._exchange.on_status(sender, message, now)
@@ -290,10 +306,24 @@ class ClusterMembership:
         the version."""
         while self._is_member() and not self.stopped and self._advance(now):
             pass
+        if not self.stopped:
+            self._update_suspension(now)
         self._update_view(now)
         if not self.stopped:
             self._out += self._exchange.announce(self.view.leader, now)
         return self._collect_effects()
+
+    def _update_suspension(self, now: float) -> None:
+        """Judge the contacts, before the application learns of a new view."""
+        if self._is_member():
+            self._out += map(ev.Notice, self._suspension.update(self.gossip, now))
+        self._publish_confirmation()
+
+    def _publish_confirmation(self) -> None:
+        until = self._suspension.valid_until
+        if until != self._confirmed_until:
+            self._confirmed_until = until
+            self._out.append(ev.HandlingConfirmed(until))
 
     def _collect_effects(self) -> list[ev.Effect]:
         effects, self._out = self._out, []
@@ -362,6 +392,13 @@ class ClusterMembership:
             flag = Flag.REACHABLE if verdict.available else Flag.UNREACHABLE
             self._set(self.gossip.with_flag(self.me, verdict.node, flag))
 
+    def _ask_for_consent(self, now: float) -> None:
+        """Send heartbeats to members that no heartbeat asks often enough."""
+        asked = self._suspension.requests(self.gossip.members, self._heartbeats.watches, now)
+        if asked:
+            beat = self._heartbeats.beat(now)
+            self._out += [ev.Publish(node, beat) for node in asked]
+
     def _suspect_death(self, node: NodeId, now: float) -> None:
         self._deaths.suspect(node, now)
         self._probe_suspects(now)
@@ -393,6 +430,9 @@ class ClusterMembership:
     def _stop(self, reason: str, now: float) -> None:
         if self._is_member():
             self._out += self._exchange.announce_departure(FAREWELL_FANOUT, now)
+        if reason != "left":
+            self._suspension.close()
+        self._publish_confirmation()
         self._update_view(now)
         self.stopped = reason
         self._out.append(ev.Stopped(reason))

@@ -210,6 +210,14 @@ class ViewChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HandlingConfirmed:
+    """The entities of this node may handle messages before this time of its clock; -inf while it is
+    suspended, inf while nothing can end it."""
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """Report an event to the application and to operators."""
 
@@ -255,6 +263,7 @@ Effect = (
     | Unsubscribe
     | Probe
     | ViewChanged
+    | HandlingConfirmed
     | Notice
     | AcquireLease
     | Stopped

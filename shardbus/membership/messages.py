@@ -107,11 +107,12 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """A sign of life. The first two numbers are those of the heartbeat. `lag` is the replying
-    node's."""
+    node's. `consent`: the replying node counts the receiver as one of its side (`suspension`)."""
 
     sequence: int
     sent_at: float
     lag: float = 0.0
+    consent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

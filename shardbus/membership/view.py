@@ -253,6 +253,22 @@ class DowningDecided:
     decision: Decision
 
 
+@dataclass(frozen=True, slots=True)
+class HandlingSuspended:
+    """This node's entities handle no messages: it lost contact to what its strategy asks for.
+    `silent`: the members without contact."""
+
+    reason: str
+    silent: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingResumed:
+    """This node's entities handle messages again, after `seconds`."""
+
+    seconds: float
+
+
 Arrival = (
     MemberJoined
     | MemberWeaklyUp
@@ -280,6 +296,8 @@ DomainEvent = (
     | NodeStarved
     | SlowHeartbeat
     | DowningDecided
+    | HandlingSuspended
+    | HandlingResumed
 )
 
 ARRIVALS: Mapping[Status, type[Arrival]] = {

@@ -135,3 +135,7 @@ def sentence(event: view.DomainEvent) -> str:
             return f"{node} took {took:.1f} s to answer a heartbeat"
         case view.DowningDecided(decision=decision):
             return f"downing: {describe_decision(decision)}"
+        case view.HandlingSuspended(reason=reason):
+            return f"suspended, because {reason}: no entity handles a message"
+        case view.HandlingResumed(seconds=lasted):
+            return f"resumed after {lasted:.1f} s: entities handle messages again"

@@ -24,6 +24,7 @@ from typing import Any, cast
 
 from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.entities.entity_type import EntityType
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.type_settings import settings_by_type
 from shardbus.errors import NodeLost, Refused, ShardBusError
@@ -31,7 +32,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
-from shardbus.membership.view import MembershipView
+from shardbus.membership.view import HandlingResumed, HandlingSuspended, MembershipView
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, remark
@@ -103,6 +104,7 @@ class Node:
         self.notes: dict[tuple[str, str], int] = {}
         """Notes of the machines, counted by entity type and name."""
         self.decisions = DowningLog()
+        self.gate = SuspensionGate(self.environment.clock)
         self.phases = Phases(settings.shutdown)
         self.stalled_peers = StalledPeers(settings.cluster.quarantine_after)
         self.drops, self.refused = DropTallies(), RefusedTells()
@@ -214,6 +216,7 @@ class Node:
     def _add_periodic_tasks(self) -> None:
         """Register what runs at every tick, and the sweeps that run once a second."""
         add = self._ticker.add
+        add("suspension", lambda tick: self.gate.poll())
         for name, region in self.regions.items():
             add(f"time of {name}", region.advance)
         for name, region in self.regions.items():
@@ -250,6 +253,7 @@ class Node:
             notify=self._notified,
             stalled=self.slow.stalled,
             keyring=self.keyring,
+            confirmed=self.gate.confirmed,
         )
         self.cluster.start()
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
@@ -291,6 +295,7 @@ class Node:
                 log.error("the cluster refuses: %s", reason)
                 self.refusals.append(reason)
             case cluster.Notice(event=event):
+                self._note_suspension(event)
                 self.decisions.record(event)
                 self.subscriptions.on_notice(event)
             case _:
@@ -302,6 +307,14 @@ class Node:
         self._reassertions.cancel()
         for shell in self.regions.values():
             self._reassertions.spawn(shell.host.reassert())
+
+    def _note_suspension(self, event: object) -> None:
+        """Keep why membership has suspended this node, for the pages."""
+        match event:
+            case HandlingSuspended(reason=reason):
+                self.gate.suspended(reason)
+            case HandlingResumed():
+                self.gate.resumed()
 
     async def _acquire(self, wanted: cluster.AcquireLease) -> None:
         granted: bool | None
@@ -530,6 +543,7 @@ class Node:
 
     async def close(self) -> None:
         """Release everything at once. May be called at any time after `start`."""
+        self.gate.end()
         self._ticker.stop()
         self._reassertions.cancel()
         for singleton in self.singletons.values():

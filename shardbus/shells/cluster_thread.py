@@ -20,6 +20,10 @@ The watchdog counts its own ticks, not the clock, so that a process that was sto
 not accuse its application. At each tick it passes the stall to `stalled`, which finds the handler
 that blocks the loop.
 
+**The clock** of this loop goes on while the machine is suspended, where the platform has such a
+clock. Otherwise a node would trust contacts from before the suspension. `confirmed` receives, in
+this thread, the time of that clock until which entities may handle messages (`entities.gate`).
+
 An exception in this thread ends the node's membership: it is logged, and reported as Stopped.
 
 Source: docs/architecture.md; S2.81.
@@ -49,6 +53,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.shells.prober import Prober
 from shardbus.task_set import TaskSet
 from shardbus.transport.fork_guard import guard
+from shardbus.transport.suspend_clock import SuspendAwareLoop
 from shardbus.transport.zmq.curve import Keyring
 from shardbus.transport.zmq.pubsub import PubSubSockets
 from shardbus.wire.gossip import decode, encode
@@ -98,6 +103,7 @@ class ClusterThread:
         notify: Callable[[AppEffect], None],
         stalled: Callable[[float], None] = lambda seconds: None,
         keyring: Keyring | None = None,
+        confirmed: Callable[[float], None] = lambda until: None,
     ) -> None:
         guard(self)
         self.me = me
@@ -107,6 +113,7 @@ class ClusterThread:
         self.bind_host = bind_host
         self.notify = notify
         self._on_stalled = stalled
+        self._confirmed = confirmed
         self.gossip_port = 0
         self.view = MembershipView(me.node)
         """The last view; replaced as a whole, so any thread may read it."""
@@ -139,7 +146,7 @@ class ClusterThread:
         Raises:
             ConfigError: the port cannot be bound. Nothing runs.
         """
-        self._started_loop = asyncio.new_event_loop()
+        self._started_loop = SuspendAwareLoop()
         self._thread.start()
         if not self._ready.wait(START_WITHIN):
             raise LocalProtocolError(f"the cluster thread did not start within {START_WITHIN} s")
@@ -301,6 +308,8 @@ class ClusterThread:
                     self._probes.spawn(self._probe(node))
                 case ev.MessageDropped(_, reason):
                     self.dropped[reason] += 1
+                case ev.HandlingConfirmed(until):
+                    self._confirmed(until)
                 case ev.ViewChanged(view):
                     self.view = view
                     self.notify(effect)

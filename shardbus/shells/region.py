@@ -21,15 +21,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from itertools import repeat
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import EntityType, StopReason
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.reentrancy import NodeRouter
-from shardbus.entities.runner import read_ahead
+from shardbus.entities.runner import read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, Unhandled, UnknownEntityType
@@ -71,6 +71,7 @@ class RegionServices(Protocol):
     loopback: Loopback
     store: StateStore
     drops: DropTallies
+    gate: SuspensionGate
 
     def send(self, to: NodeId, entity_type: str, message: events.Message) -> None: ...
     def coordinator_of(self, entity_type: str) -> NodeId | None: ...
@@ -132,6 +133,7 @@ class RegionShell:
             node.store,
             lambda entity_id: self.router.shard_of(entity_id),
             self._start_elsewhere,
+            node.gate,
         )
         self.host.passes_on = True
         drop, name = node.drops.drop, entity_type.name
@@ -196,9 +198,9 @@ class RegionShell:
         mailbox_limits = self._mailbox_limits
         ahead = read_ahead(invoker, run.payloads)
         mailbox_limits.arrives(not session.forced)
-        rows = zip(run.ids, run.payloads, repeat(via))
+        slices = sliced(run.ids, run.payloads, via)
         try:
-            self._deliver(self._find, arrive, invoker, None, rows, 0, (), ahead)
+            self._deliver(self._find, arrive, invoker, None, slices, 0, (), ahead)
         finally:
             mailbox_limits.soft = False
         if mailbox_limits.met:
@@ -235,9 +237,9 @@ class RegionShell:
                 self._forward(session, entity_id, message, 0)
             return activation
 
-        rows = zip(run.ids, run.payloads, run.corrs, strict=True)
+        slices = sliced(run.ids, run.payloads, run.corrs)
         ahead = read_ahead(invoker, run.payloads)
-        self._deliver(self._find, arrive, invoker, session, rows, deadline, run.chain, ahead)
+        self._deliver(self._find, arrive, invoker, session, slices, deadline, run.chain, ahead)
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
@@ -264,6 +266,7 @@ class RegionShell:
                 self.sampling.sample(counts.accepted, (message.id,))
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
+        self._node.gate.is_shut()  # a start looks at the last check only
         activation = self._find(message.id) or self._enter(session, message.id, message.chain)
         if activation is not None:
             self.host.runner.receive(activation, arrived)
@@ -459,6 +462,8 @@ class RegionShell:
 
     def find_slow_handlers(self, slow: SlowHandlers, tick: int) -> None:
         """Report handlers that have waited for `slow_handler_after`. Called about once a second."""
+        if self._node.gate.closed:
+            return
         slow.check(self.host.runner.running_handlers, self.settings.slow_handler_after, tick)
 
 

@@ -98,6 +98,7 @@ class WireHeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=T
     sequence: Number
     sent_at: Seconds
     lag_ms: Millis
+    consent: bool
 
 
 class WireGossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
@@ -192,8 +193,8 @@ def _to_wire(message: m.Message) -> Wire:
             return WireWelcome(wire_state(gossip))
         case m.Heartbeat(sequence, sent_at, lag):
             return WireHeartbeat(sequence, sent_at, round(1000 * lag))
-        case m.HeartbeatReply(sequence, sent_at, lag):
-            return WireHeartbeatReply(sequence, sent_at, round(1000 * lag))
+        case m.HeartbeatReply(sequence, sent_at, lag, consent):
+            return WireHeartbeatReply(sequence, sent_at, round(1000 * lag), consent)
         case m.GossipStatus(clock, seen):
             return WireGossipStatus(list(clock.counters), list(clock.counters.values()), seen)
         case m.GossipSeen(clock):
@@ -220,8 +221,8 @@ def _from_wire(wire: Wire) -> m.Message:
             return m.Welcome(gossip_of(state))
         case WireHeartbeat(sequence, sent_at, lag_ms):
             return m.Heartbeat(sequence, sent_at, lag_ms / 1000)
-        case WireHeartbeatReply(sequence, sent_at, lag_ms):
-            return m.HeartbeatReply(sequence, sent_at, lag_ms / 1000)
+        case WireHeartbeatReply(sequence, sent_at, lag_ms, consent):
+            return m.HeartbeatReply(sequence, sent_at, lag_ms / 1000, consent)
         case WireGossipStatus(nodes, counts, seen):
             return m.GossipStatus(_clock(nodes, counts), seen)
         case WireGossipSeen(nodes, counts):

@@ -15,8 +15,14 @@ cut off for less than `stable_after`.
 
 **Unaware voters.** A member may reach us without being reached by us, and stand with the other
 side. It is not flagged, and is missing from the split. So the leader carries out «down others» once
-all voters of its side have seen the picture. Voters that have not within the patience count as cut
-off.
+all voters of its side have seen the picture, and the speaker asks for the lease then. Voters that
+have not within the patience count as cut off.
+
+**Suspended first.** A live member may be downed only once it is surely suspended: its entities
+start elsewhere at that moment. The voters of this side refuse it their consent from the moment at
+which they know that it is unreachable. So the side waits until each of its voters has known the
+picture for `suspended_within` seconds; a lease that is granted earlier is carried out then. Members
+that are proved gone need no such wait.
 
 **Bad links.** A member that must go because of its links has the same information, and downs
 itself. If its side did it, and its last link broke just then, it would not receive the decision,
@@ -121,7 +127,8 @@ class Instability:
 
 class Resolver:
     """Follows the copies of the state, and plans when to act on a split. `has_started`: True if a
-    copy allows members to be Up, or to become so; without it, every copy does."""
+    copy allows members to be Up, or to become so; without it, every copy does. `suspended_within`:
+    seconds after which a member that gets no consent is surely suspended."""
 
     def __init__(
         self,
@@ -129,9 +136,11 @@ class Resolver:
         settings: DowningSettings,
         *,
         has_started: Callable[[Gossip], bool] | None = None,
+        suspended_within: float = 0.0,
     ) -> None:
         self.me = me
         self.settings = settings
+        self.suspended_within = suspended_within
         self._has_started = has_started
         self.changed_at = 0.0
         after = settings.unsafe_auto_down_after
@@ -147,7 +156,8 @@ class Resolver:
         self._unreachable: frozenset[NodeId] = frozenset()
         self._split = Split()
         self._cut_since: dict[NodeId, float] = {}
-        self._aware: frozenset[NodeId] = frozenset()
+        self._aware: dict[NodeId, float] = {}
+        """The nodes that know the picture, and since when this node knows that."""
         self._instability: Instability | None = None
         self._sweep: Sweep | None = None
         self._requested: LeaseRequest | None = None
@@ -164,6 +174,7 @@ class Resolver:
         settings = self.settings
         times = [self._settled_at, self._settled_at + settings.down_removal_margin]
         times.append(self._settled_at + self._patience)
+        times.append(self._harmless_at)
         if settings.strategy == "lease-majority":
             times.append(self._settled_at + settings.acquire_lease_delay_for_minority)
         if self._requested:
@@ -247,7 +258,7 @@ class Resolver:
             return DowningPlan(
                 decision=replace(decision, outcome=DowningOutcome.DOWN_OURSELVES, down=(self.me,))
             )
-        since += self._patience
+        since = max(since + self._patience, self._harmless_at)
         return self._act(decision, leading, since, since, now)
 
     def _resolve(
@@ -255,12 +266,14 @@ class Resolver:
     ) -> DowningPlan:
         """Decide about a settled picture with members cut off."""
         since = self._settled_at
-        if decision.outcome is DowningOutcome.DOWN_OTHERS and (unaware := self._unaware(gossip)):
-            if not leading or now < since + self._patience:
+        stays = decision.outcome in (DowningOutcome.DOWN_OTHERS, DowningOutcome.ASK_LEASE)
+        if stays and (unaware := self._unaware(gossip)):
+            acts = leading or decision.outcome is DowningOutcome.ASK_LEASE
+            if not acts or now < since + self._patience:
                 return DowningPlan()
             decision = decide(self._survey(gossip, unaware))
-        margin = self.settings.down_removal_margin
-        return self._act(decision, leading, since + decision.delay, since + margin, now)
+        act_at = max(since + self.settings.down_removal_margin, self._harmless_at)
+        return self._act(decision, leading, since + decision.delay, act_at, now)
 
     def _survey(self, gossip: Gossip, doubtful: Iterable[NodeId] = ()) -> Split:
         unborn = self._has_started is not None and not self._has_started(gossip)
@@ -276,6 +289,13 @@ class Resolver:
     def _settled_at(self) -> float:
         quiet = max(self.changed_at, self._doubt_until, *self._cut_since.values())
         return quiet + self.settings.stable_after
+
+    @property
+    def _harmless_at(self) -> float:
+        """Return from when the members to be downed are surely suspended, as far as the voters of
+        this side know the picture."""
+        known = (self._aware.get(node, self.changed_at) for node in self._split.side)
+        return max(known, default=self.changed_at) + self.suspended_within
 
     def _unaware(self, gossip: Gossip) -> list[NodeId]:
         return [
@@ -296,10 +316,11 @@ class Resolver:
         lasted = now >= self._settled_at
         self._cut_since = {node: self._cut_since.get(node, now) for node in self._split.cut}
         if picture == self._picture:
-            self._aware |= gossip.seen
+            self._aware = {**dict.fromkeys(gossip.seen, now), **self._aware}
             return
         self._count(frozenset(gossip.unreachable()), lasted, now)
-        self._picture, self.changed_at, self._aware = picture, now, gossip.seen
+        self._picture, self.changed_at = picture, now
+        self._aware = dict.fromkeys(gossip.seen, now)
         self._unused = self._granted.epoch if self._granted else 0
         self._sweep = self._requested = self._granted = None
 

@@ -142,12 +142,16 @@ class Heartbeats:
             for node in dict.fromkeys([*wanted, *kept])
         }
 
-    def answer(self, beat: Heartbeat, now: float) -> HeartbeatReply:
+    def beat(self, now: float) -> Heartbeat:
+        """Return a heartbeat for a node that is not watched."""
+        return Heartbeat(self._sequence, now, self.health.lag)
+
+    def answer(self, beat: Heartbeat, now: float, *, consent: bool = False) -> HeartbeatReply:
         """Return the reply to a heartbeat. It may be sent before this node's own late timer
         fires."""
         late = self._overdue(now)
         lag = min(late, self.health.patience_max) if self.health.counts(late) else 0.0
-        return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag))
+        return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag), consent)
 
     def on_beat(self, sender: NodeId, beat: Heartbeat) -> list[NodeStarved]:
         """Record a heartbeat of that node."""
@@ -209,7 +213,7 @@ class Heartbeats:
         for watch in self.watches.values():
             if watch.since is None:
                 watch.since = now
-        beat = Heartbeat(self._sequence, now, self.health.lag)
+        beat = self.beat(now)
         return [(node, beat) for node in self.watches]
 
     def _credit_silence(self, late: float) -> None:

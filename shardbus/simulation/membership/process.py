@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import inf
 
 from shardbus.ids import Address, NodeId
 from shardbus.membership.cluster import ClusterMembership
@@ -35,6 +36,10 @@ class Process:
     notify: Callable[[Effect], None] | None = None
     """The application in it, which receives effects and decides when the process ends. None: no
     application."""
+    confirmed_until: float = inf
+    """Its entities may handle messages before this time of its own clock."""
+    on_confirmed: Callable[[float], object] = lambda until: None
+    """Receives each change of that."""
     ticked: bool = False
     """True if the last event was its timer."""
     paused_until: float = 0.0

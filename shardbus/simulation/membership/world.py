@@ -249,6 +249,9 @@ class World(Timeline):
                 ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged
                 if ready and process.notify is None:
                     self.later(self.stops_within_s * self.rng.random(), lambda: self._end(process))
+            case ev.HandlingConfirmed(until):
+                process.confirmed_until = until
+                process.on_confirmed(until)
             case ev.MessageDropped():
                 pass
             case _:

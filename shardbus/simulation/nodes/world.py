@@ -97,6 +97,7 @@ class SimProcess:
             world.rng.getrandbits(64).to_bytes(8, "big"),
             SimNetwork(world.exchange, name, self.loop),
             Random(world.rng.getrandbits(32)),
+            self.loop.time,
         )
         self.ended_at: float | None = None
         self.ended_badly = False
@@ -156,9 +157,11 @@ class SimNode(SimProcess):
         bind_host: str,
         notify: Callable[[Any], None],
         stalled: Callable[[float], None],
+        confirmed: Callable[[float], None],
         keyring: None = None,
     ) -> SimMembership:
         made = SimMembership(self, me, cluster, settings, fingerprint, notify)
+        made.process.on_confirmed = confirmed
         self.process = made.process
         return made
 

@@ -271,7 +271,7 @@ class Bench:
             return hosted.activations.get(entity_id) or host.activate(hosted, entity_id)
 
         ahead = read_ahead(invoker, [payload for _, payload, _ in rows])
-        host.runner.deliver(host.active.get, arrive, invoker, asker, rows, deadline, (), ahead)
+        host.runner.deliver(host.active.get, arrive, invoker, asker, [rows], deadline, (), ahead)
 
     # ---- state
 

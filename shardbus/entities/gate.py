@@ -1,0 +1,136 @@
+"""The gate in front of a node's entities: no handler runs while the node is suspended.
+
+The cluster thread writes `valid_until`, the time until which membership has confirmed this node
+(`membership.suspension`). The application compares it with the clock before it handles anything:
+
+    what                                        checked
+    a run of messages from a session            at its start, and every 64 messages
+    the mailbox of an entity                    at its start, and every 16 messages
+    a timer, an outcome of piped work           each
+    a handler, start or on_stop that waited     each time it goes on
+    a save that the store has acknowledged      before the entity learns of it
+    a start, a recovery of remembered entities  each, or once in a turn of the loop
+
+A process that was stopped finds the time passed at its first check, before any message of another
+thread reaches it.
+
+**While the gate is shut** messages wait in their mailboxes, within the bounds of these; handlers
+that waited stay where they are; entities neither start nor stop, and none is passivated. Asks keep
+their deadlines. A hand-off waits, and its deadline cuts the entity off as usual: `on_stop` may use
+state that lives elsewhere by then, so it does not run.
+
+**It opens** when the clock is before `valid_until` again: `poll`, which the ticker calls every
+50 ms, then lets everything go on in order. `end` keeps it shut for good: the process ends, handlers
+that waited are cancelled, and only their clean-up runs.
+
+Not covered: one handler that computes on without `await` past the time, its worker threads, and
+tasks that it has created itself.
+
+Source: docs/downing.md; S2.4, S4.13.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+
+from shardbus.transport.suspend_clock import suspend_clock
+
+
+class SuspensionGate:
+    """Whether the entities of one node may handle messages now. `clock` is the clock of
+    `valid_until`, in seconds."""
+
+    __slots__ = (
+        "_on_open",
+        "_waiters",
+        "clock",
+        "closed",
+        "ended",
+        "reason",
+        "since",
+        "suspensions",
+        "valid_until",
+    )
+
+    def __init__(self, clock: Callable[[], float] = suspend_clock) -> None:
+        self.clock = clock
+        self.valid_until = inf
+        """Written by the cluster thread as a whole."""
+        self.closed = False
+        """The last check found the gate shut, and `poll` has not opened it since."""
+        self.ended = False
+        self.reason = ""
+        """Why membership has suspended this node; empty while it has not."""
+        self.since = 0.0
+        """When it did."""
+        self.suspensions = 0
+        """How often it did."""
+        self._on_open: list[Callable[[], object]] = []
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def confirmed(self, until: float) -> None:
+        """Set the time until which entities may handle messages. Called in the cluster thread."""
+        self.valid_until = until
+
+    def is_shut(self) -> bool:
+        """True if no entity may handle anything now."""
+        if self.closed:
+            return True
+        if self.clock() < self.valid_until:
+            return False
+        self.closed = True
+        return True
+
+    def on_open(self, action: Callable[[], object]) -> None:
+        """Call this each time the gate opens."""
+        self._on_open.append(action)
+
+    def opened(self) -> asyncio.Future[None]:
+        """Return a future that is done once the gate may be open; check again then."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        return waiter
+
+    async def passed(self) -> None:
+        """Wait until the gate is open, or has ended."""
+        while self.is_shut() and not self.ended:
+            await self.opened()
+
+    def poll(self) -> None:
+        """Open the gate if it may be open."""
+        if self.closed and not self.ended and self.clock() < self.valid_until:
+            self.closed = False
+            self._wake()
+            for action in self._on_open:
+                action()
+
+    def end(self) -> None:
+        """Keep the gate shut: the process ends. Handlers that wait at it learn so."""
+        self.closed = self.ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # ---- for pages
+
+    def suspended(self, reason: str) -> None:
+        """Note that membership has suspended this node."""
+        if not self.reason:
+            self.suspensions += 1
+            self.since = self.clock()
+        self.reason = reason
+
+    def resumed(self) -> None:
+        """Note that membership has confirmed this node again."""
+        self.reason = ""
+
+    @property
+    def suspended_for(self) -> float:
+        """Seconds since membership has suspended this node; 0 if it has not."""
+        return self.clock() - self.since if self.reason else 0.0
