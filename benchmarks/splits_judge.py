@@ -1,0 +1,103 @@
+"""Judge a split by the records of nodes and producers: where entities were handled, what was lost.
+Times are nanoseconds of one clock.
+
+An activation lasts from its first record to its last one. Two activations of one entity *overlap*
+if the earlier one has a record after the later one's first. Whether a handler was open at that
+moment makes no difference: after the first message of the successor, the former handles none.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+PAUSE_S = 1.5
+"""A node that handles no message for so long, while it is sent some, has suspended."""
+
+
+class Row(NamedTuple):
+    """A record of a node. `process` is its process id, `end` 1 at the end of a handler."""
+
+    process: int
+    entity: int
+    producer: int
+    seq: int
+    activation: int
+    end: int
+    at: int
+
+
+class Overlap(NamedTuple):
+    """Two activations of an entity. `seconds`: from the first record of the later to the last of
+    the earlier."""
+
+    entity: int
+    former: int
+    latter: int
+    seconds: float
+
+
+def overlaps(rows: Iterable[Row]) -> list[Overlap]:
+    """Return all overlaps of activations, each with the processes of the two."""
+    spans: defaultdict[int, dict[int, list[int]]] = defaultdict(dict)
+    for row in rows:
+        span = spans[row.entity].setdefault(row.activation, [row.at, row.at, row.process])
+        span[0], span[1] = min(span[0], row.at), max(span[1], row.at)
+    found = []
+    for entity, activations in spans.items():
+        ordered = sorted(activations.values())
+        for place, (first, _, process) in enumerate(ordered):
+            found += [
+                Overlap(entity, earlier[2], process, (earlier[1] - first) / 1e9)
+                for earlier in ordered[:place]
+                if earlier[1] > first
+            ]
+    return found
+
+
+def homes(rows: Iterable[Row], at: int) -> dict[int, int]:
+    """Return the process that last handled a message for each entity before that time."""
+    last: dict[int, tuple[int, int]] = {}
+    for row in rows:
+        if row.at <= at:
+            last[row.entity] = max(last.get(row.entity, (0, 0)), (row.at, row.process))
+    return {entity: process for entity, (_, process) in last.items()}
+
+
+def takeovers(rows: Sequence[Row], at: int, survivors: Collection[int]) -> dict[int, float]:
+    """Return, for each entity that lived elsewhere, the seconds from `at` until a survivor handles
+    a message for it. Entities for which none does are left out."""
+    lost = {entity for entity, process in homes(rows, at).items() if process not in survivors}
+    found: dict[int, float] = {}
+    for row in sorted(rows, key=lambda row: row.at):
+        if row.at > at and row.entity in lost and row.process in survivors:
+            found.setdefault(row.entity, (row.at - at) / 1e9)
+    return found
+
+
+def pause(rows: Iterable[Row], process: int, at: int, until: int) -> tuple[int, int] | None:
+    """Return the first pause of a process that begins between `at` and `until`: its last record
+    before it, and its next one; the latter is 0 if there is none. None if it does not pause."""
+    times = [at, *sorted(row.at for row in rows if row.process == process and row.at > at)]
+    for before, after in pairwise(times):
+        if after - before > PAUSE_S * 1e9 and before < until:
+            return before, after
+    return (times[-1], 0) if until - times[-1] > PAUSE_S * 1e9 else None
+
+
+def handled(rows: Iterable[Row], process: int, since: int) -> int:
+    """Return the number of records of a process after that time."""
+    return sum(row.process == process and row.at > since for row in rows)
+
+
+def missing(told: Iterable[tuple[int, int]], rows: Iterable[Row]) -> int:
+    """Return the number of told messages, as (producer, seq), that no node handled."""
+    return len(set(told) - {(row.producer, row.seq) for row in rows})
+
+
+def repeated(rows: Iterable[Row]) -> int:
+    """Return the number of messages that were handled more than once."""
+    begun = [(row.producer, row.seq) for row in rows if not row.end and row.producer]
+    return len(begun) - len(set(begun))
