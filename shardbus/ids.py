@@ -14,6 +14,7 @@ import re
 from typing import NamedTuple
 from zlib import crc32
 
+from shardbus.bounds import UID_MAX, Host, Port, Uid
 from shardbus.errors import ConfigError
 
 ID_BYTES_MAX = 256
@@ -70,9 +71,9 @@ def is_host(text: str) -> bool:
 class NodeId(NamedTuple):
     """One incarnation of a node. Node ids sort by address, in the same order on every node."""
 
-    host: str
-    port: int
-    uid: int
+    host: Host
+    port: Port
+    uid: Uid
 
     def __str__(self) -> str:
         return f"{self.address}#{self.uid:016x}"
@@ -93,7 +94,7 @@ class NodeId(NamedTuple):
             number = int(uid, 16)
         except ValueError:
             number = -1
-        if not mark or not 0 <= number < 2**64:
+        if not mark or not 0 <= number <= UID_MAX:
             raise ConfigError(
                 f"not a node: {text!r}", hint="write host:port#uid, as `shardbus nodes` prints it"
             )

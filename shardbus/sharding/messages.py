@@ -28,8 +28,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from msgspec import Meta
+
+from shardbus.bounds import SHARDS_MAX, Epoch, Fence, Id, Text
 from shardbus.ids import NodeId
 
 
@@ -37,9 +40,13 @@ class Home(NamedTuple):
     """Where a shard lives. Fences grow with every allocation, so of two homes the one with the
     higher fence is the newer."""
 
-    shard: str
+    shard: Id
     node: NodeId
-    fence: int
+    fence: Fence
+
+
+Homes = Annotated[tuple[Home, ...], Meta(max_length=SHARDS_MAX)]
+Shards = Annotated[tuple[Id, ...], Meta(max_length=SHARDS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +57,17 @@ class Register:
 
     node: NodeId
     proxy: bool
-    layout: str
-    hosted: tuple[Home, ...]
+    layout: Text
+    hosted: Homes
 
 
 @dataclass(frozen=True, slots=True)
 class RegisterAck:
     """The coordinator has the region in its table. `homes` has every shard with a settled home."""
 
-    epoch: int
+    epoch: Epoch
     coordinator: NodeId
-    homes: tuple[Home, ...]
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,8 @@ class RegisterRefused:
     """The region has another layout than the table; `reason` names both. The region must not host
     or send."""
 
-    epoch: int
-    reason: str
+    epoch: Epoch
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +84,24 @@ class GetShardHome:
     """A region has messages for these shards and knows no home. Answer: ShardHomes, at once or when
     they have one. Until then: Wait, with the reason."""
 
-    shards: tuple[str, ...]
+    shards: Shards
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The shards have no home yet, for this reason. ShardHomes follows, without another request."""
 
-    epoch: int
-    shards: tuple[str, ...]
-    reason: str
+    epoch: Epoch
+    shards: Shards
+    reason: Text
 
 
 @dataclass(frozen=True, slots=True)
 class ShardHomes:
     """These shards live here now. Durable in the store before it is sent."""
 
-    epoch: int
-    homes: tuple[Home, ...]
+    epoch: Epoch
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +109,16 @@ class HostShard:
     """The receiver is the home of these shards. Answer: ShardStarted. `behind` has the old homes
     that have messages left for it: they wait for PassOn, and nothing else is let in before."""
 
-    epoch: int
-    homes: tuple[Home, ...]
-    behind: tuple[Home, ...] = ()
+    epoch: Epoch
+    homes: Homes
+    behind: Homes = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ShardStarted:
     """The region accepts messages for these shards."""
 
-    homes: tuple[Home, ...]
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +126,8 @@ class BeginHandOff:
     """These shards are about to leave these homes. The receiver stops sending there, buffers, and
     answers BeginHandOffAck once everything sent before has arrived there."""
 
-    epoch: int
-    homes: tuple[Home, ...]
+    epoch: Epoch
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +135,7 @@ class BeginHandOffAck:
     """Everything that this region sent for these shards has arrived at their old home."""
 
     node: NodeId
-    homes: tuple[Home, ...]
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +143,8 @@ class HandOff:
     """Stop these shards: every entity after the messages already in its mailbox. Answer:
     ShardStopped."""
 
-    epoch: int
-    homes: tuple[Home, ...]
+    epoch: Epoch
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +153,8 @@ class ShardStopped:
     node has unhandled messages of the shards in `left`, for the next home."""
 
     node: NodeId
-    homes: tuple[Home, ...]
-    left: tuple[str, ...] = ()
+    homes: Homes
+    left: Shards = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +162,7 @@ class PassOn:
     """The receiver may pass on the messages that it has left of these shards. The homes are the
     sender's, which lets in nothing else before."""
 
-    homes: tuple[Home, ...]
+    homes: Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,7 @@ class ShardLoads:
     only decide where shards move for balance. No answer."""
 
     node: NodeId
-    loads: Mapping[str, float]
+    loads: Annotated[Mapping[Id, float], Meta(max_length=SHARDS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import assert_never
 
+from shardbus.bounds import EPOCH_SHIFT
 from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
-
-EPOCH_SHIFT = 32
-"""A fence is at least `epoch << 32`: four thousand million allocations per epoch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from shardbus.bounds import EPOCH_SHIFT
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -44,7 +45,6 @@ from shardbus.sharding import events, messages
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.overrides import Overrides
-from shardbus.sharding.table import EPOCH_SHIFT
 from shardbus.shells.overrides import OverridesStore
 from shardbus.store.protocol import StateStore
 from shardbus.task_set import TaskSet

@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from shardbus.bounds import EPOCH_MAX, FENCE_MAX
 from shardbus.errors import ConfigError, StoreError
 from shardbus.ids import NodeId, check_id
 from shardbus.store.protocol import StoredTable
-
-NUMBER_MAX = 2**63 - 1
 
 Row = tuple[object, object, object]
 """Shard, node and fence as the store has them."""
@@ -57,7 +56,7 @@ def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row
 def epoch_of(entity_type: str, value: object) -> int:
     """Return a stored epoch as a number. Raises as `table_of`."""
     try:
-        return _number("epoch", value, 0)
+        return _number("epoch", value, 0, EPOCH_MAX)
     except ConfigError as wrong:
         raise _damaged(entity_type, wrong.message) from None
 
@@ -85,7 +84,7 @@ def _damaged(entity_type: str, why: str) -> StoreError:
 def _sound(row: Row) -> tuple[str, NodeId, int]:
     shard = check_id("shard", _text("shard", row[0]))
     node = NodeId.parse(str(row[1]) if isinstance(row[1], NodeId) else _text("node", row[1]))
-    return shard, node, _number("fence", row[2], 1)
+    return shard, node, _number("fence", row[2], 1, FENCE_MAX)
 
 
 def _text(what: str, value: object) -> str:
@@ -98,12 +97,12 @@ def _text(what: str, value: object) -> str:
     return text
 
 
-def _number(what: str, value: object, low: int) -> int:
+def _number(what: str, value: object, low: int, high: int) -> int:
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 30:
         text = int(text)
-    if not isinstance(text, int) or isinstance(text, bool) or not low <= text <= NUMBER_MAX:
-        raise ConfigError(f"{what} {text!r:.60} is not {low} to {NUMBER_MAX}")
+    if not isinstance(text, int) or isinstance(text, bool) or not low <= text <= high:
+        raise ConfigError(f"{what} {text!r:.60} is not {low} to {high}")
     return text
 
 

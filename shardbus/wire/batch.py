@@ -43,6 +43,7 @@ from zlib import crc32
 
 import msgspec
 
+from shardbus.bounds import Hops, Id, Mark, Millis, Text, Uid
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 
@@ -55,6 +56,8 @@ PAYLOAD_BYTES_MAX = 8 * 1024 * 1024
 """Limit of one message."""
 RUNS_MAX = 4096
 """Limit of runs in a batch."""
+MESSAGES_MAX = 8192
+"""Limit of messages in a batch. A sender of this build fills a batch with at most some 700."""
 CHAIN_MAX = 32
 """Limit of a chain. A longer chain loses its oldest entity."""
 
@@ -65,9 +68,19 @@ GREETING_BYTES_MAX = 8192
 """Limit of the body of a HELLO, WELCOME or REFUSED."""
 ProcessName = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
-Hop = tuple[str, str, int]
+FAILURE_MAX = 32 * 1024
+"""Characters, at most, of an error's text and of its details."""
+METHOD_MAX = 1024
+"""Characters, at most, of a method: the name of a handler or of a class."""
+
+Hop = tuple[Id, Id, Uid]
 """A waiting entity: its type, its id, and the number of this run of its handler."""
 Chain = Annotated[tuple[Hop, ...], msgspec.Meta(max_length=CHAIN_MAX)]
+Ids = Annotated[list[Id], msgspec.Meta(max_length=MESSAGES_MAX)]
+Payloads = Annotated[list[bytes], msgspec.Meta(max_length=MESSAGES_MAX)]
+Corrs = Annotated[list[Uid], msgspec.Meta(max_length=MESSAGES_MAX)]
+Method = Annotated[str, msgspec.Meta(max_length=METHOD_MAX)]
+Failure = Annotated[str, msgspec.Meta(max_length=FAILURE_MAX)]
 
 _HEADER = struct.Struct("<BBIQQQQ")
 HEADER_BYTES = _HEADER.size
@@ -96,54 +109,54 @@ class FrameType(IntEnum):
 class TellRun(msgspec.Struct, array_like=True, tag_field="op", tag=0, gc=False):
     """Messages without an expected answer."""
 
-    type: str
-    method: str
-    ids: list[str]
-    payloads: list[bytes]
+    type: Id
+    method: Method
+    ids: Ids
+    payloads: Payloads
 
 
 class AskRun(msgspec.Struct, array_like=True, tag_field="op", tag=1, gc=False):
     """Messages with an answer, each under its correlation id."""
 
-    type: str
-    method: str
-    timeout_ms: int
-    ids: list[str]
-    payloads: list[bytes]
-    corrs: list[int]
+    type: Id
+    method: Method
+    timeout_ms: Millis
+    ids: Ids
+    payloads: Payloads
+    corrs: Corrs
     chain: Chain = ()
 
 
 class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False):
     """Answers of handlers."""
 
-    corrs: list[int]
-    payloads: list[bytes]
+    corrs: Corrs
+    payloads: Payloads
 
 
 class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
     """A failed ask: the name of an error class of `shardbus.errors`, its text, and further
     arguments of the class."""
 
-    corr: int
-    error: str
-    text: str
-    detail: str
+    corr: Uid
+    error: Id
+    text: Failure
+    detail: Failure
 
 
 class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     """One message that a node forwards to a shard's newer home."""
 
-    type: str
-    shard: str
-    id: str
-    method: str
+    type: Id
+    shard: Id
+    id: Id
+    method: Method
     payload: bytes
-    corr: int
-    timeout_ms: int
-    hops: int
+    corr: Uid
+    timeout_ms: Millis
+    hops: Hops
     chain: Chain = ()
-    via: int = 0
+    via: Mark = 0
     """Mark of the session that a tell came by, on the node that forwards it; only that node uses
     it."""
 
@@ -151,8 +164,8 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
 class Control(msgspec.Struct, array_like=True, tag_field="op", tag=5, gc=False):
     """A message between the state machines of two processes; `wire.control` decodes it."""
 
-    tag: str
-    type: str
+    tag: Id
+    type: Id
     body: bytes
 
 
@@ -160,11 +173,11 @@ class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
     """Requests an answer from the shard's home once everything sent before on this session has
     arrived."""
 
-    type: str
-    shard: str
-    corr: int
-    timeout_ms: int
-    hops: int
+    type: Id
+    shard: Id
+    corr: Uid
+    timeout_ms: Millis
+    hops: Hops
 
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -192,12 +205,12 @@ class Header(msgspec.Struct, frozen=True, gc=False):
 class Hello(msgspec.Struct, array_like=True, frozen=True):
     """Opens a session, and resumes it after its connection broke. Answer: WELCOME or REFUSED."""
 
-    cluster: str
+    cluster: Id
     name: ProcessName
     """Name of the sender: `host:port#uid` for a node, `client#uid` for a client."""
     node: NodeId | None
     """None for a client."""
-    session: int
+    session: Uid
     """Grows with every session that the sender opens to the receiver; the same number resumes the
     session."""
     listens: bool = False
@@ -225,7 +238,7 @@ class MembershipFrame(msgspec.Struct, array_like=True, frozen=True):
 class RefusedBody(msgspec.Struct, array_like=True, frozen=True):
     """The session is not opened and never will be; why."""
 
-    reason: str
+    reason: Text
     stale: bool
     """The wanted process is gone: another one answers at its address."""
 
@@ -260,12 +273,14 @@ def decode_batch(body: bytes) -> list[Run]:
     """Decode the body of a DATA frame.
 
     Raises:
-        RemoteProtocolError: it does not fit the schema, or the columns of a run differ in length.
+        RemoteProtocolError: it does not fit the schema, the columns of a run differ in length, or
+            it has more than `MESSAGES_MAX` messages.
     """
     try:
         runs = _decode_batch(body)
     except UNREADABLE as e:
         raise RemoteProtocolError(f"not a batch: {e}") from None
+    messages = 0
     for run in runs:
         match run:
             case TellRun():
@@ -275,9 +290,13 @@ def decode_batch(body: bytes) -> list[Run]:
             case ReplyRun():
                 even = len(run.corrs) == len(run.payloads)
             case _:
+                messages += 1
                 continue
         if not even:
             raise RemoteProtocolError("the columns of a run differ in length")
+        messages += len(run.payloads)
+    if messages > MESSAGES_MAX:
+        raise RemoteProtocolError(f"a batch of {messages} messages, at most {MESSAGES_MAX}")
     return runs
 
 

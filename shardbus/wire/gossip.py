@@ -22,16 +22,14 @@ from typing import Annotated, assert_never
 import msgspec
 from msgspec import Meta, Struct
 
+from shardbus.bounds import Host, Millis, Port, Version
 from shardbus.errors import RemoteProtocolError
 from shardbus.membership import messages as m
 from shardbus.membership.vector_clock import VectorClock
 from shardbus.wire.state import (
     NODES_MAX,
-    Host,
     Name,
     Nodes,
-    Number,
-    Port,
     Seconds,
     WireMember,
     WireState,
@@ -50,13 +48,12 @@ BODY_MAX = 8 << 20
 
 SettingName = Annotated[str, Meta(max_length=m.SETTING_NAME_MAX)]
 Text = Annotated[str, Meta(max_length=m.TEXT_MAX)]
-Millis = Annotated[int, Meta(ge=0, le=10**9)]
 Settings = Annotated[dict[SettingName, Text], Meta(max_length=m.SETTINGS_MAX)]
 
 
 class WireGreeting(Struct, array_like=True, forbid_unknown_fields=True):
     cluster: Name
-    protocol: Number
+    protocol: Version
     settings: Settings
 
 
@@ -66,7 +63,7 @@ class WireInitJoin(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
 
 class WireInitAck(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
     greeting: WireGreeting
-    cookie: Number = 0
+    cookie: Version = 0
 
 
 class WireInitNack(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
@@ -77,7 +74,7 @@ class WireJoin(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
     greeting: WireGreeting
     node: tuple[Host, Port, int]
     member: WireMember
-    cookie: Number = 0
+    cookie: Version = 0
 
 
 class WireJoinRefused(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
@@ -89,13 +86,13 @@ class WireWelcome(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
 
 
 class WireHeartbeat(Struct, array_like=True, tag=7, forbid_unknown_fields=True):
-    sequence: Number
+    sequence: Version
     sent_at: Seconds
     lag_ms: Millis
 
 
 class WireHeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=True):
-    sequence: Number
+    sequence: Version
     sent_at: Seconds
     lag_ms: Millis
     consent: bool
@@ -103,13 +100,13 @@ class WireHeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=T
 
 class WireGossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
     nodes: Nodes
-    counts: Annotated[list[Number], Meta(max_length=NODES_MAX)]
-    seen: Number
+    counts: Annotated[list[Version], Meta(max_length=NODES_MAX)]
+    seen: Version
 
 
 class WireGossipSeen(Struct, array_like=True, tag=10, forbid_unknown_fields=True):
     nodes: Nodes
-    counts: Annotated[list[Number], Meta(max_length=NODES_MAX)]
+    counts: Annotated[list[Version], Meta(max_length=NODES_MAX)]
 
 
 class WireGossipState(Struct, array_like=True, tag=11, forbid_unknown_fields=True):

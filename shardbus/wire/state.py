@@ -20,6 +20,7 @@ from typing import Annotated, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
+from shardbus.bounds import UID_MAX, Epoch, Host, Port, Version
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId, is_host
 from shardbus.membership.gossip import META_BYTES_MAX, Gossip
@@ -32,21 +33,17 @@ from shardbus.membership.vector_clock import VectorClock
 V = TypeVar("V")
 
 NODES_MAX = 20_000
-UID_MAX = 2**64 - 1
 STATUSES, SERVICES = tuple(Status), tuple(Service)
 WORST = Flag.TERMINATED.value
 
-Host = Annotated[str, Meta(min_length=1, max_length=255)]
-Port = Annotated[int, Meta(ge=1, le=65535)]
 Name = Annotated[str, Meta(max_length=NAME_MAX)]
-Number = Annotated[int, Meta(ge=0, le=2**62)]
 Place = Annotated[int, Meta(ge=0, lt=NODES_MAX)]
 Seconds = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Names = Annotated[list[Name], Meta(max_length=256)]
 Nodes = Annotated[list[tuple[Host, Port, int]], Meta(max_length=NODES_MAX)]
 Places = Annotated[list[Place], Meta(max_length=NODES_MAX)]
 Bytes = Annotated[bytes, Meta(max_length=META_BYTES_MAX)]
-Counters = Annotated[list[tuple[Place, Number]], Meta(max_length=NODES_MAX)]
+Counters = Annotated[list[tuple[Place, Version]], Meta(max_length=NODES_MAX)]
 Flags = Annotated[
     list[tuple[Place, Annotated[int, Meta(ge=1, le=WORST)]]], Meta(max_length=NODES_MAX)
 ]
@@ -60,10 +57,10 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
     roles: Names
     version: Name
     status: Annotated[int, Meta(ge=0, le=Status.DOWN.rank)]
-    up_number: Number
+    up_number: Version
     service: Annotated[int, Meta(ge=0, le=2)] = 0
-    service_version: Number = 0
-    yields: Number = 0
+    service_version: Version = 0
+    yields: Version = 0
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
@@ -71,7 +68,7 @@ class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
     be a member and to stand once."""
 
     observer: Place
-    version: Number
+    version: Version
     flags: msgspec.Raw
 
 
@@ -85,8 +82,8 @@ class WireState(Struct, array_like=True, forbid_unknown_fields=True):
     rows: Annotated[list[WireRow], Meta(max_length=NODES_MAX)]
     clock: Counters
     tombstones: Annotated[list[Seconds], Meta(max_length=NODES_MAX)]
-    epochs: Annotated[dict[Name, Number], Meta(max_length=4096)]
-    meta: Annotated[dict[Name, tuple[Number, Bytes]], Meta(max_length=4096)]
+    epochs: Annotated[dict[Name, Epoch], Meta(max_length=4096)]
+    meta: Annotated[dict[Name, tuple[Version, Bytes]], Meta(max_length=4096)]
 
 
 _encode_flags = msgspec.msgpack.Encoder().encode

@@ -62,6 +62,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.auto_down import AutoDown
@@ -210,10 +211,13 @@ class Resolver:
                 return DowningPlan()
             return DowningPlan(decision=decision, epoch=asked.epoch)
         why = "the store cannot be reached" if granted is None else "the other side has the lease"
-        lost = f"{before.reason}; {why}"
-        side = before.split.side
-        outcome = DowningOutcome.DOWN_OURSELVES
-        return DowningPlan(decision=replace(before, outcome=outcome, down=side, reason=lost))
+        return self._give_up(before, why)
+
+    def _give_up(self, decision: Decision, why: str) -> DowningPlan:
+        """Down this side, for that reason."""
+        outcome, side = DowningOutcome.DOWN_OURSELVES, decision.split.side
+        reason = f"{decision.reason}; {why}"
+        return DowningPlan(decision=replace(decision, outcome=outcome, down=side, reason=reason))
 
     def consider(self, gossip: Gossip, leading: bool, now: float) -> DowningPlan:
         """Return what to do about this copy of the state."""
@@ -378,6 +382,8 @@ class Resolver:
                 if decision.split.speaker != self.me or now < ask_at:
                     return DowningPlan()
                 epoch = self._epoch + 1
+                if epoch > EPOCH_MAX:
+                    return self._give_up(decision, "the last epoch is used up")
                 self._requested = LeaseRequest(decision, epoch, now + LEASE_ANSWER_S, act_at)
                 return DowningPlan(ask=AcquireLease(lease_of(epoch), str(self.me), LEASE_TTL_S))
             case DowningOutcome.DOWN_OTHERS:

@@ -66,7 +66,7 @@ EMPTY_ROW = ObserverRow(0, {})
 EPOCHS = "$downing"
 """The name of the lease decisions' epoch among the coordinators' epochs. No entity type can have
 it."""
-FIRST_EPOCHS = 2**61
+FIRST_EPOCHS = 2**30
 """The first epoch of a cluster is below this number."""
 UP = (Status.UP, Status.PREPARING_FOR_SHUTDOWN)
 MAY_LEAD_THERE = (*UP, Status.READY_FOR_SHUTDOWN, Status.LEAVING, Status.EXITING)
@@ -191,7 +191,8 @@ def survey(
 
 def first_epoch(founder: NodeId) -> int:
     """Return the number from which a new cluster counts its decisions by lease."""
-    return founder.uid % FIRST_EPOCHS
+    uid = founder.uid
+    return (uid ^ uid >> 30 ^ uid >> 60) % FIRST_EPOCHS
 
 
 def lease_of(epoch: int) -> str:

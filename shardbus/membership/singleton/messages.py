@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardbus.bounds import Epoch
 from shardbus.ids import NodeId
 from shardbus.membership.view import MembershipView
 
@@ -26,21 +27,21 @@ class HandOverToMe:
     """Ask the leaving oldest to stop its instance: the sender is next. Answered by
     HandOverInProgress, then by HandOverDone."""
 
-    epoch: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverInProgress:
     """The sender's instance is finishing its work."""
 
-    epoch: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
 class HandOverDone:
     """The sender runs no instance, and will run none again."""
 
-    epoch: int
+    epoch: Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class TakeOverFromMe:
     """The sender leaves and the receiver is next, in case the receiver's view lags. Answered by
     HandOverToMe."""
 
-    epoch: int
+    epoch: Epoch
 
 
 Message = HandOverToMe | HandOverInProgress | HandOverDone | TakeOverFromMe

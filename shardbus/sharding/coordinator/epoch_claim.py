@@ -10,7 +10,8 @@
 Prepare is for a coordinator that is next while another one still rules: it loads the table, so that
 Start claims at once. Start alone does both.
 
-The epoch is one more than the highest of the store and of gossip. Attempts are spaced by a backoff
+The epoch is one more than the highest of the store and of gossip, and never above `EPOCH_MAX`: a
+coordinator that knows the last one claims none. Attempts are spaced by a backoff
 that starts at a tenth of `coordinator_failure_backoff`, doubles, and ends at five times the
 setting.
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 from enum import Enum
 
 from shardbus.backoff import doubling
+from shardbus.bounds import EPOCH_MAX
 from shardbus.sharding.events import (
     ClaimEpoch,
     EpochClaimed,
@@ -39,6 +41,7 @@ from shardbus.sharding.events import (
 
 BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
 """The first and the longest wait, as multiples of the setting."""
+REMEDY = "stop the cluster and run `shardbus data repair`"
 
 ClaimEvent = (
     Prepare | Start | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | EpochSeen | Retire
@@ -100,7 +103,7 @@ class EpochClaim:
             case Start(epoch_floor), (CoordinatorState.LOADING | CoordinatorState.READY):
                 self._is_due = True
                 self._floor = max(self._floor, epoch_floor)
-                return self._claim_stored() if self.state is CoordinatorState.READY else []
+                return self._claim_stored(now) if self.state is CoordinatorState.READY else []
             case TableLoaded(table), CoordinatorState.LOADING:
                 if table is not None and table.homes and table.layout != self._layout:
                     return self.stop(
@@ -108,7 +111,7 @@ class EpochClaim:
                     )
                 self._stored = table.epoch if table is not None else 0
                 self.state = CoordinatorState.READY
-                return self._claim_stored() if self._is_due else []
+                return self._claim_stored(now) if self._is_due else []
             case EpochClaimed(_), CoordinatorState.CLAIMING:
                 self.state = CoordinatorState.RULING
                 self._attempts = 0
@@ -144,7 +147,7 @@ class EpochClaim:
         if self.state is CoordinatorState.LOADING:
             return [LoadTable()]
         if self.state is CoordinatorState.CLAIMING:
-            return [ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0)
+            return [ClaimEpoch(self.epoch, self._layout)] if self.epoch else self._claim(0, now)
         return []
 
     def stop(self, reason: str) -> list[ClaimEffect]:
@@ -168,13 +171,17 @@ class EpochClaim:
         self.state = CoordinatorState.LOADING
         return [LoadTable()]
 
-    def _claim_stored(self) -> list[ClaimEffect]:
+    def _claim_stored(self, now: float) -> list[ClaimEffect]:
         self.table_lost = self._stored < self._floor
-        return self._claim(self._stored)
+        return self._claim(self._stored, now)
 
-    def _claim(self, stored: int) -> list[ClaimEffect]:
+    def _claim(self, stored: int, now: float) -> list[ClaimEffect]:
         self.state = CoordinatorState.CLAIMING
         self._floor = max(self._floor, stored)
+        if self._floor >= EPOCH_MAX:
+            self.epoch = 0
+            self._wait(now)
+            return [Note("store_failed", f"{self._floor} is the last epoch: {REMEDY}")]
         self.epoch = self._floor + 1
         return [ClaimEpoch(self.epoch, self._layout)]
 

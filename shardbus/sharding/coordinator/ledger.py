@@ -20,12 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
 from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
-    EPOCH_SHIFT,
     ProxyRegistered,
     ProxyTerminated,
     RegionRegistered,

@@ -56,7 +56,8 @@ def test_a_row_that_cannot_be_true_is_named_with_the_reason(row: Row, why: str) 
 
 
 @pytest.mark.parametrize(
-    ("epoch", "layout"), [("x", "crc32/9"), (-1, "crc32/9"), (None, "crc32/9"), (1, None), (1, b"")]
+    ("epoch", "layout"),
+    [("x", "crc32/9"), (-1, "crc32/9"), (2**31, "crc32/9"), (None, "crc32/9"), (1, None), (1, b"")],
 )
 def test_a_table_without_epoch_or_layout_is_damaged(epoch: object, layout: object) -> None:
     with pytest.raises(StoreError, match="'counter' is damaged"):

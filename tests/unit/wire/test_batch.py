@@ -17,6 +17,7 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.wire import batch
 from shardbus.wire.batch import (
+    MESSAGES_MAX,
     AskRun,
     Control,
     Fail,
@@ -216,3 +217,34 @@ def test_a_damaged_batch_is_read_or_refused(data: st.DataObject) -> None:
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     with suppress(RemoteProtocolError):
         decode_batch(bytes(body[: data.draw(st.integers(0, len(body)))]))
+
+
+def test_a_batch_of_too_many_messages_is_refused() -> None:
+    """Over all runs together, and over each column by itself."""
+    half = TellRun("t", "m", ["a"] * (MESSAGES_MAX // 2), [b""] * (MESSAGES_MAX // 2))
+    one = Fail(1, "NodeLost", "", "")
+    assert decode_batch(encode_batch([half, half])) == [half, half]
+    whole = ["a"] * (MESSAGES_MAX + 1)
+    for runs in ([half, half, one], [TellRun("t", "m", whole, [b""] * len(whole))]):
+        with pytest.raises(RemoteProtocolError):
+            decode_batch(encode_batch(runs))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        TellRun("t" * 257, "m", [], []),
+        TellRun("t", "m", ["i" * 257], [b""]),
+        TellRun("t", "m" * 1025, [], []),
+        AskRun("t", "m", -1, [], [], []),
+        AskRun("t", "m", 10**12 + 1, [], [], []),
+        AskRun("t", "m", 1, ["a"], [b""], [-1]),
+        ReplyRun([-1], [b""]),
+        Flush("t", "7", 1, 1, 2**16 + 1),
+        Relayed("t", "7", "a", "m", b"", 1, -5, 0),
+    ],
+    ids=repr,
+)
+def test_a_field_out_of_bounds_is_refused(run: Run) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(encode_batch([run]))

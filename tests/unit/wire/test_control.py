@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardbus.bounds import SHARDS_MAX
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages as handover
@@ -75,6 +76,16 @@ def test_a_field_of_a_newer_node_is_ignored() -> None:
         ("GetShardHome", msgpack.packb({"shards": 1})),
         ("GetShardHome", b"\x81\xa6shards\x91\xa1\xff"),
         ("Register", msgpack.packb({"node": ["h", 1], "proxy": False, "layout": "", "hosted": []})),
+        ("HostShard", msgpack.packb({"epoch": 2**31, "homes": []})),
+        ("HostShard", msgpack.packb({"epoch": 1, "homes": [["7", ["h", 1, 1], 2**63]]})),
+        ("HostShard", msgpack.packb({"epoch": 1, "homes": [["7", ["h", 1, 1], -1]]})),
+        ("HostShard", msgpack.packb({"epoch": 1, "homes": [["7" * 257, ["h", 1, 1], 1]]})),
+        ("HandOverDone", msgpack.packb({"epoch": 2**31})),
+        ("Goodbye", msgpack.packb({"node": ["", 1, 1]})),
+        ("Goodbye", msgpack.packb({"node": ["h" * 256, 1, 1]})),
+        ("Goodbye", msgpack.packb({"node": ["h", 65536, 1]})),
+        ("Goodbye", msgpack.packb({"node": ["h", 1, -1]})),
+        ("GetShardHome", msgpack.packb({"shards": ["1"] * (SHARDS_MAX + 1)})),
     ],
 )
 def test_what_does_not_fit_is_refused(tag: str, body: bytes) -> None:

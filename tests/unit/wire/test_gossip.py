@@ -138,6 +138,7 @@ DEEP = b"\x91" * 100_000 + b"\x90"
         body(11, NODE, ([("a b", 1, 1)], [ONE], [], [], [], [], {}, {})),
         body(11, ("tcp://a", 1, 1), ([NODE], [ONE], [], [], [], [], {}, {})),
         body(9, [NODE, NODE], [1, 2], 1),
+        body(11, NODE, ([NODE], [ONE], [], [], [], [], {"cart": 2**31}, {})),
         body(10, [("a b", 1, 1)], [1]),
         bytes((FORMAT, 0)) + b"\x92\x0a\xdd\xff\xff\xff\xff",
         bytes((FORMAT, 0)) + b"\xdd\x00\x01\x00\x00" * 5000,

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardbus.bounds import EPOCH_MAX
 from shardbus.config.settings import DowningSettings
 from shardbus.ids import NodeId
 from shardbus.membership.downing.resolver import LEASE_ANSWER_S, LEASE_TTL_S, DowningPlan, Resolver
@@ -420,6 +421,17 @@ def test_each_decision_by_lease_has_an_epoch_of_its_own(settings: DowningSetting
         assert plan.epoch == epoch + 1
         asked.append(ask.name)
     assert asked == [lease_of(8), lease_of(9)]
+
+
+def test_a_side_that_knows_the_last_epoch_asks_for_no_lease_and_ends() -> None:
+    """No peer would accept a higher one, so nobody could learn of the decision."""
+    resolver = Resolver(A, SETTINGS)
+    equal = under(cut(FOUR, Flag.UNREACHABLE, C, D), EPOCH_MAX)
+    resolver.consider(equal, True, 10.0)
+    plan = resolver.consider(equal, True, 10.0 + STABLE)
+    assert plan.ask is None
+    assert outcome(plan) is DowningOutcome.DOWN_OURSELVES
+    assert "last epoch" in plan.decision.reason if plan.decision else False
 
 
 def test_who_knows_an_older_epoch_asks_for_a_lease_that_is_taken() -> None:

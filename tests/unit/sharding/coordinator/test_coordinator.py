@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from shardbus.bounds import EPOCH_MAX
 from shardbus.config.loading import options
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
@@ -894,6 +895,20 @@ def test_an_epoch_is_claimed_above_the_store_and_above_gossip() -> None:
         coordinator.handle(ev.Start(floor), 0.0)
         table = StoredTable(stored, LAYOUT, {}) if stored else None
         assert coordinator.handle(ev.TableLoaded(table), 0.0) == [ev.ClaimEpoch(expected, LAYOUT)]
+
+
+def test_a_coordinator_that_knows_the_last_epoch_claims_none_and_tries_again() -> None:
+    coordinator = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    coordinator.handle(ev.Start(EPOCH_MAX), 0.0)
+    [note] = coordinator.handle(ev.TableLoaded(None), 0.0)
+    assert isinstance(note, ev.Note)
+    assert "shardbus data repair" in note.detail
+    coordinator.tick(0.0)
+    [again] = coordinator.tick(coordinator.deadline() or 0.0)
+    assert again == note
+    last = Coordinator("t", A, LAYOUT, ShardingSettings(), LeastShard())
+    last.handle(ev.Start(EPOCH_MAX - 1), 0.0)
+    assert last.handle(ev.TableLoaded(None), 0.0) == [ev.ClaimEpoch(EPOCH_MAX, LAYOUT)]
 
 
 def test_a_refused_claim_goes_higher_and_an_unanswered_one_stays() -> None:
