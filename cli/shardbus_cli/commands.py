@@ -101,11 +101,22 @@ def root(
             "--version", is_eager=True, callback=_print_version, help="Print the version."
         ),
     ] = False,
+    cacert: Annotated[
+        str | None,
+        typer.Option(
+            "--cacert",
+            envvar="SHARDBUS_NODE_CACERT",
+            metavar="FILE",
+            help="PEM file with the certificates to trust in HTTPS to a node.",
+        ),
+    ] = None,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")
     ] = False,
 ) -> None:
     """Accept the options that precede a command."""
+    if cacert is not None:
+        os.environ["SHARDBUS_NODE_CACERT"] = cacert
 
 
 def run(arguments: list[str], *, debug: bool = False) -> int:

@@ -1,17 +1,26 @@
-"""Requests to a running node over HTTP. Commands never join the cluster."""
+"""Requests to a running node over HTTP. Commands never join the cluster.
+
+The token and the certificates to trust come from the environment: a command line can be read by
+other users of the machine.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
+
+if TYPE_CHECKING:
+    from urllib.request import HTTPSHandler
 
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 * 2**20
 TOKEN_VARIABLE = "SHARDBUS_NODE_TOKEN"  # noqa: S105  (the name of a variable)
+CACERT_VARIABLE = "SHARDBUS_NODE_CACERT"
 CODES = {
+    401: ExitCode.REFUSED,
     403: ExitCode.REFUSED,
     409: ExitCode.REFUSED,
     503: ExitCode.UNREACHABLE,
@@ -57,7 +66,7 @@ class NodeHttp:
         return status == 200, text
 
     def post(self, *path: str, **query: object) -> str:
-        """Return the text of the answer to a write. The token comes from the environment."""
+        """Return the text of the answer to a write."""
         asked = {key: value for key, value in query.items() if value is not None}
         return self._ask("POST", path, asked, accepted=())[1]
 
@@ -90,9 +99,9 @@ class NodeHttp:
 
         url = "/".join([self.url, *(quote(part, safe="") for part in path)])
         request = Request(f"{url}?{urlencode(query, doseq=True)}" if query else url, method=method)  # noqa: S310
-        if method == "POST" and (token := os.environ.get(TOKEN_VARIABLE)):
-            request.add_header("Authorization", f"Bearer {token}")
-        opener = build_opener(ProxyHandler({}))
+        if token := os.environ.get(TOKEN_VARIABLE):
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
+        opener = build_opener(ProxyHandler({}), *self._tls())
         try:
             with opener.open(request, timeout=TIMEOUT_S) as answer:
                 return answer.status, answer.read(ANSWER_BYTES_MAX).decode(errors="replace")
@@ -104,12 +113,48 @@ class NodeHttp:
         except TimeoutError:
             raise self._silent(f"no answer within {TIMEOUT_S:g} s") from None
         except URLError as failed:
+            if self.url.startswith("https:"):
+                self._check_trust(failed.reason)
             timed_out = isinstance(failed.reason, TimeoutError)
             raise self._silent(
                 "no answer in time" if timed_out else "nothing listens there"
             ) from None
         except (OSError, HTTPException, ValueError):
             raise self._silent("the answer is incomplete or is not HTTP") from None
+
+    def _tls(self) -> list[HTTPSHandler]:
+        """The handler of HTTPS, which trusts the certificates of the system, or of one file."""
+        if not self.url.startswith("https:"):
+            return []
+        import ssl
+        from urllib.request import HTTPSHandler
+
+        file = os.environ.get(CACERT_VARIABLE) or None
+        try:
+            return [HTTPSHandler(context=ssl.create_default_context(cafile=file))]
+        except OSError as failed:
+            raise CommandFailure(
+                f"{file!r} has no certificates: {failed.strerror or failed}",
+                f"name a PEM file with --cacert or {CACERT_VARIABLE}",
+                code=ExitCode.USAGE,
+            ) from None
+
+    def _check_trust(self, failed: object) -> None:
+        """Raise the failure of TLS, if it was one."""
+        import ssl
+
+        if isinstance(failed, ssl.SSLCertVerificationError):
+            raise CommandFailure(
+                f"the certificate of {self.url} is not trusted: {failed.verify_message}",
+                f"name the file of its authority with --cacert or {CACERT_VARIABLE}",
+                code=ExitCode.UNREACHABLE,
+            ) from None
+        if isinstance(failed, ssl.SSLError):
+            raise CommandFailure(
+                f"no HTTPS at {self.url}: {failed.reason or failed}",
+                "write http:// if the node has no http.tls_cert",
+                code=ExitCode.UNREACHABLE,
+            ) from None
 
     def _silent(self, why: str) -> CommandFailure:
         return silent(self.url, why)

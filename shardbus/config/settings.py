@@ -400,7 +400,10 @@ class HttpSettings:
     host: str = text("127.0.0.1", "interface on which HTTP listens")
     port: int = count(8558, "port of HTTP; 0 takes a free one", low=0, high=65535)
     write: bool = flag(False, "accept leave and down, with the token")
-    token: str = text("", "bearer token of writes", secret=True)
+    token: str = text("", "bearer token of operators, who may read and write", secret=True)
+    reader_token: str = text("", "bearer token of readers; with it, reading needs one", secret=True)
+    tls_cert: str = text("", "file with the certificate chain of HTTPS, in PEM")
+    tls_key: str = text("", "file with the private key of the certificate, in PEM")
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,15 @@ def check(settings: Settings) -> None:
             f"hand_over_timeout ({hand_over.hand_over_timeout:g} s), or the next oldest node stops "
             "waiting while the coordinator still finishes"
         )
+    if bool(http.tls_cert) != bool(http.tls_key):
+        raise ConfigError(
+            "only one of http.tls_cert and http.tls_key is set", hint="HTTPS needs both files"
+        )
+    if http.token and http.token == http.reader_token:
+        raise ConfigError(
+            "http.token and http.reader_token are equal, so every reader may write",
+            hint="give readers a token of their own",
+        )
     if http.write and not http.token:
         raise ConfigError(
             "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"
@@ -108,10 +117,11 @@ def check_exposure(settings: Settings) -> None:
             hint="make a secret with `shardbus keys new` and name its file in security.secret, "
             "or set security.insecure = true if you trust that network",
         )
-    if not is_loopback(http):
+    if not (settings.http.token or settings.http.reader_token or is_loopback(http)):
         raise ConfigError(
             f"http.host is {http!r}, outside the loopback: every machine there may connect",
-            hint="set security.insecure = true if you trust that network",
+            hint="set http.reader_token or http.token, and http.tls_cert with http.tls_key, or set "
+            "security.insecure = true if you trust that network",
         )
 
 

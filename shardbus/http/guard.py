@@ -1,12 +1,16 @@
 """Access to the pages.
 
-Every client that can connect may read; the default is the loopback. Two rules keep out web pages
-that the operator visits:
+On the loopback, the default, every client that can connect may read. Elsewhere every page but the
+probes needs a bearer token, of an operator (`http.token`) or of a reader (`http.reader_token`), if
+one is set; without `security.insecure` a node starts there only with one. A reader's token is also
+asked for on the loopback. Tokens are compared in constant time.
+
+Two rules keep out web pages that the operator visits:
 
 - **Host check.** Bound to the loopback, the node answers only requests whose Host is a loopback
   name. A page whose own name was rebound to 127.0.0.1 sends that name and is refused.
-- **Writes** need `http.write` and the bearer token, compared in constant time. A page cannot send
-  an Authorization header across origins without a preflight request, and no page here allows it.
+- **Writes** need `http.write` and the operator's token. A page cannot send an Authorization header
+  across origins without a preflight request, and no page here allows it.
 
 Source: docs/reference/http.md.
 """
@@ -29,12 +33,17 @@ HEADERS = (
 )
 
 
+PROBES = ("/livez", "/readyz", "/startupz")
+
+
 class Guard:
-    """Refuses foreign Host headers on the loopback, and adds the safe headers to every answer."""
+    """Refuses foreign Host headers on the loopback and readers without a token, and adds the safe
+    headers to every answer."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
-        self.app = app
+        self.app, self.settings = app, settings
         self.loopback_only = is_loopback(settings.host)
+        self.reading_needs_token = reading_needs_token(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
@@ -50,7 +59,23 @@ class Guard:
                 "this node answers only to a loopback name in the Host header",
                 "ask 127.0.0.1 or localhost, or bind http.host to another interface",
             )
+        elif scope["type"] == "http" and self.reading_needs_token and not self._may_read(scope):
+            answer = error(
+                401,
+                "unauthorized",
+                "this node's pages need a bearer token",
+                "send http.reader_token or http.token, as in SHARDBUS_NODE_TOKEN for the shardbus "
+                "command",
+            )
+            answer.headers["www-authenticate"] = "Bearer"
         await answer(scope, receive, send_with_headers)
+
+    def _may_read(self, scope: Scope) -> bool:
+        """True if the page is a probe, or the request has a known token."""
+        if scope["path"] in PROBES:
+            return True
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(sent) == 1 and bearer(sent[0].decode("latin-1"), self.settings) is not None
 
 
 def _is_local(scope: Scope) -> bool:
@@ -66,6 +91,23 @@ def _hostname(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
+def reading_needs_token(settings: HttpSettings) -> bool:
+    """True if every page but the probes needs a token."""
+    return bool(settings.reader_token) or bool(settings.token and not is_loopback(settings.host))
+
+
+def bearer(authorization: str, settings: HttpSettings) -> str | None:
+    """Return the role of an Authorization header: `operator`, `reader`, or None for no role. Every
+    token is compared, in constant time."""
+    scheme, _, token = authorization.partition(" ")
+    sent = token.strip().encode("latin-1", "replace")
+    role = None
+    for name, known in (("reader", settings.reader_token), ("operator", settings.token)):
+        if hmac.compare_digest(sent, known.encode()) and known:
+            role = name
+    return role if scheme.lower() == "bearer" else None
+
+
 def check_write(request: Request, settings: HttpSettings) -> None:
     """Return if the request may write.
 
@@ -76,9 +118,10 @@ def check_write(request: Request, settings: HttpSettings) -> None:
         raise Forbidden(
             "this node's HTTP is read-only", hint="start it with http.write = true and http.token"
         )
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
-    expected = settings.token.encode()
-    if scheme.lower() != "bearer" or not hmac.compare_digest(token.strip().encode(), expected):
+    role = bearer(request.headers.get("authorization", ""), settings)
+    if role == "reader":
+        raise Forbidden("a reader may not write", hint="send http.token, the operator's token")
+    if role != "operator":
         raise Forbidden(
             "the bearer token is missing or wrong",
             hint="send the node's http.token, as in SHARDBUS_NODE_TOKEN for the shardbus command",

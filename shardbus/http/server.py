@@ -12,12 +12,14 @@ import asyncio
 import errno
 import logging
 import socket
+import ssl
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError
 from shardbus.http.connections import BoundedConnections
 from shardbus.transport.log_limiter import LogRateLimiter
@@ -48,10 +50,13 @@ class _Embedded(uvicorn.Server):
 
 
 class Server:
-    """One application on one port. Started once, stopped once."""
+    """One application on one port. Started once, stopped once. `tls`: the files of the certificate
+    and of its key, for HTTPS."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
-        self.host = host
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, tls: tuple[str, str] | None = None
+    ) -> None:
+        self.host, self._tls = host, tls
         self.port = port
         """The wanted port; after `start` the bound one."""
         self._app = app
@@ -62,22 +67,12 @@ class Server:
         """Bind and accept connections.
 
         Raises:
-            ConfigError: the port cannot be bound. No socket stays open.
+            ConfigError: the port cannot be bound, or the certificate cannot be used. No socket
+                stays open.
         """
+        config = self._config()
         listener = await _bind(self.host, self.port)
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            self._app,
-            http=BoundedConnections,
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-        )
         errors = logging.getLogger("uvicorn.error")
         if not any(isinstance(f, LogRateLimiter) for f in errors.filters):
             errors.addFilter(LogRateLimiter())
@@ -89,6 +84,33 @@ class Server:
             listening.cancel()
             await self._task
 
+    def _config(self) -> uvicorn.Config:
+        cert, key = self._tls or (None, None)
+        config = uvicorn.Config(
+            self._app,
+            ssl_certfile=cert,
+            ssl_keyfile=key,
+            http=BoundedConnections,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        )
+        try:
+            config.load()
+        except OSError as failed:  # ssl.SSLError is one
+            raise ConfigError(
+                f"HTTPS cannot use {cert!r} and {key!r}: {failed.strerror or failed}",
+                hint="http.tls_cert is a certificate chain, http.tls_key its private key, in PEM",
+            ) from None
+        if config.ssl is not None:
+            config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+        return config
+
     async def stop(self) -> None:
         """Close the port; requests under way have `SHUTDOWN_GRACE_S`. No effect before `start`."""
         if self._server is None or self._task is None:
@@ -97,9 +119,20 @@ class Server:
         await self._task
 
 
-def serve(app: ASGIApp, host: str, port: int) -> Server:
-    """A server for `app`, to be started with `start`. Port 0 binds any free port."""
-    return Server(app, host, port)
+def serve(app: ASGIApp, host: str, port: int, tls: tuple[str, str] | None = None) -> Server:
+    """A server for `app`, to be started with `start`. Port 0 binds any free port. `tls`: the files
+    of the certificate and of its key, for HTTPS."""
+    return Server(app, host, port, tls)
+
+
+def tls_files(settings: HttpSettings) -> tuple[str, str] | None:
+    """Return the files of the certificate and of its key; None for plain HTTP."""
+    return (settings.tls_cert, settings.tls_key) if settings.tls_cert else None
+
+
+def scheme(settings: HttpSettings) -> str:
+    """Return the scheme of the node's URLs."""
+    return "https" if settings.tls_cert else "http"
 
 
 async def _bind(host: str, port: int) -> socket.socket:

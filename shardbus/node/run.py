@@ -39,7 +39,7 @@ from shardbus.entities.slow_handlers import places
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
 from shardbus.http.app import create_app
-from shardbus.http.server import serve
+from shardbus.http.server import scheme, serve, tls_files
 from shardbus.membership.events import SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import VersionSource, with_version
@@ -200,8 +200,8 @@ class _NodeRun:
         store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
         node = Node(bus.name, bus.types, settings, store, membership=self._membership)
         self._node = node
-        api = self._administer(node)
-        server = serve(create_app(api, settings.http), settings.http.host, settings.http.port)
+        api, own_http = self._administer(node), settings.http
+        server = serve(create_app(api, own_http), own_http.host, own_http.port, tls_files(own_http))
         self._attach_supervisor(node, loop)
         try:
             await node.start()
@@ -272,10 +272,11 @@ class _NodeRun:
         if self._supervisor is not None:
             self._report("ready", node, http, cluster=node.cluster_name, up=up, store=store)
             return
-        host = node.settings.http.host
+        http_settings = node.settings.http
+        where = f"{scheme(http_settings)}://{http_settings.host}:{http}"
         print(
             f"ready: {node.me.address} in cluster {node.cluster_name!r} ({up} up), "
-            f"http://{host}:{http}, store {store}",
+            f"{where}, store {store}",
             flush=True,
         )
         notify("READY=1")

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import ssl
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shardbus import AsyncClient
@@ -17,8 +19,10 @@ from shardbus.transport.secret_file import (
     write_private,
 )
 from shardbus.transport.zmq.curve import Keyring
+from tests.certificates import self_signed
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_ledger import ASK, PAGES, TELL, Ledger, Load
+from tests.process.test_workers import WORKERS, begin
 from tests.waiting import PATIENCE_S, until
 
 WRITES = ("http.write=true", "http.token=sesame-opens-the-door")
@@ -153,3 +157,45 @@ async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret:
     for word in [s.hex() for s in hidden] + [pair.secret.decode() for pair in keys]:
         assert word not in text
     assert Keyring(secret).newest.fingerprint in text  # the search would find what is there
+
+
+async def test_a_unit_of_workers_speaks_https_asks_for_tokens_and_rotates(
+    lab: Processes, secret: Path
+) -> None:
+    cert, key = self_signed(lab.folder)
+    settings = (
+        *WRITES,
+        "http.reader_token=readers-only",
+        f"http.tls_cert={cert}",
+        f"http.tls_key={key}",
+        f"security.secret={secret}",
+    )
+    unit = begin(lab, settings=settings)
+    await until(unit.ready, "the ready line of the unit")
+    assert f"https://127.0.0.1:{unit.http_port}" in unit.out.read_text()
+    trusted = ssl.create_default_context(cafile=cert)
+    url = f"https://127.0.0.1:{unit.http_port}"
+    async with httpx.AsyncClient(base_url=url, verify=trusted, timeout=PATIENCE_S) as http:
+        assert (await http.get("/readyz")).status_code == 200
+        for path in ("/v1/nodes", "/metrics", "/v1/workers"):
+            assert (await http.get(path)).status_code == 401
+            http.headers["authorization"] = "Bearer readers-only"
+            assert (await http.get(path)).status_code == 200
+            del http.headers["authorization"]
+        http.headers["authorization"] = "Bearer readers-only"
+        metrics = (await http.get("/metrics")).text
+        assert all(f'worker="{n}"' in metrics for n in range(WORKERS))
+        assert (await http.post("/v1/keys/reload")).status_code == 403
+        http.headers["authorization"] = f"Bearer {TOKEN}"
+        write_private(secret, secrets_text([new_secret(), *read_secrets(secret)]), replace=True)
+        rows = (await http.post("/v1/keys/reload")).json()["nodes"]
+        assert [row["changed"] for row in rows] == [True] * WORKERS
+    write_private(secret, secrets_text(read_secrets(secret)[:1]), replace=True)
+    unit.signal(signal.SIGHUP)
+    said = f"under secret {Keyring(secret).newest.fingerprint}"
+
+    async def dropped() -> bool:
+        return unit.err.read_text().count(said) == 2 * WORKERS
+
+    await until(dropped, "the end of the old secret")
+    assert await unit.terminate() == 0

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Protocol
@@ -64,7 +65,7 @@ class WorkerUnit(Protocol):
 
 def create_front(unit: WorkerUnit, settings: HttpSettings) -> Starlette:
     """Return the HTTP application of a unit."""
-    pages = _Pages(unit)
+    pages = _Pages(unit, settings)
     app = Starlette(
         routes=[
             Route("/livez", pages.livez),
@@ -82,8 +83,22 @@ def create_front(unit: WorkerUnit, settings: HttpSettings) -> Starlette:
 
 
 class _Pages:
-    def __init__(self, unit: WorkerUnit) -> None:
-        self._unit = unit
+    def __init__(self, unit: WorkerUnit, settings: HttpSettings) -> None:
+        self._unit, self._settings = unit, settings
+        self._tls: ssl.SSLContext | None = None
+
+    @property
+    def _context(self) -> ssl.SSLContext | None:
+        """The TLS to workers, which have the certificate of the unit: exactly that one counts."""
+        if self._settings.tls_cert and self._tls is None:
+            self._tls = ssl.create_default_context(cafile=self._settings.tls_cert)
+            self._tls.check_hostname = False
+            self._tls.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return self._tls
+
+    @property
+    def _token(self) -> str:
+        return self._settings.reader_token or self._settings.token
 
     async def livez(self, request: Request) -> Response:
         return _checked(request, {"supervisor": {"ok": True, "detail": "runs"}})
@@ -95,7 +110,7 @@ class _Pages:
         """Return the checks of all workers, except those that left by order."""
         serving = self._unit.serving
         stages = {row["worker"]: row["stage"] for row in self._unit.rows()}
-        texts = await _of_all(serving, "/readyz")
+        texts = await _of_all(serving, "/readyz", self._context)
         checks: Json = {}
         for worker in self._unit.expected:
             found = _checks_of(texts.get(worker, ""))
@@ -108,7 +123,7 @@ class _Pages:
         return _checked(request, checks)
 
     async def metrics(self, request: Request) -> Response:
-        pages = await _of_all(self._unit.serving, "/metrics")
+        pages = await _of_all(self._unit.serving, "/metrics", self._context, self._token)
         return Response(merged(pages), headers={"content-type": METRICS_TYPE})
 
     async def workers(self, request: Request) -> Response:
@@ -124,7 +139,7 @@ class _Pages:
         worked."""
         for place in self._unit.serving.values():
             try:
-                return await _passed_on(place, request)
+                return await _passed_on(place, request, self._context)
             except (OSError, ValueError, TimeoutError, EOFError):
                 if request.method != "GET":
                     return error(504, "timeout", "the worker did not answer", "see its log")
@@ -145,14 +160,17 @@ def _checks_of(text: str) -> Json:
     return {}
 
 
-async def _of_all(serving: dict[int, Place], path: str) -> dict[int, str]:
+async def _of_all(
+    serving: dict[int, Place], path: str, tls: ssl.SSLContext | None, token: str = ""
+) -> dict[int, str]:
     """Return the text of a page from every worker that answers in time."""
 
     async def one(place: Place) -> str:
         try:
             async with asyncio.timeout(ANSWER_DEADLINE_S):
-                asked = b"GET %b HTTP/1.0\r\n\r\n" % path.encode("latin-1")
-                _, _, reader, writer = await _ask(place, asked)
+                bearer = f"authorization: Bearer {token}\r\n" if token else ""
+                asked = f"GET {path} HTTP/1.0\r\n{bearer}\r\n".encode("latin-1")
+                _, _, reader, writer = await _ask(place, asked, tls)
                 try:
                     return (await reader.read()).decode(errors="replace")
                 finally:
@@ -164,13 +182,13 @@ async def _of_all(serving: dict[int, Place], path: str) -> dict[int, str]:
     return {worker: text for worker, text in zip(serving, texts, strict=True) if text}
 
 
-async def _passed_on(place: Place, request: Request) -> Response:
+async def _passed_on(place: Place, request: Request, tls: ssl.SSLContext | None) -> Response:
     """Return a worker's answer to this request, streamed."""
     async with asyncio.timeout(ANSWER_DEADLINE_S):
         body = await request.body()
         if len(body) > BODY_BYTES_MAX:
             return error(413, "bad_request", "the body is too large")
-        status, headers, reader, writer = await _ask(place, _written(request, body))
+        status, headers, reader, writer = await _ask(place, _written(request, body), tls)
 
     async def rest() -> AsyncIterator[bytes]:
         try:
@@ -196,10 +214,10 @@ def _written(request: Request, body: bytes) -> bytes:
 
 
 async def _ask(
-    place: Place, asked: bytes
+    place: Place, asked: bytes, tls: ssl.SSLContext | None
 ) -> tuple[int, list[tuple[bytes, bytes]], asyncio.StreamReader, asyncio.StreamWriter]:
     """Return status and headers of the answer, and the streams of the connection."""
-    reader, writer = await asyncio.open_connection(*place, limit=HEAD_BYTES_MAX)
+    reader, writer = await asyncio.open_connection(*place, limit=HEAD_BYTES_MAX, ssl=tls)
     try:
         writer.write(asked)
         head = await reader.readuntil(b"\r\n\r\n")

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any
 
 from shardbus.config.settings import Settings
-from shardbus.http.server import serve
+from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
 from shardbus_cli.output import data, note
 from shardbus_cli.workers import worker_group
@@ -58,7 +58,7 @@ class UnitSupervisor:
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
         http = self._settings.http
-        self._server = serve(create_front(self, http), http.host, http.port)
+        self._server = serve(create_front(self, http), http.host, http.port, tls_files(http))
         await self._server.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._leave)
@@ -201,7 +201,8 @@ class UnitSupervisor:
         """Print the line that the unit is ready, and notify `--ready-fd` and systemd."""
         said: Any = max(self._reports.values(), key=lambda said: said["up"])
         addresses = ", ".join(str(worker.address) for worker in self._plan.workers)
-        where = f"http://{self._settings.http.host}:{self._server.port}"
+        http = self._settings.http
+        where = f"{scheme(http)}://{http.host}:{self._server.port}"
         told = f"in cluster {said['cluster']!r} ({said['up']} up), {where}, store {said['store']}"
         data(f"ready: {len(self._plan.workers)} workers {addresses} {told}")
         _flush()
