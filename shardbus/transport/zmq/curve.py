@@ -176,10 +176,12 @@ class KeyFallback:
         """The keys for the next attempt; None for none."""
         return self._keys[self._at]
 
-    @property
-    def hopeless(self) -> bool:
-        """True if every key has failed `ROUNDS` times in a row."""
-        return self._failed >= ROUNDS * len(self._keys)
+    def hopeless(self, why: int = 0) -> bool:
+        """True if every key has failed `ROUNDS` times in a row. Without keys, that takes twice as
+        many failures, unless a value of `EXPLAINED` says why: often the other side closes the
+        connection before it is known that it has keys."""
+        rounds = ROUNDS if why or self._keyring is not None else 2 * ROUNDS
+        return self._failed >= rounds * len(self._keys)
 
     def succeeded(self) -> None:
         """The handshake is complete: these keys are the first to try after the next break."""
@@ -208,9 +210,9 @@ class KeyFallback:
 def reason_for(value: int, *, keyed: bool) -> str:
     """Return why handshakes fail, by the value of the last event. `keyed`: this process has a
     secret."""
-    if value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
-        if keyed:
-            return "that node has no secret: it runs without security.secret"
+    if keyed and value == zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH:
+        return "that node has no secret: it runs without security.secret"
+    if not keyed:
         return (
             "the cluster has a secret, and this process has none: set security.secret, "
             "as in SHARDBUS_SECURITY__SECRET"

@@ -60,9 +60,12 @@ NOBLOCK, MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 """A connection, or an attempt to connect, has ended."""
 _BROKEN = _ENDED | zmq.EVENT_CONNECT_RETRIED
-_NO_DETAIL = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED | _NO_DETAIL | _FAILED
+_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
+_EVENTS = _BROKEN | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
 DESCRIPTORS = 2
 """The share of the process's descriptors that a listener may use is one in this number."""
 HELD_MAX = 16
@@ -276,12 +279,15 @@ class _Dealer:
     def _open_socket(self) -> None:
         network, host = self._network, self._to.at
         assert host is not None
-        made = connect_dealer(network.context, host, self._port, self._fallback.current)
-        try:
-            monitor = made.get_monitor_socket(_EVENTS)
-        except zmq.ZMQError:
-            made.close(0)
-            raise
+        monitors: list[zmq.Socket[bytes]] = []
+
+        def watch(socket: zmq.Socket[bytes]) -> None:
+            """Make the monitor before the socket connects: a handshake that fails at once is
+            reported once, and after some failures ZeroMQ never connects again."""
+            monitors.append(socket.get_monitor_socket(_EVENTS))
+
+        made = connect_dealer(network.context, host, self._port, self._fallback.current, watch)
+        [monitor] = monitors
         self._socket, self._send, self._monitor = made, sender(made), monitor
         self._reader = Reader(network.loop, made, self._on_frame, network.on_missed)
         self._events = Reader(network.loop, monitor, self._on_event)
@@ -336,7 +342,7 @@ class _Dealer:
             self._to.on_up()
             self._name.settle()
             self._on_up()
-        elif event & _FAILED or (event == _NO_DETAIL and self._network.keyring is not None):
+        elif event & _FAILED:
             self._connect_anew(report["value"])
         elif event & _BROKEN:
             if event & _ENDED:
@@ -355,6 +361,6 @@ class _Dealer:
         pause = self._fallback.failed()
         self._again = self._network.loop.call_later(pause, self._open)
         self._on_down()
-        if self._fallback.hopeless and not self._denied and not self._closed:
+        if self._fallback.hopeless(self._why) and not self._denied and not self._closed:
             self._denied = True
             self._on_denied(reason_for(self._why, keyed=self._network.keyring is not None))

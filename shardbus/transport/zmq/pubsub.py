@@ -376,7 +376,7 @@ class PubSubSockets:
         publisher.name.renew()
         publisher.to.on_broken()
         pause = publisher.keys.failed()
-        if publisher.keys.hopeless:
+        if publisher.keys.hopeless():
             self.dropped["handshake_failed"] += 1
             why = reason_for(value, keyed=True)
             log.warning("no gossip from %s: %s", publisher.place, why)

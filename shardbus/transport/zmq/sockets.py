@@ -181,16 +181,23 @@ def connect_dealer(
     host: str,
     port: int,
     keys: ClusterKeys | None = None,
+    before: Callable[[zmq.Socket[bytes]], None] = lambda socket: None,
 ) -> zmq.Socket[bytes]:
     """Return a DEALER connected to one peer at a numeric address. It has one endpoint for life, and
     the same keys. The peer's ROUTER draws a routing id for each of its connections: an id of its
-    own choice would be ignored until the ROUTER notices that the previous connection is dead."""
+    own choice would be ignored until the ROUTER notices that the previous connection is dead.
+    `before` is called with the socket before it connects."""
     socket = context.socket(zmq.DEALER)
     set_options(socket, DEALER)
     if keys is not None:
         connect_with(socket, keys)
         allow_overhead(socket)
-    connect(socket, host, port)
+    try:
+        before(socket)
+        connect(socket, host, port)
+    except zmq.ZMQError:
+        socket.close(0)
+        raise
     return socket
 
 

@@ -121,10 +121,10 @@ def test_only_many_failures_with_every_key_mean_that_secrets_differ(path: Path) 
     hopeless = []
     for _ in range(2 * ROUNDS):
         choice.failed()
-        hopeless.append(choice.hopeless)
+        hopeless.append(choice.hopeless())
     assert hopeless == [False] * (2 * ROUNDS - 1) + [True]
     choice.succeeded()
-    assert not choice.hopeless
+    assert not choice.hopeless()
 
 
 def test_the_keys_that_worked_are_the_first_to_try_again(path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_failure_finds_a_file_that_has_changed_meanwhile(path: Path) -> None:
     os.utime(path, ns=(1, 1))
     assert choice.failed() == 0.0
     assert choice.current == derive(THREE)
-    assert not choice.hopeless
+    assert not choice.hopeless()
     assert other.failed() == 0.0  # and so does every other connection
     assert other.current == derive(THREE)
 
@@ -155,7 +155,11 @@ def test_without_a_keyring_there_are_no_keys_and_still_an_end() -> None:
     for _ in range(ROUNDS):
         assert choice.current is None
         assert choice.failed() > 0
-    assert choice.hopeless
+    assert choice.hopeless(0x11000002)
+    assert not choice.hopeless()  # the other side may just have ended
+    for _ in range(ROUNDS):
+        choice.failed()
+    assert choice.hopeless()
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,7 @@ def test_without_a_keyring_there_are_no_keys_and_still_an_end() -> None:
     [
         (0x11000002, True, "has no secret"),
         (0x11000002, False, "this process has none"),
+        (0, False, "this process has none"),
         (400, True, "does not know this process's key"),
         (32, True, "secret differs"),
         (0, True, "secret differs"),
