@@ -4,6 +4,9 @@
 #   make test                       under five minutes on two cores; before every commit
 #   make test-long                  the tests marked long, and more examples for the generated ones
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
+#   make fuzz [INPUTS=1000000] [TARGETS='batch gossip']
+#                                   feed changed bytes to every decoder and to sessions
+#   make fuzz-coverage              the same, steered by coverage; it installs atheris
 #   make lint | types
 #   make docs-generated             the pages of docs/ that come from the code
 #   make bench                      the quick benchmarks; the others: benchmarks/harness.py
@@ -20,6 +23,8 @@ FIRST := 0
 SEEDS := 1000
 JOBS := 2
 WHAT :=
+INPUTS := 1000000
+TARGETS :=
 ONLY :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
@@ -27,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long mutants simulate lint types docs-generated bench report clean
+.PHONY: demo test test-long mutants fuzz fuzz-coverage simulate lint types docs-generated bench report clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
@@ -43,6 +48,13 @@ mutants: .venv/all.stamp
 
 simulate: .venv/all.stamp
 	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)
+
+fuzz: .venv/all.stamp
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(TARGETS)
+
+fuzz-coverage: .venv/all.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz --coverage --inputs $(INPUTS) $(TARGETS)
 
 lint: .venv/all.stamp
 	$(BIN)/ruff check .

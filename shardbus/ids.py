@@ -18,6 +18,7 @@ from shardbus.bounds import UID_MAX, Host, Port, Uid
 from shardbus.errors import ConfigError
 
 ID_BYTES_MAX = 256
+PORT_DIGITS_MAX = 5
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9._-]+)?")
 """A name, an IPv4 address, or an IPv6 address with its zone."""
 
@@ -45,6 +46,7 @@ class Address(NamedTuple):
             or not is_host(host)
             or not port.isascii()
             or not port.isdigit()
+            or len(port) > PORT_DIGITS_MAX
             or not 0 < int(port) < 65536
         ):
             raise ConfigError(

@@ -23,7 +23,9 @@ def test_addresses_are_read(text: str, address: Address) -> None:
     assert Address.parse(str(address)) == address
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":7355", "host:0", "host:65536", "host:x"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "host:", ":7355", "host:0", "host:65536", "host:x", "host:" + 5000 * "9"]
+)
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
         Address.parse(text)

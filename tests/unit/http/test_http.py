@@ -16,7 +16,7 @@ from shardbus.errors import ConfigError, StoreUnavailable, UnknownEntityType
 from shardbus.http.api import Check, Checks, Json
 from shardbus.http.app import STREAMS_MAX, create_app
 from shardbus.http.server import serve
-from tests.waiting import turns
+from tests.waiting import turns, until
 
 ME = "127.0.0.1:7355#00000000000000aa"
 
@@ -441,8 +441,10 @@ async def test_events_come_as_they_happen_and_only_so_many_may_listen(node):
     async def keep(message: dict[str, Any]) -> None:
         refused.append(message)
 
-    await app(dict(scope), receive, keep)
+    extra = asyncio.create_task(app(dict(scope), receive, keep))
+    await until(lambda: refused, "an answer")
     assert refused[0]["status"] == 409
+    await extra
     node.more.set()
     await asyncio.gather(*tasks)
     answered: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
