@@ -53,22 +53,23 @@ class LoopTarget:
     """Runs a coroutine for each input on a loop of its own. An error in a callback of the loop
     counts as raised."""
 
-    def __init__(self, work: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
+    def __init__(self, work: Callable[[bytes], Coroutine[Any, Any, str]]) -> None:
         self._work = work
         self._loop: asyncio.AbstractEventLoop | None = None
         self._logged = LoggedErrors()
 
-    def __call__(self, data: bytes) -> None:
+    def __call__(self, data: bytes) -> str:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._loop.set_exception_handler(self._on_error)
             for name in ("shardbus", "shardbus.http"):
                 logging.getLogger(name).addHandler(self._logged)
                 logging.getLogger(name).propagate = False
-        self._loop.run_until_complete(self._work(data))
+        state = self._loop.run_until_complete(self._work(data))
         if self._logged.errors:
             error, self._logged.errors = self._logged.errors[0], []
             raise AssertionError(f"logged: {type(error).__name__}: {error}") from error
+        return f"state {state}"
 
     def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self._logged.errors.append(
@@ -91,14 +92,15 @@ def _records(data: bytes, head: struct.Struct) -> Iterator[tuple[tuple[Any, ...]
 # ---- a session
 
 
-async def _session(data: bytes) -> None:
+async def _session(data: bytes) -> str:
     taken: list[int] = []
+    receiver = Taker()
 
     def transmit(kind: int, seq: int, ack: int, body: bytes) -> bool:
         taken.append(kind)
         return len(taken) % 7 != 0
 
-    session = Session("n2", asyncio.get_running_loop(), CoarseClock(), Taker(), transmit)
+    session = Session("n2", asyncio.get_running_loop(), CoarseClock(), receiver, transmit)
     session.opened(0)
     session.tell(("page", "hit"), "a", b"\x90")
     for (kind, seq, ack, _), body in _records(data, HEAD):
@@ -113,6 +115,8 @@ async def _session(data: bytes) -> None:
     for _ in range(3):
         await asyncio.sleep(0)
     assert len(taken) < 100 * RECORDS_MAX, "frames answer frames without end"
+    got = sorted({str(one[0]) for one in receiver.got})
+    return f"{sorted(set(taken))} {got} {session.peer_lost_data} {session.writable}"
 
 
 def _session_seeds() -> tuple[bytes, ...]:
@@ -136,9 +140,9 @@ def _session_seeds() -> tuple[bytes, ...]:
 # ---- an endpoint
 
 
-async def _endpoint(data: bytes) -> None:
-    world = MemoryWorld()
-    endpoint = Endpoint("shop", str(ME), ME.uid, Taker(), network=world.network(), node=ME)
+async def _endpoint(data: bytes) -> str:
+    world, receiver = MemoryWorld(), Taker()
+    endpoint = Endpoint("shop", str(ME), ME.uid, receiver, network=world.network(), node=ME)
     endpoint.start(ME.host, ME.port)
     links = [
         world.network().connect(
@@ -152,7 +156,10 @@ async def _endpoint(data: bytes) -> None:
             endpoint.incoming.on_parts([link.identity, header, body])
         for _ in range(3):
             await asyncio.sleep(0)
-        assert len(endpoint.incoming.by_name) <= len(links), "more sessions than connections"
+        sessions = len(endpoint.incoming.by_name)
+        assert sessions <= len(links), "more sessions than connections"
+        got = sorted({str(one[0]) for one in receiver.got})
+        return f"{sessions} {sorted(endpoint.dropped_frames)} {got}"
     finally:
         endpoint.close()
 
@@ -215,7 +222,7 @@ _TARGET = re.compile(rb"[\x21-\x7e]+")
 """Targets that h11 accepts."""
 
 
-async def _http(data: bytes) -> None:
+async def _http(data: bytes) -> str:
     """The first line is the method, the second the target, the others are headers."""
     if not _APP:
         settings = HttpSettings(host="127.0.0.1", write=True, token="t" * 40)
@@ -223,7 +230,7 @@ async def _http(data: bytes) -> None:
     method, _, rest = data.partition(b"\n")
     target, *lines = rest.split(b"\n")
     if not _TARGET.fullmatch(target):
-        return  # the server answers 400, and the application does not see it
+        return ""  # the server answers 400, and the application does not see it
     path, _, query = target.partition(b"?")
     headers = [tuple(line.split(b":", 1)) for line in lines if b":" in line]
     scope = {
@@ -254,7 +261,8 @@ async def _http(data: bytes) -> None:
 
     await _APP[0](scope, receive, send)
     assert len(statuses) == 1, f"{len(statuses)} answers"
-    assert statuses[0] < 500 or b"readyz" in path, f"status {statuses[0]}"
+    assert statuses[0] < 500, f"status {statuses[0]}"
+    return f"{statuses[0]} {path.split(b'/')[1:3]}"
 
 
 def _decoded(path: bytes) -> str:
