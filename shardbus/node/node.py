@@ -302,11 +302,14 @@ class Node:
                 pass
 
     def _reassert(self) -> None:
-        """Write again what another server of the store may not have."""
+        """Write again what another server of the store may not have, and check the claims of the
+        coordinators here."""
         log.warning("the store has another server, which may have lost writes: fences are raised")
         self._reassertions.cancel()
         for shell in self.regions.values():
             self._reassertions.spawn(shell.host.reassert())
+        for singleton in self.singletons.values():
+            self._reassertions.spawn(singleton.coordinator.check_claim())
 
     def _note_suspension(self, event: object) -> None:
         """Keep why membership has suspended this node, for the pages."""

@@ -47,6 +47,11 @@ class EpochSeen:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """The store has lost the claim of the epoch under which this coordinator rules."""
+
+
 # Effects of both machines.
 
 
@@ -169,7 +174,8 @@ class StopShards:
 CoordinatorEvent = (
     Prepare | Start | Retire | TableLoaded | EpochClaimed | EpochRefused | StoreFailed
     | MembersChanged
-    | MessageReceived | EpochSeen | Persisted | PersistFailed | Rebalance | StopShards | Overrides
+    | MessageReceived | EpochSeen | ClaimLost | Persisted | PersistFailed | Rebalance | StopShards
+    | Overrides
 )  # fmt: skip
 
 # Effects of the coordinator.

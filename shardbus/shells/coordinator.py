@@ -303,6 +303,21 @@ class CoordinatorShell:
             raise Refused(f"the coordinator of {self.entity_type!r} has moved")
         return [shard for shard in shards if shard in waiting[0]]
 
+    async def check_claim(self) -> None:
+        """Stop ruling if the store has lost the claim of this coordinator: it was emptied, or
+        restored from an older copy. If it does not answer, the next write finds out."""
+        machine = self.machine
+        if machine is None or machine.state is not CoordinatorState.RULING:
+            return
+        epoch = machine.epoch
+        try:
+            table = await self._in_time(self._store.load_table(self.entity_type))
+        except StoreError as e:
+            log.warning("the table of %r cannot be checked: %s", self.entity_type, e)
+            return
+        if table is None or table.epoch < epoch:
+            self._handle_for(machine, events.ClaimLost())
+
     def _ruling(self) -> Coordinator:
         machine = self.machine
         if machine is None or machine.state is not CoordinatorState.RULING:

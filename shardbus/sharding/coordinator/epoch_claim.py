@@ -10,6 +10,10 @@
 Prepare is for a coordinator that is next while another one still rules: it loads the table, so that
 Start claims at once. Start alone does both.
 
+A coordinator also stops when the store has lost its claim. Its successor, here or elsewhere, claims
+a higher epoch. So the store has an epoch above all its fences again, even if every node ends before
+the next write.
+
 The epoch is one more than the highest of the store and of gossip, and never above `EPOCH_MAX`: a
 coordinator that knows the last one claims none. Attempts are spaced by a backoff
 that starts at a tenth of `coordinator_failure_backoff`, doubles, and ends at five times the
@@ -26,6 +30,7 @@ from shardbus.backoff import doubling
 from shardbus.bounds import EPOCH_MAX
 from shardbus.sharding.events import (
     ClaimEpoch,
+    ClaimLost,
     EpochClaimed,
     EpochRefused,
     EpochSeen,
@@ -44,7 +49,15 @@ BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
 REMEDY = "stop the cluster and run `shardbus data repair`"
 
 ClaimEvent = (
-    Prepare | Start | TableLoaded | EpochClaimed | EpochRefused | StoreFailed | EpochSeen | Retire
+    Prepare
+    | Start
+    | TableLoaded
+    | EpochClaimed
+    | EpochRefused
+    | StoreFailed
+    | EpochSeen
+    | ClaimLost
+    | Retire
 )
 ClaimEffect = LoadTable | ClaimEpoch | Stop | Note
 
@@ -124,6 +137,8 @@ class EpochClaim:
             case StoreFailed(reason), (CoordinatorState.LOADING | CoordinatorState.CLAIMING):
                 self._wait(now)
                 return [Note("store_failed", reason)]
+            case ClaimLost(), CoordinatorState.RULING:
+                return self.stop(f"the store has lost the claim of epoch {self.epoch}")
             case EpochSeen(epoch), _:
                 return self._on_epoch_seen(epoch)
             case Retire(), CoordinatorState.RULING:

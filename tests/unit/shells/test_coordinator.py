@@ -504,3 +504,24 @@ async def test_early_requests_are_kept_for_a_coordinator_and_dropped_when_old(
         machine = world.it.machine
         assert machine is not None
         world.it.stop()
+
+
+async def test_a_coordinator_whose_claim_the_store_has_lost_ends(world: World) -> None:
+    """The next one claims a higher epoch, so that the store has the table again."""
+    await world.rule()
+    await world.it.check_claim()
+    assert world.rules
+    epoch = world.it.machine.epoch if world.it.machine is not None else 0
+    world.store._held.tables.clear()
+    await world.it.check_claim()
+    assert world.it.machine is None
+    world.begin()
+    await until(lambda: world.rules, "the next coordinator")
+    assert world.store._held.tables["t"].epoch > epoch
+
+
+async def test_a_coordinator_rules_on_while_its_claim_cannot_be_checked(world: World) -> None:
+    await world.rule()
+    world.hang("load_table")
+    await world.it.check_claim()
+    assert world.rules
