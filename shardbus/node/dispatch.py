@@ -22,7 +22,14 @@ from shardbus.shells.singleton import SingletonShell
 from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.log_limiter import log
-from shardbus.transport.permissions import FOR_COORDINATOR, HANDOVER, QUESTIONERS, RUNS, may_send
+from shardbus.transport.permissions import (
+    FOR_COORDINATOR,
+    HANDOVER,
+    QUESTIONERS,
+    RUNS,
+    Role,
+    may_send,
+)
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import (
@@ -147,10 +154,17 @@ class Dispatcher:
                 self._on_machine_message(session, control.type, message)
 
     def _on_goodbye(self, session: Session, node: NodeId) -> None:
-        if node in self._hosting_members():
-            self._endpoint.count_drop("not_allowed")
-        else:
-            self._endpoint.departures.on_notice(node)
+        """Believe a member about a node that is, or was, a member and hosts nothing. Check what a
+        client reports."""
+        endpoint = self._endpoint
+        if node in self._hosting_members() or node == endpoint.node:
+            self._not_allowed(session, f"departure notice about {node}")
+        elif not endpoint.is_member(node):
+            endpoint.count_drop("late_notice")  # there is nothing left to end
+        elif session.permissions.role is Role.NODE:
+            endpoint.departures.on_notice(node)
+        elif endpoint.has_session(node):
+            endpoint.departures.verify(session, node)
 
     def _on_machine_message(self, session: Session, name: str, message: Any) -> None:
         region, sender = self._regions.get(name), session.tag
@@ -173,7 +187,8 @@ class Dispatcher:
     def _not_allowed(self, session: Session, what: object) -> None:
         """Count what a session may not send."""
         self._endpoint.count_drop("not_allowed")
-        log.warning("dropped a %s: %s may not send it", type(what).__name__, session.name)
+        name = what if isinstance(what, str) else type(what).__name__
+        log.warning("dropped a %s: %s may not send it", name, session.name)
 
     def _describe(self, session: Session, name: str) -> None:
         region = self._regions.get(name)

@@ -4,26 +4,74 @@ A call is an ask of the reserved type `$node`. Its method is the question, its p
 arguments, its answer plain data. `register` adds an answer; an answer that takes time is a
 coroutine, and at most `WORK_MAX` of them run at once.
 
+The annotations of an answer declare the types of its arguments. Arguments that do not fit get
+SchemaError, before the answer runs. Only members may ask (`transport.permissions`): some questions
+are commands, and HTTP has a switch and a token for them.
+
 Source: S2.82-S2.84.
 """
 
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
-from shardbus.errors import BufferFull, RequestError, Unhandled, UnknownEntityType
+import msgspec
+
+from shardbus.errors import (
+    BufferFull,
+    EntityFailed,
+    RequestError,
+    SchemaError,
+    ShardBusError,
+    Unhandled,
+    UnknownEntityType,
+)
 from shardbus.ids import NodeId
 from shardbus.task_set import TaskSet
 from shardbus.transport.asks import Unsent, refuse
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.log_limiter import log
 from shardbus.transport.session import Session
 from shardbus.wire.batch import AskRun
 from shardbus.wire.schema import decode_value, encode_value
 
 WORK_MAX = 1000
 """Answers that take time and run at once, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question: its name, what answers it, and the types of its arguments as a tuple."""
+
+    name: str
+    answer: Callable[..., Any]
+    arguments: Any
+
+    @classmethod
+    def of(cls, name: str, answer: Callable[..., Any]) -> Question:
+        """Read the types from the annotations of the answer."""
+        parameters = inspect.signature(answer, eval_str=True).parameters.values()
+        types = tuple(
+            Any if one.annotation is inspect.Parameter.empty else one.annotation
+            for one in parameters
+        )
+        return cls(name, answer, tuple[types] if types else tuple[()])  # type: ignore[valid-type]
+
+    def ask(self, payload: bytes) -> Any:
+        """Answer the question with encoded arguments.
+
+        Raises:
+            SchemaError: they are no MessagePack, or do not fit.
+        """
+        try:
+            arguments = msgspec.convert(decode_value(payload), self.arguments)
+        except msgspec.ValidationError as e:
+            raise SchemaError(f"{self.name}: {e}") from None
+        return self.answer(*arguments)
 
 
 class NodeRpc:
@@ -42,14 +90,14 @@ class NodeRpc:
         members: Callable[[], list[NodeId]],
     ) -> None:
         self._timeout, self.members = timeout, members
-        self._answers: dict[str, Callable[..., Any]] = {}
+        self._questions: dict[str, Question] = {}
         self._work = TaskSet()
         self._me: NodeId
         self._endpoint: Endpoint
 
     def register(self, name: str, answer: Callable[..., Any]) -> None:
         """Answer the question `name` with `answer`, which returns plain data or a coroutine."""
-        self._answers[name] = answer
+        self._questions[name] = Question.of(name, answer)
 
     def start(self, me: NodeId, endpoint: Endpoint) -> None:
         """Send through `endpoint`; questions to `me` stay in this process."""
@@ -62,7 +110,7 @@ class NodeRpc:
             RequestError: no answer in time, no such question, or the node is gone.
         """
         if node == self._me:
-            answer = self._answer(question)(*args)
+            answer = self._question(question).answer(*args)
             return await answer if isinstance(answer, Coroutine) else answer
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         session = self._endpoint.session_to(node.address, node)
@@ -94,32 +142,43 @@ class NodeRpc:
         """Answer the questions of another node."""
         for payload, corr in zip(run.payloads, run.corrs, strict=True):
             try:
-                value = self._answer(run.method)(*decode_value(payload))
+                value = self._question(run.method).ask(payload)
                 if not isinstance(value, Coroutine):
                     session.reply(corr, encode_value(value))
                 elif len(self._work) < WORK_MAX:
-                    self._answer_later(session, corr, value)
+                    self._answer_later(session, run.method, corr, value)
                 else:
                     value.close()
                     raise BufferFull(f"{WORK_MAX} questions are being answered")
-            except (RequestError, TypeError) as e:
-                session.fail(corr, e)
+            except Exception as e:
+                session.fail(corr, _failure(run.method, e))
 
-    def _answer(self, question: str) -> Callable[..., Any]:
-        answer = self._answers.get(question)
-        if answer is None:
-            raise Unhandled(f"this node does not answer {question!r}")
-        return answer
+    def _question(self, name: str) -> Question:
+        question = self._questions.get(name)
+        if question is None:
+            raise Unhandled(f"this node does not answer {name[:100]!r}")
+        return question
 
-    def _answer_later(self, session: Session, corr: int, value: Coroutine[Any, Any, Any]) -> None:
+    def _answer_later(
+        self, session: Session, question: str, corr: int, value: Coroutine[Any, Any, Any]
+    ) -> None:
         async def work() -> None:
             try:
                 answer = encode_value(await value)
-            except (RequestError, TypeError) as e:
+            except Exception as e:
                 if session.lost is None:
-                    session.fail(corr, e)
+                    session.fail(corr, _failure(question, e))
             else:
                 if session.lost is None:
                     session.reply(corr, answer)
 
         self._work.spawn(work())
+
+
+def _failure(question: str, error: Exception) -> RequestError:
+    """Return the error that the asking node gets. Log one that is a defect of the answer."""
+    if isinstance(error, RequestError):
+        return error
+    if not isinstance(error, ShardBusError):
+        log.error("the answer to %r failed: %r", question, error)
+    return EntityFailed(type(error).__name__, str(error))

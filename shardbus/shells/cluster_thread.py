@@ -185,8 +185,9 @@ class ClusterThread:
 
     @property
     def dropped_frames(self) -> dict[str, int]:
-        """Frames that the sockets dropped, by reason."""
-        return dict(self._sockets.dropped)
+        """Frames that the sockets dropped, and messages without effect, by reason."""
+        without_effect = {reason.replace(" ", "_"): n for reason, n in self.dropped.items()}
+        return dict(self._sockets.dropped + Counter(without_effect))
 
     @property
     def missed_edges(self) -> int:

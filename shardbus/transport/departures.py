@@ -14,6 +14,12 @@ nothing more. Then 1 comes before 2 or not at all. The leaving node counts what 
 when it left, and reports that to its senders.
 
 A notice about a member that still hosts shards is ignored: its sender may be cut off by a firewall.
+So is one about a node that was never a member.
+
+A member's notice is believed. A client's is not, because any program can be a client: the node
+holds what that client sends, and connects to the process itself. If that refuses, it has ended, and
+its sessions here end. Otherwise nothing ends, and after `VERIFY_S` the client's messages go on. A
+client's notice is never forwarded.
 
 Not covered: what a living node has passed on once more, behind the one that left, may be delayed.
 
@@ -23,10 +29,13 @@ Source: docs/guarantees.md; S0.35; C.5.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Protocol
 
 from shardbus.errors import NodeLost, RequestError
 from shardbus.ids import NodeId
+from shardbus.task_set import TaskSet
+from shardbus.transport.network import Network
 from shardbus.transport.session import Session
 from shardbus.wire.control import Goodbye, encode_control
 
@@ -34,6 +43,10 @@ NEWS_S = 60.0
 """How long a notice is sent on sessions that are opened afterwards."""
 KNOWN_MAX = 1000
 """Notices that are remembered, so that each is sent once; the oldest are forgotten first."""
+VERIFY_S = 5.0
+"""How long a client's messages are held while this process finds out whether a node has ended."""
+PROBE_TIMEOUT_S = 1.0
+PROBE_EVERY_S = 0.05
 
 
 class NoticeSender(Protocol):
@@ -41,6 +54,7 @@ class NoticeSender(Protocol):
 
     node: NodeId | None
     loop: asyncio.AbstractEventLoop
+    network: Network
 
     @property
     def outgoing_sessions(self) -> list[Session]: ...
@@ -54,6 +68,8 @@ class DepartureNotices:
         self._endpoint = endpoint
         self._ended: dict[NodeId, float] = {}
         """Processes that have ended, and when this one learned of it."""
+        self._verifying: set[tuple[Session, NodeId]] = set()
+        self._tasks = TaskSet()
 
     def announce(self, node: NodeId) -> None:
         """This process has given `node` up: send a notice on every session, before anything that
@@ -78,6 +94,34 @@ class DepartureNotices:
             if node not in self._ended:
                 self.announce(node)
             self._endpoint.end_sessions(node, NodeLost(f"{node} has left"))
+
+    def verify(self, session: Session, node: NodeId) -> None:
+        """A client has given up `node`, which has left: hold what the client sends until it is
+        known whether the process has ended."""
+        if (session, node) not in self._verifying:
+            self._verifying.add((session, node))
+            session.pause()
+            self._tasks.spawn(self._verify(session, node))
+
+    async def _verify(self, session: Session, node: NodeId) -> None:
+        loop = self._endpoint.loop
+        until, gone = loop.time() + VERIFY_S, False
+        try:
+            while not gone and session.lost is None and loop.time() < until:
+                with suppress(OSError, TimeoutError):
+                    async with asyncio.timeout(PROBE_TIMEOUT_S):
+                        gone = not await self._endpoint.network.probe(node.address)
+                if not gone:
+                    await asyncio.sleep(PROBE_EVERY_S)
+            if gone:
+                self._endpoint.end_sessions(node, NodeLost(f"{node} has left"))
+        finally:
+            self._verifying.discard((session, node))
+            session.resume()
+
+    def close(self) -> None:
+        """Stop verifying."""
+        self._tasks.cancel()
 
     def _send(self, session: Session, node: NodeId) -> None:
         """Send a notice in a batch of its own, which nothing holds up."""

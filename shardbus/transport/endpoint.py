@@ -43,6 +43,8 @@ from shardbus.wire.batch import (
     encode_body,
 )
 
+LINK_IDLE_S = 60.0
+"""A link to a process that is no member ends after this time, once nothing is under way on it."""
 KEEP_ALIVE_S = 5.0
 """Interval of keep-alive frames on every outgoing session."""
 
@@ -151,6 +153,12 @@ class Endpoint:
             if connection.address == node.address and connection.node in (None, node):
                 self.end_connection(connection, error)
         self.incoming.end_session(node, error)
+
+    def has_session(self, node: NodeId) -> bool:
+        """True if there is a session with this incarnation, opened by either side."""
+        return str(node) in self.incoming.by_name or any(
+            one.node == node for one in self._outgoing.values()
+        )
 
     def watch(self, node: NodeId) -> bool:
         """Membership no longer reports on this node: find out by connecting when its process ends.
@@ -316,12 +324,27 @@ class Endpoint:
             for connection in self._outgoing.values():
                 connection.session.keep_alive()
             self.incoming.sweep()
+            self._end_idle_links(now)
         self._timer = self.loop.call_later(CoarseClock.TICK_MS / 1000, self._tick)
+
+    def _end_idle_links(self, now: float) -> None:
+        """End the links to addresses that were asked while this node joined, and have no member."""
+        members = self._members
+        if members is None or self.node not in members:
+            return
+        for connection in list(self._outgoing.values()):
+            session = connection.session
+            idle = not (session.outstanding or session.unflushed or session.waiting_asks)
+            if connection.node not in members and idle and now - connection.since > LINK_IDLE_S:
+                session.closed_idle = True
+                connection.transmit(FrameType.BYE, 0, session.received, b"")
+                self.end_connection(connection, NodeLost(f"{session.name} is no member"))
 
     def close(self) -> None:
         """Send BYE on every session and close the connections."""
         if self._timer is not None:
             self._timer.cancel()
+        self.departures.close()
         self.incoming.finish()
         for connection in list(self._outgoing.values()):
             connection.session.finish()

@@ -96,6 +96,8 @@ class OutgoingConnection:
         self._opened = False
         """The peer has answered some HELLO."""
         self._hello_at = 0.0
+        self.since = 0.0
+        """When the connection was made."""
         self._frame_at = 0.0
         """When the last frame arrived."""
         self._closed = False
@@ -106,7 +108,7 @@ class OutgoingConnection:
     def start(self) -> None:
         """Connect and send HELLO."""
         owner = self._owner
-        self._frame_at = owner.loop.time()
+        self._frame_at = self.since = owner.loop.time()
         self._connection = owner.network.connect(
             self.address, self._on_parts, self._send_hello, self._on_broken, self._on_denied
         )

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from shardbus.errors import BufferFull, NodeLost, RequestError, Unhandled, UnknownEntityType
+from shardbus.errors import (
+    BufferFull,
+    ConfigError,
+    EntityFailed,
+    NodeLost,
+    RequestError,
+    SchemaError,
+    Unhandled,
+    UnknownEntityType,
+)
 from shardbus.ids import NodeId
 from shardbus.node.rpc import WORK_MAX, NodeRpc
 from shardbus.wire.batch import AskRun
@@ -124,7 +133,7 @@ async def test_answers_and_refusals_go_back_on_the_session(rpc: NodeRpc, session
     assert session.replies == {1: 5}
     assert {corr: type(error) for corr, error in session.failures.items()} == {
         2: NodeLost,
-        3: TypeError,
+        3: SchemaError,
     }
 
 
@@ -162,3 +171,41 @@ async def test_questions_that_were_not_sent_fail(rpc: NodeRpc) -> None:
     rpc.unsent([question, told], NodeLost("gone"))
     with pytest.raises(NodeLost):
         await waits
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(), (1,), ("page",), ("page", "x", []), ("page", 1, "n"), ("page", 1, [1]), (0, 1, []), "pag"],
+)
+async def test_arguments_that_do_not_fit_get_an_error_and_never_the_answer(
+    rpc: NodeRpc, session: Session, arguments: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[object] = []
+
+    def plan(name: str, add: int, remove: list[str]) -> None:
+        asked.append(name)
+
+    rpc.register("plan", plan)
+    rpc.asked(session, run("plan", arguments))  # type: ignore[arg-type]
+    assert isinstance(session.failures[1], SchemaError)
+    assert (asked, caplog.messages) == ([], [])
+    rpc.asked(session, run("plan", ("page", 1, ["n"])))  # type: ignore[arg-type]
+    assert asked == ["page"]
+
+
+@pytest.mark.parametrize("error", [ConfigError("no node: 'x'"), KeyError("x")])
+@pytest.mark.parametrize("late", [False, True])
+async def test_an_answer_that_fails_is_an_answer(
+    rpc: NodeRpc, session: Session, error: Exception, late: bool
+) -> None:
+    def now() -> None:
+        raise error
+
+    async def later() -> None:
+        raise error
+
+    rpc.register("question", later if late else now)
+    rpc.asked(session, run("question", ()))  # type: ignore[arg-type]
+    await until(lambda: session.failures, "the answer")
+    assert str(error) in str(session.failures[1])
+    assert isinstance(session.failures[1], EntityFailed)
