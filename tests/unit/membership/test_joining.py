@@ -8,7 +8,7 @@ import pytest
 
 from shardbus.config.settings import ClusterSettings
 from shardbus.ids import ID_BYTES_MAX, Address, NodeId
-from shardbus.membership.admission import Admission, admit, cookie_of
+from shardbus.membership.admission import WAITING_MAX, Admission, admit, cookie_of
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.joining import Joiner, JoinStep, disagreement
@@ -321,3 +321,93 @@ def test_TU12_a_seed_that_disagrees_ends_the_attempt() -> None:
     assert progress.step is JoinStep.REFUSED
     assert "'50'" in progress.reason
     assert "'100'" in progress.reason
+
+
+# Strangers
+
+KEY = b"a key"
+
+
+def member_door(host: str = "a") -> tuple[Admission, Gossip]:
+    node = NodeId(host, 1, 1)
+    state = Gossip().with_members(node, Member(node, 1, status=U))
+    return Admission(Member(node, 1), GREETING, DEFAULTS, KEY), state
+
+
+def test_a_join_needs_the_cookie_that_the_same_node_got_from_the_same_member() -> None:
+    door, gossip = member_door()
+    [ack] = door.on_message(gossip, NEW, InitJoin(GREETING), 1.0).send
+    assert isinstance(ack.message, InitAck)
+    cookie = ack.message.cookie
+    other, later = NEW._replace(uid=8), cookie_of(b"another key", NEW)
+    for node, wrong in ((NEW, 0), (NEW, cookie ^ 1), (NEW, later), (other, cookie)):
+        progress = door.on_message(gossip, node, Join(GREETING, Member(node, 1), wrong), 2.0)
+        assert (progress.step, progress.reason, progress.send) == (JoinStep.DROP, "no cookie", ())
+    progress = door.on_message(gossip, NEW, Join(GREETING, Member(NEW, 1), cookie), 2.0)
+    assert progress.step is JoinStep.ADMIT
+
+
+def joining_door() -> Admission:
+    door = Admission(Member(S, 1), GREETING, replace(DEFAULTS, seed_node_timeout=600.0))
+    door.start(SEEDS, 0.0)
+    return door
+
+
+ANSWERS = [InitAck(GREETING), InitNack(), JoinRefused("no"), Welcome(Gossip())]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
+def test_an_answer_counts_only_from_an_address_that_was_asked(answer: object) -> None:
+    door = joining_door()
+    stranger = NodeId("x", 1, 5)
+    for sender, asked in ((stranger, None), (stranger, stranger.address), (T, stranger.address)):
+        progress = door.on_message(Gossip(), sender, answer, 0.1, asked)  # type: ignore[arg-type]
+        assert (progress.step, progress.reason) == (JoinStep.DROP, "not asked")
+    assert door.joining
+
+
+def test_a_seed_may_have_another_name_than_the_address_that_was_asked() -> None:
+    """As 127.0.0.1 and localhost."""
+    door = joining_door()
+    for asked, known_as in zip(SEEDS[1:], (NodeId("y", 2, 1), NodeId("z", 2, 2)), strict=True):
+        progress = door.on_message(Gossip(), known_as, InitNack(), 0.1, asked)
+    assert progress.step is JoinStep.FOUND_CLUSTER
+
+
+def test_a_welcome_counts_only_from_a_node_that_got_the_join() -> None:
+    door = joining_door()
+    gossip = Gossip().with_members(T, Member(T, 1, status=U)).with_members(T, Member(S, 1))
+    assert door.on_message(Gossip(), T, Welcome(gossip), 0.1).step is JoinStep.DROP
+    door.on_message(Gossip(), T, InitAck(GREETING, 7), 0.2)
+    assert door.on_message(Gossip(), T, Welcome(gossip), 0.3).step is JoinStep.ENTER
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "why"),
+    [
+        ("127.0.0.1", "127.0.0.9", ""),
+        ("::1", "localhost", ""),
+        ("10.0.0.1", "db", ""),
+        ("127.0.0.1", "10.0.0.1", "10.0.0.1:7355 is not on the loopback"),
+        ("db", "localhost", "localhost:7355 is on the loopback"),
+    ],
+)
+def test_nodes_on_the_loopback_and_others_refuse_each_other(
+    here: str, there: str, why: str
+) -> None:
+    door, gossip = member_door(here)
+    node = NodeId(there, 7355, 7)
+    join = Join(GREETING, Member(node, 1), cookie_of(KEY, node))
+    for message in (InitJoin(GREETING), join):
+        [answer] = door.on_message(gossip, node, message, 1.0).send
+        assert isinstance(answer.message, JoinRefused) is bool(why)
+        assert why in getattr(answer.message, "reason", "")
+
+
+def test_the_nodes_that_wait_for_a_member_are_bounded() -> None:
+    door = joining_door()
+    for uid in range(WAITING_MAX + 5):
+        door.on_message(Gossip(), NEW._replace(uid=uid), InitJoin(GREETING), 0.1)
+    acks = door.on_entered()
+    assert [ack.to for ack in acks][:1] == [NEW._replace(uid=5)]
+    assert len(acks) == WAITING_MAX

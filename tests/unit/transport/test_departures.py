@@ -17,6 +17,7 @@ from shardbus.wire.batch import Control, Run, decode_batch
 from shardbus.wire.control import Goodbye, decode_control
 from shardbus.wire.schema import decode_value
 from tests.unit.transport.session_pair import Side, pair, quiet
+from tests.waiting import until
 
 ME, LEFT, HOME = NodeId("a", 1, 1), NodeId("b", 1, 2), NodeId("c", 1, 3)
 ADD = ("counter", "add")
@@ -128,3 +129,46 @@ async def test_unacknowledged_tells_are_counted_by_type_and_mark() -> None:
     runs = [run for kind, _, _, body in a.frames if kind == 4 for run in decode_batch(body)]
     assert runs
     assert len(b.taker.got) == 1 + sum(counts.values()) + 1  # nothing was taken out
+
+
+# Notices of clients
+
+
+class Probed(World):
+    """A world in which a probe of the departed node gets the next of these outcomes."""
+
+    def __init__(self, *outcomes: bool | None) -> None:
+        super().__init__(HOME)
+        self.outcomes, self.probed = list(outcomes), 0
+        endpoint: Any = self.departures._endpoint
+        endpoint.network = SimpleNamespace(probe=self.probe)
+        self.client = Side("client", is_open=True)
+
+    async def probe(self, address: object) -> bool:
+        self.probed += 1
+        self.now += departures.VERIFY_S / 4
+        outcome = self.outcomes.pop(0) if self.outcomes else True
+        if outcome is None:
+            raise OSError("no route")
+        return outcome
+
+    @property
+    def held(self) -> bool:
+        return self.client.session._inbox.holding
+
+
+async def test_a_client_is_held_until_the_departed_process_refuses_connections() -> None:
+    world = Probed(True, None, False)
+    world.departures.verify(world.client.session, LEFT)
+    assert world.held
+    await until(lambda: not world.held, "the verdict")
+    assert (world.ended, world.probed) == ([LEFT], 3)
+    assert world.said() == []  # never forwarded
+
+
+async def test_a_node_that_lives_keeps_its_sessions_whatever_clients_report() -> None:
+    world = Probed()
+    for _ in range(3):
+        world.departures.verify(world.client.session, LEFT)
+    await until(lambda: not world.held, "the end of the wait")
+    assert (world.ended, world.probed) == ([], 4)

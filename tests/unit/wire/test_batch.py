@@ -248,3 +248,13 @@ def test_a_batch_of_too_many_messages_is_refused() -> None:
 def test_a_field_out_of_bounds_is_refused(run: Run) -> None:
     with pytest.raises(RemoteProtocolError):
         decode_batch(encode_batch([run]))
+
+
+def test_a_hello_over_its_bound_is_refused_before_it_is_decoded() -> None:
+    fields = ["shop", "client#1", None, 1, True, b""]
+    assert decode_hello(encode_body([*fields, "x" * 8000])).name == "client#1"
+    with pytest.raises(RemoteProtocolError, match="at most 8192"):
+        decode_hello(encode_body([*fields, "x" * 8192]))
+    for name, secret in (("n" * 301, b""), ("n", bytes(65))):
+        with pytest.raises(RemoteProtocolError, match="not a Hello"):
+            decode_hello(encode_body(["shop", name, None, 1, True, secret]))
