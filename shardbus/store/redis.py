@@ -65,6 +65,7 @@ class RedisStore:
             session=secrets.token_hex(SESSION_WIDTH // 2),
             shown=self._shown,
             timeout=timeout,
+            one=parsed.kind != "redis+cluster",
         )
 
     async def start(self) -> None:

@@ -77,7 +77,8 @@ class _Call:
 
 class RedisLink:
     """Calls scripts through the clients that `connect` creates. `session` names the store object in
-    every call; `shown` names the server in errors; `timeout` bounds a call, in seconds."""
+    every call; `shown` names the server in errors; `timeout` bounds a call, in seconds. `one`: there
+    is one server at a time, not a cluster of them."""
 
     def __init__(
         self,
@@ -86,8 +87,10 @@ class RedisLink:
         session: str,
         shown: str,
         timeout: float,
+        one: bool = True,
     ) -> None:
         self._connect = connect
+        self._one = one
         self._session = session
         self._shown = shown
         self._timeout = timeout
@@ -205,7 +208,8 @@ class RedisLink:
     async def _send(self, batch: list[_Call]) -> list[Any]:
         if self._client is None:
             self._client = self._connect()
-            self.meet(await self._identify(self._client))
+            if self._one:
+                self.meet(await self._identify(self._client))
         pipeline: RedisPipeline = self._client.pipeline(transaction=False)
         for call in batch:
             self._sequence += 1

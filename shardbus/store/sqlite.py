@@ -49,6 +49,14 @@ class SqliteStore:
     async def close(self) -> None:
         await self._worker.close()
 
+    @property
+    def on_new_server(self) -> Callable[[], None]:
+        return self._worker.on_new_file
+
+    @on_new_server.setter
+    def on_new_server(self, call: Callable[[], None]) -> None:
+        self._worker.on_new_file = call
+
     async def load_table(self, entity_type: str) -> StoredTable | None:
         return await self._worker.call(lambda steps: steps.load_table(entity_type), writes=False)
 

@@ -7,12 +7,14 @@ does not run.
 
 After an error of the file the thread closes the connection, and the next request opens a new one.
 It also does so when the file at the path has been replaced: a process that writes to a removed file
-would not see the writes of others to the new one.
+would not see the writes of others to the new one. The new file may be an older copy, so the store
+calls `on_new_file`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import queue
 import sqlite3
@@ -61,6 +63,9 @@ class SqliteWorker:
         self._thread: threading.Thread | None = None
         self._steps: Steps | None = None
         self._file: tuple[int, int] | None = None
+        self._replaced = False
+        """Another file is at the path, and no caller knows yet."""
+        self.on_new_file: Callable[[], None] = lambda: None
         self._outage = Outage(str(path))
 
     def start(self) -> None:
@@ -103,6 +108,9 @@ class SqliteWorker:
             ) from None
         finally:
             request.abandoned = True
+            if self._replaced:
+                self._replaced = False
+                self.on_new_file()
 
     def _run(self, requests: _Queue) -> None:
         closing = False
@@ -156,16 +164,16 @@ class SqliteWorker:
             self._steps = None
             db.close()
             raise
-        self._file = _identity(self._path)
+        file = _identity(self._path)
+        self._replaced = self._replaced or self._file not in (None, file)
+        self._file = file
         return self._steps
 
     def _disconnect(self) -> None:
         steps, self._steps = self._steps, None
         if steps is not None:
-            try:
+            with contextlib.suppress(sqlite3.Error):
                 steps.db.close()
-            except sqlite3.Error:
-                self._file = None
 
 
 def unavailable(path: Path, error: Exception) -> Exception:

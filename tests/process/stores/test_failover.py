@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 
 from tests.process.app import Account
 from tests.process.nodes import NodeProcess, Processes
@@ -71,7 +72,10 @@ class Sentinels:
     async def promoted(self) -> None:
         async def master() -> bool:
             with self.replica.client() as client:
-                return bool(client.info("replication")["role"] == "master")
+                try:
+                    return bool(client.info("replication")["role"] == "master")
+                except redis.ConnectionError:  # It closes its connections when it is promoted.
+                    return False
 
         await until(master, "the failover")
 
@@ -168,8 +172,8 @@ async def test_entities_go_on_after_the_store_was_emptied(lab: Processes, own: R
     """What is in memory is saved again by the next save of each entity."""
     nodes = await lab.cluster(2, settings=QUICK_STORE)
     async with lab.client(*nodes) as client, Savers(client) as savers:
-        with own.client() as redis:
-            redis.flushall()
+        with own.client() as admin:
+            admin.flushall()
         await until(lambda: noticed(*nodes), "the loss in the logs")
         await savers.proceed("saves in the emptied store", 20)
         third = await lab.start(settings=QUICK_STORE)

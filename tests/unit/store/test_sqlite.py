@@ -13,7 +13,7 @@ import pytest
 
 from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
-from shardbus.store.protocol import Save
+from shardbus.store.protocol import Save, on_new_server
 from shardbus.store.sqlite import SqliteStore
 
 A = NodeId("10.0.0.1", 7355, 1)
@@ -204,8 +204,12 @@ async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 async def test_a_file_that_was_replaced_is_opened_anew(path: Path) -> None:
     store, other = SqliteStore(path), SqliteStore(path)
+    met: list[str] = []
+    on_new_server(store, lambda: met.append("another file"))
     await store.start()
     await store.claim_epoch("counter", 1, "crc32/100")
+    await store.load_table("counter")
+    assert met == []
     for file in path.parent.iterdir():
         file.unlink()
     await other.start()
@@ -213,6 +217,8 @@ async def test_a_file_that_was_replaced_is_opened_anew(path: Path) -> None:
     table = await store.load_table("counter")
     assert table is not None
     assert table.epoch == 7
+    await store.load_table("counter")
+    assert met == ["another file"]
     await store.close()
     await other.close()
 
