@@ -77,8 +77,8 @@ class _Call:
 
 class RedisLink:
     """Calls scripts through the clients that `connect` creates. `session` names the store object in
-    every call; `shown` names the server in errors; `timeout` bounds a call, in seconds. `one`: there
-    is one server at a time, not a cluster of them."""
+    every call; `shown` names the server in errors; `timeout` bounds a call, in seconds. `one`: the
+    clients reach one server at a time, not a cluster of them."""
 
     def __init__(
         self,
