@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from benchmarks import forgeries
 from shardbus import AskTimeout, AsyncClient, Client, NodeLost, Refused
 from shardbus.config.settings import SecuritySettings
 from shardbus.ids import Address
@@ -289,3 +290,21 @@ async def test_a_node_without_a_secret_has_nothing_to_rotate() -> None:
         node: Node = await nodes.start(bus)
         with pytest.raises(Refused, match="has no secret"):
             node.rekey()
+
+
+# Forgeries
+
+
+async def test_no_forged_attempt_gets_a_frame_through() -> None:
+    found = await forgeries.run(160, 80, 3)
+    assert found["recorded"]["reached"] == {"frame": 1}  # what gets through is noticed
+    assert forgeries.through(found) == 0, found
+    assert found["counted"]["handshake_failed"] > 0
+    assert found["counted"]["unknown_key"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+async def test_no_forged_attempt_of_thousands_gets_a_frame_through() -> None:
+    found = await forgeries.run(2_000, 200, 4)
+    assert forgeries.through(found) == 0, found
