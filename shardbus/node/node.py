@@ -51,6 +51,7 @@ from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
+from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
 from shardbus.store.protocol import StateStore, on_new_server
@@ -306,6 +307,7 @@ class Node:
         coordinators here."""
         log.warning("the store has another server, which may have lost writes: fences are raised")
         self._reassertions.cancel()
+        self._reassertions.spawn(self._register_again())
         for shell in self.regions.values():
             self._reassertions.spawn(shell.host.reassert())
         for singleton in self.singletons.values():
@@ -318,6 +320,12 @@ class Node:
                 self.gate.suspended(reason)
             case HandlingResumed():
                 self.gate.resumed()
+
+    async def _register_again(self) -> None:
+        try:
+            await node_registry.register(self.store, self.me.address)
+        except ShardBusError as e:
+            log.warning("this node is not in the store's registry: %s", e)
 
     async def _acquire(self, wanted: cluster.AcquireLease) -> None:
         granted: bool | None

@@ -152,23 +152,33 @@ async def test_another_server_is_noticed_and_the_same_one_is_not(
 
 async def test_a_server_that_was_emptied_is_noticed(own_redis: RedisServer) -> None:
     """FLUSHALL restarts nothing."""
-    store = RedisStore(own_redis.url(), timeout=10.0, check_every=0.02)
+    store = RedisStore(own_redis.url(), timeout=10.0)
     await store.start()
     met: list[str] = []
     on_new_server(store, lambda: met.append("emptied"))
-
-    async def marked() -> bool:
-        with own_redis.client() as client:
-            return bool(client.exists("shardbus:probe"))
-
-    async def noticed() -> bool:
-        return bool(met)
-
-    await until(marked)
+    await store._probe()
+    await store._probe()
+    assert met == []
     with own_redis.client() as client:
         client.flushall()
-    await until(noticed)
+    await store._probe()
+    await store._probe()
     assert met == ["emptied"]
+    await store.close()
+
+
+async def test_a_server_behind_a_connection_that_was_renewed_unseen_is_noticed(
+    own_redis: RedisServer,
+) -> None:
+    """The client library connects again by itself when an idle connection has ended."""
+    store = RedisStore(own_redis.url(), timeout=10.0)
+    await store.start()
+    met: list[str] = []
+    on_new_server(store, lambda: met.append("another"))
+    await store._probe()
+    await asyncio.to_thread(own_redis.restart)
+    await store._probe()
+    assert met == ["another"]
     await store.close()
 
 

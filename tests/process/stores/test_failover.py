@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 import redis
 
+from shardbus.store.node_registry import registered
+from shardbus.store.opening import open_store
 from tests.process.app import Account
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.stores.saving import Savers, judge, stored_totals
@@ -114,6 +116,16 @@ def judge_recovered(savers: Savers, stored: dict[str, int]) -> list[str]:
     return [rule for rule in judge(savers, stored) if "is stored after" not in rule]
 
 
+async def all_registered(url: str, nodes: list[NodeProcess]) -> bool:
+    """True if the store's registry has these nodes: `data remove` refuses while they run."""
+    store = open_store(url, cluster="lab", timeout=10.0)
+    await store.start()
+    try:
+        return {str(address) for address in await registered(store)} >= {n.address for n in nodes}
+    finally:
+        await store.close()
+
+
 async def test_entities_go_on_after_a_failover(lab: Processes, sentinels: Sentinels) -> None:
     await sentinels.complete()
     nodes = await lab.cluster(2, settings=QUICK_STORE)
@@ -176,6 +188,7 @@ async def test_entities_go_on_after_the_store_was_emptied(lab: Processes, own: R
             admin.flushall()
         await until(lambda: noticed(*nodes), "the loss in the logs")
         await savers.proceed("saves in the emptied store", 20)
+        await until(lambda: all_registered(own.url(), nodes), "both in the registry")
         third = await lab.start(settings=QUICK_STORE)
         await lab.agree()
         await savers.proceed("saves after a join", 20)
