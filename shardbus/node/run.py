@@ -8,7 +8,8 @@ the whole cluster stops, the node ends by itself and hands nothing off.
 Each phase has a timeout, but no timeout ends a function that blocks the loop, or a task that
 ignores its cancellation. So from the first signal on a thread waits for somewhat longer than all
 phases may take, and then ends the process. After the node was downed, perhaps because its loop is
-blocked, that thread waits for 15 s.
+blocked, that thread waits for 15 s. It ends the process with 7, or with the node's own exit code if
+the node has ended and only the process has not.
 
 A node that a supervisor started also leaves at the supervisor's command, and reports through its
 link instead of on standard output.
@@ -34,15 +35,18 @@ from traceback import walk_stack
 from typing import Any, Protocol, TypeVar
 
 from shardbus.config.settings import Settings
+from shardbus.config.validation import WILDCARDS
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.slow_handlers import places
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
 from shardbus.http.app import create_app
 from shardbus.http.server import scheme, serve, tls_files
+from shardbus.ids import Address
 from shardbus.membership.events import SetService, Stopped
 from shardbus.membership.member import Service, Status
 from shardbus.node.app_version import VersionSource, with_version
+from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
 from shardbus.node.shutdown import LEFT, leave, longest_move
@@ -83,6 +87,9 @@ class _Deadline:
 
     def __init__(self) -> None:
         self._timer: threading.Timer | None = None
+        self.code = NOT_DRAINED
+        """The exit code of the process if it is ended. Once the node has one of its own, only the
+        end of the process takes too long, and that is no news for a supervisor."""
 
     def set(self, node: Node, seconds: float = 0.0) -> None:
         """End the process in `seconds`; by default when the phases of leaving must have ended."""
@@ -98,12 +105,11 @@ class _Deadline:
         if self._timer is not None:
             self._timer.cancel()
 
-    @staticmethod
-    def _end(node: Node, thread: int) -> None:
+    def _end(self, node: Node, thread: int) -> None:
         place = " < ".join(places(walk_stack(sys._current_frames().get(thread))))
         phase = node.phases.current or "a blocked loop"
         _print(f"error: {phase} does not end, at {place}: this process is stopped")
-        os._exit(NOT_DRAINED)
+        os._exit(self.code)
 
 
 class _Signals:
@@ -153,7 +159,8 @@ def run_node(
     deadline = _Deadline()
     run = _NodeRun(bus, settings, administer, ready_fd, supervisor, deadline)
     try:
-        return asyncio.run(_with_descriptors(run.run()))
+        with asyncio.Runner(loop_factory=NodeEventLoop) as runner:
+            return runner.run(_with_descriptors(run.run()))
     finally:
         deadline.cancel()
 
@@ -203,13 +210,16 @@ class _NodeRun:
         api, own_http = self._administer(node), settings.http
         server = serve(create_app(api, own_http), own_http.host, own_http.port, tls_files(own_http))
         self._attach_supervisor(node, loop)
+        code: int | None = None
         try:
             await node.start()
             await node_registry.register(store, node.me.address)
             bus.attach(node)
             await server.start()
             node.on_leave = signals.stop
-            node.join(f"{settings.http.host}:{server.port}")
+            # Bound to every interface, HTTP is where the node is.
+            host = node.me.host if settings.http.host in WILDCARDS else settings.http.host
+            node.join(str(Address(host, server.port)))
             self._report("serves", node, server.port, leave_within=leaves_within(node))
             ready = asyncio.ensure_future(self._announce(node, api, server.port, mask_url(url)))
             code = await _live(node, signals)
@@ -224,12 +234,15 @@ class _NodeRun:
             _print(f"error: {e}")
             code = FAILED
         finally:
+            if code is not None:
+                self._deadline.code = code
             if hasattr(node, "endpoint"):
                 await node.subscriptions.end(CALLBACKS_S)
             bus.attach(None)
             await server.stop()
             if hasattr(node, "endpoint"):
                 await _close(node)
+        assert code is not None
         return code
 
     def _rekey(self) -> None:
