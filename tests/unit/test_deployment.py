@@ -73,17 +73,19 @@ def environment() -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", NODES)
-def test_the_nodes_of_the_compose_file(name, started, monkeypatch):
+def test_the_nodes_of_the_compose_file(name, started, monkeypatch, tmp_path):
     assert "<<: *node" in service(name)
+    secret = tmp_path / "cluster.secret"
+    assert cli.run(["keys", "new", str(secret)]) == 0
     for variable, value in environment():
-        monkeypatch.setenv(variable, value)
+        monkeypatch.setenv(variable, value.replace(SECRET, str(secret)))
     assert cli.run(words(service(name), "command")) == 0
     [(cluster, settings)] = started
     assert cluster == "flights"
     assert settings.node.seeds == tuple(f"{other}:7355" for other in NODES)
     assert settings.node.advertise == name
     assert settings.store.url == "redis://redis:6379/0"
-    assert settings.security.secret == SECRET
+    assert settings.security.secret == str(secret)
     assert settings.http.host == "0.0.0.0"
 
 
@@ -109,7 +111,7 @@ def test_http_is_published_on_the_loopback_of_the_machine_only():
 
 
 def test_what_ends_with_an_error_is_started_again():
-    """A node that was downed, or that came before its Redis; one that left by command stays away."""
+    """As a node that was downed or came before its Redis; one that left by command stays away."""
     assert re.findall(r"^  restart: (.*)$", node_block(), re.MULTILINE) == ["on-failure"]
     assert "restart: unless-stopped" in service("redis")
 

@@ -85,7 +85,7 @@ def test_look_ups_that_hang_leave_the_threads_of_handlers_free_and_let_the_loop_
 def test_what_needs_no_look_up_is_as_in_asyncio() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        for host, port in (("127.0.0.1", 80), (None, 80), ("", "80"), ("::1", 80)):
+        for host, port in (("127.0.0.1", 80), (None, 80), (None, "80"), ("::1", 80)):
             wanted = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             assert await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) == wanted
 
