@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 UNIT = (ROOT / "configs" / "systemd" / "shardbus@.service").read_text(encoding="utf-8")
+TOKEN = "sixteen-bytes-or-more"
 NODES = ("node1", "node2", "node3")
 SECRET = "/etc/shardbus/cluster.secret"
 
@@ -69,7 +70,7 @@ def environment() -> Iterator[tuple[str, str]]:
     for line in block.splitlines():
         name, _, value = line.strip().partition(": ")
         if not name.startswith("#"):
-            yield name, value.strip('"')
+            yield name, value.strip('"').replace("${SHARDBUS_READER_TOKEN:-}", TOKEN)
 
 
 @pytest.mark.parametrize("name", NODES)
