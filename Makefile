@@ -9,6 +9,9 @@
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
 #   make lint | types
 #   make docs-generated             the pages of docs/ that come from the code
+#   make lock                       requirements.lock anew, with hashes; after a change of pyproject.toml
+#   make audit                      the locked packages against known vulnerabilities
+#   make bill                       the bill of materials, dist/shardbus.cdx.json
 #   make bench                      the quick benchmarks; the others: benchmarks/harness.py
 #   make report                     all of them, into the tables and the plot of docs/performance.md
 #   make simulate [FIRST=0] [SEEDS=1000] [JOBS=2] [WHAT=--sharding]
@@ -32,7 +35,8 @@ PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long mutants fuzz fuzz-coverage simulate lint types docs-generated bench report clean
+.PHONY: demo test test-long mutants fuzz fuzz-coverage simulate lint types docs-generated lock audit bill bench
+.PHONY: report clean
 
 demo: .venv/examples.stamp
 	@$(BIN)/python -m examples.flights.demo $(if $(STORE),--store '$(STORE)')
@@ -70,6 +74,20 @@ docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_diagrams.py
 	$(BIN)/python docs/make_totals.py
+	$(BIN)/python -m tests.supply.materials
+
+lock: .venv/all.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@printf 'hatchling>=1.26\neditables>=0.5\n' | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --extra dev --extra examples --extra test \
+		pyproject.toml - --output-file requirements.lock $(LOCK_FLAGS)
+
+audit: .venv/all.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m tests.supply.audit
+
+bill: .venv/all.stamp
+	$(BIN)/python -m tests.supply.materials --bill dist/shardbus.cdx.json
 
 bench: .venv/all.stamp
 	@for benchmark in $(QUICK); do $(BIN)/python -m benchmarks.$$benchmark || exit 1; done
@@ -82,11 +100,20 @@ report: .venv/all.stamp
 clean:
 	rm -rf .venv
 
-.venv/examples.stamp: EXTRAS := examples
-.venv/all.stamp: EXTRAS := dev,examples,test
-.venv/examples.stamp .venv/all.stamp: pyproject.toml
-	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or later; install one, or name it: make PYTHON=...' >&2; exit 1; }
-	@echo 'setting up .venv with $(PYTHON) ($(EXTRAS))'
-	@$(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+# For the demo, the newest packages that fit; to develop and test, exactly those of the lock.
+.venv/examples.stamp: pyproject.toml
+	$(NEW_VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples]'
 	@touch $@
+
+.venv/all.stamp: pyproject.toml requirements.lock
+	$(NEW_VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+define NEW_VENV
+	@test -n '$(PYTHON)' || { echo 'make: no Python 3.11 or later; install one, or name it: make PYTHON=...' >&2; exit 1; }
+	@echo 'setting up .venv with $(PYTHON)'
+	@$(PYTHON) -m venv .venv
+endef
