@@ -272,11 +272,13 @@ def judged(
         paused = judge.pause(rows, process, begun, until)
         if paused is not None:
             stops.append((paused[0] - begun) / 1e9)
-            if paused[1] and healed and process not in gone:
+            if healed and paused[1] > healed and process not in gone:
                 resumes.append((paused[1] - healed) / 1e9)
     survivors = {node.process.pid for node in nodes} - gone
     taken = judge.takeovers(rows, begun, survivors)
     lost = judge.missing(told, rows)
+    if gone and lost > dropped.total():
+        dropped["held_by_the_ended"] = lost - dropped.total()
     return {
         "ended": len(gone),
         "overlaps": len({overlap.entity for overlap in twice}),

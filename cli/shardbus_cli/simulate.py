@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from shardbus.simulation.nodes.options import NodeOptions
 
 
+WithSplits = Annotated[
+    bool,
+    typer.Option("--splits", help="With --sharding: splits and stopped nodes in every run."),
+]
+
 SEEDS = 100
 SEEDS_PER_TURN = 4
 """Seeds that a process takes from the queue at once."""
@@ -55,6 +60,7 @@ def simulate(
         str | None,
         typer.Option(help="With --sharding: thin or dense; drawn from the seed if not given."),
     ] = None,
+    splits: WithSplits = False,
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -74,7 +80,7 @@ def simulate(
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(first, first + count)
     drawn: list[Options | NodeOptions] = [
-        draw_node_options(number, nodes, seconds, strategy, load)
+        draw_node_options(number, nodes, seconds, strategy, load, splits or None)
         if sharding
         else draw(number, nodes, seconds, strategy)
         for number in numbers

@@ -1,6 +1,9 @@
-"""Virtual time: a queue of actions, run in the order of their times.
+"""Virtual time: a queue of actions, run in the order of their times, and the clocks of processes.
 
 Actions due at the same time run in the order in which they were scheduled. Nothing else moves time.
+
+A process reads two clocks, as on Linux. Both have its rate. The monotonic clock stands still while
+the whole machine is suspended, the clock of the time since boot goes on.
 """
 
 from __future__ import annotations
@@ -48,3 +51,33 @@ class Timeline:
         while self.due_by(end):
             self.step()
         self.now = end
+
+
+class ProcessClock:
+    """The clocks of one process. `rate`: their seconds per second of the world."""
+
+    def __init__(self, rate: float = 1.0) -> None:
+        self.rate = rate
+        self._stood = 0.0
+        """World seconds for which the monotonic clock has stood still."""
+        self._stands_since: float | None = None
+
+    def monotonic(self, now: float) -> float:
+        """Return the time of the monotonic clock at the world's time `now`."""
+        at = now if self._stands_since is None else self._stands_since
+        return (at - self._stood) * self.rate
+
+    def boot_time(self, now: float) -> float:
+        """Return the time of the clock that goes on while the machine is suspended."""
+        return now * self.rate
+
+    def stand_still(self, now: float) -> None:
+        """Stop the monotonic clock."""
+        if self._stands_since is None:
+            self._stands_since = now
+
+    def go_on(self, now: float) -> None:
+        """Let the monotonic clock continue."""
+        if self._stands_since is not None:
+            self._stood += now - self._stands_since
+            self._stands_since = None

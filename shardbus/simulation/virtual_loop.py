@@ -20,24 +20,29 @@ from collections.abc import Callable, Coroutine, Generator
 from contextvars import Context
 from typing import Any, TypeVar
 
-from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.timeline import ProcessClock, Timeline
 
 T = TypeVar("T")
 
 TURN_S = 0.00002
 ROUNDING_S = 1e-9
+STANDS_S = 0.01
+"""Seconds between two looks at a clock that stands still."""
 CREATED = inspect.CORO_CREATED
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
-    """An event loop on a timeline. `rate`: seconds of its clock per second of the timeline.
-    `failed` receives the context of an exception that no code caught."""
+    """An event loop on a timeline, with the monotonic clock of its process. `failed` receives the
+    context of an exception that no code caught."""
 
     def __init__(
-        self, timeline: Timeline, failed: Callable[[dict[str, Any]], None], rate: float = 1.0
+        self,
+        timeline: Timeline,
+        failed: Callable[[dict[str, Any]], None],
+        clock: ProcessClock | None = None,
     ) -> None:
         self.timeline = timeline
-        self.rate = rate
+        self.clock = clock or ProcessClock()
         self.dead = False
         self.paused_until = 0.0
         self._failed = failed
@@ -100,7 +105,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def time(self) -> float:
         """Return the time of this loop's clock."""
-        return self.timeline.now * self.rate
+        return self.clock.monotonic(self.timeline.now)
 
     def call_soon(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -135,14 +140,19 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         return timer
 
     def _await(self, timer: asyncio.TimerHandle) -> None:
-        """Schedule a timer. It never fires early, though conversion between clocks may round."""
+        """Schedule a timer. It never fires early, though conversion between clocks may round, and
+        the clock may have stood still meanwhile."""
 
         def ring() -> None:
-            if not timer.cancelled() and not self.dead:
-                self._ready.append(timer)
-                self._turn_soon(0.0)
+            if timer.cancelled() or self.dead:
+                return
+            if self.time() < timer.when():
+                self.timeline.later(max(STANDS_S, timer.when() - self.time()), ring)
+                return
+            self._ready.append(timer)
+            self._turn_soon(0.0)
 
-        delay = (timer.when() - self.time()) / self.rate
+        delay = (timer.when() - self.time()) / self.clock.rate
         self.timeline.later(max(0.0, delay) + ROUNDING_S, ring)
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:

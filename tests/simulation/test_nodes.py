@@ -29,7 +29,7 @@ from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import NodeRun, simulate_nodes
 from shardbus.simulation.nodes.stores import SimStore, StoreServer
 from shardbus.simulation.nodes.world import NodeWorld
-from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport import fragments, session
 from shardbus.transport.network import SendResult
@@ -74,7 +74,9 @@ def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
 
 def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
     """It was once: in this run the client is refused after the last news of who is a member."""
-    load = draw_node_options(5017, nodes=7, seconds=20.0, strategy="lease-majority", density="thin")
+    load = draw_node_options(
+        5017, nodes=7, seconds=20.0, strategy="lease-majority", density="thin", splits=False
+    )
     load = replace(load, sleeps=0, **SMOOTH)
     outcome = simulate_nodes(load)
     assert outcome.broken is None, outcome.report()
@@ -82,13 +84,15 @@ def test_a_wall_that_refuses_a_client_does_not_make_a_member_dead() -> None:
 
 def test_two_late_moves_in_a_row_do_not_wait_for_each_other() -> None:
     """In this run each of two former homes once kept the other's Flush behind its own."""
-    outcome = simulate_nodes(replace(draw_node_options(4, seconds=12.0, density="dense"), **SMOOTH))
+    outcome = simulate_nodes(
+        replace(draw_node_options(4, seconds=12.0, density="dense", splits=False), **SMOOTH)
+    )
     assert outcome.broken is None, outcome.report()
 
 
 def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_came_later() -> None:
     """In this run a node that leaves drops a link while somebody flushes towards it."""
-    load = draw_node_options(64, seconds=12.0)
+    load = draw_node_options(64, seconds=12.0, splits=False)
     walls = {"leaves": 2, "partitions": 2, "one_ways": 2, "wall_s": 25.0}
     faults = replace(load.faults, strategy="keep-majority", nodes=5, **walls)
     outcome = simulate_nodes(replace(load, faults=faults, sleeps=0, **SMOOTH))
@@ -98,7 +102,9 @@ def test_what_a_broken_link_gives_back_during_a_move_does_not_go_behind_what_cam
 def test_what_a_coordinator_did_that_was_removed_in_its_sleep_does_not_last() -> None:
     """It woke, took the table for a few seconds, and went; the other one had nothing to write and
     never learned that its shards were fenced."""
-    load = draw_node_options(5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin")
+    load = draw_node_options(
+        5, nodes=5, seconds=45.0, strategy="keep-majority", density="thin", splits=False
+    )
     faults = replace(load.faults, pauses=4, pause_s=40.0, one_ways=0, swizzles=0)
     load = replace(load, every_s=0.1, store="slow", clients=2, faults=faults, **SMOOTH)
     outcome = simulate_nodes(load)
@@ -150,6 +156,10 @@ def test_seeds_bring_different_loads() -> None:
         "hurried",
         "clients",
         "pairs",
+        "splits",
+        "freezes",
+        "blocks",
+        "suspends",
         *SMOOTH,
     ):
         assert {bool(getattr(load, name)) for load in drawn} == {True, False}
@@ -253,7 +263,7 @@ def test_a_paused_loop_does_later_what_was_due_and_a_killed_one_never() -> None:
 
 def test_a_fast_clock_rings_early_for_the_world_and_never_before_its_own_time() -> None:
     timeline, rang = Timeline(100.0), []
-    loop = virtual(timeline, rate=2.0)
+    loop = virtual(timeline, clock=ProcessClock(2.0))
     when = loop.time() + 10.0
     loop.call_at(when, lambda: rang.append((timeline.now, loop.time())))
     timeline.run(20.0)

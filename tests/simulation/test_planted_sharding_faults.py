@@ -35,10 +35,13 @@ class Planted:
     """Of the faults of membership."""
     density: str | None = None
     seconds: float = SECONDS
+    splits: bool = False
 
     def load(self, seed: int) -> NodeOptions:
         """The run of this seed in which it is sought."""
-        drawn = draw_node_options(seed, seconds=self.seconds, density=self.density)
+        drawn = draw_node_options(
+            seed, seconds=self.seconds, density=self.density, splits=self.splits
+        )
         return replace(drawn, faults=replace(drawn.faults, **self.faults), **self.like)
 
 

@@ -10,15 +10,16 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership.cluster import ClusterMembership
 from shardbus.membership.events import Effect
 from shardbus.membership.view import DomainEvent
+from shardbus.simulation.timeline import ProcessClock
 
 
 @dataclass(eq=False, slots=True)
 class Process:
-    """One incarnation of a node. `rate`: seconds of its own clock per second of the world."""
+    """One incarnation of a node. `own`: its clocks."""
 
     name: str
     machine: ClusterMembership
-    rate: float = 1.0
+    own: ProcessClock = field(default_factory=ProcessClock)
     seeds: tuple[Address, ...] = ()
     alive: bool = True
     listening: bool = True
@@ -67,7 +68,7 @@ class Process:
 
     def clock(self, now: float) -> float:
         """Return the time of its own clock, which never goes back."""
-        self._read = max(self._read, now * self.rate)
+        self._read = max(self._read, self.own.boot_time(now))
         return self._read
 
     def clock_at_least(self, local: float) -> float:

@@ -34,7 +34,7 @@ from shardbus.membership.messages import (
 from shardbus.simulation.membership.leases import SimLeases
 from shardbus.simulation.membership.network import SimPubSub, Wall
 from shardbus.simulation.membership.process import Process
-from shardbus.simulation.timeline import Timeline
+from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.trace import Trace
 from shardbus.wire.gossip import decode, encode
 
@@ -91,7 +91,8 @@ class World(Timeline):
     ) -> Process:
         """Start a process at this name's address; a former one there must be dead."""
         member = Member(NodeId(name, PORT, self.rng.getrandbits(64)), GOSSIP_PORT, roles=roles)
-        return self.admit(member, cluster, settings or self.settings, fingerprint or {}, rate)
+        clock = ProcessClock(rate)
+        return self.admit(member, cluster, settings or self.settings, fingerprint or {}, clock)
 
     def admit(
         self,
@@ -99,15 +100,15 @@ class World(Timeline):
         cluster: str,
         settings: ClusterSettings,
         fingerprint: Mapping[str, str],
-        rate: float,
+        clock: ProcessClock,
     ) -> Process:
-        """Start a process with a machine for this member."""
+        """Start a process with a machine for this member, and these clocks."""
         name = member.node.host
         former = self.nodes.get(name)
         assert former is None or not former.alive, f"{name} still runs"
         rng = Random(self.rng.getrandbits(32))
         machine = ClusterMembership(member, cluster, settings, fingerprint, rng, name.encode())
-        process = Process(name, machine, rate)
+        process = Process(name, machine, clock)
         self.nodes[name] = self.by_id[member.node] = process
         return process
 
@@ -195,7 +196,7 @@ class World(Timeline):
             return
         local = process.clock(self.now)
         due = process.machine.deadline()
-        if due is not None and due / process.rate <= self.now:
+        if due is not None and due / process.own.rate <= self.now:
             local = process.clock_at_least(due)
         process.ticked = True
         self._apply(process, process.machine.tick(local))
@@ -212,7 +213,7 @@ class World(Timeline):
             self._perform(process, effect)
         due = process.due = process.machine.deadline()
         self.on_step(process)
-        process.due_at = None if due is None else due / process.rate
+        process.due_at = None if due is None else due / process.own.rate
         self._arm(process, process.due_at)
 
     def _perform(self, process: Process, effect: ev.Effect) -> None:

@@ -34,8 +34,6 @@ KINDS = {
 ASKS = 0.4
 """The part of messages that are asks. In a dense run each burst draws its own."""
 ASKS_DENSE = (0.0, 0.05, ASKS, 1.0)
-SLOW_S = 0.05
-"""Seconds, at most, that a slow handler waits."""
 START_S = 0.5
 """Seconds, at most, that a slow start or end waits."""
 
@@ -58,7 +56,7 @@ class SimApplication:
         self.checker: DeliveryChecker
         self.dice = Random(f"stage {load.seed}")
         self.bus = ShardBus("test")
-        self._thinks = load.thinks
+        self._thinks, self._waits_s = load.thinks, load.waits_s
         self._slow_starts, self._failing_starts = load.slow_starts, load.failing_starts
         self._declare(load.shards, load.limit)
 
@@ -71,12 +69,14 @@ class SimApplication:
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
-                application.checker.on_handled(self.context, sender, seq)
-                await application.handle_slowly()
+                with application.checker.places.handler(self.context):
+                    application.checker.on_handled(self.context, sender, seq)
+                    await application.handle_slowly()
                 return seq
 
             @handler
             def note(self, sender: str, seq: int) -> int:
+                application.checker.places.begins(self.context)
                 application.checker.on_handled(self.context, sender, seq)
                 return seq
 
@@ -99,14 +99,16 @@ class SimApplication:
 
             @handler
             async def take(self, sender: str, seq: int) -> int:
-                application.checker.on_handled(self.context, sender, seq)
-                self.state.count += 1
-                await self.save()
-                application.checker.on_saved(self.context, self.state.count)
+                with application.checker.places.handler(self.context):
+                    application.checker.on_handled(self.context, sender, seq)
+                    self.state.count += 1
+                    await self.save()
+                    application.checker.on_saved(self.context, self.state.count)
                 return seq
 
             @handler
             def note(self, sender: str, seq: int) -> int:
+                application.checker.places.begins(self.context)
                 application.checker.on_handled(self.context, sender, seq)
                 return seq
 
@@ -140,7 +142,7 @@ class SimApplication:
     async def handle_slowly(self) -> None:
         """Wait in some handlers. Most return at once."""
         if self.dice.random() < self._thinks:
-            await asyncio.sleep(self.dice.uniform(0.0, SLOW_S))
+            await asyncio.sleep(self.dice.uniform(0.0, self._waits_s))
 
 
 class SimSender:

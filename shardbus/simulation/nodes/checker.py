@@ -40,6 +40,7 @@ from shardbus.membership.member import Status
 from shardbus.node.node import Node
 from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.nodes.exits import UncleanExits
+from shardbus.simulation.nodes.places import OnePlace
 from shardbus.transport.session import Session
 
 if TYPE_CHECKING:
@@ -99,6 +100,7 @@ class DeliveryChecker:
         self._denied: dict[tuple[Line, int], str] = {}
         self._epochs: dict[str, tuple[int, NodeId]] = {}
         self._ends = UncleanExits(world)
+        self.places = OnePlace(world, self._broken)
         world.store.on_stale = lambda what: self._broken("I1", what)
 
     def _broken(self, rule: str, detail: str) -> Violation:

@@ -15,6 +15,7 @@ from shardbus.membership.member import Service
 from shardbus.sharding import events
 from shardbus.simulation.membership.faults import move_together
 from shardbus.simulation.nodes.options import NodeOptions
+from shardbus.simulation.nodes.splits import Splits
 from shardbus.simulation.nodes.world import NodeWorld, SimNode
 
 SLOW_S = 0.6
@@ -22,6 +23,8 @@ FAILING = 0.4
 AWAY_S = 8.0
 SERVICE_S = 8.0
 SLEEP_S = (6.0, 25.0)
+THREAD_LATE_S = 0.2
+"""Seconds, at most, by which the threads of a process continue one after the other."""
 PATIENCE_S = 2.0
 """Seconds, at most, that an operator waits for a node to leave before he downs it."""
 SPELLS = 2
@@ -38,6 +41,7 @@ class NodeFaults:
         self.restart: Callable[[str], object] = lambda _: None
         """Called with the name of a node that has left and must come back."""
         self._rolling: dict[SimNode, None] = {}
+        self._splits = Splits(world, load, self._happen)
         world.on_exited = self._on_exited
 
     def begin(self, membership: Sequence[float] = ()) -> None:
@@ -60,6 +64,10 @@ class NodeFaults:
             (load.rolls, self._roll),
             (load.downs, self._down),
             (load.hangs, self.world.exchange.hang),
+            (load.splits, self._splits.begin),
+            (load.freezes, self._freeze),
+            (load.blocks, self._block),
+            (load.suspends, self._suspend_machine),
             (SPELLS if load.store in moods else 0, moods.get(load.store, self._forget)),
         )
         actions = [what for times, what in kinds for _ in range(times)]
@@ -115,6 +123,32 @@ class NodeFaults:
 
         self.world.later(self.dice.uniform(0.5, AWAY_S), lambda: self._happen(back))
 
+    # ---- processes that stop
+
+    def _freeze(self) -> None:
+        """Stop a process. Its cluster thread or its application continues first."""
+        if working := self._working():
+            victim, seconds = self.dice.choice(working), self._stop_s()
+            self._mark(victim.name, f"is stopped for {seconds:.3f} s")
+            late = self.dice.uniform(0.0, THREAD_LATE_S) if self.dice.random() < 0.5 else 0.0
+            self.world.pause(victim.name, seconds, late)
+
+    def _block(self) -> None:
+        if working := self._working():
+            victim, seconds = self.dice.choice(working), self._stop_s()
+            self._mark(victim.name, f"has its loop blocked for {seconds:.3f} s")
+            self.world.block(victim.name, seconds)
+
+    def _suspend_machine(self) -> None:
+        if working := self._working():
+            victim, seconds = self.dice.choice(working), self._stop_s()
+            self._mark(victim.name, f"is suspended with its machine for {seconds:.3f} s")
+            self.world.suspend_machine(victim.name, seconds)
+
+    def _stop_s(self) -> float:
+        """Draw how long a process stops: short and long ones alike."""
+        return float(self.load.stop_s ** self.dice.uniform(-0.3, 1.0))
+
     # ---- commands
 
     def _stop_shards(self) -> None:
@@ -167,6 +201,7 @@ class NodeFaults:
         operators = [sim_node for sim_node in self._working() if sim_node is not victim]
         if operators and victim.ended_at is None:
             self._mark(victim.name, "is downed by an operator")
+            self.world.downed_by_operators[str(victim.process.id)] = None
             self.world.deliver(self.dice.choice(operators).process, ev.Down(victim.process.id))
 
     def _change_service(self) -> None:

@@ -29,6 +29,13 @@ HURRIED = {
 }
 """Deadlines so short that they pass."""
 DENSITIES = ("thin", "dense")
+SPLIT_RUNS = 0.4
+"""The part of runs with splits and stopped nodes."""
+WAIT_S, LONG_WAIT_S = 0.05, 3.0
+"""Seconds, at most, that a handler waits: in most runs, and in some with splits."""
+WAITS_LONG = 0.02
+"""The part of messages whose handler waits, where it may wait long."""
+DRIFT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,21 @@ class NodeOptions:
     """The number of times an operator downs a node, sometimes one that is leaving."""
     hangs: int = 0
     """Connections that swallow frames until they break."""
+    splits: int = 0
+    """The number of times that the network splits into sides, in one of `SHAPES`. There are senders
+    on each side."""
+    split_s: float = 20.0
+    """The longest split."""
+    freezes: int = 0
+    """The number of times that a whole process stops, as by SIGSTOP, and then continues."""
+    blocks: int = 0
+    """The number of times that a handler blocks the loop of an application."""
+    suspends: int = 0
+    """The number of times that a whole machine stops, with its monotonic clock."""
+    stop_s: float = 20.0
+    """The longest of these stops."""
+    waits_s: float = WAIT_S
+    """Seconds, at most, that a handler waits."""
     pairs: int = 0
     """Faults of sharding that are moved close to one of membership: a store that forgets and a
     death, a stop and a wall."""
@@ -114,7 +136,9 @@ class NodeOptions:
 
     def command(self) -> str:
         """Return the command that replays this run."""
-        return f"{self.faults.command()} --sharding --load {self.density}"
+        stops = self.freezes + self.blocks + self.suspends
+        forced = " --splits" if self.splits + stops else ""
+        return f"{self.faults.command()} --sharding --load {self.density}{forced}"
 
 
 def draw_node_options(
@@ -123,9 +147,10 @@ def draw_node_options(
     seconds: float = SECONDS,
     strategy: str | None = None,
     density: str | None = None,
+    splits: bool | None = None,
 ) -> NodeOptions:
-    """Draw the options of this seed. The number of nodes, the strategy and the density are drawn
-    too if not given."""
+    """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
+    there are splits and stopped nodes, are drawn too if not given."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -155,9 +180,34 @@ def draw_node_options(
     if dice.random() < 0.4:
         thin = replace(thin, pairs=dice.randint(1, 4))
     thin = _rough(thin, Random(f"rough {seed}"))
+    dice = Random(f"splits {seed}")
+    drawn_splits = dice.random() < SPLIT_RUNS
+    if drawn_splits if splits is None else splits:
+        thin = _split(thin, dice)
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)
+
+
+def _split(load: NodeOptions, dice: Random) -> NodeOptions:
+    """Add splits and stopped nodes, which make other nodes start what a living node still has.
+    Clients send on both sides."""
+    waits = dice.choice((WAIT_S, WAIT_S, LONG_WAIT_S))
+    kinds = [dice.randint(1, 3) if dice.random() < part else 0 for part in (0.7, 0.4, 0.3, 0.3)]
+    return replace(
+        load,
+        splits=kinds[0] if any(kinds) else 1,
+        freezes=kinds[1],
+        blocks=kinds[2],
+        suspends=kinds[3],
+        split_s=dice.choice((8.0, 20.0, 40.0)),
+        stop_s=dice.choice((4.0, 20.0, 60.0)),
+        faults=replace(load.faults, drift=DRIFT if dice.random() < 0.5 else load.faults.drift),
+        thinks=min(load.thinks, WAITS_LONG) if waits > WAIT_S else load.thinks,
+        waits_s=waits,
+        clients=max(load.clients, 2),
+        every_s=min(load.every_s, 0.3),
+    )
 
 
 def _rough(calm: NodeOptions, dice: Random) -> NodeOptions:
@@ -192,6 +242,7 @@ def _dense(thin: NodeOptions, dice: Random) -> NodeOptions:
         entities=dice.choice((6, 60, 400)),
         storms=dice.choice((0.05, 0.2, 0.4)),
         thinks=dice.choice((0.0, 0.01, 0.1)),
+        waits_s=WAIT_S,
         passivate_s=dice.choice((0.5, 2.0, 120.0)),
         limit=dice.choice((0, 0, 30)),
     )

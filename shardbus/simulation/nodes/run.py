@@ -8,6 +8,7 @@ healed, the cluster agrees, the senders stop, and in the quiet nothing may be mi
     remembered entities run                                                      (I5)
     each type has one coordinator, and table, store and regions agree            (I6, I7)
     nothing is buffered, and no sender waits                                     (I11)
+    no node is suspended                                                         (I11)
 
 In the end one command stops the whole cluster.
 
@@ -177,6 +178,8 @@ class NodeRun:
         if self.world.leases.twice or not up:
             return ""
         for sim_node in working:
+            if sim_node.node.gate.is_shut():
+                return f"{sim_node.name} is still suspended: {sim_node.node.gate.reason}"
             if why := waiting(sim_node):
                 return why
             for name, kind in sim_node.node.regions.items():

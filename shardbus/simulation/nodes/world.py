@@ -33,10 +33,13 @@ from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import PORT, World, address_of
 from shardbus.simulation.nodes.network import SimExchange, SimNetwork
 from shardbus.simulation.nodes.stores import SimStore, StoreServer
+from shardbus.simulation.timeline import ProcessClock
 from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport.environment import Environment
 
 CLUSTER = "test"
+WAKES_S = 0.0001
+"""Seconds from the moment when a machine's clock goes on to the first code that runs there."""
 POST_S = 0.00005
 """Seconds that an event needs from the application's loop to the cluster's."""
 
@@ -54,7 +57,7 @@ class SimMembership:
         notify: Callable[[Any], None],
     ) -> None:
         self._world = sim_node.world
-        self.process = self._world.admit(me, cluster, settings, fingerprint, sim_node.loop.rate)
+        self.process = self._world.admit(me, cluster, settings, fingerprint, sim_node.loop.clock)
         self.process.notify = notify
 
     @property
@@ -92,12 +95,12 @@ class SimProcess:
 
     def __init__(self, world: NodeWorld, name: str, rate: float) -> None:
         self.world, self.name = world, name
-        self.loop = VirtualLoop(world, self._failed, rate)  # type: ignore[abstract]
+        self.loop = VirtualLoop(world, self._failed, ProcessClock(rate))  # type: ignore[abstract]
         self.environment = Environment(
             world.rng.getrandbits(64).to_bytes(8, "big"),
             SimNetwork(world.exchange, name, self.loop),
             Random(world.rng.getrandbits(32)),
-            self.loop.time,
+            lambda: self.loop.clock.boot_time(world.now),
         )
         self.ended_at: float | None = None
         self.ended_badly = False
@@ -110,6 +113,11 @@ class SimProcess:
     def in_touch(self) -> bool:
         """True if it has not ended uncleanly, and is connected with a cluster."""
         return not self.ended_badly
+
+    @property
+    def executes(self) -> bool:
+        """True if its code runs now: it has not ended, and is not paused."""
+        return self.ended_at is None and self.world.now >= self.loop.paused_until
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run the coroutine in this process."""
@@ -164,6 +172,11 @@ class SimNode(SimProcess):
         made.process.on_confirmed = confirmed
         self.process = made.process
         return made
+
+    @property
+    def handles(self) -> bool:
+        """True if its entities may execute code now."""
+        return self.executes and not self.node.gate.is_shut()
 
     def leave(self) -> None:
         """Let the node leave, as SIGTERM does."""
@@ -246,6 +259,8 @@ class NodeWorld(World):
         self.clients: dict[str, SimClient] = {}
         self.defects: list[str] = []
         """Exceptions that no code in a process caught."""
+        self.downed_by_operators: dict[str, None] = {}
+        """The ids of the nodes that an operator has downed while they ran."""
         self.on_start: Callable[[SimNode], None] = lambda _: None
         """Called with each new node."""
         self.on_exited: Callable[[SimNode], None] = lambda _: None
@@ -298,17 +313,42 @@ class NodeWorld(World):
         self.sim_nodes[name].end(badly=True)
         self.exchange.ended(name, silent=silent)
 
-    def pause(self, name: str, seconds: float) -> None:
-        super().pause(name, seconds)
-        loop, until = self.sim_nodes[name].loop, self.nodes[name].paused_until
-        loop.paused_until = until
+    def pause(self, name: str, seconds: float, thread_late: float = 0.0) -> None:
+        """Pause the process, as SIGSTOP does. `thread_late`: seconds by which its cluster thread
+        continues later than its application."""
+        super().pause(name, seconds + thread_late)
+        loop, until = self.sim_nodes[name].loop, self.now + seconds
+        loop.paused_until = max(loop.paused_until, until)
         self.exchange.paused(name, lambda: loop.paused_until > self.now)
+
+    def suspend_machine(self, name: str, seconds: float) -> None:
+        """Pause the node as the pause of its virtual machine does: its monotonic clock stands
+        still."""
+        clock = self.sim_nodes[name].loop.clock
+        clock.stand_still(self.now)
+        self.later(seconds, lambda: clock.go_on(self.now))
+        self.pause(name, seconds + WAKES_S)
+
+    def block(self, name: str, seconds: float) -> None:
+        """Block the node's application loop, as a handler does that does not return. The cluster
+        thread works on, and its watchdog gives up coordinators, then the node."""
+        sim_node, settings = self.sim_nodes[name], self.settings
+        until = sim_node.loop.paused_until = max(sim_node.loop.paused_until, self.now + seconds)
+
+        def watch(event: ev.Event) -> None:
+            if sim_node.ended_at is None and sim_node.loop.paused_until >= until > self.now:
+                self.deliver(sim_node.process, event)
+
+        if settings.coordinator_stall:
+            self.later(settings.coordinator_stall, lambda: watch(ev.YieldSeniority()))
+        self.later(settings.app_stall_timeout, lambda: watch(ev.Down(sim_node.process.id)))
 
     def resume_all(self) -> None:
         """Continue all paused processes."""
         for process in self.nodes.values():
             process.paused_until = min(process.paused_until, self.now)
         for sim_node in self.sim_nodes.values():
+            sim_node.loop.clock.go_on(self.now)
             sim_node.loop.resume()
 
     def wall_up(self, wall: Wall, breaking: float = 0.0) -> None:

@@ -1,0 +1,140 @@
+"""One place: at no instant do two activations of an entity handle messages.
+
+The order is that of the world's clock, whatever the clocks of the nodes show. An activation handles
+a message from the first line of the handler to its last one, each `await` between them included:
+
+    activation 1   ├ handler ┤   ├ handler ──── await ──── ┤
+    activation 2                            ├ handler ┤             two places
+    activation 1                                         ├ handler ┤     two places
+
+The second case counts although the two handlers do not overlap: an activation handles nothing once
+its successor has handled a message. That others have removed its node is no excuse, as it is for
+the mere life of an activation (I1).
+
+Some causes are beyond every node, and excused: a store that lost or restored data, or granted the
+lease of a downing decision twice; a wall that refuses connections in the name of living nodes; an
+operator who downs a living node.
+
+A paused process and a suspended node execute no handler. Theirs are judged when they continue.
+
+Source: docs/simulation.md; S2.4, S4.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from shardbus.entities.context import Context
+from shardbus.simulation.membership.checks import Violation
+
+if TYPE_CHECKING:
+    from shardbus.simulation.nodes.world import NodeWorld
+
+EntityKey = tuple[str, str]
+"""Entity type and entity id."""
+
+
+class OnePlace:
+    """Records which activations handle messages. `broken(rule, detail)` keeps a violation, and
+    returns it."""
+
+    def __init__(self, world: NodeWorld, broken: Callable[[str, str], Violation]) -> None:
+        self._world, self._broken = world, broken
+        self._latest: dict[EntityKey, Context] = {}
+        self._former: dict[EntityKey, dict[Context, None]] = {}
+        self._open: dict[EntityKey, dict[Context, int]] = {}
+
+    def begins(self, activation: Context) -> None:
+        """Record that a handler begins.
+
+        Raises:
+            Violation: another activation handles messages.
+        """
+        key = (activation.entity_type, activation.entity_id)
+        latest = self._latest.get(key)
+        if latest is not activation and latest is not None:
+            former = self._former.setdefault(key, {})
+            if activation in former or activation.fence < latest.fence:
+                self._two(activation, latest, "begins to handle a message")
+                return
+            former[latest] = None
+            for other in self._open.get(key, ()):
+                if self._runs(other):
+                    self._two(other, activation, "is in a handler")
+        self._latest[key] = activation
+
+    def continues(self, activation: Context) -> None:
+        """Record that a handler has waited and continues.
+
+        Raises:
+            Violation: another activation has handled a message since.
+        """
+        latest = self._latest.get((activation.entity_type, activation.entity_id), activation)
+        if latest is not activation:
+            self._two(activation, latest, "continues a handler")
+
+    def handler(self, activation: Context) -> OpenHandler:
+        """Return the context of a handler that may wait."""
+        return OpenHandler(self, activation)
+
+    def opened(self, activation: Context) -> None:
+        """Record that a handler begins which may wait."""
+        self.begins(activation)
+        key = (activation.entity_type, activation.entity_id)
+        handlers = self._open.setdefault(key, {})
+        handlers[activation] = handlers.get(activation, 0) + 1
+
+    def closed(self, activation: Context) -> None:
+        """Record that such a handler has ended."""
+        key = (activation.entity_type, activation.entity_id)
+        handlers = self._open[key]
+        handlers[activation] -= 1
+        if not handlers[activation]:
+            del handlers[activation]
+        if not handlers:
+            del self._open[key]
+
+    def _two(self, former: Context, latest: Context, what: str) -> None:
+        if not self._excused(former):
+            key = (former.entity_type, former.entity_id)
+            raise self._broken(
+                "place", f"{key} {what} at {former.node}, its place is {latest.node}"
+            )
+
+    def _excused(self, former: Context) -> bool:
+        world = self._world
+        beyond = world.store.lied or world.leases.twice or world.network.rejected
+        return beyond or former.node in world.downed_by_operators
+
+    def _runs(self, activation: Context) -> bool:
+        """True if the handlers of the activation's node continue now."""
+        return any(
+            sim_node.handles and str(sim_node.process.id) == activation.node
+            for sim_node in self._world.all_nodes()
+        )
+
+
+class OpenHandler:
+    """A handler from its first line to its last one."""
+
+    __slots__ = ("_activation", "_places")
+
+    def __init__(self, places: OnePlace, activation: Context) -> None:
+        self._places, self._activation = places, activation
+
+    def __enter__(self) -> None:
+        self._places.opened(self._activation)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close the handler. One that is cancelled, or is removed with its dead process, handles
+        nothing any more."""
+        self._places.closed(self._activation)
+        if kind is None:
+            self._places.continues(self._activation)

@@ -1,0 +1,34 @@
+"""Splits of real nodes, one of each shape, with producers on both sides. `benchmarks.splits` judges
+what the nodes have recorded.
+
+A loaded machine may show a split that the drawn seed does not have, for example a node that is
+starved. What must hold does not depend on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from benchmarks.splits import SHAPES, Field, field
+from tests.process.namespaces import missing
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Field]:
+    if why := missing():
+        pytest.skip(why)
+    async with field(seed=1) as made:
+        yield made
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+async def test_no_entity_lives_twice_in_a_split_of_any_shape(cluster: Field) -> None:
+    for shape in SHAPES:
+        found = await cluster.split(shape)
+        assert (found["overlaps"], found["repeated"]) == (0, 0), found
+        assert found.get("woken", 0) == 0, found
+        if not found["ended"]:
+            assert found["lost"] == 0, found
