@@ -80,6 +80,8 @@ class RedisStore:
         for warning in warnings:
             log.warning(warning)
         self._link.open(sync_key=f"{self._prefix}:sync" if fsync else None)
+        with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
+            await self._probe()
         if self._watch is None:
             self._watch = asyncio.create_task(self._watch_server(), name="shardbus-redis-watch")
 

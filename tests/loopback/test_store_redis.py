@@ -189,7 +189,7 @@ async def test_a_server_behind_a_connection_that_was_renewed_unseen_is_noticed(
         ({"min-replicas-to-write": "1"}, r"too few replicas .*; start its replicas", False),
     ],
 )
-async def test_a_refused_write_is_certainly_not_applied(
+async def test_a_refused_write_is_not_applied(
     own_redis: RedisServer, store: StateStore, settings: dict[str, str], says: str, at_once: bool
 ) -> None:
     assert await store.save_states([save("a", 1, b"old", 1)]) == [None]
@@ -199,7 +199,7 @@ async def test_a_refused_write_is_certainly_not_applied(
             client.config_set(name, value)
         with pytest.raises(StoreUnavailable, match=says) as refused:
             await store.save_states([save("a", 1, b"new", 2)])
-        assert refused.value.definite
+        assert refused.value.definite or not at_once  # Another attempt may be under way.
         assert ("no answer within" not in str(refused.value)) is at_once
         for name, value in before.items():
             client.config_set(name, value)
