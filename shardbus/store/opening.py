@@ -60,12 +60,13 @@ def _open_sqlite(url: str, cluster: str, timeout: float) -> StateStore:
     path = base.removeprefix("sqlite:///")
     if path == base:
         raise ConfigError(
-            f"store.url: {url!r} names a host",
+            f"store.url: {mask_url(url)!r} names a host",
             hint="write sqlite:///relative.db or sqlite:////absolute.db",
         )
     if path in ("", ":memory:"):
         raise ConfigError(
-            f"store.url: {url!r} names no file", hint="for a store in memory write memory://"
+            f"store.url: {mask_url(url)!r} names no file",
+            hint="for a store in memory write memory://",
         )
     durability = check_durability(options.get("durability", "disk"), DURABILITIES)
     return SqliteStore(path, cluster=cluster, timeout=timeout, full_sync=durability == "disk")
@@ -85,7 +86,8 @@ def _open_redis(url: str, cluster: str, timeout: float) -> StateStore:
 def _open_other(scheme: str, url: str, cluster: str, timeout: float) -> StateStore:
     entry = next(iter(entry_points(group=ENTRY_POINTS, name=scheme)), None)
     if entry is None:
-        raise ConfigError(f"store.url: no store is known by the scheme {scheme!r}", hint=_known())
+        shown = mask_url(url)
+        raise ConfigError(f"store.url: no store is known by the scheme of {shown!r}", hint=_known())
     try:
         opener: Callable[..., StateStore] = entry.load()
     except Exception as error:

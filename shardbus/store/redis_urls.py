@@ -56,7 +56,8 @@ class RedisUrl:
         tls = scheme != kind
         allowed = ("durability", *(TLS_OPTIONS if tls else ()))
         allowed += SENTINEL_OPTIONS if kind == "redis+sentinel" else ()
-        rest, options = split_options(rest, allowed)
+        base, options = split_options(url, allowed)
+        rest = base.partition("://")[2]
         user_info, _, place = rest.rpartition("@")
         username, _, password = user_info.partition(":")
         netloc, _, db = place.partition("/")
@@ -64,10 +65,17 @@ class RedisUrl:
         problem = _problem(kind, netloc, db, options, durability)
         if problem:
             raise ConfigError(f"store.url: {mask_url(url)!r} {problem}")
+        try:
+            hosts = tuple(_address(host, PORTS[kind]) for host in netloc.split(","))
+        except ConfigError:  # its text may hold a part of the password
+            raise ConfigError(
+                f"store.url: {mask_url(url)!r} names no valid host",
+                hint="write host:port, and percent-encode the password",
+            ) from None
         return cls(
             kind,
             tls,
-            tuple(_address(host, PORTS[kind]) for host in netloc.split(",")),
+            hosts,
             int(db or 0),
             unquote(username) or None,
             unquote(password) or None,

@@ -17,8 +17,17 @@ REDIS_SCHEMES = (
     "redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster",
 )  # fmt: skip
 
-_USER_INFO = re.compile(r"(?<=://)([^/@]*:)[^/]*(?=@)")
-_SECRET_OPTION = re.compile(r"([?&][^=&]*(?:password|secret|token)[^=&]*=)[^&]*", re.IGNORECASE)
+MASK = "***"
+SHOWN_OPTIONS = ("durability", "master", "ssl_ca_certs", "ssl_certfile", "sentinel_username")
+"""Options of a URL whose values are shown."""
+LOCAL_SCHEMES = ("sqlite", "memory")
+"""Schemes whose URLs have no user, no password and no host."""
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,40}")
+_USER = re.compile(r"[A-Za-z0-9._%-]*")
+_OPTION = re.compile(r"[A-Za-z0-9_]+")
+_HOST = r"([A-Za-z0-9._-]*|\[[0-9A-Fa-f:.%A-Za-z]*\])(:[0-9]{1,5})?"
+_PLACE = re.compile(rf"{_HOST}(,{_HOST})*(/[^@]*)?")
+_FILE = re.compile(r"[\w./~ -]*")
 _NAME_MAX = 200
 
 
@@ -41,8 +50,44 @@ def default_url(cluster: str) -> str:
 
 
 def mask_url(url: str) -> str:
-    """Return the URL without its passwords and tokens, for logs and errors."""
-    return _SECRET_OPTION.sub(r"\1***", _USER_INFO.sub(r"\1***", url))
+    """Return the URL without its passwords and tokens, for output, logs, pages and errors.
+
+    The URL is read from the right: all before the last `@` is the user and the password, because a
+    password may have any character. An option's value is shown if the option is known to hold no
+    secret. What does not have the form of a URL is not shown at all.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return url if _FILE.fullmatch(url) else MASK
+    if not _SCHEME.fullmatch(scheme):
+        return MASK
+    if scheme in LOCAL_SCHEMES:
+        base, question, query = rest.partition("?")
+        return f"{scheme}://{base}{question}{_mask_query(query)}"
+    user_info, at, place = rest.rpartition("@")
+    base, question, query = place.partition("?")
+    if not _PLACE.fullmatch(base):
+        return f"{scheme}://{MASK}"
+    return f"{scheme}://{_mask_user(user_info)}{at}{base}{question}{_mask_query(query)}"
+
+
+def _mask_user(user_info: str) -> str:
+    user, colon, _ = user_info.partition(":")
+    if not _USER.fullmatch(user):
+        return MASK
+    return f"{user}{colon}{MASK if colon else ''}"
+
+
+def _mask_query(query: str) -> str:
+    """Mask the values of options that may hold a secret, and all that is no option."""
+    shown = []
+    for option in query.split("&") if query else ():
+        name, sign, value = option.partition("=")
+        if not sign or not _OPTION.fullmatch(name):
+            shown.append(MASK)
+        else:
+            shown.append(f"{name}={value if name in SHOWN_OPTIONS else MASK}")
+    return "&".join(shown)
 
 
 def split_options(url: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, str]]:
@@ -56,8 +101,9 @@ def split_options(url: str, allowed: tuple[str, ...]) -> tuple[str, dict[str, st
     for name, value in parse_qsl(query, keep_blank_values=True):
         if name not in allowed or name in options:
             problem = "is given twice" if name in options else "is unknown"
+            shown = repr(name) if _OPTION.fullmatch(name) and "@" not in query else "it"
             raise ConfigError(
-                f"store.url: the option {name!r} of {mask_url(url)!r} {problem}",
+                f"store.url: the option {shown} of {mask_url(url)!r} {problem}",
                 hint=f"known are {', '.join(allowed)}",
             )
         options[name] = value

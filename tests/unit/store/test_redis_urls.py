@@ -37,7 +37,7 @@ def test_the_parts_of_a_url() -> None:
         ("redis://", "names no host"),
         ("redis:///0", "names no host"),
         ("redis://h/x", "number of a database"),
-        ("redis://h:port", "not an address"),
+        ("redis://h:port", "names no valid host"),
         ("redis://a,b", "redis\\+sentinel"),
         ("redis://h?retry=1", "known are durability"),
         ("redis://h?ssl_ca_certs=x", "'ssl_ca_certs'"),

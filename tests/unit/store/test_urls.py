@@ -5,7 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from shardbus.errors import ConfigError
+from shardbus.store.opening import open_store
 from shardbus.store.urls import REDIS_SCHEMES, default_url, family, mask_url
 
 
@@ -17,12 +21,49 @@ from shardbus.store.urls import REDIS_SCHEMES, default_url, family, mask_url
         ("redis://:hush@h", "redis://:***@h"),
         ("redis://:hu@sh:x@h", "redis://:***@h"),
         ("redis+sentinel://:hush@a:1,b:2/0?master=m&sentinel_password=hush&x=1",
-         "redis+sentinel://:***@a:1,b:2/0?master=m&sentinel_password=***&x=1"),
+         "redis+sentinel://:***@a:1,b:2/0?master=m&sentinel_password=***&x=***"),
+        ("redis://:hu/sh@h:1/0", "redis://:***@h:1/0"),
+        ("redis://bus:hu/sh@h:1/0", "redis://bus:***@h:1/0"),
+        ("redis://:hu?sh@h:1/0", "redis://:***@h:1/0"),
+        ("redis://:hu@s?h@h:1/0?durability=disk", "redis://:***@h:1/0?durability=disk"),
+        ("redis://bus:hu%2Fs%40h@h:1/0", "redis://bus:***@h:1/0"),
+        ("rediss+cluster://bus:hush@[::1]:1,b:2", "rediss+cluster://bus:***@[::1]:1,b:2"),
+        ("redis://h:1/0?password=hush", "redis://h:1/0?password=***"),
+        ("redis://h:1/0?password=hu@sh", "redis://h:***@sh"),
+        ("redis://h:1/0?hush", "redis://h:1/0?***"),
+        ("redis://:hush:6379", "redis://***"),
+        ("redis://hu sh", "redis://***"),
+        ("hush@h:1", "***"),
+        (":hush@h:1", "***"),
+        ("re dis://:hush@h:1", "***"),
+        ("etcd://:hu/sh@h/x?token=hush&durability=disk", "etcd://:***@h/x?token=***&durability=disk"),
+        ("sqlite:////home/a@b/bus.db?durability=cache", "sqlite:////home/a@b/bus.db?durability=cache"),
+        ("bus.db", "bus.db"),
         ("sqlite:////var/bus.db", "sqlite:////var/bus.db"),
     ],
 )  # fmt: skip
 def test_passwords_are_masked(url: str, shown: str) -> None:
     assert mask_url(url) == shown
+
+
+SECRET = st.text("ab/?@#:&=%+,[] é", min_size=1, max_size=12).map(lambda s: f"HUSH{s}HUSH")
+
+
+@given(
+    st.sampled_from([*REDIS_SCHEMES, "etcd"]), st.sampled_from(["", "bus"]), SECRET,
+    st.sampled_from(["h", "h:1", "h:1/0", "h:1/0?durability=disk", "a:1,b:2/0?master=m"]),
+)  # fmt: skip
+def test_no_part_of_a_password_is_shown_or_in_an_error(
+    scheme: str, user: str, secret: str, place: str
+) -> None:
+    url = f"{scheme}://{user}:{secret}@{place}"
+    assert "HUSH" not in mask_url(url)
+    try:
+        open_store(url, cluster="shop")
+        said = ""
+    except ConfigError as error:
+        said = str(error)
+    assert "HUSH" not in said
 
 
 def test_the_default_is_a_file_in_the_state_directory(
