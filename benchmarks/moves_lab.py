@@ -32,7 +32,7 @@ from tests.ports import free_port
 from tests.redis_server import RedisServer
 
 APP = "benchmarks.moves_app:bus"
-TOKEN = "moves"
+TOKEN = "moves-of-the-benchmark"
 WRITE = ("http.write=true", f"http.token={TOKEN}")
 ENTITIES, RATE = 1_000, 5_000
 LOOK_S = 0.1

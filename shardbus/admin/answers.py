@@ -13,6 +13,8 @@ Source: docs/reference/http.md; S2.82-S2.84.
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import time
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -21,7 +23,7 @@ from typing import Any
 from shardbus.admin.metrics import VERSION
 from shardbus.admin.services import AdminServices
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import ConfigError, Refused, ShardBusError
+from shardbus.errors import BufferFull, ConfigError, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
@@ -34,6 +36,14 @@ from shardbus.store.urls import default_url, mask_url
 STOP_PART = 0.5
 """The part of the asker's timeout that stopping shards may take; then the answer names the shards
 that are still to stop."""
+PAGE_MAX = 1000
+"""Entities on one page."""
+SLICE = 2048
+"""Entities that are looked at between two turns of the loop."""
+WALKS_MAX = 4
+"""Lists of entities, at most, that a node makes at once."""
+NODES_MAX = 1000
+"""Nodes, at most, that a plan may add."""
 COMPARED = ("cluster", "sharding")
 """Sections of the settings in which the nodes of a cluster should agree."""
 
@@ -43,6 +53,8 @@ class NodeAnswers:
 
     def __init__(self, node: AdminServices) -> None:
         self._node = node
+        self._walks = 0
+        """Lists of entities that are being made."""
 
     def register(self) -> None:
         """Answer questions through the node's `NodeRpc` from now on."""
@@ -79,15 +91,35 @@ class NodeAnswers:
         """True if the entity is in memory here."""
         return region_of(self._node.regions, name).host.find(entity_id, shard) is not None
 
-    def entities(
+    async def entities(
         self, name: str, shard: str, prefix: str, after: str, limit: int
     ) -> list[list[str]]:
-        """Up to `limit` entities (id, shard) in memory here, sorted by id, with ids above
-        `after`."""
+        """Up to `limit` entities (id, shard) in memory here, sorted by id, with ids above `after`.
+
+        One pass over the entities, in slices between which the loop turns.
+
+        Raises:
+            BufferFull: `WALKS_MAX` passes run already.
+        """
         host = region_of(self._node.regions, name).host
-        shards = [shard] if shard else list(host.shards)
-        found = [(i, s) for s in shards for i in host.ids(s) if i.startswith(prefix) and i > after]
-        return [list(row) for row in sorted(found)[:limit]]
+        if self._walks >= WALKS_MAX:
+            raise BufferFull(f"{WALKS_MAX} lists of entities are being made: try again")
+        limit = max(0, min(limit, PAGE_MAX + 1))
+        self._walks += 1
+        try:
+            first: list[tuple[str, str]] = []
+            for part in host.walk(SLICE):
+                found = [
+                    (i, s)
+                    for i, s in part
+                    if i > after and i.startswith(prefix) and (not shard or s == shard)
+                ]
+                if found:
+                    first = heapq.nsmallest(limit, [*first, *found])
+                await asyncio.sleep(0)
+            return [list(row) for row in first]
+        finally:
+            self._walks -= 1
 
     def limit(self, name: str, wanted: int | None) -> list[int] | None:
         """The limit on entities in memory here, their number, and how many were evicted. `wanted`
@@ -194,6 +226,8 @@ class NodeAnswers:
         coordinator = self._coordinator(name)
         if coordinator is None:
             return None
+        if not 0 <= add <= NODES_MAX:
+            raise ConfigError(f"a plan may add 0 to {NODES_MAX} nodes, not {add}")
         seen = coordinator.plan(add, tuple(NodeId.parse(node) for node in remove))
         nodes = {**seen.before, **seen.after}
         return {

@@ -15,6 +15,8 @@ from shardbus.errors import ConfigError
 
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
+TOKEN_CHARACTERS_MIN = 16
+
 
 def check(settings: Settings) -> None:
     """Check the rules between settings.
@@ -71,6 +73,13 @@ def check(settings: Settings) -> None:
         raise ConfigError(
             "only one of http.tls_cert and http.tls_key is set", hint="HTTPS needs both files"
         )
+    for name, token in (("http.token", http.token), ("http.reader_token", http.reader_token)):
+        if token and len(token) < TOKEN_CHARACTERS_MIN:
+            raise ConfigError(
+                f"{name} has {len(token)} characters, at least {TOKEN_CHARACTERS_MIN} are needed: "
+                "a shorter one can be guessed",
+                hint="make one with `openssl rand -hex 16`",
+            )
     if http.token and http.token == http.reader_token:
         raise ConfigError(
             "http.token and http.reader_token are equal, so every reader may write",

@@ -14,7 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
@@ -405,6 +406,16 @@ class Host:
     def entities(self) -> int:
         """Entities in memory."""
         return sum(hosted.live for hosted in self.shards.values())
+
+    def walk(self, size: int) -> Iterator[list[tuple[str, str]]]:
+        """Yield the entities in memory (id, shard), each once, in parts of at most `size`. Those
+        that start or stop meanwhile may be missing."""
+        everything = chain(
+            list(self.active.values()),
+            *(list(hosted.activations.values()) for hosted in self.shards.values()),
+        )
+        while part := [(a.entity_id, a.shard.shard) for a in islice(everything, size)]:
+            yield part
 
     def ids(self, shard: str) -> list[str]:
         """Return the ids of a shard's entities in memory."""

@@ -5,10 +5,12 @@ probes needs a bearer token, of an operator (`http.token`) or of a reader (`http
 one is set; without `security.insecure` a node starts there only with one. A reader's token is also
 asked for on the loopback. Tokens are compared in constant time.
 
-Two rules keep out web pages that the operator visits:
+Three rules keep out web pages that the operator visits:
 
 - **Host check.** Bound to the loopback, the node answers only requests whose Host is a loopback
   name. A page whose own name was rebound to 127.0.0.1 sends that name and is refused.
+- **Origin check.** A browser names the origin of a request in `Sec-Fetch-Site` or `Origin`. A
+  request for another origin's page, such as an image tag, is refused before the page does any work.
 - **Writes** need `http.write` and the operator's token. A page cannot send an Authorization header
   across origins without a preflight request, and no page here allows it.
 
@@ -33,6 +35,8 @@ HEADERS = (
 )
 
 
+OWN_SITES = ("same-origin", "none")
+"""Values of `Sec-Fetch-Site` for requests of this origin's pages, and of a person."""
 PROBES = ("/livez", "/readyz", "/startupz")
 
 
@@ -59,6 +63,13 @@ class Guard:
                 "this node answers only to a loopback name in the Host header",
                 "ask 127.0.0.1 or localhost, or bind http.host to another interface",
             )
+        elif scope["type"] == "http" and _is_cross_site(scope):
+            answer = error(
+                403,
+                "cross_site",
+                "this node answers no request that a page of another origin makes",
+                "open the page by itself, or send the request without Sec-Fetch-Site and Origin",
+            )
         elif scope["type"] == "http" and self.reading_needs_token and not self._may_read(scope):
             answer = error(
                 401,
@@ -82,6 +93,18 @@ def _is_local(scope: Scope) -> bool:
     """True if every Host header names the loopback. A request of HTTP/1.0 may have none."""
     hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
     return all(is_loopback(_hostname(host)) for host in hosts)
+
+
+def _is_cross_site(scope: Scope) -> bool:
+    """True if a browser says that a page of another origin makes this request."""
+    values: dict[bytes, list[str]] = {b"sec-fetch-site": [], b"origin": [], b"host": []}
+    for name, value in scope["headers"]:
+        if name in values:
+            values[name].append(value.decode("latin-1").lower())
+    if any(site not in OWN_SITES for site in values[b"sec-fetch-site"]):
+        return True
+    own = f"{scope.get('scheme', 'http')}://{values[b'host'][0]}" if values[b"host"] else ""
+    return any(origin != own for origin in values[b"origin"])
 
 
 def _hostname(host: str) -> str:

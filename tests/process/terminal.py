@@ -24,7 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PORTS = (7355, 7365, 7375, 8558, 8568, 8578, 8598)
 HOME = "/home/you/.local/state"
 VARIABLE = re.compile(r"#[0-9a-f]{16}|\d+")
-SHAPED = re.compile(r"(SHARDBUS_NODE_TOKEN=local )?shardbus (nodes|shards|where|types|node leave)")
+SHAPED = re.compile(
+    r"(SHARDBUS_NODE_TOKEN=local-machine-only )?shardbus (nodes|shards|where|types|node leave)"
+)
 """Commands whose output is compared by its shape."""
 
 

@@ -370,7 +370,7 @@ async def test_S2_54_a_table_is_not_removed_beside_a_node_that_hosts_nothing(
 # The whole cluster
 
 
-WRITABLE = ("http.write=true", "http.token=sesame")
+WRITABLE = ("http.write=true", "http.token=sesame-sesame-16")
 
 
 @pytest.mark.long
@@ -380,7 +380,7 @@ async def test_B12_one_command_stops_the_whole_cluster(lab: Processes) -> None:
         for account in IDS:
             assert await client.ref(Account, account).add(7) == 7
     url = f"http://127.0.0.1:{nodes[1].http_port}"
-    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame")
+    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
     assert await done.ended() == 0, done.err.read_text()
     assert [await node.ended() for node in nodes] == [0, 0, 0]
     for node in nodes:
@@ -402,10 +402,10 @@ async def test_S1_60_a_node_that_waits_is_told_whom_to_join(lab: Processes) -> N
     assert waiting.get("/readyz") is None
     url = f"http://127.0.0.1:{waiting.http_port}"
     join = ["cluster", "join", first.address, "--node", url]
-    done = lab.run(*join, SHARDBUS_NODE_TOKEN="sesame")
+    done = lab.run(*join, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
     assert await done.ended() == 0, done.err.read_text()
     await lab.agree(first, waiting)
-    again = lab.run(*join, SHARDBUS_NODE_TOKEN="sesame")
+    again = lab.run(*join, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
     assert await again.ended() == 6
     assert "joined already" in again.err.read_text()
 
@@ -427,7 +427,7 @@ async def test_S3_41_a_member_is_removed_by_force(lab: Processes) -> None:
     await until(unreachable, "both unreachable")
     url = f"http://127.0.0.1:{nodes[0].http_port}"
     down = ["node", "down", gone, "--force", "--node", url]
-    done = lab.run(*down, SHARDBUS_NODE_TOKEN="sesame")
+    done = lab.run(*down, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
     assert await done.ended() == 0, done.err.read_text()
 
     async def removed() -> bool:
@@ -448,13 +448,13 @@ async def test_N11_a_node_is_drained_and_opened_again_by_commands(lab: Processes
         await asyncio.gather(*(client.ref(Account, i).add(1) for i in IDS))
         url = f"http://127.0.0.1:{nodes[0].http_port}"
         drain = ["drain", nodes[1].address, "--node", url]
-        done = lab.run(*drain, SHARDBUS_NODE_TOKEN="sesame")
+        done = lab.run(*drain, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
         assert await done.ended() == 0, done.err.read_text()
         assert done.out.read_text().splitlines()[-1].split() == ["shards", "0"]
         wheres = await asyncio.gather(*(client.ref(Account, i).where() for i in IDS))
         assert {where.partition("#")[0] for where in wheres} == {nodes[0].address}
         open_again = ["uncordon", nodes[1].address, "--node", url]
-        done = lab.run(*open_again, SHARDBUS_NODE_TOKEN="sesame")
+        done = lab.run(*open_again, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
         assert await done.ended() == 0, done.err.read_text()
 
         async def shared() -> bool:

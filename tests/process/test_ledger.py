@@ -127,13 +127,13 @@ async def test_B85_a_limit_set_by_command_under_load_loses_and_reorders_nothing(
     lab: Processes,
 ) -> None:
     """Two nodes keep few of the pages that everybody uses all the time, and one of them leaves."""
-    nodes = await lab.cluster(2, settings=("http.write=true", "http.token=sesame"))
+    nodes = await lab.cluster(2, settings=("http.write=true", "http.token=sesame-sesame-16"))
     async with lab.client() as a, lab.client() as b:
         load = Load(a, b)
         await load.rounds(5)
         url = f"http://127.0.0.1:{nodes[0].http_port}"
         words = ("limit", "page", "10", "--json", "--node", url)
-        command = lab.run(*words, SHARDBUS_NODE_TOKEN="sesame")
+        command = lab.run(*words, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
         assert await command.ended() == 0
         answer = json.loads(command.out.read_text())
         limits = {row["node"].split("#")[0]: row["limit"] for row in answer["nodes"]}

@@ -63,14 +63,16 @@ async def test_TC18_the_last_stays_when_all_others_are_killed(lab: Processes) ->
 
 
 async def test_TC3_a_killed_node_is_downed_by_command(lab: Processes) -> None:
-    write = ("cluster.downing.strategy=none", "http.write=true", "http.token=secret")
+    write = ("cluster.downing.strategy=none", "http.write=true", "http.token=secret-secret-16")
     first, second, third = await lab.cluster(3, settings=write)
     third.kill()
     for node in (first, second):
         await until(lambda node=node: cluster(node).get("unreachable"), "a suspicion")
         assert not cluster(node)["converged"]
     url = f"http://127.0.0.1:{first.http_port}"
-    down = lab.run("node", "down", third.address, "--node", url, SHARDBUS_NODE_TOKEN="secret")
+    down = lab.run(
+        "node", "down", third.address, "--node", url, SHARDBUS_NODE_TOKEN="secret-secret-16"
+    )
     assert await down.ended() == 0, down.err.read_text()
     await lab.agree(first, second)
     for node in (first, second):

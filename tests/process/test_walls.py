@@ -348,7 +348,7 @@ async def test_TC23_newcomers_on_both_sides_are_weakly_up_until_it_heals(walled:
 async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_member(
     walled: Processes,
 ) -> None:
-    settings = (*rules(strategy="none"), "http.write=true", "http.token=secret")
+    settings = (*rules(strategy="none"), "http.write=true", "http.token=secret-secret-16")
     nodes = await walled.together(3, settings=settings)
     first, second, third = nodes
     machine = third.machine
@@ -356,7 +356,7 @@ async def test_TC43_a_machine_unplugged_marked_down_and_plugged_in_gets_a_new_me
     net(walled).unplug(machine)
     await accused(walled, first, second)
     command = ("node", "down", third.address, "--node", "http://127.0.0.1:8558")
-    told = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret")
+    told = walled.run(*command, machine=first.machine, SHARDBUS_NODE_TOKEN="secret-secret-16")
     assert await told.ended() == 0, told.err.read_text()
     await walled.agree(first, second)
     assert third.running

@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE_S, until
 
 WORKERS = 3
 LONG = pytest.mark.long
-WRITABLE = ("http.write=true", "http.token=sesame")
+WRITABLE = ("http.write=true", "http.token=sesame-sesame-16")
 
 
 def begin(
@@ -127,7 +127,7 @@ async def test_one_address_shows_the_cluster_and_the_metrics_of_all(lab: Process
         (["health"], 0, "worker 2"),
         (["node", "leave"], 6, "several nodes"),
     ]:
-        done = lab.run(*command, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
+        done = lab.run(*command, "--node", url, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
         assert await done.ended() == code, done.err.read_text()
         assert text in done.out.read_text() + done.err.read_text()
     with await asyncio.to_thread(ask, unit, "/v1/events") as events:
@@ -284,7 +284,7 @@ async def test_a_worker_that_was_told_to_leave_stays_away(lab: Processes) -> Non
     unit = await start(lab, settings=WRITABLE)
     url = f"http://127.0.0.1:{unit.http_port}"
     gone = addresses(unit)[2]
-    done = lab.run("node", "leave", gone, "--node", url, SHARDBUS_NODE_TOKEN="sesame")
+    done = lab.run("node", "leave", gone, "--node", url, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
     assert await done.ended() == 0, done.err.read_text()
     await until(lambda: workers(unit)[2]["stage"] == "gone", "its end")
     assert await unit.page("/readyz")
@@ -296,7 +296,7 @@ async def test_a_worker_that_was_told_to_leave_stays_away(lab: Processes) -> Non
 async def test_a_shutdown_of_the_cluster_ends_the_unit(lab: Processes) -> None:
     unit = await start(lab, settings=WRITABLE)
     url = f"http://127.0.0.1:{unit.http_port}"
-    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame")
+    done = lab.run("cluster", "shutdown", "--node", url, SHARDBUS_NODE_TOKEN="sesame-sesame-16")
     assert await done.ended() == 0, done.err.read_text()
     assert await unit.ended() == 0
     assert "started again" not in unit.err.read_text()

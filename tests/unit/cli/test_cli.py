@@ -939,7 +939,7 @@ def test_files_are_read_or_refused_in_one_line(shell, tmp_path):
 def test_config_show_names_the_origin_of_each_value_and_no_secret(shell, monkeypatch, tmp_path):
     file = tmp_path / "shop.toml"
     file.write_text('[node]\nport = 1\n[store]\nurl = "redis://u:hunter2@h/0"\n')
-    monkeypatch.setenv("SHARDBUS_HTTP__TOKEN", "hunter2")
+    monkeypatch.setenv("SHARDBUS_HTTP__TOKEN", "hunter2hunter2hunter2")
     words = ("config", "show", "-c", str(file), "--set", "sharding.types.counter.shards=7")
     assert shell(*words, "--origin") == ExitCode.OK
     assert re.search(rf"node\.port +1 +{file}", shell.out)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from shardbus import Entity, ShardBus, StopReason, handler
 from shardbus.entities.activation import Shard
+from shardbus.entities.host import Host
 from shardbus.errors import LocalProtocolError, Unhandled
 from shardbus.wire.schema import encode_value
 from tests.unit.entities.entity_kit import Asker, Bench, Log, LogEntity
@@ -495,3 +497,28 @@ async def test_an_entity_that_stops_as_it_starts_refuses_the_message() -> None:
         with pytest.raises(Unhandled):
             await b.ask("e", "hit")
     assert b.activation("e") is None
+
+
+def test_a_walk_names_each_entity_once_in_parts() -> None:
+    """However many shards there are, each activation is looked at once."""
+    looked: list[str] = []
+
+    class Counted:
+        def __init__(self, entity_id: str, shard: Shard) -> None:
+            self.entity_id, self.shard = entity_id, shard
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "entity_id":
+                looked.append(name)
+            return object.__getattribute__(self, name)
+
+    host: Any = SimpleNamespace(active={}, shards={str(n): Shard(str(n), 1) for n in range(100)})
+    for n in range(1000):
+        hosted = host.shards[str(n % 100)]
+        home = host.active if n % 2 else hosted.activations
+        home[f"e{n}"] = Counted(f"e{n}", hosted)
+    parts = list(Host.walk(host, 64))
+    found = [row for part in parts for row in part]
+    assert sorted(found) == sorted((f"e{n}", str(n % 100)) for n in range(1000))
+    assert max(map(len, parts)) == 64
+    assert len(looked) == 1000

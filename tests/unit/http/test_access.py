@@ -131,7 +131,9 @@ def test_off_the_loopback_http_needs_a_token_or_the_word_insecure() -> None:
     [
         (HttpSettings(tls_cert="c"), "only one of"),
         (HttpSettings(tls_key="k"), "only one of"),
-        (HttpSettings(token="t", reader_token="t"), "every reader may write"),
+        (HttpSettings(token="t" * 15), "http.token has 15 characters, at least 16"),
+        (HttpSettings(reader_token="t" * 15), "http.reader_token has 15 characters"),
+        (HttpSettings(token="t" * 16, reader_token="t" * 16), "every reader may write"),
     ],
 )
 def test_settings_that_contradict_each_other(of: HttpSettings, why: str) -> None:

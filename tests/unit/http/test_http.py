@@ -7,9 +7,12 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError, StoreUnavailable, UnknownEntityType
@@ -493,6 +496,89 @@ async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
 async def test_on_the_loopback_only_loopback_names_are_answered(node, bound, asked, status):
     async with client_of(node, HttpSettings(host=bound), base_url=asked) as client:
         assert (await client.get("/livez")).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "Cross-Site"}, 403),
+        ({"origin": "http://127.0.0.1:8558"}, 200),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 403),
+    ],
+)
+async def test_requests_of_other_origins_pages_are_refused(node, headers, status):
+    base = "http://127.0.0.1:8558"
+    async with client_of(node, HttpSettings(), base_url=base) as client:
+        answer = await client.get("/v1/entities/counter", headers=headers)
+        assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "cross_site"
+        assert node.asked == []
+
+
+NASTY = st.text(max_size=20) | st.sampled_from(
+    ["-1", "1e9", "9" * 400, "٣", "true ", "NaN", "\0", "%", "a=b", "=", "h:99999", "#", "\udcff"]
+)
+PARAMETERS = [
+    "add",
+    "remove",
+    "shard",
+    "prefix",
+    "limit",
+    "cursor",
+    "force",
+    "type",
+    "pause",
+    "moves",
+    "node",
+    "set",
+    "seed",
+]
+GETS = [
+    "plan/t",
+    "entities/t",
+    "explain/t",
+    "explain/t/x",
+    "where/t/x",
+    "shards/t",
+    "limit/t",
+    "places/t",
+]
+POSTS = [
+    "rebalance/t",
+    "limit/t",
+    "stop/t",
+    "places/t",
+    "nodes/n/down",
+    "nodes/n/drain",
+    "cluster/join",
+]
+
+
+@given(st.sampled_from([*(("GET", p) for p in GETS), *(("POST", p) for p in POSTS)]),
+       st.dictionaries(st.sampled_from(PARAMETERS), NASTY, max_size=4))  # fmt: skip
+@settings(max_examples=200, deadline=None)
+def test_no_query_makes_a_page_fail(asked, query):
+    """An answer, or an error of the caller; never a defect."""
+    allowed = HttpSettings(write=True, token="t" * 16)
+    text = "&".join(f"{k}={quote(v, errors='surrogatepass')}" for k, v in query.items())
+
+    async def ask():
+        async with client_of(FakeNode(), allowed) as client:
+            bearer = {"authorization": f"Bearer {allowed.token}"}
+            url = f"/v1/{asked[1]}?{text}"
+            return await client.request(asked[0], url, headers=bearer)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code in (200, 400, 404), answer.text
 
 
 # The server
