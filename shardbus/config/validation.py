@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from shardbus.config.settings import Settings, ShardingSettings, StoreSettings
+from shardbus.config.settings import HttpSettings, Settings, ShardingSettings, StoreSettings
 from shardbus.errors import ConfigError
 
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
@@ -69,6 +69,10 @@ def check(settings: Settings) -> None:
             f"hand_over_timeout ({hand_over.hand_over_timeout:g} s), or the next oldest node stops "
             "waiting while the coordinator still finishes"
         )
+    _check_http(http)
+
+
+def _check_http(http: HttpSettings) -> None:
     if bool(http.tls_cert) != bool(http.tls_key):
         raise ConfigError(
             "only one of http.tls_cert and http.tls_key is set", hint="HTTPS needs both files"
