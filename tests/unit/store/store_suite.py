@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from shardbus.bounds import EPOCH_MAX
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.memory import MemoryStore
@@ -124,9 +125,9 @@ class TablesAndLeases:
             with pytest.raises(StaleEpoch) as refused:
                 await other.claim_epoch("counter", epoch, "crc32/100")
             assert (refused.value.epoch, refused.value.stored) == (epoch, 5)
-        assert (await other.claim_epoch("counter", HUGE, "crc32/100")).epoch == HUGE
+        assert (await other.claim_epoch("counter", EPOCH_MAX, "crc32/100")).epoch == EPOCH_MAX
         with pytest.raises(StaleEpoch):
-            await store.claim_epoch("counter", HUGE - 1, "crc32/100")
+            await store.claim_epoch("counter", EPOCH_MAX - 1, "crc32/100")
 
     async def test_a_claim_repeated_by_its_owner_answers_again(self, store: StateStore) -> None:
         first = await store.claim_epoch("counter", 5, "crc32/100")
@@ -246,7 +247,7 @@ class TablesAndLeases:
         assert table is not None
         assert (dict(table.homes), table.dropped) == ({"7": (A, 5)}, ())
 
-    @pytest.mark.parametrize("epoch", ["soon", "-1", "", str(HUGE + 1)])
+    @pytest.mark.parametrize("epoch", ["soon", "-1", "", str(EPOCH_MAX + 1)])
     async def test_a_table_without_a_readable_epoch_is_a_store_error(
         self, store: StateStore, other: StateStore, spoil: Spoil, epoch: str
     ) -> None:
