@@ -75,9 +75,11 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
 class Forger:
     """One connection to a node's ROUTER. `target`: the node's id."""
 
-    def __init__(self, target: NodeId) -> None:
+    def __init__(
+        self, target: NodeId, context: zmq.Context[zmq.Socket[bytes]] | None = None
+    ) -> None:
         self.target = target
-        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.connect(f"tcp://{target.host}:{target.port}")

@@ -417,16 +417,15 @@ class Node:
         return member is not None and member.has_role(region.coordinator_role)
 
     def _on_membership(self, sender: NodeId, body: bytes, asked: Address | None) -> None:
-        message = gossip.decode(body)
-        wanted = JOIN_REQUESTS if asked is None else JOIN_ANSWERS
-        if self._thread is None:  # this node does not join yet; the sender repeats its message
-            self.endpoint.count_drop("early")
-        elif isinstance(message, wanted):
-            control = cast("ControlMessage", message)
-            self.cluster.post(cluster.ControlReceived(sender, control, asked))
-        else:
+        kind, wanted = gossip.kind_of(body), JOIN_REQUESTS if asked is None else JOIN_ANSWERS
+        if kind not in wanted:
             self.endpoint.count_drop("not_allowed")
-            log.warning("dropped a %s that %s may not send", type(message).__name__, sender)
+            log.warning("dropped a message of membership that %s may not send", sender)
+        elif self._thread is None or (asked is not None and self.view is not None):
+            self.endpoint.count_drop("early")  # or late: this node does not join now
+        else:
+            control = cast("ControlMessage", gossip.decode(body))
+            self.cluster.post(cluster.ControlReceived(sender, control, asked))
 
     def _on_session_refused(self, reason: str, address: Address) -> None:
         """A node that this node asked to join refuses its session, so it refuses the node."""

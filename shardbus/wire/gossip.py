@@ -45,6 +45,9 @@ FORMAT = 1
 PLAIN, COMPRESSED = 0, 1
 COMPRESS_FROM = 256
 BODY_MAX = 8 << 20
+HEAD_BYTES = 2
+INFLATED_FROM = 4096
+"""Compressed bytes that are enough for the first two; the tables of a block come before them."""
 
 SettingName = Annotated[str, Meta(max_length=m.SETTING_NAME_MAX)]
 Text = Annotated[str, Meta(max_length=m.TEXT_MAX)]
@@ -136,6 +139,24 @@ MALFORMED = (
     RecursionError,
 )
 
+_CLASSES: dict[int | None, type[m.Message]] = {
+    wire.__struct_config__.tag: message  # type: ignore[misc]
+    for wire, message in (
+        (WireInitJoin, m.InitJoin),
+        (WireInitAck, m.InitAck),
+        (WireInitNack, m.InitNack),
+        (WireJoin, m.Join),
+        (WireJoinRefused, m.JoinRefused),
+        (WireWelcome, m.Welcome),
+        (WireHeartbeat, m.Heartbeat),
+        (WireHeartbeatReply, m.HeartbeatReply),
+        (WireGossipStatus, m.GossipStatus),
+        (WireGossipSeen, m.GossipSeen),
+        (WireGossipState, m.GossipState),
+    )
+}
+"""Messages by the tag of their wire form."""
+
 _encoder = msgspec.msgpack.Encoder()
 _decode_body: Callable[[bytes], Wire] = msgspec.msgpack.Decoder(Wire).decode
 
@@ -161,6 +182,20 @@ def decode(data: bytes) -> m.Message:
         return _from_wire(_decode_body(body))
     except MALFORMED as error:
         raise RemoteProtocolError(f"malformed membership message: {error}") from None
+
+
+def kind_of(data: bytes) -> type | None:
+    """Return the class of an encoded message by its first bytes; None if it has none. The rest is
+    not looked at, so a message that nothing may send costs nothing."""
+    head = data[2 : 2 + HEAD_BYTES]
+    try:
+        if data[1:2] == bytes((COMPRESSED,)):
+            head = zlib.decompressobj().decompress(data[2 : 2 + INFLATED_FROM], HEAD_BYTES)
+        count = head[0]
+        tag = head[1] if 0x90 < count <= 0x9F else None  # an array of 1 to 15 fields
+    except (zlib.error, IndexError):
+        return None
+    return _CLASSES.get(tag)
 
 
 def _inflate(data: bytes) -> bytes:

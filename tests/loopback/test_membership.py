@@ -29,7 +29,15 @@ from shardbus.errors import NodeLost, Refused
 from shardbus.membership import events as ev
 from shardbus.membership.admission import cookie_of
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import PROTOCOL, Greeting, InitJoin, Join
+from shardbus.membership.messages import (
+    PROTOCOL,
+    Greeting,
+    Heartbeat,
+    InitJoin,
+    InitNack,
+    Join,
+    JoinRefused,
+)
 from shardbus.node import shutdown
 from shardbus.node.node import Node
 from shardbus.node.subscriptions import QUEUE_MAX, Subscriptions
@@ -71,6 +79,25 @@ async def test_a_node_that_listens_and_does_not_join_yet_takes_no_question() -> 
     node.endpoint.on_membership(node.me, encode_body(MembershipFrame(node.me, ask)))
     assert node.endpoint.dropped_frames == {"early": 1}
     await node.close()
+
+
+async def test_a_node_takes_requests_of_others_and_answers_only_where_it_asked(
+    nodes: Nodes,
+) -> None:
+    [node] = await nodes.cluster(application(), 1)
+    peer = node.me._replace(uid=7)
+    greeting = Greeting("shop", PROTOCOL, {})
+    at, before = peer.address, dict(node.endpoint.dropped_frames)
+    for message, asked in (
+        (JoinRefused("forged"), None),
+        (InitNack(), None),
+        (InitJoin(greeting), at),
+        (Heartbeat(1, 1.0), None),
+    ):
+        node._on_membership(peer, encode(message), asked)
+    node._on_membership(peer, encode(InitNack()), at)
+    after = {r: n - before.get(r, 0) for r, n in node.endpoint.dropped_frames.items()}
+    assert (after["not_allowed"], after["early"]) == (4, 1)
 
 
 @pytest.fixture

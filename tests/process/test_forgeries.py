@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import zmq
 
 from shardbus.ids import NodeId
 from shardbus.membership.messages import JoinRefused
@@ -310,3 +311,21 @@ async def test_requests_of_many_fake_nodes_open_no_link(two: Lab, forger: Forger
     forger.receive(FrameType.MEMBERSHIP)
     await two.refused("no_session", LINKS)
     assert descriptors() < before + 30
+
+
+async def test_a_node_with_500_links_of_clients_and_fake_nodes_works(two: Lab) -> None:
+    """The fixture asks every entity afterwards, and a newcomer of each kind gets a session."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.max_sockets = 4 * LINKS
+    forgers = [Forger(two.ids[0], context) for _ in range(LINKS)]
+    for number, forger in enumerate(forgers):
+        if number % 2:
+            forger.become_client()
+        else:
+            forger.become_node(port=1 + number)
+    assert await two.state() == two.before
+    for forger in (Forger(two.ids[0]), Forger(two.ids[0])):
+        forger.become_node()
+        forger.become_client()
+        forger.close()
+    await asyncio.to_thread(context.destroy, 0)

@@ -16,7 +16,7 @@ from shardbus.membership import messages as m
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
 from shardbus.membership.vector_clock import VectorClock
-from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode
+from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, kind_of
 from tests.unit.membership.test_gossip import A, B, arbitrary, histories
 
 GREETING = m.Greeting("shop", 1, {"shards": "100"})
@@ -39,6 +39,39 @@ MESSAGES: list[m.Message] = [
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 def test_TU16_round_trip(message: m.Message) -> None:
     assert decode(encode(message)) == message
+
+
+LARGE = m.Greeting("shop", 1, {f"setting {n}": str(n) for n in range(3000)})
+STATE = Gossip().with_members(
+    A, Member(A, 1), *(Member(NodeId(f"h{n}", 1, n), 1) for n in range(500))
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [*MESSAGES, m.InitJoin(LARGE), m.Join(LARGE, MEMBER, 2**61), m.Welcome(STATE)],
+    ids=lambda message: type(message).__name__,
+)
+def test_the_first_bytes_tell_what_a_message_is(message: m.Message) -> None:
+    assert kind_of(encode(message)) is type(message)
+
+
+@given(st.binary(max_size=40))
+def test_noise_has_no_kind_or_one_of_a_message(data: bytes) -> None:
+    for raw in (data, bytes((FORMAT, 0)) + data, bytes((FORMAT, 1)) + zlib.compress(data)):
+        kind = kind_of(raw)
+        try:
+            assert type(decode(raw)) is kind
+        except RemoteProtocolError:
+            assert kind is None or kind in m.Message.__args__
+
+
+def test_a_bomb_costs_its_first_bytes() -> None:
+    bomb = bytes((FORMAT, COMPRESSED)) + zlib.compress(b"\x92\x06" + bytes(64 << 20))
+    tracemalloc.start()
+    assert kind_of(bomb) is m.Welcome
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_every_message_is_here() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
 import socket
 import threading
@@ -14,6 +15,7 @@ import zmq
 from shardbus.errors import ConfigError, EntityFailed, NodeLost
 from shardbus.ids import Address, NodeId
 from shardbus.transport.endpoint import Endpoint
+from shardbus.transport.network import Connection
 from shardbus.transport.zmq import sockets
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.sockets import (
@@ -159,6 +161,40 @@ async def test_one_process_has_room_for_500_links(descriptors: None) -> None:
     door.close()
     for net in (there, here):
         net.close()
+
+
+async def test_without_a_descriptor_a_link_waits_and_the_others_live_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = ZmqNetwork()
+    net.open(asyncio.get_running_loop())
+    port, answers = free_port(), list[bytes]()
+    door = net.listen("127.0.0.1", port, "n1", lambda p: door.send(*p) and None, lambda r: None)
+
+    def connect() -> Connection:
+        address = Address("127.0.0.1", port)
+        return net.connect(
+            address, lambda parts: answers.append(parts[0]), lambda: None, lambda: None
+        )
+
+    first = connect()
+    assert first.send(b"1", b"")
+    await until(lambda: b"1" in answers, "the first answer")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), before[1]))
+    try:
+        second = connect()
+        await until(lambda: "raise the limit of" in caplog.text, "the line in the log")
+        assert second.send(b"2", b"")
+        assert first.send(b"3", b"")
+        await until(lambda: b"3" in answers, "an answer on the link that stands")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    await until(lambda: second.send(b"2", b"") and b"2" in answers, "an answer on the late link")
+    for link in (first, second):
+        link.close()
+    door.close()
+    net.close()
 
 
 @pytest.mark.parametrize("options", [ROUTER, DEALER])
