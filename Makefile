@@ -7,6 +7,7 @@
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip']
 #                                   feed changed bytes to every decoder and to sessions
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
+#   make chaos [MINUTES=30] [SEED=]  five real nodes and a Redis under random faults; a ledger judges
 #   make lint | types
 #   make docs-generated             the pages of docs/ that come from the code
 #   make lock                       requirements.lock anew, with hashes; after a change of pyproject.toml
@@ -28,6 +29,8 @@ JOBS := 2
 WHAT :=
 INPUTS := 1000000
 TARGETS :=
+MINUTES := 30
+SEED :=
 ONLY :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
@@ -35,7 +38,7 @@ PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long mutants fuzz fuzz-coverage simulate lint types docs-generated lock audit bill bench
+.PHONY: demo test test-long mutants fuzz fuzz-coverage chaos simulate lint types docs-generated lock audit bill bench
 .PHONY: report clean
 
 demo: .venv/examples.stamp
@@ -59,6 +62,9 @@ fuzz: .venv/all.stamp
 fuzz-coverage: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'
 	$(BIN)/python -m tests.fuzz --coverage --inputs $(INPUTS) $(TARGETS)
+
+chaos: .venv/all.stamp
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: .venv/all.stamp
 	$(BIN)/ruff check .

@@ -19,6 +19,8 @@ from shardbus.errors import ConfigError
 
 ID_BYTES_MAX = 256
 PORT_DIGITS_MAX = 5
+SHOWN_MAX = 100
+"""Characters of an invalid text that an error shows."""
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252})|[0-9A-Fa-f.:]{2,45}(%[A-Za-z0-9._-]+)?")
 """A name, an IPv4 address, or an IPv6 address with its zone."""
 
@@ -50,7 +52,7 @@ class Address(NamedTuple):
             or not 0 < int(port) < 65536
         ):
             raise ConfigError(
-                f"not an address: {text!r}", hint="write host:port, as in 10.0.0.1:7355"
+                f"not an address: {_shown(text)}", hint="write host:port, as in 10.0.0.1:7355"
             )
         return cls(host, int(port))
 
@@ -61,8 +63,13 @@ class Address(NamedTuple):
         if not bare:
             return cls.parse(text)
         if not is_host(text):
-            raise ConfigError(f"not a host: {text!r}", hint="write HOST or HOST:PORT")
+            raise ConfigError(f"not a host: {_shown(text)}", hint="write HOST or HOST:PORT")
         return cls(text, port)
+
+
+def _shown(text: str) -> str:
+    """Return a text of any length for an error."""
+    return repr(text if len(text) <= SHOWN_MAX else f"{text[: SHOWN_MAX - 3]}...")
 
 
 def is_host(text: str) -> bool:
@@ -98,7 +105,8 @@ class NodeId(NamedTuple):
             number = -1
         if not mark or not 0 <= number <= UID_MAX:
             raise ConfigError(
-                f"not a node: {text!r}", hint="write host:port#uid, as `shardbus nodes` prints it"
+                f"not a node: {_shown(text)}",
+                hint="write host:port#uid, as `shardbus nodes` prints it",
             )
         return cls(*Address.parse(address), number)
 
@@ -117,7 +125,7 @@ def check_id(what: str, value: str) -> str:
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        raise ConfigError(f"{what} {value!r} is not valid Unicode") from None
+        raise ConfigError(f"{what} {_shown(value)} is not valid Unicode") from None
     if not 0 < size <= ID_BYTES_MAX:
         raise ConfigError(
             f"{what} must have 1 to {ID_BYTES_MAX} bytes of UTF-8, this one has {size}"

@@ -289,9 +289,12 @@ def _pieces(body: bytes, size: int) -> Iterator[bytes]:
 
 # ---- texts
 
+TEXT_MAX = 2**20
+"""Bytes of a text. Turning more into text takes longer here than to refuse it."""
+
 
 def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
+    return data[:TEXT_MAX].decode("utf-8", "surrogateescape")
 
 
 def _ids(data: bytes) -> None:

@@ -109,3 +109,10 @@ def test_ids_that_count_up_spread_evenly(pattern: str) -> None:
     share = 100_000 / 256
     assert share * 0.67 < min(counts.values())
     assert max(counts.values()) < share * 1.33
+
+
+def test_an_error_shows_the_begin_of_a_long_text() -> None:
+    for read in (Address.parse, NodeId.parse, lambda text: check_id("entity id", text)):
+        with pytest.raises(ConfigError) as refused:
+            read("\udcff" * 100_000)
+        assert len(str(refused.value)) < 1_000
