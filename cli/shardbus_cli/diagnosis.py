@@ -70,6 +70,8 @@ ADVICE = {
     "store-not-shared": "such a store is for one machine: use redis:// for several",
     "rows-dropped": "the table was edited by hand, or the store is damaged; the shards get new"
     " homes and new rows when they are used",
+    "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
+    " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
     "clock": "set the clocks of the machines; leases and tokens do not depend on them, logs do",
     "versions": "during an upgrade this is normal",
@@ -174,6 +176,8 @@ def _members(picture: Picture) -> Iterator[Finding]:
     for node, row in picture.answers.items():
         if row.get("lag", 0.0) > LATE_S:
             yield Finding("late", MEMBERS, node, f"has a loop that is {row['lag']:.1f} s late")
+        if row.get("suspended"):
+            yield Finding("suspended", MEMBERS, node, f"is {row['suspended']}")
         ago = row.get("store_silent_ago")
         if ago is not None and ago < RECENT_S:
             because = str(row.get("store_silent_because") or "it gave no answer")

@@ -180,6 +180,7 @@ class NodeAnswers:
             "version": node.settings.node.version,
             "time": time.time(),
             "lag": node.lag,
+            "suspended": node.gate.describe(),
             "store": mask_url(url),
             "store_silent_ago": node.states.silent_ago,
             "store_silent_because": node.states.silent_because,

@@ -121,6 +121,7 @@ class AdminPages:
             "leader": str(view.leader) if view is not None and view.leader else None,
             "oldest": str(oldest.node) if oldest is not None else None,
             "converged": view.converged if view is not None else False,
+            "suspended": node.gate.describe() or None,
             "members": len(view.members) if view is not None else 0,
             "unreachable": [str(n) for n in view.unreachable] if view is not None else [],
             "coordinators": coordinators,
@@ -264,6 +265,8 @@ class AdminPages:
         status = self._node.view.status if self._node.view is not None else None
         phase = self._node.phases.current
         checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
+        if suspended := self._node.gate.describe():
+            checks["suspension"] = Check(False, suspended)
         for name, region in self._node.regions.items():
             known = region.coordinator is not None and region.router.region.registered
             detail = f"coordinator {region.coordinator}" if known else "not registered yet"
@@ -442,7 +445,10 @@ class AdminPages:
         home = machine.home_of(shard)
         route = region.router.routes.get(shard)
         messages, size = machine.buffered
-        if home is None:
+        suspended = self._node.gate.describe()
+        if home is not None and home.node == self._node.me and suspended:
+            why = f"its home is this node, which is {suspended}; messages wait for their entities"
+        elif home is None:
             why = "no home is known here; the coordinator is asked while messages wait"
         elif route is not None and route.out is None:
             why = "messages wait here: the shard is on the move"

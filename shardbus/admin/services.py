@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from shardbus.config.settings import Settings
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.ids import NodeId
 from shardbus.membership.view import MembershipView
@@ -31,6 +32,7 @@ class AdminServices(Protocol):
     cluster: MembershipRunner
     decisions: DowningLog
     endpoint: Endpoint
+    gate: SuspensionGate
     joining: bool
     keyring: Keyring | None
     loop: asyncio.AbstractEventLoop

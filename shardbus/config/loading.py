@@ -215,13 +215,13 @@ def _types(layers: Sequence[Layer], prefix: str) -> dict[str, dict[str, object]]
 
 
 def _likely(section: type, name: str, prefix: str) -> str:
-    """Return the closest known key: of the same section, with the same last part, or alike."""
-    sibling = closest(name, [declared.name for declared in fields(section)])
-    if sibling:
-        return f"{prefix}{sibling}"
+    """Return the closest known key: with the same last part, of the same section, or alike."""
     every = [key for key, _ in options()]
-    namesakes = [key for key in every if key.endswith(f".{name}")]
-    return namesakes[0] if namesakes else closest(f"{prefix}{name}", every)
+    if namesakes := [key for key in every if key.endswith(f".{name}")]:
+        return namesakes[0]
+    if sibling := closest(name, [declared.name for declared in fields(section)]):
+        return f"{prefix}{sibling}"
+    return closest(f"{prefix}{name}", every)
 
 
 def _leaves(section: type, values: Mapping[str, object], prefix: str) -> Iterator[str]:

@@ -130,7 +130,11 @@ class SuspensionGate:
         """Note that membership has confirmed this node again."""
         self.reason = ""
 
-    @property
-    def suspended_for(self) -> float:
-        """Seconds since membership has suspended this node; 0 if it has not."""
-        return self.clock() - self.since if self.reason else 0.0
+    def describe(self) -> str:
+        """Describe why the gate is shut and for how long; empty if it is not. A process that has
+        just woken up knows no reason yet."""
+        if self.reason:
+            return f"suspended, because {self.reason} ({self.clock() - self.since:.1f} s)"
+        if self.closed and not self.ended:
+            return "suspended, because membership has not confirmed this node lately"
+        return ""

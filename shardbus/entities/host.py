@@ -333,6 +333,7 @@ class Host:
 
     def close(self) -> None:
         """Cancel everything that waits: the process ends."""
+        self.gate.end()
         if self.remembered is not None:
             self.remembered.stop()
             self._relocation.stop()

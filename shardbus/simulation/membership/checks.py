@@ -6,6 +6,8 @@
           both
     I12   a waiting machine has a deadline, in the future and not far away
     sides no two running nodes have removed each other: of a split at most one side survives
+    place no running node may handle messages while another one that may has it Down: that one may
+          have started its entities; unless a wall rejects, which looks like a death
     seen  a node that is in `seen` has the version
     rows  only the observer changes its row
     names at most one incarnation at an address is not Down, if there never was a wall
@@ -45,6 +47,7 @@ from shardbus.simulation.membership.world import World
 LONGEST_WAIT = 12.0
 """Seconds. No deadline of membership is further away."""
 ACTS = (Status.UP, Status.EXITING)
+HOSTS = (Status.UP, Status.PREPARING_FOR_SHUTDOWN, Status.LEAVING)
 LAWS_EVERY = 40
 """The laws of merging are tried once in this number of changes of a state."""
 TWINS_S = 3.0
@@ -94,6 +97,8 @@ class Checks:
         self._calm_since: dict[NodeId, float] = {}
         self._judged: dict[NodeId, int] = {}
         self._shared_addresses: dict[NodeId, dict[Address, float]] = {}
+        self._downed: dict[NodeId, dict[NodeId, None]] = {}
+        """Each member that some node has Down, with these nodes."""
 
     def after(self, process: Process) -> None:
         """Check the process after an event.
@@ -107,6 +112,10 @@ class Checks:
             raise Violation("I10", f"{process.id} is downed, though nothing isolated it")
         gossip = process.machine.gossip
         before = self._last.get(process.id)
+        if gossip is not before:
+            for node in gossip.down():
+                self._downed.setdefault(node, {})[process.id] = None
+        self._places()
         if gossip is before:
             return
         self._last[process.id] = gossip
@@ -310,6 +319,27 @@ class Checks:
             other = self.world.by_id[node]
             if other.running and process.id in other.machine.gossip.tombstones:
                 raise Violation("sides", f"{process.id} and {node} have removed each other")
+
+    def _places(self) -> None:
+        """Check that of a downed node and those that have it Down only one side handles
+        messages."""
+        if (
+            self.world.network.rejected
+            or self.world.leases.twice
+            or not self.world.settings.suspends
+        ):
+            return
+        for downed, by in self._downed.items():
+            if self._handles(downed):
+                for other in by:
+                    if self._handles(other):
+                        raise Violation("place", f"{downed} handles messages; {other} has it Down")
+
+    def _handles(self, node: NodeId) -> bool:
+        process = self.world.by_id[node]
+        hosting = process.machine.view.status in HOSTS
+        now = process.clock(self.world.now)
+        return process.running and hosting and now < process.confirmed_until
 
     # -- the laws of merging -------------------------------------------------------------------
 

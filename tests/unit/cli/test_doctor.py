@@ -179,6 +179,7 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
     ),
     (lambda p: update(of_type(p, 0)["shards"], **{"9": 1}), [("hosted-elsewhere", "page", "9")]),
     (lambda p: update(member(p, 1), lag=2.5), [("late", "members", B)]),
+    (lambda p: update(member(p, 1), suspended="suspended, because"), [("suspended", "members", B)]),
     (lambda p: update(member(p, 1), time=1030.0), [("clock", "members", B)]),
     (lambda p: update(member(p, 1), time=990.0), [("clock", "members", B)]),
     (lambda p: update(member(p, 1), build="0.2.0"), [("versions", "shardbus", B)]),

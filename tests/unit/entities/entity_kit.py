@@ -12,6 +12,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.eviction import CompositePolicy, EvictionPolicy
+from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.runner import read_ahead
 from shardbus.errors import StaleFence
@@ -208,6 +209,9 @@ class Bench:
         loop = asyncio.get_running_loop()
         self.keeper, self.asker, self.down = Keeper(), Asker(), list[str]()
         self.kind = kind
+        self.now = 0.0
+        """The time of the gate's clock."""
+        self.gate = SuspensionGate(lambda: self.now)
         chosen = ShardingSettings().for_type(name, {**kind.declared, **settings})
         ref: Callable[[Any, str], Any] = lambda cls, entity_id: (cls, entity_id)  # noqa: E731
         self.store = store or MemoryStore(MemoryData())
@@ -223,6 +227,7 @@ class Bench:
             self.store,
             lambda entity_id: self.SHARD,
             lambda entity_id: asyncio.sleep(0),
+            self.gate,
         )
         self.host.start_shard(self.SHARD, 7)
         self.host.set_arrivals(self.SHARD, True, None)

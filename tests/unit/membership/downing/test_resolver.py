@@ -654,3 +654,28 @@ def test_what_heals_between_is_forgotten() -> None:
         now = 10.0 + 2 * i
         assert resolver.consider(cut(FIVE, Flag.UNREACHABLE, E), True, now) == DowningPlan()
         assert resolver.consider(FIVE, True, now + 1.0) == DowningPlan()
+
+
+def test_live_members_are_downed_only_once_they_are_surely_suspended() -> None:
+    """A voter learns of the picture late, and has consented until then."""
+    resolver = Resolver(A, SETTINGS, suspended_within=4.5)
+    late = replace(UNREACHABLE, seen=frozenset((A,)))
+    assert resolver.consider(late, True, 10.0) == DowningPlan()
+    assert resolver.consider(UNREACHABLE, True, 14.0) == DowningPlan()
+    assert resolver.consider(UNREACHABLE, True, 10.1 + STABLE) == DowningPlan()
+    assert resolver.deadline() == 18.5
+    assert outcome(resolver.consider(UNREACHABLE, True, 18.5)) is DowningOutcome.DOWN_OTHERS
+
+
+def test_a_wait_for_the_suspension_is_no_longer_than_stable_after_if_all_are_aware() -> None:
+    resolver = Resolver(A, SETTINGS, suspended_within=4.5)
+    resolver.consider(UNREACHABLE, True, 10.0)
+    decided = resolver.consider(UNREACHABLE, True, 10.0 + STABLE)
+    assert outcome(decided) is DowningOutcome.DOWN_OTHERS
+
+
+def test_members_proved_gone_are_downed_without_a_wait_for_their_suspension() -> None:
+    resolver = Resolver(A, SETTINGS, suspended_within=4.5)
+    resolver.consider(GONE, True, 10.0)
+    resolver.on_probe(B, ProbeOutcome.ALIVE)
+    assert outcome(resolver.consider(GONE, True, 10.1)) is DowningOutcome.DOWN_OTHERS
