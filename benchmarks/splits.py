@@ -18,6 +18,7 @@ Redis is reached from both sides, or from one of them. Once the cluster has deci
 heals, nodes that have ended start again, and the records are judged (`splits_judge`). Each split is
 one JSON line, and the last line is their sum. Seconds count from the beginning of the split:
 
+    ended_later    nodes that ended after the heal, if any: a loaded machine starves some
     overlaps       entities that two nodes handled in turn, and for how long at most
     suspend_s      the last message that a node handled that has ended or was interrupted
     failover_s     the first message that a survivor handled for an entity of such a node
@@ -57,6 +58,8 @@ SHAPES = (
 )  # fmt: skip
 NODES, PAGES, RATE = 5, 100, 500
 STEP_S = 0.05
+PATIENCE_S = 300.0
+"""Ends a wait that hangs."""
 BEFORE_S, AFTER_S = 2.0, 2.5
 """Seconds of traffic before a split, and after each change that follows."""
 FLAPS_S, FLAP_S = 15.0, (0.5, 5.0)
@@ -129,15 +132,33 @@ class Field:
 
     # ---- the cluster
 
-    async def fill(self) -> None:
-        """Start the missing nodes on the free machines, and wait until all are one cluster."""
-        used = [node.machine for node in self.nodes]
-        free = [m for m in self.places if m not in used]
-        for machine in free:
-            seeds = [node.address for node in self.nodes][:3]
-            node = Node(self.folder, seeds, machine=machine, app=APP, store=self.store)
-            self.nodes.append(node)
-        await wait(lambda: settled(self.nodes), "a full cluster", STEP_S)
+    async def fill(self) -> int:
+        """Start the missing nodes on the free machines, and wait until all are one cluster. Return
+        how many ended meanwhile."""
+        ended, deadline = 0, time.monotonic() + PATIENCE_S
+        while True:
+            here = len(self.nodes)
+            self.nodes = [node for node in self.nodes if node.running]
+            ended += here - len(self.nodes)
+            used = [node.machine for node in self.nodes]
+            for machine in [m for m in self.places if m not in used]:
+                seeds = [node.address for node in self.nodes][:3]
+                node = Node(self.folder, seeds, machine=machine, app=APP, store=self.store)
+                self.nodes.append(node)
+            with contextlib.suppress(TimeoutError):
+                await wait(self._settled_or_ended, "a full cluster", STEP_S)
+            if settled(self.nodes):
+                return ended
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no full cluster:\n{self._picture()}")
+
+    def _settled_or_ended(self) -> bool:
+        return settled(self.nodes) or not all(node.running for node in self.nodes)
+
+    def _picture(self) -> str:
+        """Describe each node: its view, and the end of its log."""
+        said = [(node, node.log.read_text(errors="replace")[-1500:]) for node in self.nodes]
+        return "\n".join(f"-- {n.address} {n.process.poll()} {n.view()}\n{log}" for n, log in said)
 
     async def begin(self) -> None:
         """Start nodes and producers."""
@@ -172,7 +193,8 @@ class Field:
             await self._wall(shape, order, found)
         gone = {node.process.pid for node in nodes if not node.running}
         self.nodes = [node for node in nodes if node.running]
-        await self.fill()
+        if stray := await self.fill():
+            found["ended_later"] = stray
         await asyncio.sleep(AFTER_S)
         told: list[tuple[int, int]] = []
         dropped: Counter[str] = Counter()
