@@ -238,6 +238,9 @@ class CoordinatorShell:
             table = await self._in_time(self._store.load_table(self.entity_type))
         except StoreError as e:
             self._handle_for(machine, events.StoreFailed(str(e)))
+        except Exception as e:
+            log.exception("the table of %r was not loaded", self.entity_type)
+            self._handle_for(machine, events.StoreFailed(repr(e)))
         else:
             self._handle_for(machine, events.TableLoaded(table))
 
@@ -251,6 +254,9 @@ class CoordinatorShell:
         except (StoreError, ConfigError) as e:
             log.error("the table of %r cannot be claimed: %s", self.entity_type, e)
             self._handle_for(machine, events.StoreFailed(str(e)))
+        except Exception as e:
+            log.exception("the table of %r was not claimed", self.entity_type)
+            self._handle_for(machine, events.StoreFailed(repr(e)))
         else:
             self._epoch_floor = max(self._epoch_floor, epoch)
             self._owner.epoch_claimed(self.entity_type, epoch)
@@ -362,6 +368,9 @@ class CoordinatorShell:
             self._handle_for(machine, events.PersistFailed(write.op_id, True))
         except StoreError as e:
             log.warning("the table of %r was not written: %s", self.entity_type, e)
+            self._handle_for(machine, events.PersistFailed(write.op_id, False))
+        except Exception:
+            log.exception("the table of %r was not written", self.entity_type)
             self._handle_for(machine, events.PersistFailed(write.op_id, False))
         else:
             self._handle_for(machine, events.Persisted(write.op_id))

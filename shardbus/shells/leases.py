@@ -13,6 +13,7 @@ Source: docs/guarantees.md.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
@@ -29,6 +30,8 @@ T = TypeVar("T")
 
 END_S = 1.0
 """Seconds for the release of leases when a node ends; after that they expire."""
+
+log = logging.getLogger("shardbus.leases")
 
 
 class LeaseHolder(Protocol):
@@ -142,6 +145,9 @@ class LeaseShell:
             )
         except (StoreError, TimeoutError):
             self._handle(ls.LeaseCallFailed(asked.name, asked.ticket))
+        except Exception:
+            log.exception("the lease %r was not acquired", asked.name)
+            self._handle(ls.LeaseCallFailed(asked.name, asked.ticket))
         else:
             self._handle(ls.LeaseGranted(asked.name, asked.ticket, lease))
 
@@ -150,6 +156,9 @@ class LeaseShell:
         try:
             kept = await self._in_time(self._store.renew_lease(asked.lease, self._ttl))
         except (StoreError, TimeoutError):
+            self._handle(ls.LeaseCallFailed(name, asked.ticket))
+        except Exception:
+            log.exception("the lease %r was not renewed", name)
             self._handle(ls.LeaseCallFailed(name, asked.ticket))
         else:
             self._handle(ls.LeaseRenewed(name, asked.ticket, kept))

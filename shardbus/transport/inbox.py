@@ -15,6 +15,10 @@ some, and no promise of order ties them to messages for entities. A Flush is tie
 held with them. On the loopback relayed messages pass as well, because what comes from elsewhere
 must not overtake them.
 
+A batch of more than `SLICE_MESSAGES` messages is handed out in slices, one in each turn of the
+loop, because its messages may cost the receiver much more than they cost the sender. A sender of
+this build makes no such batch.
+
 The deadline of an ask runs on while the ask is held. An ask whose deadline has passed is handed out
 with no time left.
 
@@ -49,6 +53,10 @@ HELD_BYTES_MAX = 2 * WINDOW_BYTES + BODY_BYTES_MAX
 """What a sender may have under way, and one message more."""
 HELD_WEIGHT = 256
 """Weight of a held batch besides its bytes."""
+SLICE_MESSAGES = 1024
+"""Messages, at most, that are handed out in one turn of the loop."""
+SLICE_BYTES = 2048
+"""A shorter batch has fewer messages than a slice: a message takes two bytes and more."""
 URGENT = (ReplyRun, Fail, Control)
 
 
@@ -183,7 +191,12 @@ class Inbox(Generic[P]):
             RemoteProtocolError: the batch does not fit the schema. It counts as handled.
         """
         if not self.holding:
-            self.hand_out(decode_batch(body))
+            runs = decode_batch(body)
+            if len(body) > SLICE_BYTES and (rest := cut(runs, SLICE_MESSAGES)):
+                self._window.holding = True
+                self._hold(HeldBatch(0, self._pass_urgent(rest), len(body), self._clock.tick))
+                self._release_soon()
+            self.hand_out(runs)
             return
         try:
             runs = decode_batch(body)
@@ -226,7 +239,11 @@ class Inbox(Generic[P]):
         for run in runs:
             if isinstance(run, AskRun):
                 run.timeout_ms = max(0, run.timeout_ms - waited_ms)
-        self.hand_out([run for run in runs if not isinstance(run, self._urgent)])
+        runs = [run for run in runs if not isinstance(run, self._urgent)]
+        if size > SLICE_BYTES and (rest := cut(runs, SLICE_MESSAGES)):
+            self._held.appendleft(HeldBatch(0, rest, size, self._clock.tick))
+            self._held_bytes += size + HELD_WEIGHT
+        self.hand_out(runs)
 
     def hand_out(self, runs: list[Run]) -> None:
         """Pass runs to the receiver, answers to the asks. A run that fails does not stop the
@@ -253,3 +270,31 @@ class Inbox(Generic[P]):
                 log.warning("dropped a run from %s: %s", peer.name, e)
             except Exception:
                 log.exception("failed on a %s from %s", type(run).__name__, peer.name)
+
+
+def cut(runs: list[Run], most: int) -> list[Run]:
+    """Leave the first `most` messages in `runs`; return the runs of the others, in order."""
+    room = most
+    for at, run in enumerate(runs):
+        count = len(run.payloads) if isinstance(run, TellRun | AskRun | ReplyRun) else 1
+        if count <= room:
+            room -= count
+            continue
+        rest = runs[at:]
+        del runs[at:]
+        if room and isinstance(run, TellRun | AskRun):
+            rest[0] = _after(run, room)
+            runs.append(run)
+        return rest
+    return []
+
+
+def _after(run: TellRun | AskRun, at: int) -> TellRun | AskRun:
+    """Cut a run: leave its first `at` messages, return a run of the others."""
+    ids, payloads = run.ids[at:], run.payloads[at:]
+    del run.ids[at:], run.payloads[at:]
+    if isinstance(run, TellRun):
+        return TellRun(run.type, run.method, ids, payloads)
+    corrs = run.corrs[at:]
+    del run.corrs[at:]
+    return AskRun(run.type, run.method, run.timeout_ms, ids, payloads, corrs, run.chain)

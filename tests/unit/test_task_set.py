@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from shardbus.task_set import TaskSet
 from tests.waiting import turns
 
@@ -53,3 +55,21 @@ async def test_cancel_ends_every_task() -> None:
     await turns(3)
     assert sorted(ended) == ["a", "b"]
     assert len(tasks) == 0
+
+
+async def test_a_task_that_fails_is_logged_with_its_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tasks = TaskSet()
+
+    async def work() -> None:
+        raise OverflowError("too large")
+
+    tasks.spawn(work())
+    await tasks.wait(10)
+    await turns(1)
+    assert (len(tasks), tasks.failed) == (0, 1)
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert record.exc_info[0] is OverflowError
+    assert "work" in record.getMessage()

@@ -226,6 +226,23 @@ async def test_S276_a_table_that_is_not_given_is_asked_for_again(world: World, s
     assert set(world.asked("claim")) == {1}, "the claim may have worked: it is the same"
 
 
+@pytest.mark.parametrize("step", ["load", "claim", "write"])
+async def test_a_store_that_raises_what_it_may_not_is_logged_and_tried_again(
+    world: World, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A task that ended by it would leave a coordinator that waits for ever."""
+    world.store.fails[step] = [OverflowError("too large"), OverflowError("too large")]
+    await world.rule()
+    world.it.received(A, msg.GetShardHome(("1",)))
+    await until(
+        lambda: any(isinstance(message, msg.HostShard) for message in world.owner.sent),
+        "a home",
+    )
+    logged = [record.exc_info for record in caplog.records if record.exc_info]
+    assert len(logged) == 2
+    assert all(info is not None and info[0] is OverflowError for info in logged)
+
+
 # -- directions ------------------------------------------------------------------------------------
 
 THERE = Address("10.0.0.3", 7355)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.transport.asks import CoarseClock
-from shardbus.transport.inbox import HELD_BYTES_MAX
+from shardbus.transport.inbox import HELD_BYTES_MAX, SLICE_MESSAGES, cut
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BATCHES, WINDOW_BYTES
-from shardbus.wire.batch import AskRun, Control, FrameType, TellRun, encode_batch
+from shardbus.wire.batch import MESSAGES_MAX, AskRun, Control, FrameType, Run, TellRun, encode_batch
 from shardbus.wire.schema import decode_value
 from tests.unit.transport.session_pair import Side, Taker, pair, quiet
 from tests.waiting import turns
@@ -253,3 +254,49 @@ async def test_an_acknowledgement_of_an_unsent_batch_is_ignored() -> None:
     b.session.keep_alive()
     await quiet(a, b)
     assert a.session.outstanding == 0
+
+
+async def test_a_large_batch_is_handed_out_in_slices_in_order() -> None:
+    """Another task of the loop runs between any two slices."""
+    a, b = pair()
+    await quiet(a, b)
+    names = [str(n) for n in range(MESSAGES_MAX - 1)]
+    asks = AskRun("counter", "add", 60_000, names[:4000], [b"p"] * 4000, list(range(1, 4001)))
+    tells = TellRun("counter", "add", names[4000:], [b"p"] * len(names[4000:]))
+    sizes, turn = [], 0
+    b.session.on_data(1, 0, encode_batch([asks, tells, Control("T", "counter", b"")]))
+    a.session.tell(ADD, "last", b"p")
+    while len(ids(b)) < len(names) + 2 and turn < 100:
+        sizes.append(len(b.taker.got))
+        turn += 1
+        await asyncio.sleep(0)
+        if turn == 3:
+            b.session.on_data(2, 0, encode_batch([TellRun("counter", "add", ["last"], [b"p"])]))
+    got = [row[1] for row in b.taker.got if row[0] != "control"]
+    assert got == [*names, "last"]
+    steps = [after - before for before, after in pairwise([0, *sizes])]
+    assert max(steps) <= SLICE_MESSAGES + 1
+    assert len([step for step in steps if step]) >= MESSAGES_MAX // SLICE_MESSAGES
+
+
+def test_a_cut_keeps_every_message_once_and_in_order() -> None:
+    for most in (1, 2, 3, 5, 6, 9, 100):
+        runs: list[Run] = [
+            TellRun("t", "m", ["a", "b", "c"], [b"1", b"2", b"3"]),
+            Control("T", "t", b""),
+            AskRun("t", "m", 5, ["d", "e"], [b"4", b"5"], [7, 8], (("t", "x", 1),)),
+        ]
+        parts, seen = 0, []
+        while runs:
+            rest = cut(runs, most)
+            for run in runs:
+                if isinstance(run, TellRun | AskRun):
+                    seen += [*zip(run.ids, run.payloads, strict=True)]
+                if isinstance(run, AskRun):
+                    assert (run.timeout_ms, run.chain) == (5, (("t", "x", 1),))
+                    assert [*zip(run.ids, run.corrs, strict=True)] in (
+                        [("d", 7), ("e", 8)], [("d", 7)], [("e", 8)]
+                    )  # fmt: skip
+            runs, parts = rest, parts + 1
+        assert seen == [*zip("abcde", [b"1", b"2", b"3", b"4", b"5"], strict=True)]
+        assert parts == -(-6 // most)
