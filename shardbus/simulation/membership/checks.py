@@ -7,7 +7,8 @@
     I12   a waiting machine has a deadline, in the future and not far away
     sides no two running nodes have removed each other: of a split at most one side survives
     place no running node may handle messages while another one that may has it Down: that one may
-          have started its entities; unless a wall rejects, which looks like a death
+          have started its entities; unless a wall rejects, which looks like a death, or an
+          operator has downed it
     seen  a node that is in `seen` has the version
     rows  only the observer changes its row
     names at most one incarnation at an address is not Down, if there never was a wall
@@ -99,6 +100,8 @@ class Checks:
         self._shared_addresses: dict[NodeId, dict[Address, float]] = {}
         self._downed: dict[NodeId, dict[NodeId, None]] = {}
         """Each member that some node has Down, with these nodes."""
+        self._by_decision: dict[NodeId, None] = {}
+        """The members that were downed by a decision, and not by an operator."""
 
     def after(self, process: Process) -> None:
         """Check the process after an event.
@@ -157,6 +160,7 @@ class Checks:
             self._judged[process.id] = len(process.notices)
             for notice in process.notices[judged:]:
                 if isinstance(notice, DowningDecided):
+                    self._by_decision.update(dict.fromkeys(notice.decision.down))
                     self._decided(process, notice.decision)
         view, shown = process.machine.view, self._views.get(process.id)
         if view is not shown:
@@ -330,7 +334,7 @@ class Checks:
         ):
             return
         for downed, by in self._downed.items():
-            if self._handles(downed):
+            if downed in self._by_decision and self._handles(downed):
                 for other in by:
                     if self._handles(other):
                         raise Violation("place", f"{downed} handles messages; {other} has it Down")
