@@ -1,8 +1,10 @@
 """One node's attempt to join a cluster.
 
-    contacting ──InitAck──> joining ──Welcome──> (member)
-        ^                      │
-        └──── no Welcome ──────┘
+    CONTACTING ──acknowledged──> JOINING ──Welcome──> (member)
+        ^                           │
+        └─turned away, no welcome───┘
+
+`TRANSITIONS` is the drawing as data.
 
 - The node sends InitJoin to every seed, and repeats it until one acknowledges. It sends Join to the
   first seed that does.
@@ -33,6 +35,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shardbus.config.settings import ClusterSettings
+from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
@@ -80,6 +83,24 @@ class JoinPhase(Enum):
 
     CONTACTING = auto()
     JOINING = auto()
+
+
+class JoinTrigger(Enum):
+    """What changes the phase."""
+
+    ACKNOWLEDGED = "acknowledged"
+    """A seed has answered InitAck; it gets the Join."""
+    TURNED_AWAY = "turned away"
+    """The seed that got the Join has answered InitNack."""
+    NO_WELCOME = "no welcome"
+    """It has not answered within `retry_unsuccessful_join_after`."""
+
+
+TRANSITIONS: dict[tuple[JoinPhase, JoinTrigger], JoinPhase] = {
+    (JoinPhase.CONTACTING, JoinTrigger.ACKNOWLEDGED): JoinPhase.JOINING,
+    (JoinPhase.JOINING, JoinTrigger.TURNED_AWAY): JoinPhase.CONTACTING,
+    (JoinPhase.JOINING, JoinTrigger.NO_WELCOME): JoinPhase.CONTACTING,
+}
 
 
 class JoinStep(Enum):
@@ -148,6 +169,7 @@ class Joiner:
             if now >= at and step is not JoinStep.NONE:
                 return JoinProgress((), step, self._timeout_reason(now))
             if now >= at:
+                self._advance(JoinTrigger.NO_WELCOME)
                 self._contact(now)
         if now < self._ask_at:
             return JoinProgress()
@@ -179,7 +201,8 @@ class Joiner:
         self.acked[at or sender.address] = sender
         if self.phase is JoinPhase.JOINING:
             return JoinProgress()
-        self.phase, self.target, self._cookie = JoinPhase.JOINING, sender, ack.cookie
+        self._advance(JoinTrigger.ACKNOWLEDGED)
+        self.target, self._cookie = sender, ack.cookie
         self._joined[sender] = None
         self._phase_at = self._ask_at = now
         return self.tick(now)
@@ -188,6 +211,7 @@ class Joiner:
         """Record that the seed is not a member. If no other seed is one, the first seed founds the
         cluster. `at`: the address asked, by default the sender's."""
         if self.phase is JoinPhase.JOINING and sender == self.target:
+            self._advance(JoinTrigger.TURNED_AWAY)
             self._contact(now)
         at = at or sender.address
         if self.acked.get(at) != sender:
@@ -197,9 +221,19 @@ class Joiner:
             return JoinProgress((), JoinStep.FOUND_CLUSTER)
         return JoinProgress()
 
+    def _advance(self, trigger: JoinTrigger) -> None:
+        """Go to the phase that follows.
+
+        Raises:
+            LocalProtocolError: the table has no such transition. Nothing changed.
+        """
+        after = TRANSITIONS.get((self.phase, trigger))
+        if after is None:
+            raise LocalProtocolError(f"joining: {trigger.value!r} in phase {self.phase.name}")
+        self.phase = after
+
     def _contact(self, now: float) -> None:
-        self.phase, self.target = JoinPhase.CONTACTING, None
-        self.nacked = {}
+        self.target, self.nacked = None, {}
         self._phase_at = self._ask_at = now
 
     def _limits(self) -> list[tuple[float, JoinStep]]:

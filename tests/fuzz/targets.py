@@ -289,7 +289,7 @@ def _pieces(body: bytes, size: int) -> Iterator[bytes]:
 
 # ---- texts
 
-TEXT_MAX = 2**20
+TEXT_MAX = 2**18
 """Bytes of a text. Turning more into text takes longer here than to refuse it."""
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from shardbus.config.settings import ClusterSettings
+from shardbus.errors import LocalProtocolError
 from shardbus.ids import ID_BYTES_MAX, Address, NodeId
+from shardbus.membership import joining
 from shardbus.membership.admission import WAITING_MAX, Admission, admit, cookie_of
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
-from shardbus.membership.joining import Joiner, JoinStep, disagreement
+from shardbus.membership.joining import Joiner, JoinPhase, JoinStep, JoinTrigger, disagreement
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import (
     PROTOCOL,
@@ -411,3 +413,27 @@ def test_the_nodes_that_wait_for_a_member_are_bounded() -> None:
     acks = door.on_entered()
     assert [ack.to for ack in acks][:1] == [NEW._replace(uid=5)]
     assert len(acks) == WAITING_MAX
+
+
+# The table
+
+
+@pytest.mark.parametrize("trigger", JoinTrigger)
+@pytest.mark.parametrize("phase", JoinPhase)
+def test_every_trigger_in_every_phase(phase: JoinPhase, trigger: JoinTrigger) -> None:
+    one = joiner()
+    one.phase = phase
+    after = joining.TRANSITIONS.get((phase, trigger))
+    if after is not None:
+        one._advance(trigger)
+        assert one.phase is after
+        return
+    with pytest.raises(LocalProtocolError, match=f"'{trigger.value}' in phase {phase.name}"):
+        one._advance(trigger)
+    assert one.phase is phase
+
+
+def test_the_drawing_names_every_phase_and_trigger() -> None:
+    text = joining.__doc__ or ""
+    assert all(phase.name in text for phase in JoinPhase)
+    assert all(trigger.value in text for trigger in JoinTrigger)
