@@ -25,7 +25,8 @@ from shardbus.store.protocol import StateStore
 from tests.process.app import Account, Balance
 from tests.waiting import until
 
-ASK_S = 3.0
+ASK_S = 30.0
+"""Longer than the three attempts of a save, so that its sender gets the cause."""
 PAUSE_S = 0.02
 ACCOUNTS = 8
 ABOVE_ALL = 2**63 - 1
