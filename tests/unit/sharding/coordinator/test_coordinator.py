@@ -902,7 +902,7 @@ def test_a_coordinator_that_knows_the_last_epoch_claims_none_and_tries_again() -
     coordinator.handle(ev.Start(EPOCH_MAX), 0.0)
     [note] = coordinator.handle(ev.TableLoaded(None), 0.0)
     assert isinstance(note, ev.Note)
-    assert "shardbus data repair" in note.detail
+    assert "is the last epoch" in note.detail
     coordinator.tick(0.0)
     [again] = coordinator.tick(coordinator.deadline() or 0.0)
     assert again == note
