@@ -20,8 +20,6 @@ PAGE = Path(__file__).parent / "reference" / "settings.md"
 
 NO_EFFECT: Mapping[str, str] = {
     "sharding.shards": "refused when it differs from the class, which clients compute with",
-    "security.keys": "not built yet: a node with it refuses to start",
-    "security.allowed": "not built yet: a node with it refuses to start",
     "tracing.enabled": "no effect yet",
 }
 """Settings that are declared and checked, and do less than their name says."""

@@ -90,8 +90,13 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
         return f"node on {settings.node.host}, HTTP on {settings.http.host}"
 
     def keys() -> str:
-        keyring = Keyring.at(settings.security.secret)
-        return f"secret {keyring.newest.fingerprint}" if keyring is not None else "none"
+        keyring = Keyring.at(
+            settings.security.secret, settings.security.keys, settings.security.allowed
+        )
+        if keyring is None:
+            return "none"
+        known = "" if keyring.identities is None else f", {len(keyring.identities)} keys allowed"
+        return f"secret {keyring.newest.fingerprint}{known}"
 
     return {"types": types, "downing": downing, "exposure": exposure, "keys": keys}
 

@@ -5,6 +5,7 @@
     shardbus keys rotate cluster.secret       put a new secret in front of the present one
     shardbus keys reload                      every node reads its file again
     shardbus keys rotate cluster.secret --finish
+    shardbus keys own node-1 node-1.key       a key for one process, for security.allowed
 
 No command prints a secret.
 
@@ -98,6 +99,43 @@ def rotate(
     write_private(file, secrets_text(kept), replace=True)
     later = "" if finish else ", then finish with `shardbus keys rotate --finish`"
     output.note(f"{file} is written: copy it to every machine, `shardbus keys reload`{later}")
+
+
+@app.command()
+def own(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the identity.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File for the key.")],
+    client: Annotated[
+        bool, typer.Option("--client", help="For a client, which gets no secret of the cluster.")
+    ] = False,
+    secret: Annotated[
+        Path | None,
+        typer.Option(
+            "--secret",
+            envvar="SHARDBUS_SECURITY__SECRET",
+            metavar="FILE",
+            help="With --client: the cluster's secret, whose public keys the client needs.",
+        ),
+    ] = None,
+) -> None:
+    """Make a key of its own for one process, and print its entry for security.allowed."""
+    from shardbus.ids import check_id
+    from shardbus.transport.secret_file import new_secret, write_private
+    from shardbus.transport.zmq.curve import KeyPair, Keyring
+
+    check_id("the name of an identity", name)
+    made = new_secret()
+    lines = [f"# The key of {json.dumps(name)}: keep it private.", f"key {made.hex()}"]
+    if client:
+        if secret is None:
+            raise CommandFailure(
+                "a client needs the cluster's public keys", "add --secret", code=ExitCode.USAGE
+            )
+        lines += [f"server {keys.server.public.decode()}" for keys in Keyring(secret).keys]
+    write_private(file, "\n".join([*lines, ""]))
+    role = "client" if client else "node"
+    public = KeyPair.of(made).public.decode()
+    output.data(f'[{json.dumps(name)}]\nkey = {json.dumps(public)}\nrole = "{role}"')
 
 
 @app.command()

@@ -55,13 +55,13 @@ ASK_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_S = 2.0
 SECRET_VARIABLE = "SHARDBUS_SECURITY__SECRET"  # noqa: S105  (the name of a variable)
+KEY_VARIABLE = "SHARDBUS_SECURITY__KEYS"
 SEND_BUFFER_MIN = 16 * 1024 * 1024
 
 
-def secret_path(given: str | os.PathLike[str] | None) -> str:
-    """Return the file of the cluster's secret: the given one, or that of the environment. Empty is
-    none."""
-    return os.environ.get(SECRET_VARIABLE, "") if given is None else os.fspath(given)
+def path_of(given: str | os.PathLike[str] | None, variable: str) -> str:
+    """Return a file of keys: the given one, or that of the environment. Empty is none."""
+    return os.environ.get(variable, "") if given is None else os.fspath(given)
 
 
 class AsyncClient:
@@ -72,6 +72,8 @@ class AsyncClient:
     a node is down. `timeout` is the default deadline of an ask, in seconds. `send_buffer_bytes`
     bounds what waits for each node while the caller does not await its tells. `secret` names the
     file with the cluster's secret, by default that of SHARDBUS_SECURITY__SECRET; empty is none.
+    `key` names the file of a key of its own, for a cluster with `security.allowed`, by default
+    that of SHARDBUS_SECURITY__KEYS.
     `environment` is for the simulator.
 
     Raises ConfigError if an argument is invalid, or the secret cannot be used."""
@@ -84,6 +86,7 @@ class AsyncClient:
         connect_timeout: float = CONNECT_TIMEOUT_S,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         secret: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
         environment: Callable[[], Environment] | None = None,
     ) -> None:
         if not addresses:
@@ -96,7 +99,9 @@ class AsyncClient:
         self.timeout_ms = milliseconds(timeout)
         self._addresses = [Address.parse(a) for a in addresses]
         self._connect_timeout = connect_timeout
-        keyring = Keyring.at(secret_path(secret)) if environment is None else None
+        keyring = None
+        if environment is None:
+            keyring = Keyring.at(path_of(secret, SECRET_VARIABLE), path_of(key, KEY_VARIABLE))
         self._make_environment = environment or (lambda: Environment(network=ZmqNetwork(keyring)))
         self._send_buffer_limit = SendBufferLimit(send_buffer_bytes)
         self._refused_tells = RefusedTells()

@@ -41,9 +41,10 @@ class Client:
         connect_timeout: float = CONNECT_TIMEOUT_S,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         secret: str | os.PathLike[str] | None = None,
+        key: str | os.PathLike[str] | None = None,
     ) -> None:
         guard(self)
-        self._secret = secret
+        self._secret, self._key = secret, key
         self._addresses, self._cluster = addresses, cluster
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
@@ -88,6 +89,7 @@ class Client:
             connect_timeout=self._connect_timeout,
             send_buffer_bytes=self._send_buffer_bytes,
             secret=self._secret,
+            key=self._key,
         )
         return await client.__aenter__()
 

@@ -389,8 +389,10 @@ class SecuritySettings:
     secret: str = text(
         "", "file with the cluster's secret: links and gossip are encrypted and authenticated"
     )
-    keys: str = text("", "file with this node's key pair")
-    allowed: str = text("", "file with the public keys that may connect")
+    keys: str = text("", "file with this node's own key, for security.allowed")
+    allowed: str = text(
+        "", "file with the keys that may connect, and their roles; without it, the secret admits"
+    )
 
 
 @dataclass(frozen=True, slots=True)

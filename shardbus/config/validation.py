@@ -113,13 +113,15 @@ def check_exposure(settings: Settings) -> None:
 
     Raises:
         ConfigError: a host is outside the loopback without a secret or a token and without
-            `security.insecure`; or keys are set, which this version does not use, so that they
-            would protect nothing.
+            `security.insecure`; or only some of the files of keys are set.
     """
-    if settings.security.keys or settings.security.allowed:
+    security = settings.security
+    if (security.keys or security.allowed) and not (
+        security.secret and security.keys and security.allowed
+    ):
         raise ConfigError(
-            "security.keys and security.allowed have no effect in this version",
-            hint="leave them out, and keep strangers out of the network",
+            "security.keys and security.allowed need each other, and security.secret",
+            hint="see `shardbus keys own`",
         )
     if settings.security.insecure:
         return

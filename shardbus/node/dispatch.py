@@ -77,8 +77,11 @@ class Dispatcher:
 
     def on_tells(self, session: Session, run: TellRun) -> None:
         """Hand tells to the region of their type."""
-        if TellRun not in RUNS[session.permissions.role]:
+        permissions = session.permissions
+        if TellRun not in RUNS[permissions.role] or not permissions.may_use(run.type):
             self._not_allowed(session, run)
+            mark = session.mark or self._drops.mark(session)
+            self._drops.drop(mark, run.type, "not_allowed", len(run.ids))
             return
         region = self._regions.get(run.type)
         if region is None:
@@ -91,8 +94,9 @@ class Dispatcher:
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Hand asks to the region of their type, and questions of nodes to the answers."""
-        role = session.permissions.role
-        if AskRun not in RUNS[role] or (run.type == NodeRpc.TYPE and role not in QUESTIONERS):
+        permissions, role = session.permissions, session.permissions.role
+        allowed = AskRun in RUNS[role] and permissions.may_use(run.type)
+        if not allowed or (run.type == NodeRpc.TYPE and role not in QUESTIONERS):
             self._not_allowed(session, run)
             for corr in run.corrs:
                 session.fail(corr, UnknownEntityType(f"{session.name} may not ask {run.type!r}"))
@@ -140,7 +144,7 @@ class Dispatcher:
             sender,
             message,
             lambda: self._may_coordinate(sender, control.type),
-        ):
+        ) or not (session.permissions.may_use(control.type) or isinstance(message, Goodbye)):
             self._not_allowed(session, message)
             return
         match message:

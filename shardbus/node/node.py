@@ -63,7 +63,7 @@ from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.environment import Environment
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.loopback import Loopback
-from shardbus.transport.permissions import JOIN_ANSWERS, JOIN_REQUESTS
+from shardbus.transport.permissions import JOIN_ANSWERS, JOIN_REQUESTS, authorize
 from shardbus.transport.send_buffer import SendBufferLimit
 from shardbus.transport.session import Session
 from shardbus.transport.zmq.curve import Keyring
@@ -94,8 +94,9 @@ class Node:
         environment: Environment | None = None,
         membership: Callable[..., MembershipRunner] = ClusterThread,
     ) -> None:
-        self.keyring = Keyring.at(settings.security.secret)
-        self._listens_under = self.keyring.keys if self.keyring is not None else ()
+        security = settings.security
+        self.keyring = Keyring.at(security.secret, security.keys, security.allowed)
+        self._listens_under = self.keyring.state if self.keyring is not None else ()
         self.environment = environment or Environment(network=ZmqNetwork(self.keyring))
         self._make_membership = membership
         self.cluster_name, self.types, self.settings, self.store = name, types, settings, store
@@ -191,6 +192,7 @@ class Node:
             on_membership=self._on_membership,
             on_denied=self._on_denied,
             on_refused=self._on_session_refused,
+            authorize=self.keyring.authorize if self.keyring is not None else authorize,
             network=self.environment.network,
             send_buffer_limit=SendBufferLimit(self.settings.node.send_buffer_bytes),
         )
@@ -390,9 +392,9 @@ class Node:
         if self.keyring is None:
             raise Refused("this node has no secret", hint="start it with security.secret")
         self.keyring.reload()
-        if self.keyring.keys == self._listens_under:
-            return False  # a failed handshake may have read the file already
-        self._listens_under = self.keyring.keys
+        if self.keyring.state == self._listens_under:
+            return False  # a failed handshake may have read the files already
+        self._listens_under = self.keyring.state
         self.environment.network.rekey()
         if self._thread is not None:
             self._thread.rekey()

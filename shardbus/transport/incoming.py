@@ -183,7 +183,8 @@ class IncomingSessions:
         if meant not in (0, owner.uid):
             self._refuse(identity, uid, "another incarnation lives here now", stale=True)
             return
-        permissions = owner.authorize(hello, None)
+        assert self.listener is not None
+        permissions = owner.authorize(hello, self.listener.user(identity))
         if isinstance(permissions, str) or (hello.secret and uid != uid_of(hello.secret)):
             reason = permissions if isinstance(permissions, str) else "the uid is not the sender's"
             owner.count_drop("not_authorized")
@@ -211,6 +212,8 @@ class IncomingSessions:
                 owner.count_drop("too_many_sessions")  # no answer: it sends HELLO again
                 return
             inbound = self._accept(identity, uid, hello, permissions)
+        elif permissions.role is Role.CLIENT:
+            inbound.session.permissions = permissions  # they may have changed since
         self._by_identity.pop(inbound.identity, None)
         inbound.identity = identity
         self._by_identity[identity] = inbound

@@ -68,9 +68,14 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
-    """What a session may send."""
+    """What a session may send. `types`: the only entity types that it may use, None for all."""
 
     role: Role
+    types: frozenset[str] | None = None
+
+    def may_use(self, entity_type: str) -> bool:
+        """True if the session may use entities of this type."""
+        return self.types is None or entity_type in self.types
 
 
 CLIENT, NEWCOMER, NODE = (Permissions(role) for role in Role)

@@ -4,6 +4,7 @@ has another or none gets nowhere and learns why, and a secret is rotated under l
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,16 @@ import pytest
 import zmq
 
 from benchmarks import forgeries
-from shardbus import AskTimeout, AsyncClient, Client, NodeLost, Refused
+from shardbus import AskTimeout, AsyncClient, Client, NodeLost, Refused, UnknownEntityType
 from shardbus.config.settings import SecuritySettings
-from shardbus.ids import Address
+from shardbus.ids import Address, NodeId
 from shardbus.node.node import Node
+from shardbus.transport.permissions import uid_of
 from shardbus.transport.secret_file import new_secret, secrets_text, write_private
 from shardbus.transport.zmq import zap
-from shardbus.transport.zmq.curve import Keyring, connect_with, derive
+from shardbus.transport.zmq.curve import KeyPair, Keyring, connect_with, derive
 from shardbus.transport.zmq.network import ZmqNetwork
+from shardbus.wire.batch import PROTOCOL_VERSION, FrameType, Hello, encode_body, pack_header
 from tests.loopback.nodes import Nodes
 from tests.loopback.test_node import application
 from tests.ports import free_port
@@ -308,3 +311,120 @@ async def test_no_forged_attempt_gets_a_frame_through() -> None:
 async def test_no_forged_attempt_of_thousands_gets_a_frame_through() -> None:
     found = await forgeries.run(2_000, 200, 4)
     assert forgeries.through(found) == 0, found
+
+
+# Identities
+
+
+class Party:
+    """Files of keys, and the file of those that are allowed."""
+
+    def __init__(self, folder: Path, secret: Path) -> None:
+        self.folder, self.secret, self.allowed = folder, secret, folder / "allowed.toml"
+        self.entries: dict[str, str] = {}
+
+    def add(self, name: str, role: str, more: str = "") -> Path:
+        """Make a key, and allow it."""
+        path, made = self.folder / f"{name}.key", new_secret()
+        servers = "".join(
+            f"server {keys.server.public.decode()}\n" for keys in Keyring(self.secret).keys
+        )
+        write_private(path, f"key {made.hex()}\n{servers if role == 'client' else ''}")
+        public = KeyPair.of(made).public.decode()
+        self.entries[name] = f"[{name}]\nkey = {json.dumps(public)}\nrole = '{role}'\n{more}\n"
+        self.write()
+        return path
+
+    def write(self) -> None:
+        self.allowed.write_text("".join(self.entries.values()))
+
+    def settings(self, key: Path) -> SecuritySettings:
+        return SecuritySettings(secret=str(self.secret), keys=str(key), allowed=str(self.allowed))
+
+
+@pytest.fixture
+def party(tmp_path: Path, secret: Path) -> Party:
+    return Party(tmp_path, secret)
+
+
+async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
+    party: Party, secret: Path, context: zmq.Context[Socket]
+) -> None:
+    bus, _ = application()
+    one, two, rogue = (party.add(n, "node") for n in ("one", "two", "rogue"))
+    user = party.add("user", "client")
+    other = party.add("other", "client", "types = ['cart']")
+    del party.entries["rogue"]
+    party.write()
+    async with Nodes() as nodes:
+        for key in (one, two):
+            nodes.security = party.settings(key)
+            await nodes.start(bus)
+        await nodes.agree(2)
+        client = await nodes.client(secret="", key=user)
+        assert await client.call("counter", "page-1", "add", 1) == 1
+        narrow = await nodes.client(secret="", key=other, timeout=2.0)
+        with pytest.raises((UnknownEntityType, AskTimeout)):
+            await narrow.call("counter", "page-1", "add", 1)
+        assert await client.call("counter", "page-1", "add", 0) == 1
+        address = f"tcp://{nodes.all[0].me.address}"
+        with pytest.raises(Refused, match="does not know this process's key"):  # the secret alone
+            await AsyncClient(address, cluster="shop", secret=secret).__aenter__()
+        nodes.security = party.settings(rogue)
+        stranger = await nodes.start(bus, up=False)
+        async with asyncio.timeout(PATIENCE_S):
+            reason = await stranger.stopped
+        assert "does not know this process's key" in reason
+        port = nodes.all[0].cluster.gossip_port  # type: ignore[attr-defined]
+        spy = context.socket(zmq.SUB)  # a client may not read gossip
+        connect_with(spy, Keyring("", user).newest)
+        spy.setsockopt(zmq.SUBSCRIBE, b"")
+        spy.connect(f"tcp://127.0.0.1:{port}")
+        sockets: PubSub = nodes.all[0].cluster._sockets  # type: ignore[attr-defined]
+        before = sockets.dropped.get("unknown_key", 0)
+        await until(lambda: sockets.dropped.get("unknown_key", 0) > before, "the refusal")
+        assert not spy.poll(0)
+
+
+async def test_a_client_cannot_call_itself_a_node(party: Party) -> None:
+    bus, _ = application()
+    one, user = party.add("one", "node"), party.add("user", "client")
+    async with Nodes() as nodes:
+        nodes.security = party.settings(one)
+        node = await nodes.start(bus)
+        network = ZmqNetwork(Keyring("", user))
+        network.open(asyncio.get_running_loop())
+        frames: list[list[bytes]] = []
+        fake = NodeId("127.0.0.1", 1, uid_of(b"x" * 16))
+        connection = network.connect(node.me.address, frames.append, lambda: None, lambda: None)
+        head = pack_header(PROTOCOL_VERSION, FrameType.HELLO, node.endpoint.tag, fake.uid, 0, 0, 0)
+        hello = Hello("shop", str(fake), fake, 1, False, b"x" * 16)
+        connection.send(head, encode_body(hello))
+        await until(lambda: node.endpoint.dropped_frames.get("not_authorized"), "the refusal")
+        await until(lambda: frames, "the answer")
+        assert b"is a client" in frames[0][1]
+        assert not node.endpoint.sessions()
+        connection.close()
+        network.close()
+
+
+async def test_a_revoked_key_loses_its_connection_and_others_lose_nothing(party: Party) -> None:
+    bus, _ = application()
+    one = party.add("one", "node")
+    kept, revoked = party.add("kept", "client"), party.add("revoked", "client")
+    async with Nodes() as nodes:
+        nodes.security = party.settings(one)
+        node = await nodes.start(bus)
+        good = await nodes.client(secret="", key=kept)
+        bad = await nodes.client(secret="", key=revoked, timeout=2.0)
+        assert await bad.call("counter", "page-1", "add", 1) == 1
+        del party.entries["revoked"]
+        party.write()
+        assert node.rekey() is True
+        for n in range(100):
+            await good.tell("counter", f"page-{n}", "add", 1)
+        with pytest.raises((AskTimeout, NodeLost)):
+            await bad.call("counter", "page-1", "add", 1)
+        await good.flush()
+        assert good.lost_messages == 0
+        assert await good.call("counter", "page-1", "add", 0) == 2

@@ -227,6 +227,10 @@ class SimListener:
         self._exchange, self._address = exchange, address
         exchange.listeners[address] = self
 
+    def user(self, of: bytes) -> str | None:
+        """Return None: nothing is authenticated here."""
+        return None
+
     def send(self, to: bytes, head: bytes, body: bytes) -> SendResult:
         connection = self.here.get(to)
         if connection is None or not connection.up:

@@ -72,12 +72,14 @@ _names = count()
 
 
 class ReadCounter:
-    """Bytes read of one connection; written by the thread that reads."""
+    """Bytes read of one connection; written by the thread that reads. `user`: the name that
+    authentication gave the peer, None without keys."""
 
-    __slots__ = ("fd", "gone", "taken")
+    __slots__ = ("fd", "gone", "taken", "user")
 
     def __init__(self, fd: int) -> None:
         self.fd, self.taken, self.gone = fd, 0, False
+        self.user: str | None = None
 
 
 class _Connection:

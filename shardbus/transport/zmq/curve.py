@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +29,10 @@ import zmq
 from zmq.utils import z85
 
 from shardbus.errors import ConfigError
+from shardbus.transport.identities import Identity, authorize_by, read_allowed, read_key
+from shardbus.transport.permissions import Permissions, Role, authorize
 from shardbus.transport.secret_file import read_secrets
+from shardbus.wire.batch import Hello
 
 ZAP_DOMAIN = b"shardbus"
 MESSAGE_OVERHEAD = 33
@@ -103,29 +107,49 @@ class Keyring:
         ConfigError: the file cannot be used, or this libzmq cannot encrypt.
     """
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, key: str | Path = "", allowed: str | Path = "") -> None:
         require_curve()
-        self.path = Path(path)
+        self.path, self._key, self._allowed = Path(path or key), key, allowed
+        self._has_secret = bool(path)
         self._stamp: tuple[int, ...] = ()
         self.keys: tuple[ClusterKeys, ...] = ()
+        self.identities: Mapping[bytes, Identity] | None = None
+        """Who may connect, by public key; None if the secret decides."""
+        self._users: Mapping[bytes, str] = {}
         self.reload()
 
     @classmethod
-    def at(cls, path: str) -> Keyring | None:
-        """Return the keyring of a setting; None if it is empty."""
-        return cls(path) if path else None
+    def at(cls, path: str, key: str = "", allowed: str = "") -> Keyring | None:
+        """Return the keyring of the settings; None if they are empty. `key`: the file of an own
+        key. `allowed`: the file of the keys that may connect."""
+        return cls(path, key, allowed) if path or key else None
 
     @property
     def newest(self) -> ClusterKeys:
         """The keys under which a node listens."""
         return self.keys[0]
 
-    def user_of(self, public: bytes) -> str | None:
-        """Return the name of a peer by its public key; None if its key is unknown."""
-        for keys in self.keys:
-            if keys.node.public == public:
-                return f"secret {keys.fingerprint}"
-        return None
+    def user_of(self, public: bytes, address: str = "", *, nodes_only: bool = False) -> str | None:
+        """Return the name of a peer by its public key; None if it may not connect from this
+        address, or is a client where only nodes may connect."""
+        identities = self.identities
+        if identities is None:
+            return self._users.get(public)
+        known = identities.get(public)
+        if known is None or not known.may_connect_from(address):
+            return None
+        return None if nodes_only and known.role is not Role.NODE else known.name
+
+    def authorize(self, hello: Hello, user: str | None) -> Permissions | str:
+        """Return the permissions of a session, or why it is refused."""
+        if self.identities is None:
+            return authorize(hello, user)
+        return authorize_by({one.name: one for one in self.identities.values()}, hello, user)
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What decides who may connect; another one after a change."""
+        return self.keys, self.identities
 
     def reload(self) -> bool:
         """Read the file again. Returns True if the keys changed.
@@ -133,11 +157,28 @@ class Keyring:
         Raises:
             ConfigError: the file cannot be used. The keys stay as they were.
         """
-        stamp = self._stamp_now()
-        keys = tuple(map(derive, read_secrets(self.path)))
-        changed = keys != self.keys
-        self.keys, self._stamp = keys, stamp
-        return changed
+        stamp, before = self._stamp_now(), self.state
+        own = read_key(Path(self._key)) if self._key else None
+        identities = read_allowed(Path(self._allowed)) if self._allowed else None
+        keys = tuple(map(derive, read_secrets(self.path))) if self._has_secret else ()
+        users = {one.node.public: f"secret {one.fingerprint}" for one in keys}
+        if own is not None:
+            pair = KeyPair.of(own.secret)
+            servers = tuple(KeyPair(server, b"") for server in own.servers)
+            keys = tuple(ClusterKeys(one.server, pair) for one in keys) or tuple(
+                ClusterKeys(server, pair) for server in servers
+            )
+        if not keys:
+            raise ConfigError(
+                f"{str(self.path)!r} has no key of the cluster",
+                hint="name security.secret too, or make it with `shardbus keys own --server-of`",
+            )
+        if keys != self.keys:
+            self.keys = keys
+        if identities != self.identities:
+            self.identities = identities
+        self._users, self._stamp = users, stamp
+        return self.state != before
 
     def reload_if_changed(self) -> bool:
         """Read the file again if it is another one than before, after a failed handshake. Returns

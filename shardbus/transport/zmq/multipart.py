@@ -37,6 +37,14 @@ def source(frame: zmq.Frame) -> int:
         return -1
 
 
+def user_of(frame: zmq.Frame) -> str | None:
+    """Return the name that authentication gave the peer that sent a part."""
+    try:
+        return str(frame.get("User-Id"))
+    except zmq.ZMQError:
+        return None
+
+
 class Multipart:
     """Reads one socket. With a connection guard, the first part of each message is a routing id.
     `overhead`: bytes that encryption adds to each part."""
@@ -52,6 +60,12 @@ class Multipart:
         self._skipping = False
         self._counters: dict[bytes, ReadCounter] = {}
         """Connections that have sent something, by routing id."""
+
+    def user(self, routing_id: bytes) -> str | None:
+        """Return the name that authentication gave the peer of a connection that has sent
+        something; None without keys."""
+        counter = self._counters.get(routing_id)
+        return counter.user if counter is not None else None
 
     def receive(self) -> list[bytes] | None:
         """Return the parts of the next message. Returns no parts if there are too many, and None
@@ -87,6 +101,7 @@ class Multipart:
         frame = self._socket.recv(NOBLOCK, copy=False)
         parts.append(frame.bytes)
         counter = guard.introduce(source(frame))
+        counter.user = user_of(frame) if self._overhead else None
         if len(self._counters) >= COUNTERS_MAX:
             self._counters = {i: s for i, s in self._counters.items() if not s.gone}
         self._counters[parts[0]] = counter

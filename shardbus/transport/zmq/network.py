@@ -176,6 +176,7 @@ class _Router:
         self._send = sender(self._socket)
         overhead = MESSAGE_OVERHEAD if keyring is not None else 0
         multipart = Multipart(self._socket, self.guard, overhead)
+        self.user = multipart.user
         self._reader = Reader(loop, self._socket, on_frame, network.on_missed, multipart.receive)
         self.guard.start(port_of(self._socket))
         self._reader.start()

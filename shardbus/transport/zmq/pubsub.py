@@ -237,7 +237,11 @@ class PubSubSockets:
         else:
             assert self._context is not None
             self._zap = ZapHandler(
-                self._context, self._keyring, self._limit, on_denied=self._on_cut
+                self._context,
+                self._keyring,
+                self._limit,
+                nodes_only=True,
+                on_denied=self._on_cut,
             )
             self._keyed = KeyedListener(self._pub, host, port, self._keyring)
 

@@ -86,6 +86,7 @@ class ZapHandler:
     """Answers for one context. Callbacks are called in its thread.
 
     Args:
+        nodes_only: admit no clients, if the keys say who is one.
         on_denied: a peer was refused; the reason for the counter.
         on_failed: the thread has ended by an error; no peer is admitted from now on.
     """
@@ -96,10 +97,11 @@ class ZapHandler:
         keyring: Keyring,
         limit: HandshakeLimit,
         *,
+        nodes_only: bool = False,
         on_denied: Callable[[str], None],
         on_failed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._keyring, self._limit = keyring, limit
+        self._keyring, self._limit, self._nodes_only = keyring, limit, nodes_only
         self._on_denied, self._on_failed = on_denied, on_failed
         self._stopped = False
         self._logged_at = 0.0
@@ -155,9 +157,10 @@ class ZapHandler:
             return None
         if len(key) != KEY_BYTES:
             return None
-        user = self._keyring.user_of(z85.encode(key))
+        place = plain_address(address.decode("latin-1"))
+        user = self._keyring.user_of(z85.encode(key), place, nodes_only=self._nodes_only)
         if user is not None:
-            self._limit.authenticated(plain_address(address.decode("latin-1")), time.monotonic())
+            self._limit.authenticated(place, time.monotonic())
         return user
 
     def _denied(self, parts: list[bytes]) -> None:

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shardbus.transport.identities import read_allowed, read_key
+from shardbus.transport.permissions import Role
 from shardbus.transport.secret_file import read_secrets
+from shardbus.transport.zmq.curve import KeyPair, Keyring
 from shardbus_cli import main as cli
 
 
@@ -61,6 +64,28 @@ def test_a_rotation_has_two_steps(file: Path, capsys: pytest.CaptureFixture[str]
     assert cli.run(["keys", "rotate", "--finish"]) == 0
     assert read_secrets(file) == (new,)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_a_key_of_its_own_and_its_entry(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli.run(["keys", "new"])
+    assert cli.run(["keys", "own", "node-1", "node.key"]) == 0
+    assert cli.run(["keys", "own", "--client", "--secret", str(file), "api", "api.key"]) == 0
+    allowed = tmp_path / "allowed.toml"
+    allowed.write_text(capsys.readouterr().out)
+    known = {one.name: one for one in read_allowed(allowed).values()}
+    assert {name: one.role for name, one in known.items()} == {
+        "node-1": Role.NODE,
+        "api": Role.CLIENT,
+    }
+    for name, path in (("node-1", "node.key"), ("api", "api.key")):
+        assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o600
+        assert KeyPair.of(read_key(tmp_path / path).secret).public == known[name].key
+    assert read_key(tmp_path / "node.key").servers == ()
+    assert read_key(tmp_path / "api.key").servers == (Keyring(file).newest.server.public,)
+    assert cli.run(["keys", "own", "--client", "api", "other.key"]) == 2
+    assert cli.run(["keys", "own", "node-1", "node.key"]) == 2
 
 
 def test_the_file_of_the_environment_is_the_default(

@@ -107,7 +107,7 @@ def test_close_closes_once_and_joins_the_thread() -> None:
 def test_options_reach_the_asynchronous_client() -> None:
     with patch.object(blocking, "AsyncClient", FakeAsyncClient):
         options = {"timeout": 2.0, "connect_timeout": 3.0, "send_buffer_bytes": 2**25}
-        options |= {"secret": "cluster.secret"}
+        options |= {"secret": "cluster.secret", "key": "own.key"}
         with Client("tcp://h:1", cluster="shop", **options) as client:  # type: ignore[arg-type]
             made: Any = client._client
             assert made.options == {"cluster": "shop", **options}

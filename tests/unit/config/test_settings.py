@@ -366,11 +366,14 @@ def test_listening_outside_the_loopback_must_be_permitted(host):
 
 
 @pytest.mark.parametrize(
-    "security", [{"keys": "k"}, {"allowed": "a"}, {"keys": "k", "allowed": "a"}]
+    "names", [("keys",), ("allowed",), ("keys", "allowed"), ("secret", "keys")]
 )
-def test_keys_that_protect_nothing_are_refused(security):
-    with pytest.raises(ConfigError, match="no effect"):
-        check_exposure(Settings(security=SecuritySettings(insecure=True, **security)))
+def test_the_files_of_keys_need_each_other(names):
+    files = dict.fromkeys(names, "file")
+    with pytest.raises(ConfigError, match="need each other"):
+        check_exposure(Settings(security=SecuritySettings(insecure=True, **files)))
+    every = dict.fromkeys(("secret", "keys", "allowed"), "file")
+    check_exposure(Settings(security=SecuritySettings(**every)))
 
 
 @pytest.mark.parametrize(("ttl", "timeout", "good"), [(20, 2, True), (8.1, 2, True), (8, 2, False)])

@@ -70,6 +70,10 @@ class MemoryListener:
         self.world, self.address, self.on_frame = world, address, on_frame
         world.listeners[address] = self
 
+    def user(self, of: bytes) -> str | None:
+        """Nothing is authenticated here."""
+        return None
+
     def send(self, to: bytes, head: bytes, body: bytes) -> SendResult:
         for link in self.world.links:
             if link.up and link.identity == to:
