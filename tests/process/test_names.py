@@ -34,10 +34,12 @@ class Names:
             self._server.bind((server.address, 53))
         self._address = server.address
         self._names: dict[str, Machine] = {}
+        self._folders: list[Path] = []
 
     def add(self, name: str, machine: Machine) -> None:
         folder = FOLDER / machine.name
         folder.mkdir(parents=True)
+        self._folders.append(folder)
         (folder / "resolv.conf").write_text(f"nameserver {self._address}\n")
         (folder / "nsswitch.conf").write_text("hosts: files dns\n")
         self._names[name] = machine
@@ -51,7 +53,7 @@ class Names:
     def _write(self) -> None:
         """In place: a process sees the file that there was when it began."""
         lines = [f"{machine.address} {name}\n" for name, machine in self._names.items()]
-        for folder in FOLDER.glob(f"{next(iter(self._names.values())).name.rpartition('-')[0]}-*"):
+        for folder in self._folders:
             (folder / "hosts").write_text("127.0.0.1 localhost\n" + "".join(lines))
 
     @property
@@ -68,8 +70,8 @@ class Names:
 
     def close(self) -> None:
         self._server.close()
-        for machine in self._names.values():
-            shutil.rmtree(FOLDER / machine.name, ignore_errors=True)
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
