@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Collection
 from datetime import UTC, datetime
 
-from shardbus.config.settings import DowningSettings
+from shardbus.config.settings import ClusterSettings, DowningSettings
 from shardbus.errors import ConfigError
 from shardbus.http.api import Json
 from shardbus.membership.downing.split import Decision
@@ -79,9 +79,12 @@ def _shown(decision: Decision) -> Json:
     }
 
 
-def fingerprint(settings: DowningSettings) -> dict[str, str]:
-    """The settings that must be equal on a node that joins."""
-    return {f"cluster.downing.{name}": str(getattr(settings, name)) for name in SHARED}
+def fingerprint(settings: ClusterSettings) -> dict[str, str]:
+    """The settings that must be equal on a node that joins. The side of a split that stays waits
+    until the others have suspended, by its own `suspend_after`."""
+    shared = {f"cluster.downing.{name}": str(getattr(settings.downing, name)) for name in SHARED}
+    shared["cluster.suspend_after"] = f"{settings.contact_lifetime:g} s"
+    return shared
 
 
 def check_downing(settings: DowningSettings, types: Collection[str]) -> None:

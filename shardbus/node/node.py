@@ -243,7 +243,7 @@ class Node:
             roles=tuple(settings.roles),
             version=settings.version,
         )
-        shared = fingerprint(self.settings.cluster.downing)
+        shared = fingerprint(self.settings.cluster)
         shared["store.url"] = family(self.settings.store.url)
         for region in self.regions.values():
             shared |= region.shared
