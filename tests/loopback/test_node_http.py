@@ -64,6 +64,7 @@ async def test_the_cluster(nodes: Nodes) -> None:
             "members": 2,
             "unreachable": [],
             "coordinators": {"counter": {"node": str(first.me)}},
+            "suspended": None,
         }
 
 

@@ -165,7 +165,7 @@ async def test_a_unit_of_workers_speaks_https_asks_for_tokens_and_rotates(
     cert, key = self_signed(lab.folder)
     settings = (
         *WRITES,
-        "http.reader_token=readers-only",
+        "http.reader_token=a-token-of-readers-only",
         f"http.tls_cert={cert}",
         f"http.tls_key={key}",
         f"security.secret={secret}",
@@ -179,10 +179,10 @@ async def test_a_unit_of_workers_speaks_https_asks_for_tokens_and_rotates(
         assert (await http.get("/readyz")).status_code == 200
         for path in ("/v1/nodes", "/metrics", "/v1/workers"):
             assert (await http.get(path)).status_code == 401
-            http.headers["authorization"] = "Bearer readers-only"
+            http.headers["authorization"] = "Bearer a-token-of-readers-only"
             assert (await http.get(path)).status_code == 200
             del http.headers["authorization"]
-        http.headers["authorization"] = "Bearer readers-only"
+        http.headers["authorization"] = "Bearer a-token-of-readers-only"
         metrics = (await http.get("/metrics")).text
         assert all(f'worker="{n}"' in metrics for n in range(WORKERS))
         assert (await http.post("/v1/keys/reload")).status_code == 403

@@ -146,7 +146,7 @@ async def test_a_message_that_does_not_belong_here_is_skipped(
             return None
         return bench.host.activate(bench.host.shards[Bench.SHARD], entity_id)
 
-    bench.host.runner.deliver(bench.host.active.get, arrive, invoker, None, run, 0, (), ahead)
+    bench.host.runner.deliver(bench.host.active.get, arrive, invoker, None, [run], 0, (), ahead)
     assert Book.log == [(f"b{i}", i) for i in range(MANY) if i not in (2, 7)]
     assert passed == [encode_value((Note(2),)), encode_value((Note(7),))]
 
