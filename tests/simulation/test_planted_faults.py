@@ -412,7 +412,7 @@ def test_a_forgotten_member_that_is_down_and_may_not_know_it_leaves_two_sides(
     """A seed would have to be lucky: two walls, the second at the very moment of a decision."""
     who_is_down_and_may_not_know_it_is_forgotten(monkeypatch)
     net = cut_off_at_the_decision()
-    with pytest.raises(Violation, match="^place"):
+    with pytest.raises(Violation, match=r"^place"):
         net.run(60)
 
 
@@ -433,5 +433,5 @@ def test_a_lease_that_runs_out_leaves_two_sides(monkeypatch: Patch) -> None:
     while a wall still stands."""
     a_lease_runs_out(monkeypatch)
     net = half_asleep_behind_a_wall("keep-majority")
-    with pytest.raises(Violation, match="^place"):
+    with pytest.raises(Violation, match=r"^place"):
         net.run(120)

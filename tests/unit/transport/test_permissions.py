@@ -123,7 +123,9 @@ def test_who_may_send_a_message_of_a_machine(cls: type) -> None:
     assert may_send(CLIENT, PEER, message, lambda: True) is (cls is messages.GetShardHome)
 
 
-@pytest.mark.parametrize("cls", [c for c in sorted(FOR_COORDINATOR, key=str) if hasattr(sample(c), "node")])
+@pytest.mark.parametrize(
+    "cls", [c for c in sorted(FOR_COORDINATOR, key=str) if hasattr(sample(c), "node")]
+)
 def test_a_member_speaks_to_a_coordinator_only_for_itself(cls: type) -> None:
     assert may_send(NODE, PEER, sample(cls), lambda: False)
     assert not may_send(NODE, ME, sample(cls), lambda: False)
