@@ -575,7 +575,8 @@ class FakeClient:
     last: FakeClient
     buffered = 0
 
-    def __init__(self, *addresses: str, cluster: str, timeout: float) -> None:
+    def __init__(self, *addresses: str, cluster: str, timeout: float, secret: str) -> None:
+        assert not secret
         self.sent: list[tuple[object, ...]] = [("connect", addresses, cluster, timeout)]
         FakeClient.last = self
 
@@ -871,7 +872,7 @@ def test_check_examines_everything_and_starts_nothing(shell, apps):
     good = ("check", "good_app", "--set", f"store.url=sqlite:///{apps}/s.db")
     assert shell(*good, "--json") == ExitCode.OK
     checks = json.loads(shell.out)["checks"]
-    assert list(checks) == ["app", "types", "downing", "exposure", "store"]
+    assert list(checks) == ["app", "types", "downing", "exposure", "keys", "store"]
     bad = (*good, "--set", "http.host=10.0.0.1", "--set", "store.url=nope://x")
     assert shell(*bad) == ExitCode.UNHEALTHY
     failed = [line.split()[0] for line in shell.out.splitlines() if " FAILED " in line]
@@ -912,7 +913,7 @@ def test_node_start_refuses_settings_that_check_reports(shell, apps, assignment,
 
 def test_a_store_that_there_cannot_be_is_wrong_usage(shell, apps):
     assert shell("node", "start", "good_app", "--store", "nope://x") == ExitCode.USAGE
-    assert "no store is known by the scheme 'nope'" in shell.err
+    assert "no store is known by the scheme of 'nope://x'" in shell.err
 
 
 @pytest.mark.parametrize("command", [("check",), ("node", "start")])
