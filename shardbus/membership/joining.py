@@ -49,6 +49,10 @@ NAME_SHOWN, VALUE_SHOWN = 300, 160
 """Characters shown of a setting's name and of a value, so that a refusal fits into `TEXT_MAX`."""
 
 
+STORE_IDENTITY = "store.identity"
+"""The name under which greetings carry the identity of the store that a node uses."""
+
+
 def disagreement(mine: Greeting, theirs: Greeting) -> str:
     """Return why the two sides cannot be in one cluster, with both values. Empty if they can."""
     if mine.cluster != theirs.cluster:
@@ -60,14 +64,17 @@ def disagreement(mine: Greeting, theirs: Greeting) -> str:
         for name, value in sorted(mine.settings.items())
         if theirs.settings.get(name, value) != value
     ]
-    named = [
-        f"setting {_cut(name, NAME_SHOWN)} is {_shown(one)} on one side "
-        f"and {_shown(other)} on the other"
-        for name, one, other in different[:DIFFERENCES_NAMED]
-    ]
+    named = [_named(*difference) for difference in different[:DIFFERENCES_NAMED]]
     if len(different) > len(named):
         named.append(f"and {len(different) - len(named)} more")
     return "; ".join(named)
+
+
+def _named(name: str, one: str, other: str) -> str:
+    values = f"is {_shown(one)} on one side and {_shown(other)} on the other"
+    if name == STORE_IDENTITY:
+        return f"the identity of the store {values}: set store.url to one store for all nodes"
+    return f"setting {_cut(name, NAME_SHOWN)} {values}"
 
 
 def _shown(value: str) -> str:

@@ -30,6 +30,7 @@ from shardbus.entities.type_settings import settings_by_type
 from shardbus.errors import NodeLost, Refused, ShardBusError
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
+from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
 from shardbus.membership.view import HandlingResumed, HandlingSuspended, MembershipView
@@ -153,6 +154,7 @@ class Node:
         host, port = settings.host, settings.port
         self.me = NodeId(*Address.advertised(settings.advertise or host, port), uid)
         await self.store.start()
+        self._store_identity = await self.store.identity()
         self.slow = SlowHandlers(self.loop, self.settings.cluster.app_block_warning)
         self.subscriptions = Subscriptions(self.me)
         self.states = EntityStates(self.store, uid, ATTEMPTS * self.settings.store.timeout)
@@ -244,7 +246,9 @@ class Node:
             version=settings.version,
         )
         shared = fingerprint(self.settings.cluster)
-        shared["store.url"] = family(self.settings.store.url)
+        kind = shared["store.url"] = family(self.settings.store.url)
+        if kind != "memory":
+            shared[STORE_IDENTITY] = self._store_identity
         for region in self.regions.values():
             shared |= region.shared
         self._thread = self.cluster = self._make_membership(
@@ -325,9 +329,10 @@ class Node:
 
     async def _register_again(self) -> None:
         try:
+            await self.store.identity(self._store_identity)
             await node_registry.register(self.store, self.me.address)
         except ShardBusError as e:
-            log.warning("this node is not in the store's registry: %s", e)
+            log.warning("the store may lack its identity and this node's address: %s", e)
 
     async def _acquire(self, wanted: cluster.AcquireLease) -> None:
         granted: bool | None

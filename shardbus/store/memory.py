@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from shardbus.errors import StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
-from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.rows import epoch_of, layout_differs, table_of
 
 
@@ -62,6 +62,7 @@ class MemoryData:
     states: dict[tuple[str, str], _State] = field(default_factory=dict)
     remembered: dict[tuple[str, str], _Remembered] = field(default_factory=dict)
     leases: dict[str, _Lease] = field(default_factory=dict)
+    identity: str = field(default_factory=new_identity)
 
 
 class MemoryStore:
@@ -79,6 +80,11 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._open = False
+
+    async def identity(self, known: str = "") -> str:
+        data = self._data()
+        data.identity = known or data.identity
+        return data.identity
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         table = self._data().tables.get(entity_type)

@@ -17,6 +17,7 @@ Source: docs/architecture.md; S0.32, S2.29.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -73,6 +74,15 @@ class StateStore(Protocol):
 
     async def close(self) -> None:
         """Close the connection. Never raises."""
+
+    async def identity(self, known: str = "") -> str:
+        """Return the text that names this store, and no other one. The first call writes a random
+        one, in one atomic step. With `known`, write that one instead: a node that finds that the
+        store has lost its data repeats the one that it knows.
+
+        Nodes compare it when they join, because two stores of one kind may have one URL, as two
+        files on two machines have."""
+        ...
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         """Return the table, None if none was ever claimed. Invalid rows are left out and named in
@@ -169,6 +179,11 @@ class StateStore(Protocol):
 
     async def release_lease(self, lease: Lease) -> None:
         """Free the lease if it is still held under this counter."""
+
+
+def new_identity() -> str:
+    """Return a random text of 64 bits that can name a store."""
+    return secrets.token_hex(8)
 
 
 def on_new_server(store: StateStore, call: Callable[[], None]) -> None:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
-from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
@@ -143,6 +143,11 @@ class RedisStore:
         if self._problems and not problems:
             log.info("the settings of the store %s are in order again", self._shown)
         self._problems = problems
+
+    async def identity(self, known: str = "") -> str:
+        text, force = known or new_identity(), "1" if known else "0"
+        found = await self._link.call(scripts.IDENTITY, (f"{self._prefix}:probe",), text, force)
+        return str(found.decode(errors="replace"))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))

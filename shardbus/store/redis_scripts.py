@@ -17,7 +17,7 @@ of a fixed width, which compare as the numbers do.
 | `<prefix>:{<type>}:shards` | hash | shard -> fence, signature |
 | `<prefix>:{<type>}:remembered:<shard>` | sorted set | entity ids, in the order of their bytes |
 | `<prefix>:lease:{<name>}` | hash | `owner`, `counter`, `until` and `ttl` in server's ms |
-| `<prefix>:probe` | hash | `mark`, by which a store notices that all keys were lost |
+| `<prefix>:probe` | hash | `mark`, by which a store notices that all keys were lost; `identity` |
 | `<prefix>:sync` | hash | `sequence`, written so that each batch writes something |
 
 Names within a key are percent-encoded. No key has a TTL, so no `volatile-*` policy evicts one.
@@ -239,6 +239,16 @@ redis.call('HSETNX', KEYS[1], 'mark', ARGV[3])
 local info = redis.pcall('INFO', 'server')
 local run_id = type(info) == 'string' and info:match('run_id:(%x+)') or ''
 return {redis.call('HGET', KEYS[1], 'mark'), run_id}
+""")
+
+# KEYS the hash of PROBE; ARGV 3 a text, 4 '1' to write it in any case or '0' only if there is none
+IDENTITY = Script("""
+if ARGV[4] == '1' then
+  redis.call('HSET', KEYS[1], 'identity', ARGV[3])
+else
+  redis.call('HSETNX', KEYS[1], 'identity', ARGV[3])
+end
+return redis.call('HGET', KEYS[1], 'identity')
 """)
 
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves

@@ -16,7 +16,7 @@ from pathlib import Path
 from shardbus.errors import StaleFence
 from shardbus.ids import NodeId
 from shardbus.store.clock import machine_clock
-from shardbus.store.protocol import Lease, Save, StoredTable
+from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.sqlite_worker import SqliteWorker
 
 
@@ -56,6 +56,10 @@ class SqliteStore:
     @on_new_server.setter
     def on_new_server(self, call: Callable[[], None]) -> None:
         self._worker.on_new_file = call
+
+    async def identity(self, known: str = "") -> str:
+        fresh = new_identity()
+        return await self._worker.call(lambda steps: steps.identity(known, fresh))
 
     async def load_table(self, entity_type: str) -> StoredTable | None:
         return await self._worker.call(lambda steps: steps.load_table(entity_type), writes=False)

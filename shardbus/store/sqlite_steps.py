@@ -43,6 +43,10 @@ SCHEMA = (
        expires REAL NOT NULL, ttl REAL NOT NULL, PRIMARY KEY (cluster, name)) WITHOUT ROWID""",
 )
 
+IDENTITY = "CREATE TABLE IF NOT EXISTS identity (cluster INTEGER PRIMARY KEY, text TEXT NOT NULL)"
+"""Not in `SCHEMA`: files of an earlier version get it when they are opened, and an earlier version
+can still use them."""
+
 TABLE = "SELECT epoch, layout, claimer, op_id FROM shard_table WHERE cluster = ? AND type = ?"
 ANY_HOME = "SELECT 1 FROM home WHERE cluster = ? AND type = ?"
 REMEMBERED_SHARDS = """SELECT shard FROM shard_fence f WHERE cluster = ? AND type = ? AND EXISTS
@@ -52,7 +56,7 @@ LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND na
 
 
 def prepare(db: sqlite3.Connection, path: str) -> None:
-    """Create the tables in a new file; do nothing if the file has them.
+    """Create the tables that the file does not have.
 
     Raises:
         ConfigError: the file belongs to another program, or to a newer shardbus. Nothing was
@@ -73,6 +77,7 @@ def prepare(db: sqlite3.Connection, path: str) -> None:
             db.execute(statement)
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    db.execute(IDENTITY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,14 @@ class Steps:
         db.execute("INSERT OR IGNORE INTO cluster (name) VALUES (?)", (cluster,))
         (number,) = db.execute("SELECT number FROM cluster WHERE name = ?", (cluster,)).fetchone()
         return cls(db, number, claimer)
+
+    def identity(self, known: str, fresh: str) -> str:
+        put = "REPLACE" if known else "INSERT OR IGNORE"
+        self.db.execute(f"{put} INTO identity VALUES (?, ?)", (self.cluster, known or fresh))
+        (text,) = self.db.execute(
+            "SELECT text FROM identity WHERE cluster = ?", (self.cluster,)
+        ).fetchone()
+        return str(text)
 
     def load_table(self, entity_type: str) -> StoredTable | None:
         row = self._row(TABLE, entity_type)

@@ -149,6 +149,7 @@ class SqliteWorker:
     def _connected(self) -> Steps:
         if self._steps is not None and self._file == _identity(self._path):
             return self._steps
+        gone = self._file not in (None, _identity(self._path))  # its number may be used again
         self._disconnect()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -165,7 +166,7 @@ class SqliteWorker:
             db.close()
             raise
         file = _identity(self._path)
-        self._replaced = self._replaced or self._file not in (None, file)
+        self._replaced = self._replaced or gone or self._file not in (None, file)
         self._file = file
         return self._steps
 

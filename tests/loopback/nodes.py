@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ from shardbus.membership.member import Status
 from shardbus.node import shutdown
 from shardbus.node.node import Node
 from shardbus.store.memory import MemoryData, MemoryStore
+from shardbus.store.protocol import StateStore
 from tests.ports import free_port
 from tests.waiting import PATIENCE_S, until
 
@@ -38,6 +40,8 @@ class Nodes:
 
     def __init__(self, cluster: ClusterSettings = QUICK) -> None:
         self.data = MemoryData()
+        self.open_store: Callable[[], StateStore] = lambda: MemoryStore(self.data)
+        """Makes the store of those that start from now on."""
         self.all: list[Node] = []
         self.own: dict[str, Any] = {}
         """Settings of section `node` for those that start from now on."""
@@ -69,7 +73,7 @@ class Nodes:
             node=own, cluster=self._cluster, store=self.store, security=self.security
         )
         settings = replace(settings, sharding=replace(settings.sharding, **sharding))
-        node = Node(bus.name, bus.types, settings, MemoryStore(self.data))
+        node = Node(bus.name, bus.types, settings, self.open_store())
         NodeAnswers(node).register()
         await node.start()
         self.all.append(node)

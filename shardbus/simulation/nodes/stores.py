@@ -123,6 +123,10 @@ class SimStore:
     async def close(self) -> None:
         await self._store.close()
 
+    async def identity(self, known: str = "") -> str:
+        """Answer at once: all processes have this server, and no seed draws anything here."""
+        return known or "simulated"
+
     async def _ask(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         server, loop = self._server, self._loop
         answer: asyncio.Future[T] = loop.create_future()

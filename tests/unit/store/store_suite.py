@@ -112,6 +112,20 @@ class TablesAndLeases:
 
     # Tables
 
+    async def test_an_identity_is_written_once_and_read_by_all(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        first, second = await asyncio.gather(store.identity(), other.identity())
+        assert len(first) == 16
+        assert first == second == await other.identity() == await store.identity()
+
+    async def test_a_known_identity_is_written_again(
+        self, store: StateStore, other: StateStore
+    ) -> None:
+        await store.identity()
+        assert await other.identity("0123456789abcdef") == "0123456789abcdef"
+        assert await store.identity() == "0123456789abcdef"
+
     async def test_a_table_is_there_once_it_was_claimed(self, store: StateStore) -> None:
         assert await store.load_table("counter") is None
         claimed = await store.claim_epoch("counter", 1, "crc32/100")
