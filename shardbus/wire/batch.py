@@ -76,9 +76,11 @@ METHOD_MAX = 1024
 Hop = tuple[Id, Id, Uid]
 """A waiting entity: its type, its id, and the number of this run of its handler."""
 Chain = Annotated[tuple[Hop, ...], msgspec.Meta(max_length=CHAIN_MAX)]
-Ids = Annotated[list[Id], msgspec.Meta(max_length=MESSAGES_MAX)]
+Ids = Annotated[list[str], msgspec.Meta(max_length=MESSAGES_MAX)]
+"""The frame bounds each id. The host checks an id before it starts an entity, so that the sender of
+a wrong one gets an answer, and the other messages of the batch are handled."""
 Payloads = Annotated[list[bytes], msgspec.Meta(max_length=MESSAGES_MAX)]
-Corrs = Annotated[list[Uid], msgspec.Meta(max_length=MESSAGES_MAX)]
+Corrs = Annotated[list[int], msgspec.Meta(max_length=MESSAGES_MAX)]
 Method = Annotated[str, msgspec.Meta(max_length=METHOD_MAX)]
 Failure = Annotated[str, msgspec.Meta(max_length=FAILURE_MAX)]
 
@@ -148,8 +150,8 @@ class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):
     """One message that a node forwards to a shard's newer home."""
 
     type: Id
-    shard: Id
-    id: Id
+    shard: str
+    id: str
     method: Method
     payload: bytes
     corr: Uid
@@ -174,7 +176,7 @@ class Flush(msgspec.Struct, array_like=True, tag_field="op", tag=6, gc=False):
     arrived."""
 
     type: Id
-    shard: Id
+    shard: str
     corr: Uid
     timeout_ms: Millis
     hops: Hops
