@@ -171,19 +171,19 @@ class Dispatcher:
             endpoint.departures.verify(session, node)
 
     def _on_machine_message(self, session: Session, name: str, message: Any) -> None:
-        region, sender = self._regions.get(name), session.tag
+        region, sender, kind = self._regions.get(name), session.tag, type(message)
         if region is None:
-            if isinstance(message, messages.Register):
+            if kind is messages.Register:
                 self._describe(session, name)  # so that its region can log the reason
             self._endpoint.count_drop("unknown_type")
-        elif isinstance(message, messages.GetShardHome) and sender in self.clients:
+        elif kind is messages.GetShardHome and sender in self.clients:
             shards = tuple(s for s in message.shards if region.router.has_shard(s))
             region.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
-        elif isinstance(message, TypeInfo):
+        elif kind is TypeInfo:
             region.unknown_at(sender)
-        elif type(message) in HANDOVER:
+        elif kind in HANDOVER:
             self._singletons[name].received(sender, message)
-        elif type(message) in FOR_COORDINATOR:
+        elif kind in FOR_COORDINATOR:
             self._singletons[name].coordinator.received(sender, message)
         else:
             region.router.handle(events.MessageReceived(sender, message))

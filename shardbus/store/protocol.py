@@ -20,7 +20,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 from shardbus.errors import StaleFence
 from shardbus.ids import NodeId
@@ -191,7 +191,7 @@ def on_new_server(store: StateStore, call: Callable[[], None]) -> None:
     before, which may have lost what the former one had acknowledged, or one that has lost its data.
     A store that has one server for ever, or cannot tell, never calls it."""
     if hasattr(store, "on_new_server"):
-        store.on_new_server = call
+        cast("Any", store).on_new_server = call
 
 
 def problems_of(store: StateStore) -> tuple[str, ...]:

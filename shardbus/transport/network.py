@@ -44,7 +44,7 @@ class Listener(Protocol):
     """Accepts connections of other processes."""
 
     def send(self, to: bytes, head: bytes, body: bytes) -> SendResult: ...
-    def user(self, of: bytes) -> str | None:
+    def user(self, of: bytes, /) -> str | None:
         """Return the name that authentication gave the peer of a connection, None without keys."""
         ...
 

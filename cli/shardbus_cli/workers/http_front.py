@@ -137,9 +137,16 @@ class _Pages:
     async def forward(self, request: Request) -> Response:
         """Forward to the first worker that serves. A write is sent only once: it may have
         worked."""
+        try:
+            async with asyncio.timeout(ANSWER_DEADLINE_S):
+                body = await body_of(request)
+        except TimeoutError:
+            return error(408, "timeout", "the body did not arrive", "send it at once")
+        if body is None:
+            return error(413, "bad_request", "the body is too large")
         for place in self._unit.serving.values():
             try:
-                return await _passed_on(place, request, self._context)
+                return await _passed_on(place, request, body, self._context)
             except (OSError, ValueError, TimeoutError, EOFError):
                 if request.method != "GET":
                     return error(504, "timeout", "the worker did not answer", "see its log")
@@ -182,12 +189,11 @@ async def _of_all(
     return {worker: text for worker, text in zip(serving, texts, strict=True) if text}
 
 
-async def _passed_on(place: Place, request: Request, tls: ssl.SSLContext | None) -> Response:
+async def _passed_on(
+    place: Place, request: Request, body: bytes, tls: ssl.SSLContext | None
+) -> Response:
     """Return a worker's answer to this request, streamed."""
     async with asyncio.timeout(ANSWER_DEADLINE_S):
-        body = await request.body()
-        if len(body) > BODY_BYTES_MAX:
-            return error(413, "bad_request", "the body is too large")
         status, headers, reader, writer = await _ask(place, _written(request, body), tls)
 
     async def rest() -> AsyncIterator[bytes]:
@@ -200,6 +206,16 @@ async def _passed_on(place: Place, request: Request, tls: ssl.SSLContext | None)
     answer = StreamingResponse(rest(), status)
     answer.raw_headers = [pair for pair in headers if pair[0] not in OWN_HEADERS]
     return answer
+
+
+async def body_of(request: Request) -> bytes | None:
+    """Read the body of a request; return None as soon as it has more than `BODY_BYTES_MAX`."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > BODY_BYTES_MAX:
+            return None
+    return bytes(body)
 
 
 def _written(request: Request, body: bytes) -> bytes:

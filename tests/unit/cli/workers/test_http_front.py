@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from shardbus.config.settings import HttpSettings
 from shardbus_cli.workers import http_front
@@ -146,3 +147,16 @@ async def test_a_silent_worker_delays_an_answer_up_to_the_deadline(
         found = await ask(Unit(port), "/readyz")
         assert not found.json()["checks"]["worker 0"]["ok"]
         assert (await ask(Unit(port), "/v1/nodes")).status_code == 503
+
+
+async def test_a_body_is_read_no_further_than_its_limit() -> None:
+    sent = 0
+
+    async def receive() -> dict[str, Any]:
+        nonlocal sent
+        sent += 1
+        return {"type": "http.request", "body": b"x" * http_front.CHUNK_BYTES, "more_body": True}
+
+    request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+    assert await http_front.body_of(request) is None
+    assert sent == http_front.BODY_BYTES_MAX // http_front.CHUNK_BYTES + 1
