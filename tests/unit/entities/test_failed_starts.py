@@ -33,7 +33,7 @@ class Customer(Entity):
     def begin(self) -> None:
         self.log.rows.append("start")
         if self.log.error is not None:
-            raise self.log.error
+            raise self.log.error.with_traceback(None)
 
     @handler
     def hit(self, n: int) -> int:
