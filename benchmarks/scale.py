@@ -26,7 +26,15 @@ from shardbus.ids import NodeId
 from shardbus.membership import events as ev
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member, Status
-from shardbus.membership.messages import GossipState, GossipStatus, Message, Welcome
+from shardbus.membership.messages import (
+    PROTOCOL,
+    GossipState,
+    GossipStatus,
+    Greeting,
+    InitAck,
+    Message,
+    Welcome,
+)
 from shardbus.simulation.membership.process import Process
 from shardbus.simulation.membership.world import GOSSIP_PORT, World
 from shardbus.wire.gossip import encode
@@ -37,6 +45,8 @@ SPREADS = 5
 JOIN_NODES_MAX = 100
 """Larger clusters are made without the work of joining: it grows faster than the square."""
 JOIN_WITHIN_S = 2.0
+GREETING = Greeting("test", PROTOCOL, {})
+"""That of the nodes of a simulated world."""
 QUIET_S = 5.0
 LONGEST_S = 120.0
 LOOK_EVERY_S = 0.01
@@ -106,6 +116,7 @@ def settled(nodes: int, seed: int, settings: ClusterSettings) -> Large:
     for process in processes:
         sponsor = processes[0] if process is not processes[0] else processes[-1]
         world.deliver(process, ev.JoinSeeds((sponsor.id.address,)))
+        world.deliver(process, ev.ControlReceived(sponsor.id, InitAck(GREETING)))
         world.deliver(process, ev.ControlReceived(sponsor.id, Welcome(state)))
     world.run(2.0)
     return world

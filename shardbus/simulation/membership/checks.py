@@ -101,7 +101,8 @@ class Checks:
         self._downed: dict[NodeId, dict[NodeId, None]] = {}
         """Each member that some node has Down, with these nodes."""
         self._by_decision: dict[NodeId, None] = {}
-        """The members that were downed by a decision, and not by an operator."""
+        """The members that were downed by a side that stays, and not by an operator. Of a side that
+        goes as a whole, a node that has just joined may be left (docs/downing.md)."""
 
     def after(self, process: Process) -> None:
         """Check the process after an event.
@@ -160,7 +161,8 @@ class Checks:
             self._judged[process.id] = len(process.notices)
             for notice in process.notices[judged:]:
                 if isinstance(notice, DowningDecided):
-                    self._by_decision.update(dict.fromkeys(notice.decision.down))
+                    if notice.decision.outcome is DowningOutcome.DOWN_OTHERS:
+                        self._by_decision.update(dict.fromkeys(notice.decision.down))
                     self._decided(process, notice.decision)
         view, shown = process.machine.view, self._views.get(process.id)
         if view is not shown:
