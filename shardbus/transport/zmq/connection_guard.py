@@ -193,6 +193,8 @@ class ConnectionGuard:
     def _opened(self, fd: int, now: float) -> None:
         self._closed(fd)
         with suppress(OSError), borrowed(fd) as connection:
+            if connection.family not in (net.AF_INET, net.AF_INET6):
+                return  # it has ended, and another socket of this process has its number
             peer = connection.getpeername()
             self._connections[fd] = _Connection(peer, now)
             if self._limit is not None and not self._limit.accepted(plain_address(peer[0]), now):

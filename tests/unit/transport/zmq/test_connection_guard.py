@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
 
@@ -25,6 +26,7 @@ from shardbus.transport.zmq.multipart import PARTS_MAX, SKIPPED_MAX, Multipart
 from shardbus.transport.zmq.network import ZmqNetwork
 from shardbus.transport.zmq.pubsub import PubSubSockets
 from shardbus.transport.zmq.sockets import bind_router, connect_dealer
+from shardbus.transport.zmq.zap import HandshakeLimit
 from shardbus.wire.batch import (
     BODY_BYTES_MAX,
     PROTOCOL_VERSION,
@@ -452,3 +454,19 @@ def check(made: SpySocket) -> None:
     if kind in (zmq.ROUTER, zmq.XPUB):
         assert made.getsockopt(zmq.BACKLOG) >= 512
         assert made.getsockopt(zmq.ZAP_DOMAIN) == b"shardbus"
+
+
+def test_a_descriptor_that_belongs_to_another_socket_by_now_is_no_connection(
+    context: zmq.Context[Socket],
+) -> None:
+    """A connection ends before the guard reads that it began, and its number is used again."""
+    listener = context.socket(zmq.ROUTER)
+    guard = ConnectionGuard(
+        listener, connections_max=10, on_cut=lambda reason: None, limit=HandshakeLimit()
+    )
+    one, other = socket.socketpair()
+    with one, other:
+        guard._opened(one.fileno(), 0.0)
+    assert guard.connections == 0
+    guard.stop()
+    listener.close(0)
