@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import ssl
 import subprocess
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,6 @@ import pytest
 from shardbus.errors import StoreUnavailable
 from shardbus.ids import Address
 from shardbus.store.opening import open_store
-from tests.ports import free_port
 from tests.redis_server import RedisServer
 from tests.unit.store.store_suite import save
 
@@ -45,19 +47,26 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("tls") / "ours")
 
 
-@pytest.fixture(scope="module")
-def server(
-    tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
-) -> Iterator[Address]:
-    port = free_port()
-    options = (
-        "--tls-port", str(port), "--tls-auth-clients", "no",
-        "--tls-cert-file", str(certificates.certificate),
-        "--tls-key-file", str(certificates.key),
-        "--tls-ca-cert-file", str(certificates.authority),
-    )  # fmt: skip
-    with RedisServer(tmp_path_factory.mktemp("redis") / "tls", *options):
-        yield Address("127.0.0.1", port)
+@pytest.fixture
+async def server(redis_server: RedisServer, certificates: Certificates) -> AsyncIterator[Address]:
+    """TLS in front of the session's server: not every build of a server has it."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind, to = await asyncio.open_connection("127.0.0.1", redis_server.port)
+        await asyncio.gather(copy(reader, to), copy(behind, writer))
+
+    front = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    yield Address("127.0.0.1", front.sockets[0].getsockname()[1])
+    front.close()
 
 
 async def test_a_server_of_ones_own_authority_is_used(

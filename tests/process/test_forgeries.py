@@ -31,6 +31,7 @@ from tests.forger import (
     relayed,
     sample,
 )
+from tests.markers import long_only
 from tests.ports import free_port
 from tests.process.app import Page
 from tests.process.nodes import NodeProcess, Processes
@@ -119,6 +120,7 @@ async def test_a_join_outside_of_any_session(two: Lab, forger: Forger) -> None:
     await two.refused("no_session", 2)
 
 
+@pytest.mark.long
 async def test_a_join_in_the_session_of_a_client(two: Lab, forger: Forger) -> None:
     forger.become_client()
     fake = NodeId("127.0.0.1", free_port(), 7)
@@ -126,6 +128,7 @@ async def test_a_join_in_the_session_of_a_client(two: Lab, forger: Forger) -> No
     await two.refused("not_allowed")
 
 
+@pytest.mark.long
 async def test_a_join_in_the_name_of_another(two: Lab, forger: Forger) -> None:
     forger.become_node()
     for other in (two.ids[1], NodeId("127.0.0.1", free_port(), 7)):
@@ -139,6 +142,7 @@ async def test_a_join_without_the_cookie(two: Lab, forger: Forger) -> None:
     await two.refused("gossip_no_cookie")
 
 
+@pytest.mark.long
 async def test_a_node_outside_the_loopback_is_refused_on_its_own_connection(
     two: Lab, forger: Forger
 ) -> None:
@@ -150,6 +154,7 @@ async def test_a_node_outside_the_loopback_is_refused_on_its_own_connection(
     assert await two.state() == two.before
 
 
+@pytest.mark.long
 async def test_answers_of_a_seed_that_was_not_asked(two: Lab, forger: Forger) -> None:
     fake = forger.become_node()
     for message in answers(fake):
@@ -189,6 +194,7 @@ async def test_a_hello_in_the_name_of_a_member(two: Lab, forger: Forger) -> None
     await two.refused("not_authorized", 3)
 
 
+@pytest.mark.long
 async def test_a_hello_in_the_name_of_a_client(two: Lab, forger: Forger) -> None:
     for name in ("client#0000000000000007", "n" * 250, "x"):
         forger.hello(name, 7, None, secret=forger.secret)
@@ -196,6 +202,7 @@ async def test_a_hello_in_the_name_of_a_client(two: Lab, forger: Forger) -> None
     await two.refused("not_authorized", 3)
 
 
+@pytest.mark.long
 async def test_a_hello_of_16_mib(two: Lab, forger: Forger) -> None:
     forger.hello("client#" + "n" * (15 << 20), 7, None)
     await two.refused("malformed")
@@ -204,7 +211,7 @@ async def test_a_hello_of_16_mib(two: Lab, forger: Forger) -> None:
 # Control messages
 
 
-@pytest.mark.parametrize("of", ["client", "unknown node"])
+@pytest.mark.parametrize("of", ["client", *long_only("unknown node")])
 async def test_every_control_message(two: Lab, forger: Forger, of: str) -> None:
     kinds = [cls for cls in ALL_CONTROL if cls not in CLIENTS_MAY]
     if of == "client":
@@ -218,6 +225,7 @@ async def test_every_control_message(two: Lab, forger: Forger, of: str) -> None:
     await two.refused(reason, len(kinds) * 2)
 
 
+@pytest.mark.long
 async def test_forwarded_messages_and_questions_of_a_client(two: Lab, forger: Forger) -> None:
     forger.become_client()
     forger.data(relayed())
@@ -227,6 +235,7 @@ async def test_forwarded_messages_and_questions_of_a_client(two: Lab, forger: Fo
     await two.refused("not_allowed", 1 + len(questions))
 
 
+@pytest.mark.long
 async def test_questions_of_an_unknown_node(two: Lab, forger: Forger) -> None:
     forger.become_node()
     questions = ("leave",), ("limit", "page", 1), ("place", "page", {"1": "127.0.0.1:1"})
@@ -235,7 +244,7 @@ async def test_questions_of_an_unknown_node(two: Lab, forger: Forger) -> None:
     await two.refused("not_a_member", len(questions))
 
 
-@pytest.mark.parametrize("of", ["client", "unknown node"])
+@pytest.mark.parametrize("of", ["client", *long_only("unknown node")])
 async def test_a_departure_notice(two: Lab, forger: Forger, of: str) -> None:
     if of == "client":
         forger.become_client()
@@ -272,7 +281,7 @@ def zmtp_2(*parts: bytes) -> bytes:
     return b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + frames
 
 
-@pytest.mark.parametrize("form", [http_post, zmtp_1, zmtp_2])
+@pytest.mark.parametrize("form", [http_post, *long_only(zmtp_1, zmtp_2)])
 async def test_a_join_of_a_peer_without_a_handshake(two: Lab, form: Callable[..., bytes]) -> None:
     fake = NodeId("127.0.0.1", free_port(), 7)
     sent: list[list[bytes]] = []
@@ -298,6 +307,7 @@ def received(stranger: socket.socket) -> bytes:
         return b""
 
 
+@pytest.mark.long
 async def test_requests_of_many_fake_nodes_open_no_link(two: Lab, forger: Forger) -> None:
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{two.target.process.pid}/fd"))
@@ -313,6 +323,7 @@ async def test_requests_of_many_fake_nodes_open_no_link(two: Lab, forger: Forger
     assert descriptors() < before + 30
 
 
+@pytest.mark.long
 async def test_a_node_with_500_links_of_clients_and_fake_nodes_works(two: Lab) -> None:
     """The fixture asks every entity afterwards, and a newcomer of each kind gets a session."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -86,6 +86,7 @@ async def test_a_rotation_under_load_loses_and_reorders_nothing(
     assert old not in read_secrets(secret)
 
 
+@pytest.mark.long
 async def test_off_the_loopback_a_secret_is_enough_and_needed(
     walled: Processes, secret: Path
 ) -> None:

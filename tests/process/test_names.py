@@ -122,6 +122,7 @@ async def test_survivors_stay_together_while_the_name_server_is_silent(
         assert await node.terminate() == 0
 
 
+@pytest.mark.long
 async def test_a_node_that_is_downed_without_a_name_server_ends_with_1(
     walled: Processes, names: Names
 ) -> None:
