@@ -409,3 +409,12 @@ def test_a_store_that_does_not_answer_here_is_a_finding(
     assert capsys.readouterr().out.startswith("store-silent: store sqlite:///")
     assert run(["doctor", "--store", "nonsense://x"]) == ExitCode.UNHEALTHY
     assert "store-unfit: " in capsys.readouterr().out
+
+
+def test_the_doctor_knows_no_type_of_that_name(shell, url):
+    assert shell("doctor", "counted", "--wait", "0") == ExitCode.FAILED
+    assert shell.err == "shardbus: there is no entity type 'counted'; did you mean counter?\n"
+    assert shell.out == ""
+    assert shell("doctor", "counter", "--wait", "0") == ExitCode.UNHEALTHY, (
+        "this node has no coordinator"
+    )

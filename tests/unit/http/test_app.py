@@ -1,158 +1,20 @@
-"""HTTP: the public JSON, health that depends on little, and writes that need permission."""
+"""The pages: what each asks of the node, health that depends on little, and writes."""
 
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
-from collections.abc import AsyncIterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardbus.config.settings import HttpSettings
-from shardbus.errors import ConfigError, StoreUnavailable, UnknownEntityType
-from shardbus.http.api import Check, Checks, Json
+from shardbus.http.api import Json
 from shardbus.http.app import STREAMS_MAX, create_app
-from shardbus.http.server import serve
+from tests.unit.http.http_kit import BEARER, ME, WRITE, FakeNode, client_of
 from tests.waiting import turns, until
-
-ME = "127.0.0.1:7355#00000000000000aa"
-
-
-class FakeNode:
-    """A node that answers what a test wants and remembers what it was asked."""
-
-    cluster_name = "shop"
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
-        self.ready = True
-        self.failure: Exception | None = None
-        self.more = asyncio.Event()
-
-    async def answer(self, *asked: object) -> Json:
-        self.asked.append(asked)
-        if self.failure:
-            raise self.failure
-        return {"asked": list(asked)}
-
-    async def cluster(self) -> Json:
-        return await self.answer("cluster")
-
-    async def nodes(self) -> Json:
-        return await self.answer("nodes")
-
-    async def types(self) -> Json:
-        return await self.answer("types")
-
-    async def shards(self, type: str) -> Json:
-        return await self.answer("shards", type)
-
-    async def where(self, type: str, id: str) -> Json:
-        return await self.answer("where", type, id)
-
-    async def entities(
-        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
-    ) -> Json:
-        return await self.answer("entities", type, shard, prefix, limit, cursor)
-
-    async def explain(self, type: str, id: str) -> Json:
-        return await self.answer("explain", type, id)
-
-    async def explain_shard(self, type: str, shard: str) -> Json:
-        return await self.answer("explain_shard", type, shard)
-
-    async def downing(self) -> Json:
-        return await self.answer("downing")
-
-    def liveness(self) -> Checks:
-        return {"loop": Check(True, "lag 1 ms")}
-
-    def readiness(self) -> Checks:
-        return {"member": Check(True, "up"), "coordinators": Check(self.ready, "counter: none")}
-
-    def metrics(self) -> bytes:
-        return b"shardbus_build_info 1.0\n"
-
-    async def leave(self, node: str | None) -> Json:
-        return await self.answer("leave", node)
-
-    async def down(self, node: str, *, force: bool) -> Json:
-        return await self.answer("down", node, force)
-
-    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
-        return await self.answer("plan", type, add, list(remove))
-
-    async def places(self, type: str) -> Json:
-        return await self.answer("places", type)
-
-    async def place(self, type: str, places: Mapping[str, str]) -> Json:
-        return await self.answer("place", type, dict(places))
-
-    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
-        return await self.answer("rebalance", type, pause, moves)
-
-    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
-        return await self.answer("stop", type, list(shards))
-
-    async def limits(self, type: str) -> Json:
-        return await self.answer("limits", type)
-
-    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
-        return await self.answer("set_limit", type, limit, node)
-
-    async def shutdown_region(self, node: str, type: str) -> Json:
-        return await self.answer("shutdown_region", node, type)
-
-    async def serve(self, node: str, service: str) -> Json:
-        return await self.answer("serve", node, service)
-
-    async def join(self, seeds: tuple[str, ...]) -> Json:
-        return await self.answer("join", list(seeds))
-
-    async def reload_keys(self, node: str | None) -> Json:
-        return await self.answer("reload_keys", node)
-
-    async def shut_down(self) -> Json:
-        return await self.answer("shut_down")
-
-    async def gossip(self) -> Json:
-        return await self.answer("gossip")
-
-    async def checkup(self) -> Json:
-        return await self.answer("checkup")
-
-    async def events(self) -> AsyncIterator[Json]:
-        yield {"event": "snapshot"}
-        await self.more.wait()
-        yield {"event": "MemberUp"}
-
-
-@pytest.fixture
-def node() -> FakeNode:
-    return FakeNode()
-
-
-def client_of(
-    node: FakeNode, settings: HttpSettings | None = None, base_url: str = "http://127.0.0.1:8558"
-) -> httpx.AsyncClient:
-    app = create_app(node, settings or HttpSettings())
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url=base_url)
-
-
-@pytest.fixture
-async def client(node: FakeNode) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(node) as client:
-        yield client
-
-
-# Reading
 
 
 @pytest.mark.parametrize(
@@ -218,24 +80,6 @@ async def test_a_bad_id_or_page_size_is_the_callers_error(client, node, path):
     assert node.asked == []
 
 
-@pytest.mark.parametrize(
-    ("failure", "status", "code"),
-    [
-        (UnknownEntityType("no type 'x'", hint="see types"), 404, "unknown_entity_type"),
-        (StoreUnavailable("redis is away"), 503, "store_unavailable"),
-        (ConfigError("no such cursor"), 400, "bad_request"),
-        (TimeoutError(), 504, "timeout"),
-        (ZeroDivisionError("secret detail"), 500, "internal"),
-    ],
-)
-async def test_errors_have_one_form(client, node, failure, status, code):
-    node.failure = failure
-    answer = await client.get("/v1/shards/x")
-    error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (status, code)
-    assert "secret detail" not in answer.text
-
-
 async def test_no_page_is_changed_by_another_method(client, node):
     for method in ("POST", "PUT", "DELETE"):
         answer = await client.request(method, "/v1/cluster")
@@ -244,9 +88,6 @@ async def test_no_page_is_changed_by_another_method(client, node):
         answer = await client.get(path.replace("#", "%23"))
         assert answer.status_code == 405
     assert node.asked == []
-
-
-# Health
 
 
 async def test_readiness_and_liveness_are_apart(client, node):
@@ -284,34 +125,6 @@ async def test_metrics_are_served_without_a_redirect(client):
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/plain")
     assert answer.text == "shardbus_build_info 1.0\n"
-
-
-# Writing
-
-
-WRITE = HttpSettings(write=True, token="open sesame")
-BEARER = {"authorization": "Bearer open sesame"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "headers"),
-    [
-        (HttpSettings(), BEARER),
-        (HttpSettings(write=True), {"authorization": "Bearer "}),
-        (HttpSettings(token="open sesame"), BEARER),
-        (WRITE, {}),
-        (WRITE, {"authorization": "Bearer open"}),
-        (WRITE, {"authorization": "Bearer open sesame2"}),
-        (WRITE, {"authorization": "Basic open sesame"}),
-        (WRITE, {"authorization": b"Bearer \xff"}),
-    ],
-)
-async def test_a_write_without_permission_is_forbidden(node, settings, headers):
-    async with client_of(node, settings) as client:
-        answer = await client.post("/v1/nodes/self/leave", headers=headers)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
-    assert "open sesame" not in answer.text
-    assert node.asked == []
 
 
 async def test_a_write_with_the_token_reaches_the_node(node):
@@ -481,52 +294,11 @@ async def test_a_client_that_disconnects_makes_room_for_another_stream(node):
     assert statuses == [200] * (STREAMS_MAX + 1)
 
 
-@pytest.mark.parametrize(
-    ("bound", "asked", "status"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:8558", 200),
-        ("127.0.0.1", "http://localhost:1", 200),
-        ("localhost", "http://[::1]:8558", 200),
-        ("127.0.0.1", "http://evil.example:8558", 403),
-        ("::1", "http://127.0.0.1.evil.example", 403),
-        ("127.0.0.1", "http://192.168.0.1", 403),
-        ("0.0.0.0", "http://evil.example:8558", 200),
-    ],
-)
-async def test_on_the_loopback_only_loopback_names_are_answered(node, bound, asked, status):
-    async with client_of(node, HttpSettings(host=bound), base_url=asked) as client:
-        assert (await client.get("/livez")).status_code == status
-
-
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200),
-        ({"sec-fetch-site": "none"}, 200),
-        ({"sec-fetch-site": "same-origin"}, 200),
-        ({"sec-fetch-site": "same-site"}, 403),
-        ({"sec-fetch-site": "cross-site"}, 403),
-        ({"sec-fetch-site": "Cross-Site"}, 403),
-        ({"origin": "http://127.0.0.1:8558"}, 200),
-        ({"origin": "http://127.0.0.1:9999"}, 403),
-        ({"origin": "http://evil.example"}, 403),
-        ({"origin": "null"}, 403),
-        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 403),
-    ],
-)
-async def test_requests_of_other_origins_pages_are_refused(node, headers, status):
-    base = "http://127.0.0.1:8558"
-    async with client_of(node, HttpSettings(), base_url=base) as client:
-        answer = await client.get("/v1/entities/counter", headers=headers)
-        assert answer.status_code == status
-    if status == 403:
-        assert answer.json()["error"]["code"] == "cross_site"
-        assert node.asked == []
-
-
 NASTY = st.text(max_size=20) | st.sampled_from(
     ["-1", "1e9", "9" * 400, "٣", "true ", "NaN", "\0", "%", "a=b", "=", "h:99999", "#", "\udcff"]
 )
+
+
 PARAMETERS = [
     "add",
     "remove",
@@ -542,6 +314,8 @@ PARAMETERS = [
     "set",
     "seed",
 ]
+
+
 GETS = [
     "plan/t",
     "entities/t",
@@ -552,6 +326,8 @@ GETS = [
     "limit/t",
     "places/t",
 ]
+
+
 POSTS = [
     "rebalance/t",
     "limit/t",
@@ -579,38 +355,6 @@ def test_no_query_makes_a_page_fail(asked, query):
 
     answer = asyncio.run(ask())
     assert answer.status_code in (200, 400, 404), answer.text
-
-
-# The server
-
-
-async def test_the_server_listens_when_start_returns_and_stops(node):
-    server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    await server.start()
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
-        answer = await client.get("/v1/where/a%2Fb/c%23d")
-    assert answer.json() == {"asked": ["where", "a/b", "c#d"]}
-    assert "server" not in answer.headers
-    await server.stop()
-    with pytest.raises(ConnectionError):
-        await asyncio.open_connection("127.0.0.1", server.port)
-
-
-async def test_a_taken_port_is_one_sentence(node):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        server = serve(create_app(node, HttpSettings()), "127.0.0.1", port)
-        with pytest.raises(ConfigError, match=rf"127\.0\.0\.1:{port}: it is taken; .*--http-port"):
-            await server.start()
-        await server.stop()
-
-
-async def test_an_address_of_another_machine_is_one_sentence(node):
-    server = serve(create_app(node, HttpSettings()), "192.0.2.1", 0)
-    with pytest.raises(ConfigError, match="no interface of this machine"):
-        await server.start()
 
 
 async def test_an_answer_has_a_deadline(node, monkeypatch):

@@ -1,0 +1,185 @@
+"""A node with one page of everything behind real HTTP, and a shell that runs commands here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+
+import pytest
+
+import shardbus
+from shardbus.errors import (
+    ConfigError,
+)
+from shardbus.http.api import Check, Checks, Json
+from shardbus_cli.main import run
+
+ME = "127.0.0.1:7355#00000000000000aa"
+
+
+class FakeNode:
+    """A node with one of everything; ids may be hostile."""
+
+    cluster_name = "shop"
+
+    def __init__(self) -> None:
+        self.ready = True
+        self.acts: list[tuple[object, ...]] = []
+        self.left, self.stuck = 100, False
+        self.status = "up"
+
+    async def cluster(self) -> Json:
+        return {
+            "cluster": "shop",
+            "self": ME,
+            "status": "up",
+            "unreachable": [],
+            "coordinators": {"counter": {"node": ME, "epoch": 3}},
+        }
+
+    async def nodes(self) -> Json:
+        member = {
+            "node": ME,
+            "address": "127.0.0.1:7355",
+            "status": self.status,
+            "reachable": True,
+            "roles": ["web", "backend"],
+            "shards": {"counter": self.left - self.left // 3, "page": self.left // 3},
+            "entities": {"counter": 7},
+            "version": "1.2",
+            "oldest": True,
+            "leader": True,
+        }
+        if self.left < 100 and not self.stuck:
+            self.left = max(0, self.left - 1)
+        other = {"node": "10.0.0.9:1#1", "address": "10.0.0.9:1", "reachable": False}
+        return {"nodes": [member, member | other]}
+
+    async def types(self) -> Json:
+        return {
+            "types": [
+                {"type": "counter", "shards": 100},
+                {"type": "book", "shards": 100, "layout": "library.by_title/100"},
+            ]
+        }
+
+    async def shards(self, type: str) -> Json:
+        if type != "counter":
+            raise shardbus.errors.UnknownEntityType(f"no entity type {type!r}", hint="see types")
+        row = {"shard": "1", "node": None, "state": "unallocated", "fence": 0, "entities": 0}
+        return {"type": type, "shards": [row]}
+
+    async def where(self, type: str, id: str) -> Json:
+        return {"type": type, "id": id, "shard": "7", "node": ME, "running": True}
+
+    async def entities(
+        self, type: str, shard: str | None, prefix: str, limit: int, cursor: str | None
+    ) -> Json:
+        rows = [{"id": f"{prefix}\x1b[31mé", "shard": shard or "7", "node": ME}]
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"entities": rows * min(limit, 2), "next": "abc", "silent": silent}
+
+    async def explain(self, type: str, id: str) -> Json:
+        return {"type": type, "id": id, "because": "least shards", "history": None}
+
+    async def explain_shard(self, type: str, shard: str) -> Json:
+        move = {"at": "12:00", "from": "n1", "to": ME, "why": "drain", "epoch": 2, "fence": 9}
+        moves = [move | {"seconds": 0.02}] if shard == "7" else []
+        return {"type": type, "shard": shard, "node": ME, "history": moves}
+
+    async def downing(self) -> Json:
+        decision = {"outcome": "down others", "reason": "majority", "down": [ME], "gone": []}
+        return {"node": ME, "strategy": "keep-majority", "decisions": [decision]}
+
+    def liveness(self) -> Checks:
+        return {"loop": Check(True)}
+
+    def readiness(self) -> Checks:
+        return {"member": Check(self.ready, "joining")}
+
+    def metrics(self) -> bytes:
+        return b""
+
+    async def leave(self, node: str | None) -> Json:
+        self.acts.append(("leave", node))
+        return {"leaving": node or ME}
+
+    async def checkup(self) -> Json:
+        return {"node": ME, "members": [], "store": {}}
+
+    async def gossip(self) -> Json:
+        return {"node": ME, "version": "0", "seen": [ME], "waiting_for": []}
+
+    async def events(self) -> AsyncIterator[Json]:
+        yield {"event": "snapshot"}
+
+    async def plan(self, type: str, add: int, remove: tuple[str, ...]) -> Json:
+        self.acts.append(("plan", type, add, *remove))
+        rows = [
+            {"node": ME, "before": 4, "after": 2},
+            {"node": "new-1:1#0", "before": 0, "after": 2},
+        ]
+        moves = [{"shard": s, "from": ME, "to": "new-1:1#0"} for s in "13"]
+        found = {"type": type, "moves": moves, "nodes": rows, "rounds": 1, "settled": add < 5}
+        return found | {"held": "an operator has paused it" if add else ""}
+
+    async def places(self, type: str) -> Json:
+        return {"type": type, "places": [{"shard": "7", "place": "10.0.0.3:1", "node": None}]}
+
+    async def place(self, type: str, places: Mapping[str, str]) -> Json:
+        self.acts.append(("place", type, dict(places)))
+        return await self.places(type)
+
+    async def rebalance(self, type: str, pause: bool | None, moves: int | None) -> Json:
+        self.acts.append(("rebalance", type, pause, moves))
+        return {"rebalancing": not pause, "paused": pause, "moves_at_a_time": moves}
+
+    async def stop(self, type: str, shards: tuple[str, ...]) -> Json:
+        self.acts.append(("stop", type, *shards))
+        left = shards if self.stuck else shards[1:]
+        return {"type": type, "stopped": shards[: len(shards) - len(left)], "stopping": left}
+
+    async def limits(self, type: str) -> Json:
+        rows = [{"node": ME, "limit": 500, "entities": 7, "evicted": 3}]
+        silent = ["10.0.0.9:1#1"] if self.stuck else []
+        return {"type": type, "strategy": "lru", "nodes": rows, "silent": silent}
+
+    async def set_limit(self, type: str, limit: int, node: str | None) -> Json:
+        self.acts.append(("limit", type, limit, node))
+        return await self.limits(type)
+
+    async def shutdown_region(self, node: str, type: str) -> Json:
+        self.acts.append(("shutdown-region", node, type))
+        self.left = 2
+        return {"node": ME, "type": type, "shards": 2}
+
+    async def serve(self, node: str, service: str) -> Json:
+        self.acts.append((service, node))
+        self.left = 2 if service == "draining" else self.left
+        return {"node": ME, "service": service}
+
+    async def join(self, seeds: tuple[str, ...]) -> Json:
+        self.acts.append(("join", *seeds))
+        return {"joining": True}
+
+    async def shut_down(self) -> Json:
+        self.acts.append(("shut_down",))
+        return {"stopping": True}
+
+    async def down(self, node: str, *, force: bool) -> Json:
+        if node != ME:
+            raise ConfigError(f"no member {node!r}", hint="see `shardbus nodes`")
+        self.acts.append(("down", node, force))
+        return {"down": node}
+
+
+class Shell:
+    """Runs commands in this process and keeps what they wrote."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.out = self.err = ""
+
+    def __call__(self, *words: str, debug: bool = False) -> int:
+        code = run(list(words), debug=debug)
+        self.out, self.err = self._capsys.readouterr()
+        return int(code)

@@ -1,0 +1,58 @@
+"""Fixtures of the commands: a node, its URL, a shell, and a folder of applications."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardbus.config.settings import HttpSettings
+from shardbus.http.app import create_app
+from shardbus.http.server import Server, serve
+from tests.unit.cli.cli_kit import FakeNode, Shell
+
+
+@pytest.fixture
+def node() -> FakeNode:
+    return FakeNode()
+
+
+@pytest.fixture
+def url(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The node's HTTP, run by a loop of its own as a node would."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    settings = HttpSettings(write=True, token="sesame")
+    server: Server = serve(create_app(node, settings), "127.0.0.1", 0)
+    asyncio.run_coroutine_threadsafe(server.start(), loop).result(10)
+    address = f"http://127.0.0.1:{server.port}"
+    monkeypatch.setenv("SHARDBUS_NODE_URL", address)
+    monkeypatch.delenv("SHARDBUS_NODE_TOKEN", raising=False)
+    yield address
+    asyncio.run_coroutine_threadsafe(server.stop(), loop).result(10)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+    loop.close()
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    return Shell(capsys)
+
+
+@pytest.fixture
+def apps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    before = set(sys.modules)
+    (tmp_path / "good_app.py").write_text(
+        "from shardbus import ShardBus\nbus = ShardBus('shop')\nport = 3\n"
+    )
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]

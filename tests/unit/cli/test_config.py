@@ -1,0 +1,99 @@
+"""`check` and `config show`: settings are examined, shown with their origin, and refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from shardbus.config.loading import load
+from shardbus_cli.config import read_file
+from shardbus_cli.exit_codes import ExitCode
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_check_examines_everything_and_starts_nothing(shell, apps):
+    good = ("check", "good_app", "--set", f"store.url=sqlite:///{apps}/s.db")
+    assert shell(*good, "--json") == ExitCode.OK
+    checks = json.loads(shell.out)["checks"]
+    assert list(checks) == ["app", "types", "downing", "exposure", "keys", "store"]
+    bad = (*good, "--set", "http.host=10.0.0.1", "--set", "store.url=nope://x")
+    assert shell(*bad) == ExitCode.UNHEALTHY
+    failed = [line.split()[0] for line in shell.out.splitlines() if " FAILED " in line]
+    assert failed == ["exposure", "store"]
+
+
+TYPED = """
+from shardbus import Entity, ShardBus
+bus = ShardBus("shop")
+@bus.entity(name="Cart")
+class Cart(Entity): ...
+@bus.entity(name="page", use_lease="shards")
+class Page(Entity): ...
+@bus.entity(name="kept", remember=True)
+class Kept(Entity): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("sharding.types.page.shards=20", "sharding.shards is 20 for 'page'"),
+        ("sharding.types.kept.active_entity_limit=9", "both remember and active_entity_limit"),
+        ("sharding.types.page.lease_ttl=8s", "more than four times store.timeout"),
+        ("node.proxies=pag", "no entity type 'pag'; did you mean page?"),
+    ],
+)
+def test_node_start_refuses_settings_that_check_reports(shell, apps, assignment, said):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell("check", "typed_app", "--set", "store.url=memory://") == ExitCode.OK
+    words = ("typed_app", "--set", "store.url=memory://", "--set", assignment)
+    assert shell("check", *words) == ExitCode.UNHEALTHY
+    assert [said in line for line in shell.out.splitlines() if "FAILED" in line] == [True]
+    assert shell("node", "start", *words) == ExitCode.USAGE
+    assert said in shell.err
+    assert shell.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("check",), ("node", "start")])
+def test_settings_of_a_type_that_the_app_does_not_have_are_refused(shell, apps, command):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell(*command, "typed_app", "--set", "sharding.types.pgae.mailbox=5") == ExitCode.USAGE
+    said = "no entity type 'pgae' (--set sharding.types.pgae.mailbox); did you mean page?"
+    assert said in shell.err
+
+
+def test_files_are_read_or_refused_in_one_line(shell, tmp_path):
+    assert shell("config", "show", "-c", str(tmp_path / "none.toml")) == ExitCode.USAGE
+    assert "there is no file" in shell.err
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[node\n")
+    assert shell("config", "show", "-c", str(broken)) == ExitCode.USAGE
+    assert "is not TOML" in shell.err
+    assert shell.err.count("\n") == 1
+
+
+def test_config_show_names_the_origin_of_each_value_and_no_secret(shell, monkeypatch, tmp_path):
+    file = tmp_path / "shop.toml"
+    file.write_text('[node]\nport = 1\n[store]\nurl = "redis://u:hunter2@h/0"\n')
+    monkeypatch.setenv("SHARDBUS_HTTP__TOKEN", "hunter2hunter2hunter2")
+    words = ("config", "show", "-c", str(file), "--set", "sharding.types.counter.shards=7")
+    assert shell(*words, "--origin") == ExitCode.OK
+    assert re.search(rf"node\.port +1 +{file}", shell.out)
+    assert re.search(r"http\.token +\"\*\*\*\" +environment SHARDBUS_HTTP__TOKEN", shell.out)
+    assert re.search(r"sharding\.types\.counter\.shards +7 +--set", shell.out)
+    assert re.search(r"http\.port +8558 +default", shell.out)
+    assert "hunter2" not in shell.out
+    assert shell(*words, "--json") == ExitCode.OK
+    assert json.loads(shell.out)["settings"]["node.port"] == 1
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda f: f.stem)
+def test_the_shipped_files_are_valid_and_differ_from_the_defaults(file):
+    text = file.read_text()
+    settings = load([(file.name, read_file(file)), ("test", {"node": {"advertise": "10.0.0.1"}})])
+    assert settings != load()
+    assert len(text.splitlines()) < 40

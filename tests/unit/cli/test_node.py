@@ -1,0 +1,34 @@
+"""`node start`, `node leave` and `node down`: what is refused, and why."""
+
+from __future__ import annotations
+
+import json
+
+from shardbus_cli.exit_codes import ExitCode
+from tests.unit.cli.cli_kit import ME
+
+
+def test_leave_and_down_need_the_token(shell, url, node, monkeypatch):
+    assert shell("node", "leave") == ExitCode.REFUSED
+    assert "token" in shell.err
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "sesame")
+    assert shell("node", "leave") == ExitCode.OK
+    assert shell("node", "leave", ME) == ExitCode.OK
+    assert shell("node", "down", ME, "--json") == ExitCode.OK
+    assert json.loads(shell.out) == {"down": ME}
+    assert shell("node", "down", ME, "--force") == ExitCode.OK
+    downs = [("down", ME, False), ("down", ME, True)]
+    assert node.acts == [("leave", None), ("leave", ME), *downs]
+    assert shell("node", "down", "127.0.0.1:1") == ExitCode.FAILED
+
+
+def test_a_store_that_there_cannot_be_is_wrong_usage(shell, apps):
+    assert shell("node", "start", "good_app", "--store", "nope://x") == ExitCode.USAGE
+    assert "no store is known by the scheme of 'nope://x'" in shell.err
+
+
+def test_a_bad_setting_stops_node_start_before_the_app_is_loaded(shell, apps):
+    assert shell("node", "start", "good_app", "--port", "x") == ExitCode.USAGE
+    assert "node.port = 'x' (--port): not a whole number" in shell.err
+    assert shell("node", "start", "good_app", "--host", "10.0.0.1") == ExitCode.USAGE
+    assert "security.insecure" in shell.err

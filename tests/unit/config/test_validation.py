@@ -1,0 +1,122 @@
+"""Rules across settings: contradictions name both, and exposure needs permission."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardbus.config.loading import (
+    from_assignments,
+    load,
+)
+from shardbus.config.settings import (
+    HttpSettings,
+    NodeSettings,
+    SecuritySettings,
+    Settings,
+    ShardingSettings,
+    StoreSettings,
+)
+from shardbus.config.validation import check, check_exposure, check_leases
+from shardbus.errors import ConfigError
+from tests.unit.config.refusal import refusal
+from tests.unit.http.http_kit import THERE, with_tokens
+
+
+@pytest.mark.parametrize(
+    ("assignments", "both"),
+    [
+        (["node.port=7000", "node.gossip_port=7000"], ("node.port", "node.gossip_port")),
+        (["node.port=65535"], ("node.port", "node.gossip_port")),
+        (["node.host=0.0.0.0"], ("node.host", "node.advertise")),
+        (["http.write=on"], ("http.write", "http.token")),
+        (
+            ["cluster.failure_detector.heartbeat_interval=5s"],
+            ("heartbeat_interval", "acceptable_heartbeat_pause"),
+        ),
+    ],
+)
+def test_settings_that_contradict_each_other_are_both_named(assignments, both):
+    text = refusal(*from_assignments(assignments))
+    assert all(name in text for name in both)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"])
+def test_the_loopback_needs_no_permission(host):
+    check_exposure(Settings(node=NodeSettings(host=host), http=HttpSettings(host=host)))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::", "", "localhost.example.com", "*"])
+def test_listening_outside_the_loopback_must_be_permitted(host):
+    exposed = [
+        Settings(node=NodeSettings(host=host)),
+        Settings(http=HttpSettings(host=host)),
+    ]
+    for settings in exposed:
+        with pytest.raises(ConfigError, match="outside the loopback"):
+            check_exposure(settings)
+    node = NodeSettings(host=host)
+    check_exposure(Settings(node=node, security=SecuritySettings(insecure=True)))
+    check_exposure(Settings(node=node, security=SecuritySettings(secret="file")))
+    with pytest.raises(ConfigError, match="outside the loopback"):  # a secret does not protect HTTP
+        check_exposure(
+            Settings(http=HttpSettings(host=host), security=SecuritySettings(secret="file"))
+        )
+
+
+@pytest.mark.parametrize(
+    "names", [("keys",), ("allowed",), ("keys", "allowed"), ("secret", "keys")]
+)
+def test_the_files_of_keys_need_each_other(names):
+    files = dict.fromkeys(names, "file")
+    with pytest.raises(ConfigError, match="need each other"):
+        check_exposure(Settings(security=SecuritySettings(insecure=True, **files)))
+    every = dict.fromkeys(("secret", "keys", "allowed"), "file")
+    check_exposure(Settings(security=SecuritySettings(**every)))
+
+
+@pytest.mark.parametrize(("ttl", "timeout", "good"), [(20, 2, True), (8.1, 2, True), (8, 2, False)])
+def test_B100_a_lease_is_longer_than_its_renewals_may_take(ttl, timeout, good):
+    store, leased = (
+        StoreSettings(timeout=timeout),
+        ShardingSettings(use_lease="both", lease_ttl=ttl),
+    )
+    check_leases("counter", ShardingSettings(lease_ttl=ttl), store)
+    if good:
+        check_leases("counter", leased, store)
+    else:
+        with pytest.raises(ConfigError, match=r"'counter' \(8 s\).*store.timeout \(2 s\)"):
+            check_leases("counter", leased, store)
+
+
+def test_a_coordinator_must_finish_before_the_next_oldest_stops_waiting() -> None:
+    late = {"cluster": {"singleton": {"retire_timeout": "5s"}}}
+    with pytest.raises(ConfigError, match=r"cluster\.singleton\.retire_timeout \(5 s\)"):
+        load([("file", late)])
+
+
+def test_off_the_loopback_http_needs_a_token_or_the_word_insecure() -> None:
+    for of in (
+        with_tokens(THERE, operator=True, reader=False),
+        HttpSettings(host=THERE, token="t"),
+    ):
+        check_exposure(Settings(http=of))
+    check_exposure(Settings(http=with_tokens(THERE, operator=False, reader=True)))
+    open_ = HttpSettings(host=THERE)
+    check_exposure(Settings(http=open_, security=SecuritySettings(insecure=True)))
+    with pytest.raises(ConfigError, match=r"outside the loopback.*http\.reader_token"):
+        check_exposure(Settings(http=open_))
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (HttpSettings(tls_cert="c"), "only one of"),
+        (HttpSettings(tls_key="k"), "only one of"),
+        (HttpSettings(token="t" * 15), "http.token has 15 characters, at least 16"),
+        (HttpSettings(reader_token="t" * 15), "http.reader_token has 15 characters"),
+        (HttpSettings(token="t" * 16, reader_token="t" * 16), "every reader may write"),
+    ],
+)
+def test_http_settings_that_contradict_each_other(of: HttpSettings, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        check(Settings(http=of))

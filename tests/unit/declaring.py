@@ -1,0 +1,40 @@
+"""Classes to declare, and a function that declares one and returns its type."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shardbus import Entity, ShardBus, handler
+from shardbus.entities.entity_type import EntityType
+
+
+@dataclass
+class Hit:
+    page: str
+    count: int = 1
+
+
+@dataclass
+class Ledger:
+    total: int = 0
+
+
+@dataclass
+class NoDefault:
+    total: int
+
+
+class Opaque:
+    pass
+
+
+def declared(bus: ShardBus, cls: type, *args: Any, **options: Any) -> EntityType:
+    bus.entity(*args, **options)(cls)
+    return next(iter(bus.types.values()))
+
+
+class Counter(Entity):
+    @handler
+    def add(self, amount: int = 1) -> int:
+        return amount

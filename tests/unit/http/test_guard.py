@@ -1,0 +1,168 @@
+"""Access to the pages: who reads, who writes, and which names and origins are answered."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from shardbus.config.settings import HttpSettings
+from shardbus.http.app import create_app
+from shardbus.http.guard import PROBES, bearer
+from tests.unit.http.http_kit import (
+    BEARER,
+    HERE,
+    OPERATOR,
+    READER,
+    THERE,
+    WRITE,
+    FakeNode,
+    client_of,
+    with_tokens,
+)
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers"),
+    [
+        (HttpSettings(), BEARER),
+        (HttpSettings(write=True), {"authorization": "Bearer "}),
+        (HttpSettings(token="open sesame"), BEARER),
+        (WRITE, {}),
+        (WRITE, {"authorization": "Bearer open"}),
+        (WRITE, {"authorization": "Bearer open sesame2"}),
+        (WRITE, {"authorization": "Basic open sesame"}),
+        (WRITE, {"authorization": b"Bearer \xff"}),
+    ],
+)
+async def test_a_write_without_permission_is_forbidden(node, settings, headers):
+    async with client_of(node, settings) as client:
+        answer = await client.post("/v1/nodes/self/leave", headers=headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
+    assert "open sesame" not in answer.text
+    assert node.asked == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "asked", "status"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8558", 200),
+        ("127.0.0.1", "http://localhost:1", 200),
+        ("localhost", "http://[::1]:8558", 200),
+        ("127.0.0.1", "http://evil.example:8558", 403),
+        ("::1", "http://127.0.0.1.evil.example", 403),
+        ("127.0.0.1", "http://192.168.0.1", 403),
+        ("0.0.0.0", "http://evil.example:8558", 200),
+    ],
+)
+async def test_on_the_loopback_only_loopback_names_are_answered(node, bound, asked, status):
+    async with client_of(node, HttpSettings(host=bound), base_url=asked) as client:
+        assert (await client.get("/livez")).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "Cross-Site"}, 403),
+        ({"origin": "http://127.0.0.1:8558"}, 200),
+        ({"origin": "http://127.0.0.1:9999"}, 403),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://evil.example", "sec-fetch-site": "same-origin"}, 403),
+    ],
+)
+async def test_requests_of_other_origins_pages_are_refused(node, headers, status):
+    base = "http://127.0.0.1:8558"
+    async with client_of(node, HttpSettings(), base_url=base) as client:
+        answer = await client.get("/v1/entities/counter", headers=headers)
+        assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "cross_site"
+        assert node.asked == []
+
+
+PAGES = ("/metrics", "/v1/cluster", "/v1/nodes", "/v1/gossip", "/v1/checkup", "/v1/none", "/ui")
+
+
+def sent(token: str | None) -> dict[str, str]:
+    return {} if token is None else {"authorization": f"Bearer {token}"}
+
+
+async def status(of: HttpSettings, method: str, path: str, token: str | None) -> int:
+    transport = httpx.ASGITransport(create_app(FakeNode(), of), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        return (await client.request(method, path, headers=sent(token))).status_code
+
+
+@pytest.mark.parametrize(
+    ("host", "operator", "reader", "closed"),
+    [
+        (HERE, False, False, False),
+        (HERE, True, False, False),
+        (HERE, False, True, True),
+        (HERE, True, True, True),
+        (THERE, False, False, False),  # only with security.insecure
+        (THERE, True, False, True),
+        (THERE, False, True, True),
+        (THERE, True, True, True),
+    ],
+)
+async def test_who_reads_needs_a_token(
+    host: str, operator: bool, reader: bool, closed: bool
+) -> None:
+    of = with_tokens(host, operator=operator, reader=reader)
+    for path in PROBES:
+        assert await status(of, "GET", path, None) in (200, 503), path
+    good = [OPERATOR] * operator + [READER] * reader
+    for path in PAGES:
+        for token in (None, "", "wrong", OPERATOR + "s", READER[:-1]):
+            refused = await status(of, "GET", path, token) == 401
+            assert refused == closed, (path, token)
+        for token in good:
+            assert await status(of, "GET", path, token) != 401, (path, token)
+
+
+@pytest.mark.parametrize("host", [HERE, THERE])
+async def test_only_an_operator_writes(host: str) -> None:
+    of = with_tokens(host, operator=True, reader=True)
+    leave = "/v1/nodes/self/leave"
+    assert await status(of, "POST", leave, OPERATOR) == 200
+    assert await status(of, "POST", leave, READER) == 403
+    assert await status(of, "POST", leave, "wrong") in (401, 403)
+    assert await status(of, "POST", leave, None) in (401, 403)
+    assert await status(HttpSettings(reader_token=READER), "POST", leave, READER) == 403
+
+
+@pytest.mark.parametrize(
+    ("header", "role"),
+    [
+        (f"Bearer {OPERATOR}", "operator"),
+        (f"bearer  {READER} ", "reader"),
+        (f"Basic {OPERATOR}", None),
+        (OPERATOR, None),
+        ("Bearer", None),
+        ("Bearer \xff", None),
+        ("", None),
+    ],
+)
+def test_the_role_of_a_header(header: str, role: str | None) -> None:
+    assert bearer(header, with_tokens(HERE, operator=True, reader=True)) == role
+
+
+def test_an_empty_token_is_no_token() -> None:
+    assert bearer("Bearer ", HttpSettings()) is None
+    assert bearer("Bearer", HttpSettings()) is None
+
+
+async def test_two_authorizations_are_none() -> None:
+    of = with_tokens(THERE, operator=True, reader=True)
+    transport = httpx.ASGITransport(create_app(FakeNode(), of))
+    headers = [("authorization", f"Bearer {READER}"), ("authorization", "Bearer x")]
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        answer = await client.get("/v1/nodes", headers=headers)
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"

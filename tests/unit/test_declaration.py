@@ -1,0 +1,191 @@
+"""The declaration of an entity type: handlers, messages, state, settings, and refusals."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from shardbus import Directive, Entity, ShardBus, handler
+from shardbus.errors import ConfigError
+from shardbus.routing.refs import START
+from tests.unit.declaring import Counter, Hit, Ledger, NoDefault, Opaque, declared
+
+
+@pytest.fixture
+def bus() -> ShardBus:
+    return ShardBus("shop")
+
+
+def test_a_type_is_called_like_its_class_unless_it_says_otherwise(bus: ShardBus) -> None:
+    assert declared(bus, type("Counter", (Counter,), {})).name == "counter"
+    bus.entity(name="page views")(type("Other", (Counter,), {}))
+    assert list(bus.types) == ["counter", "page views"]
+
+
+@pytest.mark.parametrize("name", ["tell", "ask", "entity_id", "within", "tell_nowait", "_hidden"])
+def test_a_handler_cannot_have_the_name_of_something_else(bus: ShardBus, name: str) -> None:
+    def function(self: Any) -> None: ...
+
+    cls = type("Bad", (Entity,), {name: handler(function)})
+    with pytest.raises(ConfigError, match=f"Bad: a handler cannot be called '{name}'"):
+        bus.entity()(cls)
+
+
+def test_settings_are_declared_by_their_names(bus: ShardBus) -> None:
+    kind = declared(bus, Counter, shards=7, remember=True, passivate_after=5, mailbox=3)
+    assert (kind.interface.shards, kind.interface.layout) == (7, "crc32/7")
+    assert kind.declared == {"shards": 7, "remember": True, "passivate_after": 5, "mailbox": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"shard": 3}, "did you mean shards"),
+        ({"shards": 0}, "shards"),
+        ({"shards": "many"}, "shards"),
+        ({"entity_recovery_strategy": "never"}, "entity_recovery_strategy"),
+    ],
+)
+def test_wrong_settings_are_refused(bus: ShardBus, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        bus.entity("counter", **options)(Counter)
+    assert bus.types == {}
+
+
+def test_handlers_are_inherited_and_replaced(bus: ShardBus) -> None:
+    class Doubling(Counter):
+        @handler
+        def add(self, amount: int = 1) -> int:
+            return 2 * amount
+
+        @handler
+        async def reset(self) -> None: ...
+
+        @handler(thread=True)
+        def blocking(self) -> None: ...
+
+    kind = declared(bus, Doubling)
+    assert set(kind.invokers) == {"add", "reset", "blocking", START}
+    assert {name: i.is_async for name, i in kind.invokers.items() if name != START} == {
+        "add": False,
+        "reset": True,
+        "blocking": True,
+    }
+    assert kind.invokers["add"].function(Doubling(), 2) == 4
+
+
+@pytest.mark.parametrize(
+    ("annotation", "path"), [("Opaque", "handler put: thing"), ("list[Opaque]", r"thing\[\.\.\.\]")]
+)
+def test_an_argument_that_cannot_travel_is_refused(
+    bus: ShardBus, annotation: str, path: str
+) -> None:
+    def put(self: Any, thing: object) -> None: ...
+
+    put.__annotations__["thing"] = annotation
+    with pytest.raises(ConfigError, match=path):
+        bus.entity()(type("Bad", (Entity,), {"put": handler(put)}))
+
+
+def test_messages_come_from_the_annotation_the_declaration_and_the_bus(bus: ShardBus) -> None:
+    @bus.message
+    @dataclass
+    class Registered:
+        x: int
+
+    class Listens(Entity):
+        async def receive(self, message: Hit | str) -> None: ...
+
+    kind = declared(bus, Listens, messages=[Ledger])
+    assert set(kind.invokers) == {"", ":Hit", ":Ledger", ":Registered", START}
+    assert set(declared(ShardBus("other"), Counter).invokers) == {"add", START}
+
+
+class WithState(Entity):
+    state: Ledger
+
+
+class Broken(Entity):
+    state: NoDefault
+
+
+class Unfit(Entity):
+    state: Opaque
+
+
+def test_state_is_a_message_with_defaults(bus: ShardBus) -> None:
+    kind = declared(bus, WithState)
+    assert kind.state_class is Ledger
+    assert not kind.plain
+    assert declared(ShardBus("other"), Counter).plain
+    with pytest.raises(ConfigError, match=r"Broken\.state: every field needs a default"):
+        bus.entity()(Broken)
+    with pytest.raises(ConfigError, match=r"Unfit\.state cannot be a message type"):
+        bus.entity()(Unfit)
+
+
+def test_a_class_with_hooks_is_known_to_have_them(bus: ShardBus) -> None:
+    class Hooked(Counter):
+        async def on_start(self) -> None: ...
+
+        async def on_stop(self, reason: object) -> None: ...
+
+    kind = declared(bus, Hooked)
+    assert (kind.starts, kind.stops, kind.plain) == (True, True, False)
+    other = declared(ShardBus("other"), Counter)
+    assert (other.starts, other.stops, other.plain) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "wanted"),
+    [
+        (None, ValueError(), Directive.RESTART),
+        ({ValueError: "resume"}, ValueError(), Directive.RESUME),
+        ({ValueError: "resume"}, KeyError(), Directive.RESTART),
+        ({LookupError: Directive.STOP}, KeyError(), Directive.STOP),
+        ({Exception: "stop", ValueError: "resume"}, UnicodeError(), Directive.RESUME),
+        (lambda e: Directive.STOP, ValueError(), Directive.STOP),
+    ],
+)
+def test_supervision(bus: ShardBus, given: Any, error: Exception, wanted: Directive) -> None:
+    assert declared(bus, Counter, supervision=given).supervision(error) is wanted
+
+
+def plain(bus: ShardBus, **said: Any) -> None:
+    @bus.entity(**said)
+    class Plain(Entity):
+        async def receive(self, message: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"supervision": {"ValueError": "stop"}}, "'ValueError' is no class of exceptions"),
+        ({"supervision": {int: "stop"}}, "is no class of exceptions"),
+        ({"supervision": "stop"}, "'stop' is no mapping and no function"),
+        ({"supervision": ["stop"]}, "no mapping and no function"),
+        ({"name": 5}, "an entity type must be a str, not int"),
+        ({"messages": ["Note"]}, "messages has 'Note', which is no class"),
+        ({"extract_entity_id": 3}, "extract_entity_id is 3, which cannot be called"),
+        ({"extract_shard_id": 3}, "extract_shard_id is 3, which cannot be called"),
+        ({"extract_shard_id": lambda i, m: "1"}, "called with one argument: missing"),
+        ({"extract_entity_id": lambda: "1"}, "called with one argument: too many"),
+    ],
+)
+def test_what_cannot_work_is_refused_where_it_is_declared(
+    bus: ShardBus, said: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        plain(bus, **said)
+
+
+def test_functions_that_say_nothing_of_their_arguments_are_taken(bus: ShardBus) -> None:
+    plain(bus, extract_shard_id=str, extract_entity_id=getattr)
+
+
+def test_an_unknown_directive_is_a_wrong_declaration(bus: ShardBus) -> None:
+    with pytest.raises(ConfigError, match="ignore"):
+        bus.entity("counter", supervision={ValueError: "ignore"})(Counter)
