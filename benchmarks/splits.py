@@ -1,8 +1,9 @@
 """Split a cluster of real nodes again and again, and count the entities that live twice.
 
-Five nodes with default settings, each on a machine of its own, and a Redis; a producer on each side
-that reaches only its own side, and tells each of 100 pages five times a second. Every node records
-what it handles. In turn, in a drawn order:
+Five nodes, each on a machine of its own, and a Redis; a producer on each side that reaches only its
+own side, and tells each of 100 pages five times a second. Every node records what it handles. A
+cluster with each downing strategy in turn, its other settings the defaults, sees ten splits. Their
+shapes, in a drawn order:
 
     two          nothing passes between three nodes and two
     unheard      what the two send does not arrive at the three
@@ -12,11 +13,13 @@ what it handles. In turn, in a drawn order:
     bridged      two nodes and two, and one that reaches both
     flapping     three nodes and two; the wall falls and rises every few seconds
     heals        three nodes and two, for a few seconds only
+    blocked      three nodes and two, whose handlers block both loops for longer than it takes
     stopped      one node's process is stopped (SIGSTOP) for longer than every timeout
 
 Redis is reached from both sides, or from one of them. Once the cluster has decided, the network
-heals, nodes that have ended start again, and the records are judged (`splits_judge`). Each split is
-one JSON line, and the last line is their sum. Seconds count from the beginning of the split:
+heals, nodes that have ended start again, the producers rest, and the records are judged
+(`splits_judge`) once they have stopped: a message that waits in a mailbox is not lost. Each split
+is one JSON line, and the last line is their sum. Seconds count from the beginning of the split:
 
     ended_later    nodes that ended after the heal, if any: a loaded machine starves some
     overlaps       entities that two nodes handled in turn, and for how long at most
@@ -24,9 +27,16 @@ one JSON line, and the last line is their sum. Seconds count from the beginning 
     failover_s     the first message that a survivor handled for an entity of such a node
     resume_s       after the heal, until a node that was interrupted and stayed handles messages
     woken          messages that a stopped process handled after it was continued
-    lost           told messages that no node handled; with their reasons
+    lost           told messages that no node handled; with their reasons. A node that ends takes
+                   those that waited at it (`held_by_the_ended`, `relayed_by_the_ended`). A loss
+                   without a reason and without an end is `unexplained`: a defect
+    failed         why a split came to no end; its cluster is replaced
 
-    python -m benchmarks.splits [SPLITS] [--seed N] [--shape SHAPE ...]         needs root
+    python -m benchmarks.splits [SPLITS] [--seed N] [--shape SHAPE ...] [--strategy NAME ...]
+                                [--keep FOLDER]                                 needs root
+
+With `--keep`, the logs and records of each split with an overlap, an unexplained loss or a failure
+are copied to the folder.
 """
 
 from __future__ import annotations
@@ -38,6 +48,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,14 +65,20 @@ from benchmarks.splits_app import RECORD, boot_ns
 from tests.process.namespaces import Machine, Network, missing, redis_on
 
 SHAPES = (
-    "two", "unheard", "deaf", "alone", "three", "bridged", "flapping", "heals", "stopped",
+    "two", "unheard", "deaf", "alone", "three", "bridged", "flapping", "heals", "blocked",
+    "stopped",
 )  # fmt: skip
+STRATEGIES = ("keep-majority", "static-quorum", "keep-oldest", "lease-majority", "down-all")
+QUORUM = 3
 NODES, PAGES, RATE = 5, 100, 500
 STEP_S = 0.05
 PATIENCE_S = 300.0
 """Ends a wait that hangs."""
 BEFORE_S, AFTER_S = 2.0, 2.5
 """Seconds of traffic before a split, and after each change that follows."""
+QUIET_S = 5.0
+"""Messages have their outcome once nothing was handled or dropped for so long. A message that
+nothing explains gets twice the time."""
 FLAPS_S, FLAP_S = 15.0, (0.5, 5.0)
 HEALS_S = (0.5, 9.0)
 STOPPED_S = 30.0
@@ -105,24 +122,35 @@ class Load:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    async def rest(self) -> tuple[list[tuple[int, int]], Counter[str]]:
-        """Stop sending; return what was told since the last time, as (producer, seq), and how many
-        messages were dropped, by reason."""
-        report, before = await self.ask("rest"), self.last
-        self.last = report
+    async def rest(self) -> list[judge.Told]:
+        """Stop sending; return what was told since the last time."""
+        await self.ask("rest")
+        rows = _rows(self._path, 24, self._read)
+        self._read += len(rows)
+        return [judge.Told(self.number, seq, page) for page, seq, _ in rows]
+
+    async def dropped(self, *, final: bool = False) -> Counter[str]:
+        """Return how many messages were dropped since the last final call, by reason."""
+        report, before = await self.ask("count"), self.last
+        if final:
+            self.last = report
         dropped = Counter(report["refused"])
         dropped.subtract(before["refused"])
         dropped["unconfirmed_by_the_dead"] = report["lost"] - before["lost"]
-        rows = _rows(self._path, 24, self._read)
-        self._read += len(rows)
-        return [(self.number, seq) for _, seq, _ in rows], +dropped
+        return +dropped
 
 
 class Field:
     """The cluster, its producers, and the splits."""
 
-    def __init__(self, folder: str, network: Network, dice: random.Random) -> None:
-        self.folder, self.network, self.dice = folder, network, dice
+    def __init__(
+        self, folder: str, network: Network, dice: random.Random, strategy: str, keep: Path | None
+    ) -> None:
+        self.folder, self.network, self.dice, self.keep = folder, network, dice, keep
+        self.strategy = strategy
+        self.settings = [f"cluster.downing.strategy={strategy}"]
+        if strategy == "static-quorum":
+            self.settings.append(f"cluster.downing.static_quorum_size={QUORUM}")
         self.nodes: list[Node] = []
         """The nodes that run, the oldest first."""
         self.loads: list[Load] = []
@@ -143,19 +171,19 @@ class Field:
             used = [node.machine for node in self.nodes]
             for machine in [m for m in self.places if m not in used]:
                 seeds = [node.address for node in self.nodes][:3]
-                node = Node(self.folder, seeds, machine=machine, app=APP, store=self.store)
+                node = Node(self.folder, seeds, self.settings, machine, app=APP, store=self.store)
                 self.nodes.append(node)
             with contextlib.suppress(TimeoutError):
                 await wait(self._settled_or_ended, "a full cluster", STEP_S)
             if settled(self.nodes):
                 return ended
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no full cluster:\n{self._picture()}")
+                raise TimeoutError(f"no full cluster:\n{self.picture()}")
 
     def _settled_or_ended(self) -> bool:
         return settled(self.nodes) or not all(node.running for node in self.nodes)
 
-    def _picture(self) -> str:
+    def picture(self) -> str:
         """Describe each node: its view, and the end of its log."""
         said = [(node, node.log.read_text(errors="replace")[-1500:]) for node in self.nodes]
         return "\n".join(f"-- {n.address} {n.process.poll()} {n.view()}\n{log}" for n, log in said)
@@ -186,7 +214,7 @@ class Field:
             await load.ask("go")
         await asyncio.sleep(BEFORE_S)
         begun = boot_ns()
-        found: dict[str, Any] = {"shape": shape, "healed_at": 0}
+        found: dict[str, Any] = {"shape": shape, "strategy": self.strategy, "healed_at": 0}
         if shape == "stopped":
             await self._stop(order[0], found)
         else:
@@ -196,18 +224,49 @@ class Field:
         if stray := await self.fill():
             found["ended_later"] = stray
         await asyncio.sleep(AFTER_S)
-        told: list[tuple[int, int]] = []
-        dropped: Counter[str] = Counter()
-        for more, counts in await asyncio.gather(*(load.rest() for load in self.loads)):
-            told += more
-            dropped += counts
-        rows = list(self._records())
+        told = [
+            one for told in await asyncio.gather(*(x.rest() for x in self.loads)) for one in told
+        ]
+        rows, dropped = await self._outcomes(told, gone)
         if shape != "stopped":
             found["oldest"] = "few" if nodes[0] in order[: 1 if shape == "alone" else 2] else "many"
         if "continued" in found:
             found["woken"] = judge.handled(rows, *found.pop("continued"))
         healed = found.pop("healed_at")
-        return found | judged(rows, begun, healed, gone, nodes, told, dropped)
+        found |= judged(rows, begun, healed, gone, nodes, told, dropped)
+        if found["overlaps"] or "unexplained" in found["lost_by_reason"]:
+            self.save(judge.evidence(rows, told, found))
+        return found
+
+    async def _outcomes(
+        self, told: list[judge.Told], gone: set[int]
+    ) -> tuple[list[judge.Row], Counter[str]]:
+        """Wait until each told message has its outcome. Return all records, and the number of
+        dropped messages by reason."""
+        rows, quiet_since, before = list(self._records()), time.monotonic(), (0, 0)
+        while True:
+            dropped: Counter[str] = Counter()
+            for counts in await asyncio.gather(*(load.dropped() for load in self.loads)):
+                dropped += counts
+            missing = len(judge.missing(told, rows))
+            if missing <= dropped.total() and not gone:
+                break
+            now = time.monotonic()
+            if (state := (len(rows), dropped.total())) != before:
+                quiet_since, before = now, state
+            if now - quiet_since > QUIET_S * (1 if gone or not missing else 2):
+                break
+            await asyncio.sleep(0.5)
+            rows += self._records()
+        await asyncio.gather(*(load.dropped(final=True) for load in self.loads))
+        return rows, dropped
+
+    def save(self, evidence: str) -> None:
+        """Copy logs and records into a folder of their own."""
+        if self.keep is not None:
+            place = self.keep / f"{self.strategy}-{time.time_ns()}"
+            shutil.copytree(self.folder, place, ignore=shutil.ignore_patterns("redis"))
+            (place / "evidence").write_text(evidence)
 
     async def _wall(self, shape: str, order: list[Node], found: dict[str, Any]) -> None:
         """Split the network until the cluster has decided, or for the time that the shape says."""
@@ -224,6 +283,9 @@ class Field:
         groups[1].append(self.loads[1].machine)
         if store != "both":
             groups[0 if store == "few" else 1].append(self.safe)
+        if shape == "blocked":
+            for node in few:
+                node.process.send_signal(signal.SIGUSR1)
         if shape == "flapping":
             await self._flap(groups)
         elif shape == "heals":
@@ -266,7 +328,11 @@ class Field:
         await asyncio.sleep(STOPPED_S)
         found["continued"] = [pid, boot_ns()]
         victim.process.send_signal(signal.SIGCONT)
-        await wait(lambda: not victim.running, "the end of the stopped node", STEP_S)
+
+        def decided() -> bool:
+            return not victim.running or settled([node for node in self.nodes if node.running])
+
+        await wait(decided, "the end of the stopped node", STEP_S)
 
     def _records(self) -> Iterator[judge.Row]:
         """Return the records since the last call."""
@@ -283,7 +349,7 @@ def judged(
     healed: int,
     gone: set[int],
     nodes: list[Node],
-    told: list[tuple[int, int]],
+    told: list[judge.Told],
     dropped: Counter[str],
 ) -> dict[str, Any]:
     """Return the figures of one split."""
@@ -299,8 +365,10 @@ def judged(
     survivors = {node.process.pid for node in nodes} - gone
     taken = judge.takeovers(rows, begun, survivors)
     lost = judge.missing(told, rows)
-    if gone and lost > dropped.total():
-        dropped["held_by_the_ended"] = lost - dropped.total()
+    without = max(0, len(lost) - dropped.total())
+    held = sum(one.entity in judge.handled_by(rows, gone) for one in lost) if gone else 0
+    dropped["held_by_the_ended"] = min(held, without)
+    dropped["relayed_by_the_ended" if gone else "unexplained"] = without - min(held, without)
     return {
         "ended": len(gone),
         "overlaps": len({overlap.entity for overlap in twice}),
@@ -309,8 +377,8 @@ def judged(
         "failover_s": _longest(taken.values()),
         "resume_s": _longest(resumes),
         "told": len(told),
-        "lost": lost,
-        "lost_by_reason": dict(dropped),
+        "lost": len(lost),
+        "lost_by_reason": dict(+dropped),
         "repeated": judge.repeated(rows),
     }
 
@@ -335,11 +403,11 @@ def _rows(path: Path, size: int, skip: int) -> list[tuple[int, ...]]:
 
 
 @contextlib.asynccontextmanager
-async def field(seed: int) -> AsyncIterator[Field]:
+async def field(dice: random.Random, strategy: str, keep: Path | None) -> AsyncIterator[Field]:
     """Provide a running cluster with its producers."""
     network = Network()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        made = Field(folder, network, random.Random(seed))
+        made = Field(folder, network, dice, strategy, keep)
         try:
             with redis_on(made.safe, Path(folder) / "redis") as made.store:
                 await made.begin()
@@ -353,7 +421,7 @@ def summed(found: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the sum of all splits."""
     reasons: Counter[str] = Counter()
     for one in found:
-        reasons += Counter(one["lost_by_reason"])
+        reasons += Counter(one.get("lost_by_reason", {}))
     worst = {
         name: max((one[name] for one in found if one.get(name) is not None), default=None)
         for name in ("overlap_s", "suspend_s", "failover_s", "resume_s")
@@ -362,26 +430,48 @@ def summed(found: list[dict[str, Any]]) -> dict[str, Any]:
         name: sum(one.get(name, 0) for one in found)
         for name in ("ended", "overlaps", "told", "lost", "repeated", "woken")
     }
-    shapes = Counter(one["shape"] for one in found)
-    return {"splits": len(found), "shapes": shapes, **sums, **worst, "lost_by_reason": reasons}
+    counts = {
+        "failed": sum("failed" in one for one in found),
+        "shapes": Counter(one["shape"] for one in found),
+        "strategies": Counter(one["strategy"] for one in found),
+    }
+    return {"splits": len(found), **counts, **sums, **worst, "lost_by_reason": reasons}
 
 
-async def main(splits: int, seed: int, shapes: list[str]) -> None:
+async def block(
+    dice: random.Random, strategy: str, shapes: list[str], keep: Path | None
+) -> list[dict[str, Any]]:
+    """Split clusters with this strategy in these shapes, and print each."""
+    found: list[dict[str, Any]] = []
+    while len(found) < len(shapes):
+        async with field(dice, strategy, keep) as made:
+            for shape in shapes[len(found) :]:
+                begun = time.monotonic()
+                try:
+                    one = await made.split(shape)
+                except TimeoutError as error:
+                    one = {"shape": shape, "strategy": strategy, "failed": str(error)[:2000]}
+                    made.save(made.picture())
+                one["took_s"] = round(time.monotonic() - begun, 1)
+                found.append(one)
+                print(json.dumps(one), flush=True)
+                if "failed" in one:
+                    break
+    return found
+
+
+async def main(given: argparse.Namespace) -> None:
     """Split and print."""
     if why := missing():
         sys.exit(f"benchmarks.splits: {why}")
-    found = []
-    async with field(seed) as made:
-        turns = itertools.cycle(shapes)
-        order = [next(turns) for _ in range(splits)]
-        made.dice.shuffle(order)
-        for shape in order:
-            begun = time.monotonic()
-            one = await made.split(shape)
-            one["took_s"] = round(time.monotonic() - begun, 1)
-            found.append(one)
-            print(json.dumps(one), flush=True)
-    print(json.dumps({"seed": seed, **summed(found)}), flush=True)
+    dice, found = random.Random(given.seed), list[dict[str, Any]]()
+    shapes, strategies = itertools.cycle(given.shape), itertools.cycle(given.strategy)
+    while len(found) < given.splits:
+        size = min(len(SHAPES), given.splits - len(found))
+        turn = [next(shapes) for _ in range(size)]
+        dice.shuffle(turn)
+        found += await block(dice, next(strategies), turn, given.keep)
+    print(json.dumps({"seed": given.seed, **summed(found)}), flush=True)
 
 
 if __name__ == "__main__":
@@ -389,5 +479,6 @@ if __name__ == "__main__":
     parser.add_argument("splits", type=int, nargs="?", default=len(SHAPES))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--shape", nargs="+", choices=SHAPES, default=list(SHAPES))
-    given = parser.parse_args()
-    asyncio.run(main(given.splits, given.seed, given.shape))
+    parser.add_argument("--strategy", nargs="+", choices=STRATEGIES, default=list(STRATEGIES))
+    parser.add_argument("--keep", type=Path)
+    asyncio.run(main(parser.parse_args()))

@@ -4,6 +4,9 @@ A record is six integers: the entity, the producer, the number of its message, t
 the beginning of a handler and 1 at its end, and the time. The time is nanoseconds since boot, of a
 clock that all processes of the machine share and that goes on while a process is stopped. A record
 is in the file at once, so that SIGKILL takes none of them.
+
+SIGUSR1 blocks the loop of a node that has a record, for `BLOCKED_S`, as a handler does that
+computes for so long.
 """
 
 from __future__ import annotations
@@ -11,12 +14,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import signal
 import struct
 import time
 
 from shardbus import Entity, ShardBus, handler
 
 SHARDS = 60
+BLOCKED_S = 12.0
 RECORD = struct.Struct("=qqqqqq")
 CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -39,6 +44,7 @@ class Book:
         if self._file < 0:
             path = os.path.join(os.environ["BENCH_FOLDER"], f"handled-{os.getpid()}")
             self._file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+            signal.signal(signal.SIGUSR1, lambda *_: time.sleep(BLOCKED_S))
         os.write(self._file, RECORD.pack(*row, boot_ns()))
 
 

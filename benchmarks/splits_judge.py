@@ -29,6 +29,14 @@ class Row(NamedTuple):
     at: int
 
 
+class Told(NamedTuple):
+    """A message that a producer sent."""
+
+    producer: int
+    seq: int
+    entity: int
+
+
 class Overlap(NamedTuple):
     """Two activations of an entity. `seconds`: from the first record of the later to the last of
     the earlier."""
@@ -92,9 +100,33 @@ def handled(rows: Iterable[Row], process: int, since: int) -> int:
     return sum(row.process == process and row.at > since for row in rows)
 
 
-def missing(told: Iterable[tuple[int, int]], rows: Iterable[Row]) -> int:
-    """Return the number of told messages, as (producer, seq), that no node handled."""
-    return len(set(told) - {(row.producer, row.seq) for row in rows})
+def missing(told: Iterable[Told], rows: Iterable[Row]) -> list[Told]:
+    """Return the told messages that no node handled."""
+    seen = {(row.producer, row.seq) for row in rows}
+    return [one for one in told if (one.producer, one.seq) not in seen]
+
+
+def handled_by(rows: Iterable[Row], processes: Collection[int]) -> set[int]:
+    """Return the entities for which one of these processes handled a message."""
+    return {row.entity for row in rows if row.process in processes}
+
+
+def evidence(rows: Sequence[Row], told: Sequence[Told], found: object) -> str:
+    """Describe the overlaps and the missing messages of one split, a line each."""
+    lines = [str(found), *map(str, overlaps(rows))]
+    last: defaultdict[int, list[Row]] = defaultdict(list)
+    for row in rows:
+        last[row.entity].append(row)
+    for one in missing(told, rows):
+        near = [row for row in last[one.entity] if row.producer == one.producer]
+        before = max((row for row in near if row.seq < one.seq), default=None, key=_seq)
+        after = min((row for row in near if row.seq > one.seq), default=None, key=_seq)
+        lines.append(f"missing {one}\n   before {before}\n   after  {after}")
+    return "\n".join(lines)
+
+
+def _seq(row: Row) -> int:
+    return row.seq
 
 
 def repeated(rows: Iterable[Row]) -> int:

@@ -64,7 +64,8 @@ def test_what_a_process_handles_after_a_moment_is_counted() -> None:
 
 def test_what_no_node_handled_is_missing_and_what_two_did_is_repeated() -> None:
     rows = [row(1, 1.0), row(2, 1.0), row(1, 1.0, end=1), row(1, 2.0)]
-    assert judge.missing([(1, 1000), (1, 2000), (1, 3000)], rows) == 1
+    told = [judge.Told(1, seq, 1) for seq in (1000, 2000, 3000)]
+    assert judge.missing(told, rows) == [told[2]]
     assert judge.repeated(rows) == 1
 
 
@@ -78,7 +79,8 @@ def test_rows_are_read_from_where_reading_ended(tmp_path: Path) -> None:
 
 def test_the_sum_has_the_worst_times_and_all_counts() -> None:
     one = {
-        "shape": "two", "ended": 2, "overlaps": 1, "told": 5, "lost": 1, "repeated": 0,
+        "shape": "two", "strategy": "down-all", "ended": 2, "overlaps": 1, "told": 5, "lost": 1,
+        "repeated": 0,
         "overlap_s": 0.5, "suspend_s": 4.0, "failover_s": None, "resume_s": None,
         "lost_by_reason": {"stopped": 1},
     }  # fmt: skip
