@@ -38,7 +38,7 @@ import contextvars
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import islice, repeat
 from typing import Any
 
 from shardbus.config.settings import ShardingSettings
@@ -98,12 +98,14 @@ RESUMED_MAX = 256
 
 def sliced(
     ids: Sequence[str], payloads: Sequence[bytes], corrs: int | Sequence[int]
-) -> Iterator[Rows]:
-    """Return a run in slices of `RUN_SLICE` messages. `corrs`: the same for all, or one each."""
-    for at in range(0, len(ids), RUN_SLICE):
-        end = at + RUN_SLICE
-        marks = repeat(corrs) if isinstance(corrs, int) else corrs[at:end]
-        yield zip(ids[at:end], payloads[at:end], marks, strict=False)
+) -> Iterable[Rows]:
+    """Return a run in slices of `RUN_SLICE` messages, which must be read to their ends and in
+    order. `corrs`: the same for all, or one each."""
+    marks = repeat(corrs) if isinstance(corrs, int) else corrs
+    rows = zip(ids, payloads, marks, strict=False)
+    if len(ids) <= RUN_SLICE:
+        return (rows,)
+    return [islice(rows, RUN_SLICE) for _ in range(0, len(ids), RUN_SLICE)]
 
 
 def read_ahead(invoker: Invoker, payloads: list[bytes]) -> list[Any] | None:
@@ -197,19 +199,12 @@ class EntityRunner:
     ) -> None:
         """Handle a run of messages, in slices (`sliced`). `ahead`: the payloads of the whole run as
         `read_ahead` has decoded them."""
-        gate, eager, outer = self.gate, self._eager, self._current()
+        eager, outer = self._eager, self._current()
         self.run_header = (invoker, session, chain)
+        deliver = self._deliver_async if invoker.is_async else self._deliver_sync
         eager.enter()
         try:
-            for rows in slices:
-                if gate.is_shut():
-                    self._hold_run(find, arrive, invoker, session, rows, deadline, chain)
-                elif invoker.is_async:
-                    self._deliver_async(
-                        find, arrive, invoker, session, iter(rows), deadline, chain, ahead
-                    )
-                else:
-                    self._deliver_sync(find, arrive, invoker, session, rows, deadline, chain, ahead)
+            deliver(find, arrive, invoker, session, slices, deadline, chain, ahead)
         finally:
             eager.leave()
             self.activation, self.run_header, self.payload, self.corr = outer
@@ -220,46 +215,51 @@ class EntityRunner:
         arrive: Arrive,
         invoker: Invoker,
         session: Session | None,
-        rows: Rows,
+        slices: Iterable[Rows],
         deadline: int,
         chain: Chain,
         ahead: list[Any] | None,
     ) -> None:
-        """Handle a slice of a run for a plain function."""
+        """Handle a run for a plain function."""
         function, single, one = invoker.function, invoker.single, invoker.one
         if ahead is not None:
             single = one = None
-        tick = self.tick
-        for entity_id, payload, corr in rows:
-            activation = find(entity_id) or arrive(entity_id, payload, corr)
-            if activation is None:
-                if ahead is not None:
-                    ahead.pop()
+        tick, is_shut = self.tick, self.gate.is_shut
+        for rows in slices:
+            if is_shut():
+                self._hold_run(find, arrive, invoker, session, rows, deadline, chain)
                 continue
-            activation.used = tick
-            if activation.busy:
-                if ahead is not None:
-                    ahead.pop()
-                self.queue(activation, Message(invoker, payload, session, corr, deadline, chain))
-                continue
-            self.activation, self.payload, self.corr = activation, payload, corr
-            try:
-                if single is not None:
-                    value = function(activation.entity, single(payload)[0])
-                elif one is not None:
-                    value = function(activation.entity, one(payload))
-                elif ahead is not None:
-                    value = function(activation.entity, ahead.pop())
-                else:
-                    value = function(activation.entity, *invoker.decoders[payload[0]](payload))
-            except (Exception, asyncio.CancelledError) as e:
-                if self._raised(activation, invoker, payload, e, session, corr):
-                    self._settle_if_needed(activation)
-                continue
-            if session is not None:
-                answer(activation, value, session, corr)
-            if activation.stopping is not None or activation.mailbox:
-                self.settle(activation)
+            for entity_id, payload, corr in rows:
+                activation = find(entity_id) or arrive(entity_id, payload, corr)
+                if activation is None:
+                    if ahead is not None:
+                        ahead.pop()
+                    continue
+                activation.used = tick
+                if activation.busy:
+                    if ahead is not None:
+                        ahead.pop()
+                    message = Message(invoker, payload, session, corr, deadline, chain)
+                    self.queue(activation, message)
+                    continue
+                self.activation, self.payload, self.corr = activation, payload, corr
+                try:
+                    if single is not None:
+                        value = function(activation.entity, single(payload)[0])
+                    elif one is not None:
+                        value = function(activation.entity, one(payload))
+                    elif ahead is not None:
+                        value = function(activation.entity, ahead.pop())
+                    else:
+                        value = function(activation.entity, *invoker.decoders[payload[0]](payload))
+                except (Exception, asyncio.CancelledError) as e:
+                    if self._raised(activation, invoker, payload, e, session, corr):
+                        self._settle_if_needed(activation)
+                    continue
+                if session is not None:
+                    answer(activation, value, session, corr)
+                if activation.stopping is not None or activation.mailbox:
+                    self.settle(activation)
 
     def _deliver_async(
         self,
@@ -267,28 +267,32 @@ class EntityRunner:
         arrive: Arrive,
         invoker: Invoker,
         session: Session | None,
-        rows: Iterator[tuple[str, bytes, int]],
+        slices: Iterable[Rows],
         deadline: int,
         chain: Chain,
         ahead: list[Any] | None,
     ) -> None:
         """Handle a run for a coroutine function: one coroutine awaits handler after handler until
         one waits. Then a task carries that message on, and another coroutine takes the rest."""
-        more = True
-        while more:
-            context, carried = self._eager.fresh(), list[bool]()
-            coroutine = self._await_each(
-                find, arrive, invoker, session, rows, deadline, chain, ahead, context, carried
-            )
-            try:
-                waits_for = self._eager.begin(coroutine, context)
-            except StopIteration as end:
-                more = end.value
-            else:
-                carried.append(True)
-                activation = self.activation
-                assert activation is not None
-                self._carry_on(activation, coroutine, waits_for, session, self.corr)
+        for slice_ in slices:
+            if self.gate.is_shut():
+                self._hold_run(find, arrive, invoker, session, slice_, deadline, chain)
+                continue
+            rows, more = iter(slice_), True
+            while more:
+                context, carried = self._eager.fresh(), list[bool]()
+                coroutine = self._await_each(
+                    find, arrive, invoker, session, rows, deadline, chain, ahead, context, carried
+                )
+                try:
+                    waits_for = self._eager.begin(coroutine, context)
+                except StopIteration as end:
+                    more = end.value
+                else:
+                    carried.append(True)
+                    activation = self.activation
+                    assert activation is not None
+                    self._carry_on(activation, coroutine, waits_for, session, self.corr)
 
     async def _await_each(
         self,

@@ -65,6 +65,9 @@ class Role(Enum):
     NEWCOMER = "newcomer"
     NODE = "node"
 
+    __hash__ = object.__hash__
+    """The tables below are read for every batch; the hash of `Enum` is a call of Python."""
+
 
 @dataclass(frozen=True, slots=True)
 class Permissions:
