@@ -4,7 +4,7 @@
 #   make test                       under five minutes on two cores; before every commit
 #   make test-long                  the tests marked long, and more examples for the generated ones
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
-#   make fuzz [INPUTS=1000000] [TARGETS='batch gossip']
+#   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
 #   make chaos [MINUTES=30] [SEED=]  five real nodes and a Redis under random faults; a ledger judges
@@ -29,6 +29,8 @@ JOBS := 2
 WHAT :=
 INPUTS := 1000000
 TARGETS :=
+ROUNDS :=
+STATE :=
 MINUTES := 30
 SEED :=
 ONLY :=
@@ -57,7 +59,8 @@ simulate: .venv/all.stamp
 	$(BIN)/shardbus simulate --seed $(FIRST) --seeds $(SEEDS) --seconds 60 --jobs $(JOBS) $(WHAT)
 
 fuzz: .venv/all.stamp
-	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(TARGETS)
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS) $(if $(SEED),--seed $(SEED)) $(TARGETS) \
+		$(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(STATE),--state $(STATE))
 
 fuzz-coverage: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fuzz]'

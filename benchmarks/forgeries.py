@@ -28,6 +28,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,8 @@ class Stranger:
         monitor = socket.get_monitor_socket(_DONE)
         socket.connect(f"tcp://{source}:0;127.0.0.1:{port}")
         if not gossip:
-            socket.send_multipart(self._hello(), zmq.NOBLOCK)
+            with suppress(zmq.Again):  # the connection may have been refused by now
+                socket.send_multipart(self._hello(), zmq.NOBLOCK)
         try:
             return await self._outcome(monitor)
         finally:

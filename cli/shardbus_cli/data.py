@@ -1,12 +1,13 @@
-"""`data show` and `data remove`: the shard tables of a stopped cluster in its store.
+"""`data show`, `data remove` and `data repair`: the shard tables of a stopped cluster in its store.
 
 After the table of a type is removed, the next start allocates its shards anew, as a change of the
-number of shards requires. The command is refused while nodes run, because their table would no
-longer be stored. A node runs if its HTTP answers for this cluster, or if a process listens at an
-address in the store: that of a home in these tables, or one in the node registry, which has every
-node from its start to its end.
+number of shards requires. A repair puts right what no node can have written (`store.repair`); with
+`--dry-run` it only reports, and may run beside nodes. Otherwise both are refused while nodes run,
+because they would go on with what was stored before. A node runs if its HTTP answers for this
+cluster, or if a process listens at an address in the store: that of a home in these tables, or one
+in the node registry, which has every node from its start to its end.
 
-Source: S2.53, S2.54.
+Source: S2.53, S2.54; N.6.
 """
 
 from __future__ import annotations
@@ -76,6 +77,34 @@ def remove(
         raise _runs(name, node)
     for kind, removed in asyncio.run(_remove(store, name, types)).items():
         output.note(f"{kind}: {'removed' if removed else 'nothing was stored'}")
+
+
+@app.command()
+def repair(
+    types: Types,
+    store: StoreUrl,
+    cluster: Cluster = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Report, write nothing; exit code 5 if it would.")
+    ] = False,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Repair epochs, fences and rows that no node can have written. The cluster must be stopped."""
+    import asyncio
+
+    running = _running_cluster(node)
+    name = cluster or running or _no_name()
+    if running == name and not dry_run:
+        raise _runs(name, node)
+    found = asyncio.run(_repair(store, name, types, write=not dry_run))
+    if as_json:
+        output.data(json.dumps({"cluster": name, "written": not dry_run, "found": found}))
+    for kind, lines in {} if as_json else found.items():
+        for line in lines or ["nothing is wrong"]:
+            output.data(output.safe(f"{kind}: {line}"))
+    if dry_run and any(found.values()):
+        raise typer.Exit(ExitCode.UNHEALTHY)
 
 
 def _no_name() -> str:
@@ -165,6 +194,28 @@ async def _remove(url: str, cluster: str, types: list[str]) -> dict[str, bool]:
         removed = {kind: await store.remove_table(kind) for kind in types}
         await node_registry.remove(store, nodes)
         return removed
+    finally:
+        await store.close()
+
+
+async def _repair(url: str, cluster: str, types: list[str], *, write: bool) -> dict[str, list[str]]:
+    """Return what is wrong with each type, one line each; repair it with `write`, unless a node
+    runs."""
+    from shardbus.store import node_registry
+    from shardbus.store.repair import repair as repair_type
+    from shardbus.store.repair import repairable
+
+    store = await opened(url, cluster)
+    try:
+        raw = repairable(store)
+        if write:
+            known = await node_registry.registered(store)
+            for kind in types:
+                table = await raw.raw_table(kind)
+                known |= table.addresses if table is not None else set()
+            for address in await _listening(known):
+                raise _runs(cluster, str(address))
+        return {kind: (await repair_type(raw, kind, write=write)).lines() for kind in types}
     finally:
         await store.close()
 

@@ -25,6 +25,8 @@ CLOCK_S = 2.0
 RECENT_S = 60.0
 EPOCH_SHIFT = 32
 """The bits of a fence above this one are the epoch in which it was drawn."""
+EPOCH_HIGH = 2**30 - 1
+"""Half of all epochs; a cluster with a new epoch every second reaches it after 34 years."""
 MEMBERS, CLUSTER, STORE = "members", "cluster", "store"
 
 ADVICE = {
@@ -69,7 +71,7 @@ ADVICE = {
     "store-differs": "give every node the same store.url",
     "store-not-shared": "such a store is for one machine: use redis:// for several",
     "rows-dropped": "the table was edited by hand, or the store is damaged; the shards get new"
-    " homes and new rows when they are used",
+    " homes and new rows when they are used, and `shardbus data repair` removes the rows",
     "suspended": "it lost contact to what its strategy asks for: mend the network between it and"
     " the members named; its messages wait, and it goes on by itself",
     "late": "a handler blocks its loop: its log names the handler",
@@ -80,11 +82,14 @@ ADVICE = {
     " was changed, stop the cluster and use `shardbus data remove`",
     "stored-fence-twice": "no two rows may share a fence: the table was edited by hand",
     "stored-fence-ahead": "the fence is of a later epoch than the table: check whether the store"
-    " was restored from an old copy",
+    " was restored from an old copy; `shardbus data repair` removes such rows",
     "stored-differs": "the coordinator and the store have different homes, and its next writes may"
     " be refused: make its node leave",
     "stored-home-gone": "the home in the store is no member of the running cluster",
-    "stored-damaged": "restore the store from a copy",
+    "stored-damaged": "stop the cluster and use `shardbus data repair`, or restore the store from"
+    " a copy; `shardbus data repair --dry-run` names everything that is wrong",
+    "stored-epoch-high": "no cluster gets that far by itself, and few epochs are left: stop the"
+    " cluster and use `shardbus data repair`",
 }
 """The advice for each finding."""
 
@@ -227,6 +232,9 @@ def _store(picture: Picture) -> Iterator[Finding]:
     if store and not store.get("answers"):
         yield Finding("store-silent", STORE, "answer", f"is missing: {store.get('error')}")
     for kind, table in store.get("tables", {}).items():
+        if damage := (table or {}).get("damaged"):
+            yield Finding("stored-damaged", kind, "table", str(damage))
+            continue
         rules = picture.shards.get(kind, {})
         if rules.get("complete"):
             yield from _epochs(kind, rules["epoch"], (table or {}).get("epoch", 0))
@@ -310,6 +318,8 @@ def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Ite
         yield from _epochs(kind, ruling, table.epoch if table is not None else 0)
     if table is None:
         return
+    if table.epoch > EPOCH_HIGH:
+        yield Finding("stored-epoch-high", kind, "epoch", f"is {table.epoch} in the store")
     for text in table.dropped:
         yield Finding("rows-dropped", kind, text.partition(":")[0], f"is no row: {text}")
     function, _, count = table.layout.rpartition("/")

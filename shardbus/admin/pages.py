@@ -17,7 +17,14 @@ from shardbus.admin.answers import NodeAnswers
 from shardbus.admin.metrics import render
 from shardbus.admin.services import AdminServices
 from shardbus.admin.shard_control import ShardControl, address_of
-from shardbus.errors import ConfigError, Refused, RequestError, ShardBusError
+from shardbus.errors import (
+    ConfigError,
+    Refused,
+    RequestError,
+    ShardBusError,
+    StoreError,
+    StoreUnavailable,
+)
 from shardbus.http.api import Check, Checks, Json
 from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
@@ -229,16 +236,24 @@ class AdminPages:
         try:
             async with asyncio.timeout(STORE_WITHIN_S):
                 for name in self._node.regions:
-                    table = await self._node.store.load_table(name)
-                    tables[name] = table and {
-                        "epoch": table.epoch,
-                        "shards": len(table.homes),
-                        "dropped": list(table.dropped),
-                    }
+                    tables[name] = await self._stored_table(name)
         except (ShardBusError, TimeoutError) as e:
             error = str(e) or f"no answer within {STORE_WITHIN_S:g} s"
             return {"answers": False, "error": error, "tables": tables}
         return {"answers": True, "error": "", "tables": tables}
+
+    async def _stored_table(self, name: str) -> dict[str, Any] | None:
+        """A summary of a stored table, or why it cannot be read."""
+        try:
+            table = await self._node.store.load_table(name)
+        except StoreUnavailable:
+            raise
+        except StoreError as e:
+            return {"damaged": e.message}
+        if table is None:
+            return None
+        dropped = list(table.dropped)
+        return {"epoch": table.epoch, "shards": len(table.homes), "dropped": dropped}
 
     async def events(self) -> AsyncIterator[Json]:
         """The membership as it is now, then the events."""

@@ -12,9 +12,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
+
+from redis.exceptions import RedisError
 
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
@@ -24,7 +26,15 @@ from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, Value
 from shardbus.store.redis_scripts import FENCE_WIDTH, SESSION_WIDTH
 from shardbus.store.redis_urls import RedisUrl
-from shardbus.store.rows import Row, epoch_of, layout_differs, table_of
+from shardbus.store.repair import RawFence, RawTable
+from shardbus.store.rows import (
+    Row,
+    check_fence,
+    epoch_of,
+    fence_of,
+    layout_differs,
+    table_of,
+)
 from shardbus.store.urls import mask_url
 
 log = logging.getLogger("shardbus.store")
@@ -33,6 +43,8 @@ PROBE_S = 2.0
 """Between two calls that only ask whether the server is there, and which it is."""
 
 CHUNK_SAVES = 128
+CHUNK_KEYS = 1000
+"""Keys of entities in one step of a repair."""
 CHUNK_BYTES = 512 * 1024
 
 
@@ -186,7 +198,8 @@ class RedisStore:
         key = self._key(entity_type, "entity", entity_id)
         reply = await self._link.call(scripts.LOAD_STATE, (key,), _wide(fence))
         if reply[0] == b"stale":
-            raise StaleFence(entity_type, entity_id, fence, int(reply[1]))
+            stored = fence_of(entity_type, entity_id, reply[1])
+            raise StaleFence(entity_type, entity_id, fence, stored)
         data: bytes | None = reply[1]
         return data
 
@@ -204,9 +217,8 @@ class RedisStore:
             for i, stored in zip(chunk, reply, strict=True):
                 if stored:
                     save = saves[i]
-                    answers[i] = StaleFence(
-                        save.entity_type, save.entity_id, save.fence, int(stored)
-                    )
+                    fence = fence_of(save.entity_type, save.entity_id, stored)
+                    answers[i] = StaleFence(save.entity_type, save.entity_id, save.fence, fence)
         return answers
 
     async def add_remembered(
@@ -253,6 +265,58 @@ class RedisStore:
         key = self._lease(lease.name)
         await self._link.call(scripts.RELEASE_LEASE, (key,), lease.owner, lease.counter)
 
+    # Repair
+
+    async def raw_table(self, entity_type: str) -> RawTable | None:
+        reply = await self._link.call(scripts.LOAD_TABLE, self._table(entity_type))
+        return None if reply is None else RawTable(reply[1], reply[2], tuple(_rows(reply[3])))
+
+    async def raw_fences(self, entity_type: str) -> AsyncIterator[list[RawFence]]:
+        flat = await self._link.call(scripts.SHARD_FENCES, (self._key(entity_type, "shards"),))
+        lists = zip(flat[::2], flat[1::2], strict=True)
+        yield [RawFence(f"list of shard {_text(shard)!r}", shard, fence) for shard, fence in lists]
+        async for keys in self._entity_keys(entity_type):
+            fences = await self._link.call(scripts.ENTITY_FENCES, keys)
+            names = (unquote(key.rpartition(":")[2]) for key in keys)
+            rows = zip(names, keys, fences, strict=True)
+            yield [RawFence(f"entity {name!r:.60}", key, fence) for name, key, fence in rows]
+
+    async def _entity_keys(self, entity_type: str) -> AsyncIterator[list[str]]:
+        """Yield the keys of the entities of a type, in pages. A key may come twice."""
+        client: Any = self._connect()
+        pattern, page = self._key(entity_type, "entity", "") + "*", list[str]()
+        try:
+            async for key in client.scan_iter(match=pattern, count=CHUNK_KEYS):
+                page.append(key.decode())
+                if len(page) == CHUNK_KEYS:
+                    yield page
+                    page = []
+        except (RedisError, OSError, TimeoutError) as error:
+            hint = "the user needs the command SCAN"
+            why = f"{self._shown} does not list its keys: {error}"
+            raise StoreUnavailable(why, hint=hint, definite=True) from None
+        finally:
+            await _close(client)
+        if page:
+            yield page
+
+    async def mend_table(
+        self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]
+    ) -> None:
+        shards: list[Any] = list(gone)
+        await self._link.call(
+            scripts.MEND_TABLE, self._table(entity_type), _wide(epoch), layout, *shards
+        )
+
+    async def mend_fences(self, entity_type: str, fences: Sequence[RawFence], fence: int) -> None:
+        keys = [key for _, key, _ in fences if isinstance(key, str)]
+        shards = [shard for _, shard, _ in fences if not isinstance(shard, str)]
+        if keys:
+            await self._link.call(scripts.MEND_ENTITIES, keys, _wide(fence))
+        if shards:
+            lists = (self._key(entity_type, "shards"),)
+            await self._link.call(scripts.MEND_SHARDS, lists, _wide(fence), *shards)
+
     async def _save_chunk(self, saves: list[Save]) -> list[bytes]:
         keys = [self._key(save.entity_type, "entity", save.entity_id) for save in saves]
         args: list[Value] = []
@@ -268,7 +332,7 @@ class RedisStore:
         keys = (self._key(entity_type, "shards"), self._key(entity_type, "remembered", shard))
         reply = await self._link.call(scripts.REMEMBER, keys, shard, _wide(fence), add, *entity_ids)
         if reply[0] == b"stale":
-            raise StaleFence(entity_type, shard, fence, int(reply[1]))
+            raise StaleFence(entity_type, shard, fence, fence_of(entity_type, shard, reply[1]))
 
     def _key(self, entity_type: str, *parts: str) -> str:
         tag = quote(entity_type, safe="")
@@ -298,15 +362,21 @@ def _chunks(saves: Sequence[Save]) -> Iterator[list[int]]:
 
 def _table(entity_type: str, reply: list[Any]) -> StoredTable:
     _, epoch, layout, flat = reply
-    rows: list[Row] = []
+    return table_of(entity_type, epoch, layout, _rows(flat))
+
+
+def _rows(flat: list[bytes]) -> Iterator[Row]:
     for shard, home in zip(flat[::2], flat[1::2], strict=True):
         fence, _, node = home.partition(b" ")
-        rows.append((shard, node, fence))
-    return table_of(entity_type, epoch, layout, rows)
+        yield shard, node, fence
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="backslashreplace")[:60]
 
 
 def _wide(number: int) -> str:
-    return str(number).zfill(FENCE_WIDTH)
+    return str(check_fence(number)).zfill(FENCE_WIDTH)
 
 
 def _milliseconds(seconds: float) -> int:

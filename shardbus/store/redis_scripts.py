@@ -251,6 +251,55 @@ end
 return redis.call('HGET', KEYS[1], 'identity')
 """)
 
+# Repair. The cluster is stopped, so no signature or operation of an earlier write matters any more.
+
+# KEYS entities. Returns the fence of each, or all of `v` if that has another length than written.
+ENTITY_FENCES = Script(
+    """
+local found = {}
+for i, key in ipairs(KEYS) do
+  local v = redis.call('HGET', key, 'v')
+  found[i] = v and v:sub(1, (#v == 44 or #v == 60) and 19 or #v) or ''
+end
+return found
+""",
+    writes=False,
+)
+
+# KEYS shards. Returns shard and fence in turn, as ENTITY_FENCES.
+SHARD_FENCES = Script(
+    """
+local flat = redis.call('HGETALL', KEYS[1])
+for i = 2, #flat, 2 do flat[i] = flat[i]:sub(1, #flat[i] == 44 and 19 or #flat[i]) end
+return flat
+""",
+    writes=False,
+)
+
+# KEYS table, homes; ARGV 3 epoch, 4 layout, then the shards without a home
+MEND_TABLE = Script("""
+redis.call('HDEL', KEYS[1], 'claimer', 'sign', 'op')
+redis.call('HSET', KEYS[1], 'epoch', ARGV[3], 'layout', ARGV[4])
+for i = 5, #ARGV do redis.call('HDEL', KEYS[2], ARGV[i]) end
+return 1
+""")
+
+# KEYS entities; ARGV 3 fence
+MEND_ENTITIES = Script("""
+for _, key in ipairs(KEYS) do
+  redis.call('HSET', key, 'v', ARGV[3] .. string.rep('0', 25))
+end
+return 1
+""")
+
+# KEYS shards; ARGV 3 fence, then shards
+MEND_SHARDS = Script("""
+for i = 4, #ARGV do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[3] .. string.rep('0', 25))
+end
+return 1
+""")
+
 # KEYS a hash and a sorted set of its own. Runs every command that another script runs, and leaves
 # nothing behind.
 ACCESS = Script(

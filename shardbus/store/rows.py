@@ -26,6 +26,8 @@ from shardbus.errors import ConfigError, StoreError
 from shardbus.ids import NodeId, check_id
 from shardbus.store.protocol import StoredTable
 
+REMEDY = "stop the cluster and use `shardbus data repair`, or restore the store from a copy"
+
 Row = tuple[object, object, object]
 """Shard, node and fence as the store has them."""
 
@@ -40,23 +42,27 @@ def table_of(entity_type: str, epoch: object, layout: object, rows: Iterable[Row
     dropped: list[str] = []
     for row in rows:
         try:
-            shard, node, fence = _sound(row)
+            shard, node, fence = home_of(row)
         except ConfigError as wrong:
-            dropped.append(f"{_shown(row[0])}: {wrong.message}")
+            dropped.append(f"{shown(row[0])}: {wrong.message}")
             continue
         known = homes.get(shard)
         if known is not None:
-            dropped.append(f"{_shown(shard)}: it is stored twice")
+            dropped.append(f"{shown(shard)}: it is stored twice")
         if known is None or known[1] < fence:
             homes[shard] = (node, fence)
     number = epoch_of(entity_type, epoch)
-    return StoredTable(number, _layout(entity_type, layout), homes, tuple(dropped))
+    try:
+        name = layout_of(layout)
+    except ConfigError as wrong:
+        raise _damaged(entity_type, wrong.message) from None
+    return StoredTable(number, name, homes, tuple(dropped))
 
 
 def epoch_of(entity_type: str, value: object) -> int:
     """Return a stored epoch as a number. Raises as `table_of`."""
     try:
-        return _number("epoch", value, 0, EPOCH_MAX)
+        return number_of("epoch", value, 0, EPOCH_MAX)
     except ConfigError as wrong:
         raise _damaged(entity_type, wrong.message) from None
 
@@ -69,22 +75,44 @@ def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
     )
 
 
-def _layout(entity_type: str, value: object) -> str:
+def layout_of(value: object) -> str:
+    """Return a stored layout. Raises ConfigError if it is unreadable."""
+    return check_id("layout", _text("layout", value))
+
+
+def fence_of(entity_type: str, name: str, value: object) -> int:
+    """Return the stored fence of an entity or a shard.
+
+    Raises:
+        StoreError: it is no fence.
+    """
     try:
-        return check_id("layout", _text("layout", value))
+        return number_of("fence", value, 0, FENCE_MAX)
     except ConfigError as wrong:
-        raise _damaged(entity_type, wrong.message) from None
+        why = f"the stored fence of {name!r} of {entity_type!r} is damaged: {wrong.message}"
+        raise StoreError(why, hint=REMEDY) from None
+
+
+def check_fence(fence: int) -> int:
+    """Return a fence that a store can hold.
+
+    Raises:
+        StoreError: it is out of bounds. Nothing was written.
+    """
+    if not 0 <= fence <= FENCE_MAX:
+        raise StoreError(f"the fence {fence} is not 0 to {FENCE_MAX}, so no store can hold it")
+    return fence
 
 
 def _damaged(entity_type: str, why: str) -> StoreError:
-    hint = "restore the store from a copy, or stop the cluster and remove the table's keys by hand"
-    return StoreError(f"the stored table of {entity_type!r} is damaged: {why}", hint=hint)
+    return StoreError(f"the stored table of {entity_type!r} is damaged: {why}", hint=REMEDY)
 
 
-def _sound(row: Row) -> tuple[str, NodeId, int]:
+def home_of(row: Row) -> tuple[str, NodeId, int]:
+    """Return shard, node and fence of a row. Raises ConfigError if it is invalid."""
     shard = check_id("shard", _text("shard", row[0]))
     node = NodeId.parse(str(row[1]) if isinstance(row[1], NodeId) else _text("node", row[1]))
-    return shard, node, _number("fence", row[2], 1, FENCE_MAX)
+    return shard, node, number_of("fence", row[2], 1, FENCE_MAX)
 
 
 def _text(what: str, value: object) -> str:
@@ -97,7 +125,8 @@ def _text(what: str, value: object) -> str:
     return text
 
 
-def _number(what: str, value: object, low: int, high: int) -> int:
+def number_of(what: str, value: object, low: int, high: int) -> int:
+    """Return a stored number. Raises ConfigError if it is none, or out of bounds."""
     text = value.decode(errors="replace") if isinstance(value, bytes) else value
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 30:
         text = int(text)
@@ -106,6 +135,7 @@ def _number(what: str, value: object, low: int, high: int) -> int:
     return text
 
 
-def _shown(shard: object) -> str:
+def shown(shard: object) -> str:
+    """Return the shard of a row as an error names it."""
     text = shard.decode(errors="backslashreplace") if isinstance(shard, bytes) else str(shard)
     return f"shard {text[:60]!r}"

@@ -10,14 +10,18 @@ Source: docs/architecture.md; N.23.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from shardbus.errors import StaleFence
 from shardbus.ids import NodeId
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
+from shardbus.store.repair import RawFence, RawTable
 from shardbus.store.sqlite_worker import SqliteWorker
+
+PAGE = 10_000
+"""Fences that are read in one step of a repair."""
 
 
 class SqliteStore:
@@ -125,3 +129,29 @@ class SqliteStore:
 
     async def release_lease(self, lease: Lease) -> None:
         await self._worker.call(lambda steps: steps.release_lease(lease))
+
+    async def raw_table(self, entity_type: str) -> RawTable | None:
+        return await self._worker.call(lambda steps: steps.raw_table(entity_type), writes=False)
+
+    async def raw_fences(self, entity_type: str) -> AsyncIterator[list[RawFence]]:
+        yield await self._worker.call(
+            lambda steps: steps.raw_shard_fences(entity_type), writes=False
+        )
+        page, after = [RawFence("", -1, 0)], -1
+        while page:
+            page = await self._worker.call(
+                lambda steps, after=after: steps.raw_fences(entity_type, after, PAGE),  # type: ignore[misc]
+                writes=False,
+            )
+            after = page[-1].key if page else after
+            yield page
+
+    async def mend_table(
+        self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]
+    ) -> None:
+        kept = tuple(gone)
+        await self._worker.call(lambda steps: steps.mend_table(entity_type, epoch, layout, kept))
+
+    async def mend_fences(self, entity_type: str, fences: Sequence[RawFence], fence: int) -> None:
+        kept = tuple(fences)
+        await self._worker.call(lambda steps: steps.mend_fences(entity_type, kept, fence))

@@ -21,7 +21,8 @@ from typing import Any
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Lease, Save, StoredTable
-from shardbus.store.rows import epoch_of, layout_differs, table_of
+from shardbus.store.repair import RawFence, RawTable
+from shardbus.store.rows import epoch_of, fence_of, layout_differs, table_of
 
 APPLICATION_ID = 0x73686264
 SCHEMA_VERSION = 1
@@ -52,6 +53,10 @@ ANY_HOME = "SELECT 1 FROM home WHERE cluster = ? AND type = ?"
 REMEMBERED_SHARDS = """SELECT shard FROM shard_fence f WHERE cluster = ? AND type = ? AND EXISTS
  (SELECT 1 FROM remembered r WHERE r.cluster = f.cluster AND r.type = f.type AND r.shard = f.shard)
  ORDER BY shard"""
+HOMES = "SELECT shard, node, fence FROM home WHERE cluster = ? AND type = ?"
+FENCES = """SELECT rowid, id, fence FROM entity WHERE cluster = ? AND type = ? AND rowid > ?
+ ORDER BY rowid LIMIT ?"""
+SHARD_FENCES = "SELECT shard, fence FROM shard_fence WHERE cluster = ? AND type = ?"
 LEASE = "SELECT owner, counter, expires, ttl FROM lease WHERE cluster = ? AND name = ?"
 
 
@@ -108,10 +113,7 @@ class Steps:
         row = self._row(TABLE, entity_type)
         if row is None:
             return None
-        rows = self.db.execute(
-            "SELECT shard, node, fence FROM home WHERE cluster = ? AND type = ?",
-            (self.cluster, entity_type),
-        )
+        rows = self.db.execute(HOMES, (self.cluster, entity_type))
         epoch, layout, _, _ = row
         return table_of(entity_type, epoch, layout, rows)
 
@@ -179,7 +181,7 @@ class Steps:
                 "INSERT INTO entity (cluster, type, id, fence) VALUES (?, ?, ?, ?)", (*key, fence)
             )
             return None
-        stored: int = row[0]
+        stored = fence_of(entity_type, entity_id, row[0])
         data: bytes | None = row[1]
         if stored > fence:
             raise StaleFence(entity_type, entity_id, fence, stored)
@@ -200,8 +202,9 @@ class Steps:
         ).fetchone()
         if row is not None and row[1] == save.op_id:
             return None
-        if row is not None and row[0] > save.fence:
-            return StaleFence(save.entity_type, save.entity_id, save.fence, row[0])
+        stored = 0 if row is None else fence_of(save.entity_type, save.entity_id, row[0])
+        if stored > save.fence:
+            return StaleFence(save.entity_type, save.entity_id, save.fence, stored)
         self.db.execute(
             "INSERT INTO entity (cluster, type, id, fence, op_id, data) VALUES (?, ?, ?, ?, ?, ?)"
             " ON CONFLICT DO UPDATE SET fence = excluded.fence, op_id = excluded.op_id,"
@@ -269,6 +272,45 @@ class Steps:
             (self.cluster, lease.name, lease.owner, lease.counter),
         )
 
+    # Repair
+
+    def raw_table(self, entity_type: str) -> RawTable | None:
+        row = self._row(TABLE, entity_type)
+        key = (self.cluster, entity_type)
+        homes = self.db.execute(HOMES, key).fetchall()
+        return None if row is None else RawTable(row[0], row[1], tuple(homes))
+
+    def raw_fences(self, entity_type: str, after: int, limit: int) -> list[RawFence]:
+        """Return fences of entities whose row number is higher than `after`."""
+        rows = self.db.execute(FENCES, (self.cluster, entity_type, after, limit))
+        return [RawFence(f"entity {name!r:.60}", row, fence) for row, name, fence in rows]
+
+    def raw_shard_fences(self, entity_type: str) -> list[RawFence]:
+        rows = self.db.execute(SHARD_FENCES, (self.cluster, entity_type))
+        return [RawFence(f"list of shard {shard!r:.60}", shard, fence) for shard, fence in rows]
+
+    def mend_table(self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]) -> None:
+        key = (self.cluster, entity_type)
+        self.db.execute(
+            "UPDATE shard_table SET epoch = ?, layout = ?, claimer = '', op_id = NULL"
+            " WHERE cluster = ? AND type = ?",
+            (epoch, layout, *key),
+        )
+        self.db.executemany(
+            "DELETE FROM home WHERE cluster = ? AND type = ? AND shard IS ?",
+            [(*key, shard) for shard in gone],
+        )
+
+    def mend_fences(self, entity_type: str, fences: Sequence[RawFence], fence: int) -> None:
+        self.db.executemany(
+            "UPDATE entity SET fence = ?, op_id = NULL WHERE rowid = ?",
+            [(fence, row) for _, row, _ in fences if isinstance(row, int)],
+        )
+        self.db.executemany(
+            "UPDATE shard_fence SET fence = ? WHERE cluster = ? AND type = ? AND shard IS ?",
+            [(fence, self.cluster, entity_type, s) for _, s, _ in fences if not isinstance(s, int)],
+        )
+
     def _row(self, select: str, name: str) -> tuple[Any, ...] | None:
         row: tuple[Any, ...] | None = self.db.execute(select, (self.cluster, name)).fetchone()
         return row
@@ -283,9 +325,10 @@ class Steps:
         row = self.db.execute(
             "SELECT fence FROM shard_fence WHERE cluster = ? AND type = ? AND shard = ?", key
         ).fetchone()
-        if row is not None and row[0] > fence:
-            raise StaleFence(entity_type, shard, fence, row[0])
-        if row is None or row[0] < fence:
+        stored = -1 if row is None else fence_of(entity_type, shard, row[0])
+        if stored > fence:
+            raise StaleFence(entity_type, shard, fence, stored)
+        if stored < fence:
             self.db.execute(
                 "REPLACE INTO shard_fence (cluster, type, shard, fence) VALUES (?, ?, ?, ?)",
                 (*key, fence),

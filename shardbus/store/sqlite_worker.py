@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from shardbus.errors import ShardBusError, StoreUnavailable
+from shardbus.errors import ShardBusError, StoreError, StoreUnavailable
 from shardbus.store.outage import Outage
 from shardbus.store.sqlite_steps import Steps, prepare
 
@@ -213,9 +213,14 @@ def _attempt(steps: Steps, request: _Request) -> None:
     except sqlite3.Error:
         raise
     except Exception as error:
-        request.failure = error
+        request.failure = too_large(error) if isinstance(error, OverflowError) else error
         steps.db.execute("ROLLBACK TO request")
     steps.db.execute("RELEASE request")
+
+
+def too_large(error: OverflowError) -> StoreError:
+    """Return the error for a number of more than 63 bits."""
+    return StoreError(f"a number is too large for the store: {error}")
 
 
 def _answer(batch: list[_Request]) -> None:

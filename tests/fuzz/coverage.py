@@ -16,7 +16,7 @@ import atheris  # type: ignore[import-not-found]
 
 with atheris.instrument_imports(include=["shardbus"]):
     from tests.fuzz import corpus
-    from tests.fuzz.__main__ import TARGETS
+    from tests.fuzz.engine import TARGETS
     from tests.fuzz.judge import judge
 
 

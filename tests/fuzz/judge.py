@@ -1,7 +1,7 @@
 """Judges one input: its error, its processor time, its memory.
 
-Memory is the growth of the process's peak while the input is handled, so an input that needs less
-than an earlier one did is not seen; the growth over all inputs of a target is bounded, too.
+Memory is the growth of the process's peak while the input is handled. After an input that raised
+the peak, the peak is set to what the process has now, so that the next one counts from there.
 Processor time of this thread, not time: it does not depend on what else runs. An input over the
 limit is tried again, and its least time counts, because a collection of garbage may fall into one
 of them.
@@ -13,12 +13,15 @@ import gc
 import resource
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.fuzz.targets import Target
 
 CPU_MAX_S = 0.050
 MEMORY_MAX_KIB = 32 * 1024
+FORGET_KIB = 1024
 AGAIN = 5
 HANG_S = 5.0
 """Processor time after which an input is cut off."""
@@ -61,11 +64,19 @@ def judge(target: Target, data: bytes) -> tuple[str, Finding | None]:
         signal.setitimer(signal.ITIMER_PROF, 0)
     used = time.thread_time() - began
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if grown > FORGET_KIB:
+        _forget_peak()
     if grown > MEMORY_MAX_KIB:
         return said, Finding(target.name, f"took {grown // 1024} MiB", data)
     if used > CPU_MAX_S and (least := _least_time(target, data, used)) > CPU_MAX_S:
         return said, Finding(target.name, f"took {1000 * least:.0f} ms of processor time", data)
     return said, None
+
+
+def _forget_peak() -> None:
+    """Set the peak of this process's memory to what it has now, where the system can."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _least_time(target: Target, data: bytes, least: float) -> float:

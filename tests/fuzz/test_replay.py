@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.fuzz import corpus
 from tests.fuzz import judge as judging
-from tests.fuzz.__main__ import TARGETS, fuzz
+from tests.fuzz.engine import TARGETS, fuzz
 from tests.fuzz.judge import judge
 from tests.fuzz.mutation import Mutator
 from tests.fuzz.targets import ALWAYS, Target
@@ -110,6 +110,6 @@ def test_a_planted_defect_is_found(capsys: pytest.CaptureFixture[str]) -> None:
             raise KeyError("a null where a text must be")
         raise ValueError(f"path {data[1:2]!r}" if data[1:2] == b"\xc0" else "no")
 
-    findings = fuzz(target_of(run), 300_000, 1, keep=False)
+    _, findings = fuzz(target_of(run), 300_000, 1, keep=False)
     assert len(findings) == 1
     assert "FOUND planted: KeyError" in capsys.readouterr().out

@@ -46,7 +46,7 @@ from shardbus.sharding.events import (
 
 BACKOFF_FIRST, BACKOFF_LAST = 0.1, 5.0
 """The first and the longest wait, as multiples of the setting."""
-REMEDY = "stop the cluster, and restore the store from a copy"
+REMEDY = "stop the cluster and use `shardbus data repair`"
 
 ClaimEvent = (
     Prepare

@@ -1,14 +1,16 @@
-"""`data show` and `data remove`: stored tables, which no running node may lose."""
+"""`data show`, `data remove` and `data repair`: stored tables, which no running node may lose."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import socket
+import sqlite3
 from pathlib import Path
 
 import pytest
 
+from shardbus.errors import StoreError
 from shardbus.ids import Address, NodeId
 from shardbus.store import node_registry
 from shardbus.store.opening import open_store
@@ -46,6 +48,11 @@ class Stored:
             await store.close()
 
         asyncio.run(register_it())
+
+    def spoil(self, epoch: int) -> None:
+        """Write an epoch past the store."""
+        with sqlite3.connect(self.url.removeprefix("sqlite:///")) as db:
+            db.execute("UPDATE shard_table SET epoch = ?", (epoch,))
 
     def table(self) -> StoredTable | None:
         async def load() -> StoredTable | None:
@@ -108,6 +115,40 @@ def test_S2_54_data_is_not_removed_while_a_node_runs_that_hosts_nothing(shell, s
     assert not stored.homes()
     with socket.create_server(("127.0.0.1", port)):
         assert shell(*words) == ExitCode.OK, "another process listens there now"
+
+
+def test_data_is_repaired_only_while_no_node_runs(shell, stored):
+    words = ("data", "repair", *stored.words, "--cluster", "shop", *NO_NODE)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stored.fill(NodeId("127.0.0.1", listener.getsockname()[1], 5))
+        stored.spoil(2**62)
+        assert shell("data", "show", *stored.words, "--cluster", "shop", *NO_NODE) != ExitCode.OK
+        assert "data repair" in shell.err
+        assert "Traceback" not in shell.err
+        assert shell(*words) == ExitCode.REFUSED
+        assert "cluster 'shop' runs" in shell.err
+        assert shell(*words, "--dry-run") == ExitCode.UNHEALTHY, "it may run beside nodes"
+        assert f"counter: the table's epoch is {2**62}" in shell.out
+        assert shell("doctor", *stored.words, "--cluster", "shop", *NO_NODE) != ExitCode.OK
+        assert "stored-damaged: counter table" in shell.out
+    assert shell(*words, "--dry-run", "--json") == ExitCode.UNHEALTHY
+    found = json.loads(shell.out)
+    assert (found["written"], len(found["found"]["counter"])) == (False, 1)
+    assert shell(*words) == ExitCode.OK
+    assert shell(*words, "--dry-run") == ExitCode.OK
+    assert shell.out == "counter: nothing is wrong\n"
+    table = stored.table()
+    assert table is not None
+    assert table.epoch < 2**30
+
+
+def test_data_is_not_repaired_while_a_node_answers(shell, stored, url):
+    stored.fill(NodeId("192.0.2.1", 1, 5))
+    stored.spoil(2**62)
+    assert shell("data", "repair", *stored.words) == ExitCode.REFUSED
+    assert shell("data", "repair", *stored.words, "--dry-run") == ExitCode.UNHEALTHY
+    with pytest.raises(StoreError):
+        stored.table()
 
 
 def test_data_needs_a_clusters_name(shell, stored):

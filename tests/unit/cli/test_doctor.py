@@ -209,6 +209,7 @@ FAULTS: list[tuple[Fault, list[tuple[str, str, str]]]] = [
         [("store-behind", "page", "epoch")],
     ),
     (lambda p: update(head(p), epoch=4), [("store-ahead", "page", "epoch")]),
+    (lambda p: update(head(p), damaged="epoch 9"), [("stored-damaged", "page", "table")]),
     (
         lambda p: update(head(p), dropped=["shard '1': not a node"]),
         [("rows-dropped", "page", "shard '1'")],
@@ -235,6 +236,7 @@ STORED: list[tuple[StoredTable | None, str, str]] = [
     (StoredTable(2, "crc32/4", {}), "store-behind", "epoch"),
     (StoredTable(4, "crc32/4", {}), "store-ahead", "epoch"),
     (StoredTable(3, "crc32/4", {}, ("shard '9': bad",)), "rows-dropped", "shard '9'"),
+    (StoredTable(2**30, "crc32/4", {}), "stored-epoch-high", "epoch"),
     (table(s4=(A, FENCE + 4)), "stored-outside", "4"),
     (table(sx=(A, FENCE + 4)), "stored-outside", "x"),
     (table(s1=(B, (4 << 32) + 1)), "stored-fence-ahead", "1"),
