@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="The settings of a node.", no_args_is_help=True)
 
+SUSPEND_AFTER, STABLE_AFTER = "cluster.suspend_after", "cluster.downing.stable_after"
 NO_TYPES = "none: this node would host nothing"
 
 
@@ -102,7 +103,8 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
 
 
 def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Yield every setting with its key. Tokens and the passwords in URLs are masked."""
+    """Yield every setting with its key. Tokens and the passwords in URLs are masked, and a value
+    that is derived from others stands for itself."""
     from shardbus.config.loading import options
     from shardbus.store.urls import mask_url
 
@@ -114,6 +116,8 @@ def shown_values(settings: Settings) -> Iterator[tuple[str, Any]]:
             value = mask_url(value)
         elif option.secret and value:
             value = "***"
+        elif key == SUSPEND_AFTER and settings.cluster.suspends:
+            value = settings.cluster.contact_lifetime
         yield key, value
     for name, overrides in settings.sharding.types.items():
         for key, value in overrides.items():
@@ -131,8 +135,13 @@ def show(
     from shardbus.config.loading import load, origins
 
     layers = layers_of(file, [], assignments)
-    values = dict(shown_values(load(layers)))
+    settings = load(layers)
+    values = dict(shown_values(settings))
     places = dict.fromkeys(values, "default") | origins(layers)
+    if not settings.cluster.suspends:
+        places[SUSPEND_AFTER] += ", no effect: no node suspends with this way of downing"
+    elif not settings.cluster.suspend_after:
+        places[SUSPEND_AFTER] = f"4/5 of {STABLE_AFTER} ({places[STABLE_AFTER]})"
     if as_json:
         answer: dict[str, Any] = {"settings": values}
         if origin:

@@ -89,6 +89,7 @@ def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
             "is": [
                 *(mark for mark in ("leader", "oldest") if member.get(mark)),
                 *(word for word in (member.get("service"),) if word not in (None, "open")),
+                *(("suspended",) if member.get("suspended") else ()),
             ],
         }
         for member in answer.get("nodes", ())

@@ -60,6 +60,7 @@ class NodeAnswers:
         """Answer questions through the node's `NodeRpc` from now on."""
         for answer in (
             self.stats,
+            self.suspension,
             self.table,
             self.shard,
             self.plan,
@@ -86,6 +87,10 @@ class NodeAnswers:
             name: {shard: hosted.live for shard, hosted in region.host.shards.items()}
             for name, region in self._node.regions.items()
         }
+
+    def suspension(self) -> str:
+        """Why no entity of this node handles messages; empty if they do."""
+        return self._node.gate.describe()
 
     def running(self, name: str, shard: str, entity_id: str) -> bool:
         """True if the entity is in memory here."""

@@ -24,6 +24,7 @@ from shardbus.errors import (
     ShardBusError,
     StoreError,
     StoreUnavailable,
+    Unhandled,
 )
 from shardbus.http.api import Check, Checks, Json
 from shardbus.ids import Address, NodeId
@@ -143,12 +144,17 @@ class AdminPages:
         view = self._node.view
         if view is None:
             return {"nodes": []}
-        stats = await self._node.rpc.ask_all("stats")
-        return {"nodes": [self._row(m, stats.get(m.node), view) for m in view.members]}
+        ask_all = self._node.rpc.ask_all
+        stats, suspended = await asyncio.gather(ask_all("stats"), ask_all("suspension"))
+        return {
+            "nodes": [
+                self._row(m, stats.get(m.node), suspended.get(m.node), view) for m in view.members
+            ]
+        }
 
     @staticmethod
-    def _row(member: Member, stats: Any, view: Any) -> Json:
-        oldest = view.oldest()
+    def _row(member: Member, stats: Any, suspended: str | None, view: Any) -> Json:
+        oldest, answered = view.oldest(), stats is not None
         stats = stats or {}
         return {
             "node": str(member.node),
@@ -156,6 +162,8 @@ class AdminPages:
             "http": member.http,
             "status": member.status.value,
             "reachable": member.node not in view.unreachable,
+            "answered": answered,
+            "suspended": suspended or None,
             "roles": list(member.roles),
             "shards": {name: len(shards) for name, shards in stats.items()},
             "entities": {name: sum(shards.values()) for name, shards in stats.items()},
@@ -460,11 +468,14 @@ class AdminPages:
         home = machine.home_of(shard)
         route = region.router.routes.get(shard)
         messages, size = machine.buffered
-        suspended = self._node.gate.describe()
-        if home is not None and home.node == self._node.me and suspended:
-            why = f"its home is this node, which is {suspended}; messages wait for their entities"
-        elif home is None:
+        suspended = await self._suspension_of(home.node) if home is not None else ""
+        if home is None:
             why = "no home is known here; the coordinator is asked while messages wait"
+        elif suspended is None:
+            why = f"its home {home.node} does not answer; messages wait until it does or is removed"
+        elif suspended:
+            place = "this node" if home.node == self._node.me else str(home.node)
+            why = f"its home is {place}, which is {suspended}; messages wait for their entities"
         elif route is not None and route.out is None:
             why = "messages wait here: the shard is on the move"
         else:
@@ -475,10 +486,21 @@ class AdminPages:
             "coordinator": str(region.coordinator) if region.coordinator else None,
             "epoch": machine.epoch,
             "why": why,
+            "suspended": suspended or None,
             "buffered": {"messages": messages, "bytes": size},
             "history": _changes(await self._shard_answer(region, shard)),
         }
         return answer
+
+    async def _suspension_of(self, node: NodeId) -> str | None:
+        """Why no entity of this node handles messages; empty if they do, None if it does not
+        answer."""
+        try:
+            return str(await self._node.rpc.ask(node, "suspension"))
+        except Unhandled:  # a node of an older release, which does not know the question
+            return ""
+        except RequestError:
+            return None
 
     async def explain_shard(self, type: str, shard: str) -> Json:
         """The home of a shard, and its history."""

@@ -10,12 +10,20 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
-from shardbus.config.settings import HttpSettings, Settings, ShardingSettings, StoreSettings
+from shardbus.config.settings import (
+    ClusterSettings,
+    HttpSettings,
+    Settings,
+    ShardingSettings,
+    StoreSettings,
+)
 from shardbus.errors import ConfigError
 
 WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")  # noqa: S104  (compared with, never bound)
 
 TOKEN_CHARACTERS_MIN = 16
+SUSPEND_S_MIN = 0.2
+"""The shortest `cluster.suspend_after`, in seconds: four ticks of the gate in front of entities."""
 
 
 def check(settings: Settings) -> None:
@@ -55,13 +63,7 @@ def check(settings: Settings) -> None:
             f"cluster.quarantine_after ({cluster.quarantine_after:g} s) must be more than "
             f"app_stall_timeout ({cluster.app_stall_timeout:g} s), or a busy node is quarantined"
         )
-    if cluster.suspends and cluster.suspended_within > downing.stable_after:
-        raise ConfigError(
-            f"cluster.suspend_after ({cluster.suspend_after:g} s) is too long: another side may "
-            f"start this node's entities {downing.stable_after:g} s after a split, and a node is "
-            f"surely suspended only {cluster.suspended_within:g} s after its last contact",
-            hint="set it to 4/5 of cluster.downing.stable_after or less, or to 0, which is that",
-        )
+    _check_suspension(cluster)
     hand_over = cluster.singleton
     if hand_over.retire_timeout >= hand_over.hand_over_timeout:
         raise ConfigError(
@@ -70,6 +72,31 @@ def check(settings: Settings) -> None:
             "waiting while the coordinator still finishes"
         )
     _check_http(http)
+
+
+def _check_suspension(cluster: ClusterSettings) -> None:
+    """Check that a node can be suspended in time, and is not suspended by its own requests."""
+    downing = cluster.downing
+    if cluster.suspends and cluster.suspended_within > downing.stable_after:
+        raise ConfigError(
+            f"cluster.suspend_after ({cluster.suspend_after:g} s) is too long: another side may "
+            f"start this node's entities {downing.stable_after:g} s after a split, and a node is "
+            f"surely suspended only {cluster.suspended_within:g} s after its last contact",
+            hint="set it to 4/5 of cluster.downing.stable_after or less, or to 0, which is that",
+        )
+    if cluster.suspend_after and not cluster.suspends:
+        by = "unsafe_auto_down_after" if downing.unsafe_auto_down_after else "strategy none"
+        raise ConfigError(
+            f"cluster.suspend_after is {cluster.suspend_after:g} s, but no node suspends with "
+            f"cluster.downing.{by}",
+            hint="choose another strategy, or leave suspend_after out",
+        )
+    if 0 < cluster.suspend_after < SUSPEND_S_MIN:
+        raise ConfigError(
+            f"cluster.suspend_after ({cluster.suspend_after:g} s) is too short: a node asks for "
+            f"consent three times within it, so one late answer would suspend it",
+            hint=f"set it to at least {SUSPEND_S_MIN:g} s",
+        )
 
 
 def _check_http(http: HttpSettings) -> None:

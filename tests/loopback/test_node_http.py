@@ -82,6 +82,8 @@ async def test_the_nodes(nodes: Nodes) -> None:
             "status": "up",
             "service": "open",
             "reachable": True,
+            "answered": True,
+            "suspended": None,
             "roles": [],
             "shards": {"counter": len(host.shards)},
             "entities": {"counter": host.entities},
@@ -91,6 +93,24 @@ async def test_the_nodes(nodes: Nodes) -> None:
         }
     assert sum(row["entities"]["counter"] for row in said) == len(IDS)
     assert sum(row["shards"]["counter"] for row in said) == 6
+
+
+async def test_any_node_knows_which_node_is_suspended_and_why(nodes: Nodes) -> None:
+    first, second = await two(nodes)
+    there = [i for i in IDS if i in second.regions["counter"].host.active]
+    second.gate.suspended("no consent of 10.0.0.9:1#7")
+    for asked in (first, second):
+        rows = {row["node"]: row for row in (await get(asked, "/v1/nodes"))["nodes"]}
+        assert rows[str(first.me)]["suspended"] is None
+        assert "suspended, because no consent of" in rows[str(second.me)]["suspended"]
+        said = await get(asked, f"/v1/explain/counter/{there[0]}")
+        assert "suspended, because no consent of 10.0.0.9:1#7" in said["suspended"]
+        place = "this node" if asked is second else str(second.me)
+        assert f"its home is {place}, which is suspended, because" in said["why"]
+    second.gate.resumed()
+    said = await get(first, f"/v1/explain/counter/{there[0]}")
+    assert said["suspended"] is None
+    assert said["why"] == "the home is known, messages go there directly"
 
 
 async def test_the_types(nodes: Nodes) -> None:

@@ -91,6 +91,39 @@ def test_config_show_names_the_origin_of_each_value_and_no_secret(shell, monkeyp
     assert json.loads(shell.out)["settings"]["node.port"] == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "value", "origin"),
+    [
+        ((), 4.0, "4/5 of cluster.downing.stable_after (default)"),
+        (
+            ("cluster.downing.stable_after=20s",),
+            16.0,
+            "4/5 of cluster.downing.stable_after (--set cluster.downing.stable_after)",
+        ),
+        (("cluster.suspend_after=2s",), 2.0, "--set cluster.suspend_after"),
+        (
+            ("cluster.downing.strategy=none",),
+            0.0,
+            "default, no effect: no node suspends with this way of downing",
+        ),
+    ],
+)
+def test_config_show_derives_when_a_node_suspends(shell, given, value, origin):
+    words = [word for one in given for word in ("--set", one)]
+    assert shell("config", "show", "--origin", "--json", *words) == ExitCode.OK
+    answer = json.loads(shell.out)
+    assert answer["settings"]["cluster.suspend_after"] == pytest.approx(value)
+    assert answer["origins"]["cluster.suspend_after"] == origin
+
+
+@pytest.mark.parametrize("command", [("check",), ("node", "start")])
+def test_a_suspension_that_comes_too_late_is_refused_before_a_node_starts(shell, apps, command):
+    (apps / "typed_app.py").write_text(TYPED)
+    assert shell(*command, "typed_app", "--set", "cluster.suspend_after=5s") == ExitCode.USAGE
+    assert "cluster.suspend_after (5 s) is too long" in shell.err
+    assert shell.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda f: f.stem)
 def test_the_shipped_files_are_valid_and_differ_from_the_defaults(file):
     text = file.read_text()

@@ -9,6 +9,7 @@ from shardbus.config.loading import (
     load,
 )
 from shardbus.config.settings import (
+    STRATEGIES,
     HttpSettings,
     NodeSettings,
     SecuritySettings,
@@ -20,6 +21,49 @@ from shardbus.config.validation import check, check_exposure, check_leases
 from shardbus.errors import ConfigError
 from tests.unit.config.refusal import refusal
 from tests.unit.http.http_kit import THERE, with_tokens
+
+
+@pytest.mark.parametrize(
+    ("assignments", "both"),
+    [
+        (["cluster.suspend_after=5s"], ("suspend_after (5 s)", "5 s after a split")),
+        (["cluster.suspend_after=4500ms"], ("suspend_after (4.5 s)", "5.09 s after")),
+        (
+            ["cluster.suspend_after=9s", "cluster.downing.stable_after=9s"],
+            ("suspend_after (9 s)", "9 s after a split"),
+        ),
+        (
+            ["cluster.suspend_after=1s", "cluster.downing.strategy=none"],
+            ("cluster.suspend_after", "cluster.downing.strategy none"),
+        ),
+        (
+            ["cluster.suspend_after=1s", "cluster.downing.unsafe_auto_down_after=9s"],
+            ("cluster.suspend_after", "cluster.downing.unsafe_auto_down_after"),
+        ),
+        (["cluster.suspend_after=199ms"], ("suspend_after (0.199 s)", "at least 0.2 s")),
+    ],
+)
+def test_a_suspension_that_comes_too_late_or_never_is_refused(assignments, both):
+    text = refusal(*from_assignments(assignments))
+    assert all(name in text for name in both), text
+
+
+@pytest.mark.parametrize("stable", ["500ms", "1s", "5s", "20s", "300s"])
+@pytest.mark.parametrize("strategy", [name for name in STRATEGIES if name != "none"])
+def test_the_derived_suspension_is_in_time_under_each_strategy(stable, strategy):
+    given = [
+        f"cluster.downing.stable_after={stable}",
+        f"cluster.downing.strategy={strategy}",
+        "cluster.downing.static_quorum_size=3",
+    ]
+    cluster = load(from_assignments(given)).cluster
+    assert cluster.contact_lifetime == pytest.approx(0.8 * cluster.downing.stable_after)
+    assert cluster.suspended_within <= cluster.downing.stable_after
+
+
+def test_the_longest_and_the_shortest_suspension_are_taken():
+    for seconds in ("200ms", "4400ms"):
+        load(from_assignments([f"cluster.suspend_after={seconds}"]))
 
 
 @pytest.mark.parametrize(
