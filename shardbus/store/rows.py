@@ -26,6 +26,8 @@ from shardbus.errors import ConfigError, StoreError
 from shardbus.ids import NodeId, check_id
 from shardbus.store.protocol import StoredTable
 
+VALUE_MAX = 4096
+"""Bytes or characters, at most, of a shard, a node or a layout."""
 REMEDY = "stop the cluster and use `shardbus data repair`, or restore the store from a copy"
 
 Row = tuple[object, object, object]
@@ -116,6 +118,8 @@ def home_of(row: Row) -> tuple[str, NodeId, int]:
 
 
 def _text(what: str, value: object) -> str:
+    if isinstance(value, bytes | str) and len(value) > VALUE_MAX:
+        raise ConfigError(f"{what} {value[:40]!r}... is longer than {VALUE_MAX}")
     try:
         text = value.decode() if isinstance(value, bytes) else value
     except UnicodeDecodeError:
@@ -127,7 +131,8 @@ def _text(what: str, value: object) -> str:
 
 def number_of(what: str, value: object, low: int, high: int) -> int:
     """Return a stored number. Raises ConfigError if it is none, or out of bounds."""
-    text = value.decode(errors="replace") if isinstance(value, bytes) else value
+    text = value[:100] if isinstance(value, bytes | str) else value
+    text = text.decode(errors="replace") if isinstance(text, bytes) else text
     if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 30:
         text = int(text)
     if not isinstance(text, int) or isinstance(text, bool) or not low <= text <= high:
@@ -137,5 +142,6 @@ def number_of(what: str, value: object, low: int, high: int) -> int:
 
 def shown(shard: object) -> str:
     """Return the shard of a row as an error names it."""
-    text = shard.decode(errors="backslashreplace") if isinstance(shard, bytes) else str(shard)
+    text = shard[:60] if isinstance(shard, bytes | str) else str(shard)
+    text = text.decode(errors="backslashreplace") if isinstance(text, bytes) else text
     return f"shard {text[:60]!r}"

@@ -270,11 +270,11 @@ def _value(data: bytes) -> None:
 
 def _parts(data: bytes) -> None:
     """The first byte of each part is its length; an empty part ends the batch."""
-    assembly, rest = FragmentAssembly(), data
-    while rest:
-        length, rest = rest[0], rest[1:]
-        part, rest = rest[:length], rest[length:]
-        assembly.add(part)
+    assembly, at = FragmentAssembly(), 0
+    while at < len(data):
+        length, at = data[at], at + 1
+        assembly.add(data[at : at + length])
+        at += length
         if length == 0:
             batch.decode_batch(assembly.take())
 
@@ -289,6 +289,7 @@ def _pieces(body: bytes, size: int) -> Iterator[bytes]:
 
 # ---- texts
 
+ROWS_MAX = 2000
 TEXT_MAX = 2**18
 """Bytes of a text. Turning more into text takes longer here than to refuse it."""
 
@@ -340,8 +341,9 @@ def _secrets(data: bytes) -> None:
 
 
 def _rows(data: bytes) -> None:
-    """One line is the epoch, one the layout; each further one is a row of three fields."""
-    lines = data.split(b"\n")
+    """One line is the epoch, one the layout; each further one is a row of three fields. The time
+    for a table grows with its rows, so only the values may be large."""
+    lines = data.split(b"\n")[:ROWS_MAX]
     rows = [(*line.split(b"|", 2), b"", b"")[:3] for line in lines[2:]]
     layout = lines[1] if len(lines) > 1 else b""
     table_of("page", lines[0], layout, rows)  # type: ignore[arg-type]

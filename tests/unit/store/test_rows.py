@@ -30,6 +30,33 @@ def test_of_two_rows_for_one_shard_the_higher_fence_counts() -> None:
         assert table.dropped == ("shard '7': it is stored twice",)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2])
+@pytest.mark.parametrize("huge", ["x" * 2**22, b"\xff" * 2**22, b"9" * 2**22, "9" * 2**22])
+def test_a_huge_value_is_refused_by_its_length_and_shown_in_part(
+    at: int, huge: str | bytes
+) -> None:
+    row: list[object] = ["7", str(A), 1]
+    row[at] = huge
+    [dropped] = table_of("counter", 3, "crc32/100", [tuple(row)]).dropped  # type: ignore[list-item]
+    assert len(dropped) < 600
+    for epoch, layout in ((huge, "crc32/100"), (3, huge)):
+        with pytest.raises(StoreError) as failed:
+            table_of("counter", epoch, layout, [])
+        assert len(str(failed.value)) < 600
+
+
+def test_what_is_longer_than_any_name_is_not_decoded() -> None:
+    """To decode bytes that are no UTF-8 takes long, and so does to show them."""
+
+    class Watched(bytes):
+        def decode(self, *args: str, **kwargs: str) -> str:
+            raise AssertionError("decoded")
+
+    huge = Watched(b"\xff" * 5000)
+    [dropped] = table_of("counter", 3, "crc32/100", [("7", huge, 1)]).dropped
+    assert "longer than 4096" in dropped
+
+
 @pytest.mark.parametrize(
     ("row", "why"),
     [
