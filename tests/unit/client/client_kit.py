@@ -7,7 +7,7 @@ and `GetShardHome` as a contact does, and records what every session is given.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -16,8 +16,6 @@ from shardbus.client import asynchronous
 from shardbus.client.asynchronous import AsyncClient
 from shardbus.ids import Address, NodeId
 from shardbus.sharding.messages import GetShardHome, Home, ShardHomes
-from shardbus.simulation.timeline import Timeline
-from shardbus.simulation.virtual_loop import VirtualLoop
 from shardbus.transport.asks import CoarseClock, Unsent
 from shardbus.transport.environment import Environment
 from shardbus.wire.batch import Control
@@ -25,26 +23,6 @@ from shardbus.wire.control import Describe, Members, TypeInfo, decode_control, e
 
 A, B, C = (NodeId(f"10.0.0.{n}", 7355, n) for n in (1, 2, 3))
 LAYOUT, SHARDS = "crc32/12", 12
-LIMIT_S = 3600.0
-
-
-def virtual(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test on a virtual loop; fail if it does not end within an hour of virtual time."""
-
-    def run() -> None:
-        timeline = Timeline()
-        errors: list[dict[str, Any]] = []
-        loop = VirtualLoop(timeline, errors.append)  # type: ignore[abstract]
-        task = loop.create_task(test())
-        while not task.done() and not timeline.empty and timeline.now < LIMIT_S:
-            timeline.step()
-        assert task.done(), "the test waits for something that does not happen"
-        task.result()
-        loop.kill()
-        assert errors == []
-
-    run.__name__, run.__doc__, run.__module__ = test.__name__, test.__doc__, test.__module__
-    return run
 
 
 class FakeSession:

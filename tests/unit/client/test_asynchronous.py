@@ -21,7 +21,8 @@ from shardbus.ids import NodeId
 from shardbus.transport.asks import Unsent
 from shardbus.wire.batch import AskRun, Flush, TellRun
 from shardbus.wire.control import Members, Refusals
-from tests.unit.client.client_kit import A, B, C, World, virtual
+from tests.unit.client.client_kit import A, B, C, World
+from tests.virtual_time import virtual
 
 KEY = ("page", "add")
 

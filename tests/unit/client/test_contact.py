@@ -11,7 +11,8 @@ import pytest
 from shardbus.client.contact import CONTACT_WAIT_S, RETRY_S, Contact
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import NodeId
-from tests.unit.client.client_kit import A, B, C, FakeEndpoint, World, virtual
+from tests.unit.client.client_kit import A, B, C, FakeEndpoint, World
+from tests.virtual_time import virtual
 
 
 class Seeker:

@@ -12,7 +12,8 @@ from shardbus.client.regions import DESCRIBE_EVERY_S, REFUSED_RETRY_S
 from shardbus.errors import AskTimeout, BufferFull, ConfigError, UnknownEntityType
 from shardbus.sharding.messages import Home, ShardHomes
 from shardbus.wire.control import Describe, Members, TypeInfo
-from tests.unit.client.client_kit import A, B, FakeSession, World, virtual
+from tests.unit.client.client_kit import A, B, FakeSession, World
+from tests.virtual_time import virtual
 
 
 def page_class(shards: int = 12) -> type:

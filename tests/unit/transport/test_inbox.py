@@ -10,7 +10,7 @@ import pytest
 
 from shardbus.errors import NodeLost, RemoteProtocolError
 from shardbus.transport.asks import CoarseClock
-from shardbus.transport.inbox import HELD_BYTES_MAX, SLICE_MESSAGES, cut
+from shardbus.transport.inbox import HELD_BYTES_MAX, cut
 from shardbus.transport.loopback import Loopback
 from shardbus.transport.session import Session
 from shardbus.transport.window import WINDOW_BATCHES, WINDOW_BYTES
@@ -258,6 +258,7 @@ async def test_an_acknowledgement_of_an_unsent_batch_is_ignored() -> None:
 
 async def test_a_large_batch_is_handed_out_in_slices_in_order() -> None:
     """Another task of the loop runs between any two slices."""
+    slice_messages = 1024
     a, b = pair()
     await quiet(a, b)
     names = [str(n) for n in range(MESSAGES_MAX - 1)]
@@ -275,8 +276,8 @@ async def test_a_large_batch_is_handed_out_in_slices_in_order() -> None:
     got = [row[1] for row in b.taker.got if row[0] != "control"]
     assert got == [*names, "last"]
     steps = [after - before for before, after in pairwise([0, *sizes])]
-    assert max(steps) <= SLICE_MESSAGES + 1
-    assert len([step for step in steps if step]) >= MESSAGES_MAX // SLICE_MESSAGES
+    assert max(steps) <= slice_messages + 1
+    assert len([step for step in steps if step]) >= MESSAGES_MAX // slice_messages
 
 
 def test_a_cut_keeps_every_message_once_and_in_order() -> None:

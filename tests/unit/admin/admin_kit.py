@@ -1,0 +1,206 @@
+"""A node as administration sees it, without a network: its regions, its coordinator, and what the
+other nodes answer."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from shardbus.config.settings import (
+    ClusterSettings,
+    NodeSettings,
+    Settings,
+    ShardingSettings,
+    StoreSettings,
+)
+from shardbus.errors import NodeLost
+from shardbus.ids import NodeId
+from shardbus.membership.member import Member, Status
+from shardbus.membership.view import MembershipView
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.messages import Home
+from shardbus.sharding.overrides import Overrides
+
+ME, PEER, LOST = NodeId("a", 7355, 1), NodeId("b", 7355, 2), NodeId("c", 7355, 3)
+PAGE = "page"
+
+
+def member(node: NodeId, status: Status = Status.UP, *roles: str, **more: Any) -> Member:
+    return Member(node, node.port + 1, status=status, up_number=node.uid, roles=roles, **more)
+
+
+class Rpc:
+    """The calls to other nodes. `answers` has what each node answers to a question; a node without
+    an answer is silent."""
+
+    def __init__(self) -> None:
+        self.answers: dict[tuple[NodeId, str], Any] = {}
+        self.asked: list[tuple[object, ...]] = []
+        self.registered: dict[str, Any] = {}
+        self.nodes = [ME, PEER, LOST]
+
+    def members(self) -> list[NodeId]:
+        return self.nodes
+
+    def register(self, name: str, answer: Any) -> None:
+        self.registered[name] = answer
+
+    async def ask(self, node: NodeId, question: str, *arguments: object, of: str = "") -> Any:
+        self.asked.append((node, question, *arguments))
+        if (node, question) not in self.answers:
+            raise NodeLost(f"{node} is gone")
+        return self.answers[node, question]
+
+    async def ask_all(self, question: str, *arguments: object, of: str = "") -> dict[NodeId, Any]:
+        self.asked.append(("all", question, *arguments))
+        return {n: a for (n, q), a in self.answers.items() if q == question}
+
+
+class Host:
+    """The entities in memory, by shard."""
+
+    def __init__(self) -> None:
+        self.shards: dict[str, Any] = {}
+        self.passivator = SimpleNamespace(limit=500, evicted=3)
+        self.parts: list[list[tuple[str, str]]] = []
+        self.takes_limits = True
+
+    @property
+    def entities(self) -> int:
+        return sum(shard.live for shard in self.shards.values())
+
+    def add(self, shard: str, fence: int, *ids: str) -> None:
+        self.shards[shard] = SimpleNamespace(live=len(ids), fence=fence)
+        self.parts.append([(i, shard) for i in ids])
+
+    def find(self, entity_id: str, shard: str) -> object | None:
+        return (
+            (entity_id, shard) if any((entity_id, shard) in part for part in self.parts) else None
+        )
+
+    def walk(self, size: int) -> Any:
+        return iter(self.parts)
+
+
+class FakeNode:
+    """A member that is up, hosts shard 1 of one type, and runs its coordinator."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.me, self.cluster_name = ME, "shop"
+        self.rpc = Rpc()
+        self.rpc.answers = {(ME, "stats"): {PAGE: {"1": 2}}, (PEER, "stats"): {PAGE: {"2": 5}}}
+        self.settings = Settings(
+            node=NodeSettings(version="1.2"),
+            store=StoreSettings(url="redis://u:hunter2@h/0"),
+            cluster=ClusterSettings(suspend_after=7.0),
+        )
+        self.view: MembershipView | None = MembershipView(
+            ME,
+            (
+                member(ME, Status.UP, "web", http="a:8558", version="1.2"),
+                member(PEER),
+                member(LOST, Status.LEAVING),
+            ),
+            unreachable=(LOST,),
+            leader=PEER,
+            converged=True,
+        )
+        self.subscriptions = SimpleNamespace(view=self.view)
+        self.gate = SimpleNamespace(describe=lambda: self.suspended)
+        self.suspended = ""
+        self.phases = SimpleNamespace(current="")
+        self.stopped: asyncio.Future[str] = self.loop.create_future()
+        self.lag = 0.001
+        self.joining, self.is_up = True, True
+        self.joined: list[tuple[str, ...]] = []
+        self.posted: list[object] = []
+        self.cluster = SimpleNamespace(post=self.posted.append)
+        self.states = SimpleNamespace(silent_ago=None, silent_because="")
+        self.store: Any = SimpleNamespace(problems=("maxmemory-policy evicts",))
+        self.on_leave: Any = lambda: self.posted.append("leave")
+        self.keyring: Any = None
+        self.rekey: Any = lambda: False
+        self.region = self._region()
+        self.regions = {PAGE: self.region}
+        self.coordinator = self._coordinator()
+        self.shell: Any = SimpleNamespace(
+            machine=self.coordinator,
+            overrides=SimpleNamespace(places={}),
+            handle=lambda event: self.posted.append(event),
+            override=self._override,
+            stop_shards=self._stop_shards,
+        )
+        self.singletons = {PAGE: SimpleNamespace(coordinator=self.shell)}
+        self.failure: Exception | None = None
+        self.still_stopping: list[str] = []
+        self.patience = 0.0
+
+    def join_by(self, seeds: Any) -> None:
+        self.joined.append(tuple(seeds))
+
+    def _region(self) -> Any:
+        host = Host()
+        host.add("1", 9, "x", "y")
+        homes = {"1": Home("1", ME, 9), "2": Home("2", PEER, 4)}
+        machine = SimpleNamespace(
+            epoch=3, registered=True, buffered=(0, 0), home_of=homes.get, homes=homes
+        )
+        shard_of = {"x": "1", "y": "1", "z": "2"}
+        router = SimpleNamespace(
+            region=machine,
+            has_shard=lambda shard: shard in ("1", "2", "3"),
+            route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
+            routes={"1": SimpleNamespace(out=1), "2": SimpleNamespace(out=1)},
+        )
+        interface = SimpleNamespace(layout="crc32/3", shards=3)
+        return SimpleNamespace(
+            name=PAGE,
+            hosts=True,
+            settings=ShardingSettings(retry_interval=9.0),
+            host=host,
+            router=router,
+            coordinator=ME,
+            coordinator_role="",
+            entity_type=SimpleNamespace(interface=interface),
+            stranger=None,
+            missing="the type is unknown there",
+            shutdown=lambda: self.posted.append("shutdown"),
+        )
+
+    def _coordinator(self) -> Any:
+        return SimpleNamespace(
+            state=CoordinatorState.RULING,
+            epoch=3,
+            table=SimpleNamespace(homes=self.region.router.region.homes),
+            state_of=lambda shard: {"1": "running", "2": "begin"}.get(shard, "unallocated"),
+            history=SimpleNamespace(of=lambda shard: []),
+            plan=self._plan,
+            rebalancing=SimpleNamespace(
+                load_of={"1": 1.5}.get,
+                moves_in_flight=(1, 3),
+                why_not=lambda: "",
+                paused=False,
+                takes_places=True,
+            ),
+        )
+
+    def _plan(self, add: int, remove: tuple[NodeId, ...]) -> Any:
+        self.posted.append(("plan", add, remove))
+        return SimpleNamespace(
+            before={ME: 1, PEER: 1}, after={ME: 2}, moved={"2": (PEER, ME)}, rounds=1, settled=True
+        )
+
+    async def _override(self, change: Any) -> None:
+        if self.failure is not None:
+            raise self.failure
+        changed = change(Overrides())
+        self.posted.append(changed)
+        self.shell.overrides = changed
+
+    async def _stop_shards(self, shards: list[str], patience: float) -> list[str]:
+        self.patience = patience
+        if self.failure is not None:
+            raise self.failure
+        return self.still_stopping

@@ -1,0 +1,285 @@
+"""What a node answers to the questions of others: its own state, its coordinators', and commands,
+whose refusals are answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardbus.admin.answers import NODES_MAX, PAGE_MAX, STOP_PART, WALKS_MAX, NodeAnswers
+from shardbus.errors import (
+    BufferFull,
+    ConfigError,
+    Refused,
+    StoreUnavailable,
+    UnknownEntityType,
+)
+from shardbus.ids import Address
+from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.events import Rebalance
+from tests.unit.admin.admin_kit import LOST, ME, PAGE, PEER, FakeNode
+from tests.waiting import turns
+
+PACE = {"paused": False, "held": "", "moving": 1, "moves_at_a_time": 3}
+
+
+@pytest.fixture
+async def node() -> FakeNode:
+    return FakeNode()
+
+
+@pytest.fixture
+async def answers(node: FakeNode) -> NodeAnswers:
+    fake: Any = node
+    return NodeAnswers(fake)
+
+
+# What runs here
+
+
+async def test_every_public_answer_is_registered_under_its_name(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    answers.register()
+    public = {name for name, _ in inspect.getmembers(answers, inspect.ismethod) if name[0] != "_"}
+    assert set(node.rpc.registered) == public - {"register"}
+    assert all(answer.__name__ == name for name, answer in node.rpc.registered.items())
+
+
+async def test_shards_and_entities_here_are_counted(answers: NodeAnswers) -> None:
+    assert answers.stats() == {PAGE: {"1": 2}}
+    assert answers.running(PAGE, "1", "x")
+    assert not answers.running(PAGE, "2", "x")
+    assert not answers.running(PAGE, "1", "z")
+    with pytest.raises(UnknownEntityType):
+        answers.running("none", "1", "x")
+
+
+async def test_a_page_of_entities_is_sorted_filtered_and_bounded(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    node.region.host.parts = [[("c", "1"), ("a", "2"), ("pa", "1")], [("b", "1"), ("pb", "2")], []]
+
+    async def page(shard: str = "", prefix: str = "", after: str = "", limit: int = 9) -> list[str]:
+        return [row[0] for row in await answers.entities(PAGE, shard, prefix, after, limit)]
+
+    assert await page() == ["a", "b", "c", "pa", "pb"]
+    assert await page(shard="1") == ["b", "c", "pa"]
+    assert await page(prefix="p") == ["pa", "pb"]
+    assert await page(after="b") == ["c", "pa", "pb"]
+    assert await page(limit=2) == ["a", "b"]
+    assert await page(limit=-1) == []
+    assert await answers.entities(PAGE, "2", "", "", 1) == [["a", "2"]]
+    node.region.host.parts = [[(f"{n:05}", "1") for n in range(2 * PAGE_MAX)]]
+    assert len(await page(limit=10**9)) == PAGE_MAX + 1
+
+
+async def test_lists_of_entities_are_made_a_few_at_a_time(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    node.region.host.parts = [[("a", "1")]] * 100
+    walks = [asyncio.ensure_future(answers.entities(PAGE, "", "", "", 1)) for _ in range(WALKS_MAX)]
+    await turns(2)
+    with pytest.raises(BufferFull):
+        await answers.entities(PAGE, "", "", "", 1)
+    walks[0].cancel()
+    await asyncio.gather(*walks, return_exceptions=True)
+    assert await answers.entities(PAGE, "", "", "", 1) == [["a", "1"]]
+
+
+async def test_a_limit_is_read_and_set_where_there_can_be_one(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    host = node.region.host
+    host.set_active_entity_limit = lambda most: setattr(host.passivator, "limit", most)
+    assert answers.limit(PAGE, None) == [500, 2, 3]
+    assert answers.limit(PAGE, 7) == [7, 2, 3]
+
+    def refuse(most: int) -> None:
+        raise Refused("remembered")
+
+    host.set_active_entity_limit = refuse
+    assert answers.limit(PAGE, 9) is None
+    assert answers.limit(PAGE, None) == [7, 2, 3]
+    node.region.hosts = False
+    assert answers.limit(PAGE, None) is None
+
+
+async def test_keys_are_read_again_and_a_file_that_cannot_be_is_an_answer(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    assert answers.reload_keys() == [False, [], ""]
+    node.keyring = SimpleNamespace(
+        keys=[SimpleNamespace(fingerprint="new"), SimpleNamespace(fingerprint="old")]
+    )
+    node.rekey = lambda: True
+    assert answers.reload_keys() == [True, ["new", "old"], ""]
+
+    def fail() -> bool:
+        raise ConfigError("no secret in the file")
+
+    node.rekey = fail
+    assert answers.reload_keys() == [False, ["new", "old"], "no secret in the file"]
+
+
+async def test_leaving_and_shutting_a_region_down_begin_at_once(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    assert answers.leave()
+    assert answers.shutdown_region(PAGE) == 1
+    assert node.posted == ["leave", "shutdown"]
+    node.on_leave = None
+    assert not answers.leave()
+    assert node.posted == ["leave", "shutdown"]
+
+
+async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) -> None:
+    found = answers.checkup()
+    assert "hunter2" not in json.dumps(found)
+    assert found["settings"] == {
+        "cluster.suspend_after": "7.0",
+        f"sharding.types.{PAGE}.retry_interval": "9.0",
+    }
+    assert found["types"][PAGE] == {
+        "coordinator": str(ME),
+        "epoch": 3,
+        "registered": True,
+        "buffered": 0,
+        "layout": "crc32/3",
+        "shards": {"1": 9},
+    }
+    assert (found["version"], found["lag"]) == ("1.2", 0.001)
+    assert found["store_problems"] == ["maxmemory-policy evicts"]
+
+
+# What the coordinator knows
+
+
+async def test_the_table_has_each_shard_with_home_fence_state_and_load(
+    answers: NodeAnswers,
+) -> None:
+    rows = [["1", str(ME), 9, "running", 1.5], ["2", str(PEER), 4, "begin", None]]
+    assert answers.table(PAGE) == {"epoch": 3, "shards": rows, **PACE}
+
+
+async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: NodeAnswers) -> None:
+    change = SimpleNamespace(
+        at=node.loop.time() - 60,
+        source=None,
+        target=PEER,
+        why="allocated",
+        epoch=2,
+        fence=4,
+        seconds=0.5,
+    )
+    node.coordinator.history.of = lambda shard: [change]
+    found = answers.shard(PAGE, "2")
+    assert found is not None
+    [[age, *rest]] = found.pop("changes")
+    assert age >= 60
+    assert rest == [None, str(PEER), "allocated", 2, 4, 0.5]
+    assert found == {"epoch": 3, "node": str(PEER), "fence": 4, "state": "begin"}
+    without = answers.shard(PAGE, "3")
+    assert without is not None
+    assert (without["node"], without["fence"]) == (None, None)
+
+
+async def test_a_plan_names_moves_and_the_count_of_every_node(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    assert answers.plan(PAGE, 1, [str(PEER)]) == {
+        "moves": [["2", str(PEER), str(ME)]],
+        "nodes": [[str(ME), 1, 2], [str(PEER), 1, 0]],
+        "rounds": 1,
+        "settled": True,
+        **PACE,
+    }
+    assert node.posted == [("plan", 1, (PEER,))]
+    for add in (-1, NODES_MAX + 1):
+        with pytest.raises(ConfigError, match="a plan may add 0 to"):
+            answers.plan(PAGE, add, [])
+    with pytest.raises(ConfigError):
+        answers.plan(PAGE, 0, ["no node"])
+
+
+@pytest.mark.parametrize(
+    ("state", "rules"),
+    [(s, s in (CoordinatorState.RULING, CoordinatorState.RETIRING)) for s in CoordinatorState],
+)
+async def test_only_a_coordinator_that_rules_answers(
+    node: FakeNode, answers: NodeAnswers, state: CoordinatorState, rules: bool
+) -> None:
+    node.coordinator.state = state
+    found = [
+        answers.table(PAGE),
+        answers.shard(PAGE, "1"),
+        answers.plan(PAGE, 0, []),
+        answers.places(PAGE),
+        answers.rebalance(PAGE),
+        await answers.slow(PAGE, True, None),
+        await answers.stop(PAGE, ["1"]),
+        await answers.place(PAGE, {}),
+    ]
+    assert [answer is not None for answer in found] == [rules] * len(found)
+    node.shell.machine = None
+    assert answers.table(PAGE) is None
+    with pytest.raises(UnknownEntityType):
+        answers.table("none")
+
+
+# Commands
+
+
+async def test_a_rebalance_checks_the_balance_now(node: FakeNode, answers: NodeAnswers) -> None:
+    assert answers.rebalance(PAGE) == PACE
+    assert node.posted == [Rebalance()]
+
+
+async def test_rebalancing_is_slowed_once_it_is_stored(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    assert await answers.slow(PAGE, True, 5) == PACE
+    [stored] = node.posted
+    assert (stored.paused, stored.moves) == (True, 5)  # type: ignore[attr-defined]
+
+
+async def test_stopping_names_what_is_left_after_a_part_of_the_timeout(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    node.still_stopping = ["2"]
+    assert await answers.stop(PAGE, ["1", "2"]) == {"stopped": ["1"], "stopping": ["2"]}
+    assert node.patience == STOP_PART * node.region.settings.shard_region_query_timeout
+
+
+async def test_places_are_set_and_taken_away(node: FakeNode, answers: NodeAnswers) -> None:
+    assert await answers.place(PAGE, {"1": "c:7355"}) == {"places": {"1": str(LOST.address)}}
+    assert node.shell.overrides.places == {"1": Address("c", 7355)}
+    assert await answers.place(PAGE, {"1": ""}) == {"places": {}}
+
+
+async def test_a_strategy_that_would_move_the_shard_back_takes_no_places(
+    node: FakeNode, answers: NodeAnswers
+) -> None:
+    node.coordinator.rebalancing.takes_places = False
+    found = await answers.place(PAGE, {"1": "c:7355"})
+    assert found is not None
+    error, message, hint = found["refused"]
+    assert (error, node.posted) == ("Refused", [])
+    assert "would move the shard back" in message
+    assert "allocation = external" in hint
+
+
+async def test_refusals_are_answers(node: FakeNode, answers: NodeAnswers) -> None:
+    node.failure = StoreUnavailable("no answer", hint="start it")
+    refusal = {"refused": ["StoreUnavailable", "no answer", "start it"]}
+    assert await answers.slow(PAGE, True, None) == refusal
+    assert await answers.stop(PAGE, ["1"]) == refusal
+    assert await answers.place(PAGE, {"1": "c:7355"}) == refusal
+    found = await answers.place(PAGE, {"1": "no place"})
+    assert found is not None
+    assert found["refused"][0] == "ConfigError"

@@ -1,0 +1,483 @@
+"""The pages of a node: what they show of its own state, of answers that come, and of answers that
+do not; and which commands are refused."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shardbus.admin.pages import STALLED_S, AdminPages
+from shardbus.errors import ConfigError, Refused, StoreUnavailable, UnknownEntityType
+from shardbus.membership import events as cluster
+from shardbus.membership.member import Service, Status
+from shardbus.membership.view import MembershipView
+from shardbus.store.memory import MemoryStore
+from tests.unit.admin.admin_kit import LOST, ME, PAGE, PEER, FakeNode, member
+from tests.virtual_time import virtual
+
+TABLE = {
+    "epoch": 3,
+    "shards": [
+        ["10", str(ME), 9, "running", 1.234],
+        ["2", str(PEER), 4, "begin", None],
+        ["3", None, 0, "unallocated", None],
+        ["4", str(LOST), 1, "starting", 0.5],
+    ],
+    "paused": True,
+    "held": "an operator has paused it",
+    "moving": 1,
+    "moves_at_a_time": 3,
+}
+
+
+@pytest.fixture
+async def node() -> FakeNode:
+    return FakeNode()
+
+
+@pytest.fixture
+async def pages(node: FakeNode) -> AdminPages:
+    fake: Any = node
+    return AdminPages(fake)
+
+
+# The cluster
+
+
+async def test_the_cluster_is_shown_as_this_node_sees_it(node: FakeNode, pages: AdminPages) -> None:
+    assert await pages.cluster() == {
+        "cluster": "shop",
+        "self": str(ME),
+        "status": "up",
+        "leader": str(PEER),
+        "oldest": str(ME),
+        "converged": True,
+        "suspended": None,
+        "members": 3,
+        "unreachable": [str(LOST)],
+        "coordinators": {PAGE: {"node": str(ME), "epoch": 3}},
+    }
+    node.view, node.suspended, node.region.coordinator = None, "suspended: no contact to b", None
+    page = await pages.cluster()
+    assert (page["status"], page["members"], page["oldest"]) == ("joining", 0, None)
+    assert (page["suspended"], page["coordinators"]) == ("suspended: no contact to b", {})
+
+
+async def test_members_that_do_not_answer_have_empty_counts(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    rows: Any = (await pages.nodes())["nodes"]
+    assert [(r["node"], r["shards"], r["entities"]) for r in rows] == [
+        (str(ME), {PAGE: 1}, {PAGE: 2}),
+        (str(PEER), {PAGE: 1}, {PAGE: 5}),
+        (str(LOST), {}, {}),
+    ]
+    assert [(r["status"], r["reachable"], r["oldest"], r["leader"]) for r in rows] == [
+        ("up", True, True, False),
+        ("up", True, False, True),
+        ("leaving", False, False, False),
+    ]
+    assert (rows[0]["http"], rows[0]["roles"], rows[0]["version"]) == ("a:8558", ["web"], "1.2")
+    node.view = None
+    assert await pages.nodes() == {"nodes": []}
+
+
+async def test_types_show_their_layout_and_what_runs_here(pages: AdminPages) -> None:
+    [row] = (await pages.types())["types"]  # type: ignore[misc]
+    wanted = {"type": PAGE, "shards": 3, "layout": "crc32/3", "entities_here": 2}
+    assert wanted.items() <= row.items()
+    assert (row["coordinator"], row["active_entity_limit"]) == (str(ME), 500)
+
+
+# Shards and entities
+
+
+async def test_shards_are_sorted_as_numbers_with_states_and_live_entities(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.rpc.answers[ME, "table"] = TABLE
+    node.rpc.answers[ME, "stats"] = {PAGE: {"10": 2}}
+    node.rpc.answers[PEER, "stats"] = {}
+    page = await pages.shards(PAGE)
+    rows: Any = page["shards"]
+    assert [(r["shard"], r["state"], r["entities"], r["load"]) for r in rows] == [
+        ("2", "handing_off", 0, None),
+        ("3", "unallocated", None, None),
+        ("4", "starting", None, 0.5),
+        ("10", "running", 2, 1.23),
+    ]
+    assert (page["complete"], page["held"]) == (True, "an operator has paused it")
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_without_the_coordinators_table_a_page_shows_what_this_node_knows(
+    node: FakeNode, pages: AdminPages, known: bool
+) -> None:
+    if known:
+        node.rpc.answers[ME, "table"] = None  # it does not rule there
+    else:
+        node.region.coordinator = None
+    page = await pages.shards(PAGE)
+    rows: Any = page["shards"]
+    assert [(r["shard"], r["node"], r["fence"]) for r in rows] == [
+        ("1", str(ME), 9),
+        ("2", str(PEER), 4),
+    ]
+    assert (page["complete"], page["paused"]) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("entity_id", "answer", "state", "running"),
+    [
+        ("x", True, "running", True),
+        ("z", False, "running", False),
+        ("z", None, "unknown", False),
+        ("elsewhere", None, "unallocated", False),
+    ],
+)
+async def test_an_entity_is_where_its_shard_is(
+    node: FakeNode, pages: AdminPages, entity_id: str, answer: Any, state: str, running: bool
+) -> None:
+    if answer is not None:
+        node.rpc.answers[ME, "running"] = node.rpc.answers[PEER, "running"] = answer
+    page = await pages.where(PAGE, entity_id)
+    assert (page["state"], page["running"]) == (state, running)
+    with pytest.raises(UnknownEntityType):
+        await pages.where("none", "x")
+
+
+async def test_pages_of_entities_are_merged_and_name_who_is_silent(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.rpc.answers[ME, "entities"] = [["a", "1"], ["c", "1"]]
+    node.rpc.answers[PEER, "entities"] = [["b", "2"]]
+    first = await pages.entities(PAGE, None, "", 2, None)
+    assert [row["id"] for row in first["entities"]] == ["a", "b"]  # type: ignore[attr-defined]
+    assert (first["next"], first["silent"]) == ("b", [str(LOST)])
+    assert node.rpc.asked[-1] == ("all", "entities", PAGE, "", "", "", 3)
+    node.rpc.answers[ME, "entities"] = [["c", "1"]]
+    node.rpc.answers[PEER, "entities"] = None  # the type is unknown there
+    last = await pages.entities(PAGE, "1", "p", 2, "b")
+    assert (len(last["entities"]), last["next"]) == (1, None)  # type: ignore[arg-type]
+    assert node.rpc.asked[-1] == ("all", "entities", PAGE, "1", "p", "b", 3)
+    with pytest.raises(ConfigError, match="has no shard '9'"):
+        await pages.entities(PAGE, "9", "", 2, None)
+
+
+# Explanations
+
+
+@pytest.mark.parametrize(
+    ("entity_id", "suspended", "moving", "why"),
+    [
+        ("x", "", False, "messages go there directly"),
+        ("x", "suspended: no quorum", False, "this node, which is suspended: no quorum"),
+        ("z", "suspended: no quorum", False, "messages go there directly"),
+        ("z", "", True, "the shard is on the move"),
+        ("elsewhere", "", False, "no home is known here"),
+    ],
+)
+async def test_an_explanation_says_what_messages_wait_for(
+    node: FakeNode, pages: AdminPages, entity_id: str, suspended: str, moving: bool, why: str
+) -> None:
+    node.suspended = suspended
+    node.region.router.region.buffered = (2, 64)
+    if moving:
+        node.region.router.routes["2"].out = None
+    page = await pages.explain(PAGE, entity_id)
+    assert why in str(page["why"])
+    assert page["buffered"] == {"messages": 2, "bytes": 64}
+    assert page["history"] is None, "the coordinator does not answer"
+
+
+async def test_an_explained_shard_has_its_history_or_what_this_node_knows(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    page = await pages.explain_shard(PAGE, "2")
+    assert (page["node"], page["state"], page["fence"]) == (str(PEER), "unknown", 4)
+    assert page["history"] is None
+    change = [60.0, None, str(PEER), "allocated", 2, 0, 0.12345]
+    node.rpc.answers[ME, "shard"] = {
+        "epoch": 5, "node": str(ME), "fence": 8, "state": "running", "changes": [change],
+    }  # fmt: skip
+    page = await pages.explain_shard(PAGE, "2")
+    assert (page["node"], page["state"], page["epoch"]) == (str(ME), "running", 5)
+    [row] = page["history"]  # type: ignore[misc]
+    assert (row["why"], row["fence"], row["seconds"]) == ("allocated", None, 0.123)
+    with pytest.raises(ConfigError, match="has no shard"):
+        await pages.explain_shard(PAGE, "9")
+
+
+# Health
+
+
+async def test_liveness_depends_on_the_loop_and_on_membership_alone(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    assert all(check.ok for check in pages.liveness().values())
+    node.view, node.region.coordinator = None, None
+    assert all(check.ok for check in pages.liveness().values())
+    node.lag = STALLED_S
+    assert not pages.liveness()["loop"].ok
+    node.stopped.set_result("downed")
+    ended = pages.liveness()["membership"]
+    assert (ended.ok, ended.detail) == (False, "downed")
+
+
+def ready(pages: AdminPages) -> bool:
+    return all(check.ok for check in pages.readiness().values())
+
+
+async def test_readiness_needs_a_member_that_is_up_and_neither_leaves_nor_is_suspended(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    assert ready(pages)
+    node.phases.current = "service-stop"
+    assert pages.readiness()["membership"].detail == "service-stop"
+    assert not ready(pages)
+    node.phases.current, node.suspended = "", "suspended: no quorum"
+    assert not ready(pages)
+    node.suspended = ""
+    for status in Status:
+        node.view = MembershipView(ME, (member(ME, status),))
+        assert ready(pages) == (status is Status.UP), status
+    node.view = None
+    assert not ready(pages)
+
+
+async def test_readiness_needs_every_region_to_be_registered(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.region.router.region.registered = False
+    check = pages.readiness()[f"coordinator:{PAGE}"]
+    assert (check.ok, check.detail) == (False, "not registered yet")
+    node.region.stranger = node.region.coordinator
+    assert pages.readiness()[f"coordinator:{PAGE}"].detail == "the type is unknown there"
+    node.region.stranger = PEER
+    assert pages.readiness()[f"coordinator:{PAGE}"].detail == "not registered yet"
+    node.region.coordinator, node.region.stranger = None, None
+    assert not ready(pages)
+
+
+async def test_a_type_without_hosts_keeps_no_node_from_being_ready(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.region.coordinator = None
+    node.region.settings = replace(node.region.settings, role="gpu")
+    check = pages.readiness()[f"coordinator:{PAGE}"]
+    assert check.ok
+    assert "none is up with role 'gpu'" in check.detail
+    node.region.settings = replace(node.region.settings, role="web")
+    node.region.coordinator_role = "gpu"
+    check = pages.readiness()[f"coordinator:{PAGE}"]
+    assert not check.ok
+    assert "no member coordinates it" in check.detail
+
+
+# Checkup
+
+
+async def test_a_checkup_has_every_member_and_names_who_did_not_answer(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.store = MemoryStore()
+    await node.store.start()
+    await node.store.claim_epoch(PAGE, 3, "crc32/3")
+    await node.store.write_homes(PAGE, 3, {"1": (ME, 9)}, 1)
+    node.rpc.answers[ME, "checkup"] = {"lag": 0.5}
+    page: Any = await pages.checkup()
+    assert page["members"] == [
+        {"node": str(ME), "answered": True, "lag": 0.5},
+        {"node": str(PEER), "answered": False},
+        {"node": str(LOST), "answered": False},
+    ]
+    assert page["store"] == {
+        "answers": True,
+        "error": "",
+        "tables": {PAGE: {"epoch": 3, "shards": 1, "dropped": []}},
+    }
+
+
+async def test_a_store_that_fails_is_a_finding(node: FakeNode, pages: AdminPages) -> None:
+    async def fail(name: str) -> Any:
+        raise StoreUnavailable("redis is away")
+
+    node.store = SimpleNamespace(load_table=fail)
+    store: Any = (await pages.checkup())["store"]
+    assert (store["answers"], store["error"]) == (False, "redis is away")
+
+
+@virtual
+async def test_a_store_that_is_silent_is_a_finding_in_time() -> None:
+    node: Any = FakeNode()
+
+    async def hang(name: str) -> Any:
+        await asyncio.Event().wait()
+
+    node.store = SimpleNamespace(load_table=hang)
+    store: Any = (await AdminPages(node).checkup())["store"]
+    assert (store["answers"], store["error"]) == (False, "no answer within 3.5 s")
+
+
+# Commands
+
+
+async def test_a_member_is_asked_to_leave(node: FakeNode, pages: AdminPages) -> None:
+    node.rpc.answers[ME, "leave"] = node.rpc.answers[PEER, "leave"] = True
+    assert await pages.leave(None) == {"node": str(ME), "leaving": True}
+    assert await pages.leave(str(PEER.address)) == {"node": str(PEER), "leaving": True}
+    node.rpc.answers[PEER, "leave"] = False
+    with pytest.raises(ConfigError, match="is not able to leave now"):
+        await pages.leave(str(PEER))
+
+
+@pytest.mark.parametrize("name", ["b", "b:1", str(PEER.address) + "#0", "", "self"])
+async def test_a_name_of_no_member_is_refused(pages: AdminPages, name: str) -> None:
+    with pytest.raises(ConfigError, match="no member is called"):
+        await pages.down(name, force=False)
+
+
+async def test_a_member_is_downed_or_removed_but_none_removes_itself(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    await pages.down(str(PEER), force=False)
+    await pages.down(str(ME), force=False)
+    await pages.down(str(PEER), force=True)
+    with pytest.raises(Refused, match="a node cannot remove itself"):
+        await pages.down(str(ME), force=True)
+    assert node.posted == [cluster.Down(PEER), cluster.Down(ME), cluster.Remove(PEER)]
+
+
+@pytest.mark.parametrize(
+    ("target", "service", "others", "refused"),
+    [
+        ("self", "cordoned", Service.OPEN, False),
+        ("self", "cordoned", Service.DRAINING, True),
+        ("self", "open", Service.DRAINING, False),
+        (str(PEER), "draining", Service.OPEN, False),
+    ],
+)
+async def test_the_last_open_member_stays_open(
+    node: FakeNode, pages: AdminPages, target: str, service: str, others: Service, refused: bool
+) -> None:
+    node.view = MembershipView(ME, (member(ME), member(PEER, service=others)))
+    node.subscriptions.view = node.view
+    if refused:
+        with pytest.raises(Refused, match="no member but"):
+            await pages.serve(target, service)
+        assert node.posted == []
+    else:
+        await pages.serve(target, service)
+        wanted = ME if target == "self" else PEER
+        assert node.posted == [cluster.SetService(wanted, Service(service))]
+
+
+async def test_a_member_that_leaves_takes_no_shards(node: FakeNode, pages: AdminPages) -> None:
+    node.view = MembershipView(ME, (member(ME), member(PEER, Status.LEAVING)))
+    node.subscriptions.view = node.view
+    with pytest.raises(Refused):
+        await pages.serve("self", "draining")
+
+
+async def test_a_region_is_shut_down_on_the_named_node(node: FakeNode, pages: AdminPages) -> None:
+    node.rpc.answers[PEER, "shutdown_region"] = 4
+    page = await pages.shutdown_region(str(PEER), PAGE)
+    assert page == {"node": str(PEER), "type": PAGE, "shards": 4}
+    with pytest.raises(UnknownEntityType):
+        await pages.shutdown_region(str(PEER), "none")
+
+
+async def test_a_node_joins_once_and_only_if_it_waits_for_it(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    with pytest.raises(Refused, match="has joined already"):
+        await pages.join(("c:1",))
+    node.joining = False
+    await pages.join(("c:1",))
+    assert node.joined == [("c:1",)]
+
+
+async def test_only_a_member_that_is_up_stops_the_cluster(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    await pages.shut_down()
+    assert node.posted == [cluster.PrepareForShutdown()]
+    node.is_up = False
+    with pytest.raises(Refused, match="ask one that is up"):
+        await pages.shut_down()
+
+
+async def test_a_limit_is_shown_by_node_and_silent_nodes_are_named(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    node.rpc.answers |= {(ME, "limit"): [500, 7, 3], (PEER, "limit"): None}
+    page = await pages.limits(PAGE)
+    assert page["nodes"] == [{"node": str(ME), "limit": 500, "entities": 7, "evicted": 3}]
+    assert page["silent"] == [str(LOST)]
+
+
+async def test_a_limit_is_set_on_one_node_or_on_all(node: FakeNode, pages: AdminPages) -> None:
+    node.rpc.answers |= {(ME, "limit"): [9, 7, 3], (PEER, "limit"): None}
+    await pages.set_limit(PAGE, 9, None)
+    assert node.rpc.asked[-1] == ("all", "limit", PAGE, 9)
+    page = await pages.set_limit(PAGE, 9, "self")
+    assert (len(page["nodes"]), page["silent"]) == (1, [])  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="hosts no 'page'"):
+        await pages.set_limit(PAGE, 9, str(PEER))
+    assert (await pages.set_limit(PAGE, 9, str(LOST)))["silent"] == [str(LOST)]
+    node.region.settings = replace(node.region.settings, remember=True)
+    with pytest.raises(Refused, match="remembered"):
+        await pages.set_limit(PAGE, 9, None)
+
+
+async def test_keys_are_read_again_on_one_node_or_on_all(node: FakeNode, pages: AdminPages) -> None:
+    node.rpc.answers |= {(ME, "reload_keys"): [True, ["k"], ""]}
+    wanted = [{"node": str(ME), "changed": True, "keys": ["k"], "error": ""}]
+    assert await pages.reload_keys(None) == {"nodes": wanted, "silent": [str(PEER), str(LOST)]}
+    assert await pages.reload_keys("self") == {"nodes": wanted, "silent": []}
+    assert await pages.reload_keys(str(PEER)) == {"nodes": [], "silent": [str(PEER)]}
+
+
+async def test_a_plan_names_members_and_lists_moves(node: FakeNode, pages: AdminPages) -> None:
+    pace = {"paused": False, "held": "", "moving": 0, "moves_at_a_time": 3}
+    node.rpc.answers[ME, "plan"] = {
+        "moves": [["2", str(PEER), str(ME)]],
+        "nodes": [[str(ME), 1, 2]],
+        "rounds": 1,
+        "settled": True,
+        **pace,
+    }
+    page = await pages.plan(PAGE, 1, (str(PEER.address),))
+    assert node.rpc.asked[-1] == (ME, "plan", PAGE, 1, [str(PEER)])
+    assert page["moves"] == [{"shard": "2", "from": str(PEER), "to": str(ME)}]
+    assert page["nodes"] == [{"node": str(ME), "before": 1, "after": 2}]
+    with pytest.raises(ConfigError, match="no member is called"):
+        await pages.plan(PAGE, 0, ("x:1",))
+
+
+@pytest.mark.parametrize(("held", "balancing"), [("", True), ("paused", False)])
+async def test_a_rebalance_says_whether_it_happens(
+    node: FakeNode, pages: AdminPages, held: str, balancing: bool
+) -> None:
+    node.rpc.answers[ME, "rebalance"] = {"held": held}
+    assert (await pages.rebalance(PAGE, None, None))["rebalancing"] == balancing
+
+
+async def test_places_are_shown_beside_homes(node: FakeNode, pages: AdminPages) -> None:
+    node.rpc.answers[ME, "table"] = TABLE
+    node.rpc.answers[ME, "place"] = {"places": {"10": "c:7355", "2": "c:7355"}}
+    node.region.router.has_shard = lambda shard: True
+    page: Any = await pages.place(PAGE, {"10": "c:7355", "2": "c:7355", "3": ""})
+    assert node.rpc.asked[0] == (
+        ME, "place", PAGE, {"10": "c:7355", "2": "c:7355", "3": ""}
+    )  # fmt: skip
+    assert [(row["shard"], row["node"]) for row in page["places"]] == [
+        ("2", str(PEER)),
+        ("10", str(ME)),
+    ]
+    with pytest.raises(ConfigError):
+        await pages.place(PAGE, {"2": "no place"})
