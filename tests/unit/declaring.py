@@ -38,3 +38,19 @@ class Counter(Entity):
     @handler
     def add(self, amount: int = 1) -> int:
         return amount
+
+
+@dataclass
+class Letter:
+    to: int
+    text: str
+
+
+def by_message(message: object) -> str | tuple[str, object] | None:
+    """Both ways to name an entity; anything else is not known."""
+    match message:
+        case Hit(page=page):
+            return page
+        case Letter(to=to, text=text):
+            return str(to), text
+    return None

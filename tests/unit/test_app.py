@@ -8,7 +8,7 @@ import pytest
 
 from shardbus import ShardBus
 from shardbus.errors import ConfigError, LocalProtocolError
-from tests.unit.declaring import Counter, Hit, Opaque
+from tests.unit.declaring import Counter, Hit, Opaque, by_message
 
 
 @pytest.fixture
@@ -52,22 +52,6 @@ def test_a_message_that_is_none_is_refused(bus: ShardBus) -> None:
     Holds.__annotations__["inner"] = Opaque
     with pytest.raises(ConfigError, match=r"message Holds\.inner cannot"):
         bus.message(Holds)
-
-
-@dataclass
-class Letter:
-    to: int
-    text: str
-
-
-def by_message(message: object) -> str | tuple[str, object] | None:
-    """Both ways to name an entity; anything else is not known."""
-    match message:
-        case Hit(page=page):
-            return page
-        case Letter(to=to, text=text):
-            return str(to), text
-    return None
 
 
 def test_S2_8_a_region_is_looked_up_before_there_is_a_node(bus: ShardBus) -> None:

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -18,7 +17,7 @@ from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.routing.refs import START
-from tests.unit.declaring import Counter, Hit, declared
+from tests.unit.declaring import Counter, Hit, Letter, by_message, declared
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,22 +137,6 @@ class FakeNode:
 
     def write_meta(self, name: str, data: bytes) -> None:
         raise NotImplementedError
-
-
-@dataclass
-class Letter:
-    to: int
-    text: str
-
-
-def by_message(message: object) -> str | tuple[str, object] | None:
-    """Both ways to name an entity; anything else is not known."""
-    match message:
-        case Hit(page=page):
-            return page
-        case Letter(to=to, text=text):
-            return str(to), text
-    return None
 
 
 def region_of(bus: ShardBus, extract: Any = by_message) -> tuple[Region, Sent]:
