@@ -32,7 +32,7 @@ def member(node: NodeId, status: Status = Status.UP, *roles: str, **more: Any) -
 
 class Rpc:
     """The calls to other nodes. `answers` has what each node answers to a question; a node without
-    an answer is silent."""
+    an answer is silent; an error is raised."""
 
     def __init__(self) -> None:
         self.answers: dict[tuple[NodeId, str], Any] = {}
@@ -50,7 +50,10 @@ class Rpc:
         self.asked.append((node, question, *arguments))
         if (node, question) not in self.answers:
             raise NodeLost(f"{node} is gone")
-        return self.answers[node, question]
+        answer = self.answers[node, question]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def ask_all(self, question: str, *arguments: object, of: str = "") -> dict[NodeId, Any]:
         self.asked.append(("all", question, *arguments))

@@ -157,6 +157,12 @@ async def test_a_checkup_has_what_differs_and_no_password(answers: NodeAnswers) 
     assert found["store_problems"] == ["maxmemory-policy evicts"]
 
 
+async def test_a_node_says_why_it_is_suspended(node: FakeNode, answers: NodeAnswers) -> None:
+    assert answers.suspension() == ""
+    node.suspended = "suspended: no quorum"
+    assert answers.suspension() == "suspended: no quorum"
+
+
 # What the coordinator knows
 
 

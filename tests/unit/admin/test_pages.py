@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from shardbus.admin.pages import STALLED_S, AdminPages
-from shardbus.errors import ConfigError, Refused, StoreUnavailable, UnknownEntityType
+from shardbus.errors import (
+    ConfigError,
+    Refused,
+    StoreUnavailable,
+    Unhandled,
+    UnknownEntityType,
+)
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Service, Status
 from shardbus.membership.view import MembershipView
@@ -171,20 +177,27 @@ async def test_pages_of_entities_are_merged_and_name_who_is_silent(
 # Explanations
 
 
+OLDER = Unhandled("a node of an older release does not know the question")
+
+
 @pytest.mark.parametrize(
     ("entity_id", "suspended", "moving", "why"),
     [
         ("x", "", False, "messages go there directly"),
         ("x", "suspended: no quorum", False, "this node, which is suspended: no quorum"),
-        ("z", "suspended: no quorum", False, "messages go there directly"),
+        ("z", "suspended: no quorum", False, f"{PEER}, which is suspended: no quorum"),
         ("z", "", True, "the shard is on the move"),
+        ("z", OLDER, False, "messages go there directly"),
+        ("z", None, False, f"its home {PEER} does not answer"),
         ("elsewhere", "", False, "no home is known here"),
     ],
 )
 async def test_an_explanation_says_what_messages_wait_for(
-    node: FakeNode, pages: AdminPages, entity_id: str, suspended: str, moving: bool, why: str
+    node: FakeNode, pages: AdminPages, entity_id: str, suspended: Any, moving: bool, why: str
 ) -> None:
-    node.suspended = suspended
+    if suspended is not None:
+        home = ME if entity_id == "x" else PEER
+        node.rpc.answers[home, "suspension"] = suspended
     node.region.router.region.buffered = (2, 64)
     if moving:
         node.region.router.routes["2"].out = None
