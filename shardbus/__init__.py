@@ -37,6 +37,7 @@ from shardbus.sharding.allocation.strategies import (
     LeastShard,
     LeastShardThreshold,
 )
+from shardbus.sharding.instances import Instances
 
 __all__ = [
     "AskTimeout",
@@ -50,6 +51,7 @@ __all__ = [
     "Entity",
     "EntityFailed",
     "Envelope",
+    "Instances",
     "LeastShard",
     "LeastShardThreshold",
     "LocalProtocolError",

@@ -14,19 +14,7 @@ from shardbus.admin.shard_control import ShardControl
 from shardbus.cluster import Cluster, RunningNode
 from shardbus.config.options import closest, read, unknown
 from shardbus.config.settings import ShardingSettings
-from shardbus.declaration import (
-    Supervision,
-    all_behaviours,
-    check_extractors,
-    classes_of,
-    declared_settings,
-    interface_of,
-    invokers_of,
-    shape_of,
-    stop_message_of,
-    strategy_of,
-    supervision_of,
-)
+from shardbus.declaration import EntityOptions, Supervision, entity_type_of
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.passivation import Passivation
 from shardbus.errors import ConfigError, LocalProtocolError
@@ -38,6 +26,7 @@ from shardbus.placement import ExternalAllocation
 from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.region import Region
 from shardbus.sharding.allocation.strategies import AllocationStrategy
+from shardbus.sharding.instances import Instances
 from shardbus.wire.schema import (
     Extractor,
     Interface,
@@ -90,6 +79,8 @@ class ShardBus:
         stop_message: object = None,
         extract_entity_id: Extractor | None = None,
         extract_shard_id: Callable[[str], str] | None = None,
+        instances: int | Instances = 1,
+        router: str | None = None,
         **own: object,
     ) -> Callable[[C], C]:
         """Declare a class as an entity type.
@@ -110,11 +101,20 @@ class ShardBus:
             it does not know [S2.12].
             extract_shard_id: entity id to shard id, instead of crc32. Every node and client needs
             the same function.
+            instances: how many instances each entity has, on as many nodes; or an `Instances`,
+            which computes it. The coordinator's own declaration rules.
+            router: how a sender chooses among the instances: nearest (the default), round-robin,
+            random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
             own: any sharding setting by its name.
 
         Raises:
             ConfigError: an invalid declaration, with its place.
         """
+
+        given = EntityOptions(
+            messages, supervision, allocation, passivation, stop_message, extract_entity_id,
+            extract_shard_id, instances, router, own,
+        )  # fmt: skip
 
         def decorate(cls: C) -> C:
             kind = check_id("an entity type", name or cls.__name__.lower())
@@ -122,24 +122,8 @@ class ShardBus:
                 raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
-            declared = declared_settings(kind, own, allocation, passivation)
-            settings = ShardingSettings().for_type(kind, declared)
-            check_extractors(kind, extract_entity_id, extract_shard_id)
-            interface = interface_of(cls, kind, settings.shards, extract_shard_id)
-            interface.extract_entity_id = extract_entity_id
-            invokers = invokers_of(cls, interface, [*classes_of(kind, messages), *self._messages])
-            self.types[kind] = EntityType(
-                cls=cls,
-                interface=interface,
-                invokers=invokers,
-                declared=declared,
-                **shape_of(cls),
-                supervision=supervision_of(supervision),
-                strategy=strategy_of(cls, allocation),
-                behaviours=all_behaviours(cls),
-                stop_message=stop_message_of(kind, invokers, stop_message),
-            )
-            cls.__shardbus_interface__ = interface  # type: ignore[attr-defined]
+            declared = self.types[kind] = entity_type_of(cls, kind, given, self._messages)
+            cls.__shardbus_interface__ = declared.interface  # type: ignore[attr-defined]
             return cls
 
         return decorate

@@ -10,25 +10,32 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
+from shardbus.config.settings import ShardingSettings
 from shardbus.entities.entity_type import (
     Directive,
+    EntityType,
     Invoker,
     addressed,
     in_thread,
     is_coroutine_function,
 )
 from shardbus.entities.passivation import Passivation
+from shardbus.entities.type_settings import check_remembering
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id
+from shardbus.routing.instance_policies import NEAREST, choice_of
 from shardbus.routing.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
+from shardbus.sharding.instances import Instances, instances_of, layout_with
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
     Decode,
+    Extractor,
     Interface,
     check_type,
     decoder,
@@ -38,6 +45,50 @@ from shardbus.wire.schema import (
 )
 
 Supervision = Mapping[type[Exception], Directive | str] | Callable[[Exception], Directive]
+
+
+@dataclass(frozen=True, slots=True)
+class EntityOptions:
+    """The arguments of `@bus.entity`, but for the name."""
+
+    messages: Iterable[object]
+    supervision: Supervision | None
+    allocation: AllocationStrategy | str | None
+    passivation: Passivation | None
+    stop_message: object
+    extract_entity_id: Extractor | None
+    extract_shard_id: Callable[[str], str] | None
+    instances: int | Instances
+    router: str | None
+    own: Mapping[str, object]
+
+
+def entity_type_of(
+    cls: type, name: str, given: EntityOptions, messages: Iterable[type]
+) -> EntityType:
+    """Return the entity type of a class. `messages` are those of the application.
+
+    Raises:
+        ConfigError: an invalid declaration, with its place.
+    """
+    declared = declared_settings(name, given.own, given.allocation, given.passivation)
+    settings = ShardingSettings().for_type(name, declared)
+    check_extractors(name, given.extract_entity_id, given.extract_shard_id)
+    interface = interface_of(cls, name, settings.shards, given.extract_shard_id)
+    interface.extract_entity_id = given.extract_entity_id
+    declare_instances(cls, interface, given.instances, given.router, settings)
+    invokers = invokers_of(cls, interface, [*classes_of(name, given.messages), *messages])
+    return EntityType(
+        cls=cls,
+        interface=interface,
+        invokers=invokers,
+        declared=declared,
+        **shape_of(cls),
+        supervision=supervision_of(given.supervision),
+        strategy=strategy_of(cls, given.allocation),
+        behaviours=all_behaviours(cls),
+        stop_message=stop_message_of(name, invokers, given.stop_message),
+    )
 
 
 def declared_settings(
@@ -89,6 +140,41 @@ def interface_of(
     receive = getattr(cls, "receive", None)
     messages = message_decoders(receive, ())
     return Interface(name, shards, layout, methods, messages, shard_of)
+
+
+def declare_instances(
+    cls: type, interface: Interface, given: object, router: str | None, settings: ShardingSettings
+) -> None:
+    """Add the instances and the router of a declaration to the interface of its type.
+
+    Raises:
+        ConfigError: they are not valid, or do not fit the class.
+    """
+    kind = interface.name
+    instances = instances_of(kind, given)
+    if instances is None:
+        if router is not None:
+            raise ConfigError(
+                f"{kind!r}: router needs instances", hint="declare instances=3, or no router"
+            )
+        return
+    try:
+        chosen = choice_of(NEAREST if router is None else router)
+    except ConfigError as e:
+        raise ConfigError(f"{kind!r}: {e.message}", hint=e.hint) from None
+    if "state" in _annotations(cls) and instances.most_wanted > 1:
+        if callable(getattr(cls, "merge", None)):
+            raise ConfigError(
+                f"{kind!r}: state with instances is not supported yet, not even with merge",
+                hint="states that converge need the replicated store",
+            )
+        raise ConfigError(
+            f"{kind!r}: state with instances: each instance would overwrite the others",
+            hint="declare instances=1, or no state",
+        )
+    check_remembering(kind, settings, instances)
+    interface.instances, interface.router = instances, chosen.policy
+    interface.layout = layout_with(interface.layout, instances)
 
 
 def check_extractors(kind: str, entity_id: object, shard_id: object) -> None:

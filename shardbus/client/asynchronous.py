@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from shardbus.client.contact import Contact
 from shardbus.client.regions import CLOSED, ClientRegions
+from shardbus.client.towards import Towards
 from shardbus.errors import (
     BufferFull,
     ConfigError,
@@ -31,9 +32,10 @@ from shardbus.errors import (
     RequestError,
 )
 from shardbus.ids import Address, NodeId, check_id
-from shardbus.routing.refs import Ref, ask, attempt, call, milliseconds, pack, start_entity
+from shardbus.routing.instance_policies import choice_of
+from shardbus.routing.instance_refs import AnySender, reference
+from shardbus.routing.refs import ask, attempt, call, milliseconds, pack, start_entity
 from shardbus.routing.region import Region
-from shardbus.routing.router import Router
 from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -193,8 +195,8 @@ class AsyncClient:
         Raises:
             ConfigError: the class is no entity class, or the id is not valid.
         """
-        router = self.routers.get(kind) or self._regions.of_class(kind).router
-        return cast("E", Ref(router, entity_id, self.timeout_ms))
+        router = self.routers.get(kind) or self._regions.of_class(kind).sender
+        return cast("E", reference(router, entity_id, self.timeout_ms))
 
     def region(self, kind: type) -> Region:
         """Return the type's region, which finds the entity of a message by the class's
@@ -230,11 +232,8 @@ class AsyncClient:
             raise BufferFull(
                 f"entity type {kind!r} is not known yet", hint="await a tell or an ask first"
             )
-        out = router.route_of(entity_id).out
-        if out is not None and not out.writable:
-            raise BufferFull(f"the send buffer to {out.name} is full")
         key, payload = pack(router, message, args)
-        router.tell(key, entity_id, payload)
+        router.tell_nowait(key, entity_id, payload)
 
     async def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
         """Send a batch of (entity id, message), in order."""
@@ -330,8 +329,17 @@ class AsyncClient:
             if waits:
                 await asyncio.wait(waits)
 
-    async def router_of(self, kind: str | type) -> Router:
-        """Return the router of a type, for the blocking client. Raises UnknownEntityType."""
+    def to(self, policy: str, *, key: object = None, after: object = None) -> Towards:
+        """Send to types with instances by this router: `await client.to("all").ask(...)`. `key`
+        is for `hash`, and `after`, a delay in seconds, for `first`.
+
+        Raises:
+            ConfigError: there is no such router, or it does not take the option.
+        """
+        return Towards(self._regions, choice_of(policy, key, after), self.timeout_ms)
+
+    async def router_of(self, kind: str | type) -> AnySender:
+        """Return what sends to a type, for the blocking client. Raises UnknownEntityType."""
         return await self._regions.learn(kind, self.timeout_ms / 1000)
 
     @property

@@ -16,10 +16,11 @@ from typing import Any, TypeVar, cast
 
 from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, AsyncClient
 from shardbus.client.thread_bridge import TellItem, ThreadBridge
+from shardbus.client.towards import Towards
 from shardbus.ids import check_id
+from shardbus.routing.instance_refs import AnySender, sender_by
 from shardbus.routing.refs import NO_ARGUMENTS, START, milliseconds, named, pack
 from shardbus.routing.region import Region
-from shardbus.routing.router import Router
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.send_buffer import SEND_BUFFER_BYTES
@@ -110,6 +111,10 @@ class Client:
         check_id("an entity id", entity_id)
         return cast("E", BlockingRef(self._bridge, router, entity_id, self._timeout_ms))
 
+    def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingTowards:
+        """Send to types with instances by this router, as `AsyncClient.to`."""
+        return BlockingTowards(self._run, self._client.to(policy, key=key, after=after))
+
     def region(self, kind: type) -> BlockingRegion:
         """Return the type's region, which finds the entity of a message. Raises as
         `AsyncClient.region`."""
@@ -172,7 +177,7 @@ class Client:
 
     def _answered(
         self,
-        router: Router,
+        router: AnySender,
         key: Key,
         entity_id: str,
         payload: bytes,
@@ -217,7 +222,7 @@ class Client:
         """Block until a node has acknowledged every tell so far."""
         self._run(self._client.flush)
 
-    def _router(self, kind: str | type) -> Router:
+    def _router(self, kind: str | type) -> AnySender:
         return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
@@ -239,6 +244,60 @@ class BlockingRegion:
         return self._run(lambda: self._region.ask(message, timeout))
 
 
+class BlockingTowards:
+    """Sends to types with instances by one router, for threads. Each method blocks until its
+    messages are sent, or answered. Raises as `Towards`."""
+
+    def __init__(self, run: Callable[[Callable[[], Awaitable[Any]]], Any], to: Towards) -> None:
+        self._run, self._to = run, to
+
+    def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
+        """Send without an answer."""
+        self._run(lambda: self._to.tell(kind, entity_id, message, *args))
+
+    def tell_many(self, kind: str | type, messages: Iterable[tuple[str, object]]) -> None:
+        """Send a batch of (entity id, message), in order."""
+        batch = list(messages)
+        self._run(lambda: self._to.tell_many(kind, batch))
+
+    def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
+        """Tell a handler by its name; it may have no arguments."""
+        self._run(lambda: self._to.cast(kind, entity_id, handler, *args))
+
+    def ask(
+        self,
+        kind: str | type,
+        entity_id: str,
+        message: object,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send and return the answer; by `all`, a dict of node to reply or error."""
+        return self._run(lambda: self._to.ask(kind, entity_id, message, *args, timeout=timeout))
+
+    def call(
+        self,
+        kind: str | type,
+        entity_id: str,
+        handler: str,
+        *args: Any,
+        timeout: float | None = None,
+    ) -> Any:
+        """Ask a handler by its name; it may have no arguments."""
+        return self._run(lambda: self._to.call(kind, entity_id, handler, *args, timeout=timeout))
+
+    def ask_many(
+        self,
+        kind: str | type,
+        messages: Iterable[tuple[str, object]],
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
+        batch = list(messages)
+        answers: list[Any] = self._run(lambda: self._to.ask_many(kind, batch, timeout))
+        return answers
+
+
 class BlockingCall:
     """One handler of one entity; a call blocks its thread until the answer comes."""
 
@@ -247,7 +306,7 @@ class BlockingCall:
     def __init__(
         self,
         bridge: ThreadBridge,
-        router: Router,
+        router: AnySender,
         entity_id: str,
         method: Method,
         timeout_ms: int,
@@ -279,7 +338,7 @@ class BlockingRef:
     """A reference to one entity, for threads. Its attributes are the entity's handlers."""
 
     def __init__(
-        self, bridge: ThreadBridge, router: Router, entity_id: str, timeout_ms: int
+        self, bridge: ThreadBridge, router: AnySender, entity_id: str, timeout_ms: int
     ) -> None:
         self._bridge, self._router = bridge, router
         self.entity_id, self._timeout_ms = entity_id, timeout_ms
@@ -296,6 +355,11 @@ class BlockingRef:
     def within(self, timeout: float) -> BlockingRef:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
         return BlockingRef(self._bridge, self._router, self.entity_id, milliseconds(timeout))
+
+    def to(self, policy: str, *, key: object = None, after: object = None) -> BlockingRef:
+        """Return a reference to the same entity by another router. Raises as `Ref.to`."""
+        sender = sender_by(self._router, policy, key, after)
+        return BlockingRef(self._bridge, sender, self.entity_id, self._timeout_ms)
 
     @property
     def entity_type(self) -> str:

@@ -23,8 +23,13 @@ from shardbus.errors import (
     UnknownEntityType,
 )
 from shardbus.ids import NodeId
+from shardbus.routing.instance_policies import NEAREST, POLICIES
+from shardbus.routing.instance_refs import AnySender
+from shardbus.routing.instance_router import InstanceRouter
+from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.router import Router
 from shardbus.sharding import events
+from shardbus.sharding.instances import Instances
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.transport.asks import Unsent
 from shardbus.transport.endpoint import Endpoint
@@ -47,7 +52,16 @@ class ClientRegion:
         self._regions, self.interface = regions, interface
         endpoint = regions.endpoint
         region = ShardRegion(interface.name, None, interface.layout, regions.settings)
-        self.router = Router(interface, region, self, endpoint.loop, endpoint.clock)
+        self.sender: AnySender
+        """What senders use: the router, or for a type with instances a sender by its router."""
+        if interface.instances is None:
+            self.router = self.sender = Router(
+                interface, region, self, endpoint.loop, endpoint.clock
+            )
+        else:
+            router = InstanceRouter(interface, region, self, endpoint.loop, endpoint.clock)
+            router.sender_name = endpoint.name
+            self.router, self.sender = router, sender_of(router)
         self.dropped_messages: dict[str, int] = {}
 
     def adopt(self, interface: Interface) -> None:
@@ -61,7 +75,7 @@ class ClientRegion:
                 f"entity type {interface.name!r} is laid out as {self.interface.layout} in the"
                 f" cluster, as {interface.layout} here"
             )
-        self.interface = self.router.interface = interface
+        self.interface = self.router.interface = self.sender.interface = interface
 
     def out_for(self, node: NodeId) -> Session:
         """Return the session to a node."""
@@ -90,14 +104,14 @@ class ClientRegions:
     def __init__(self, endpoint: Endpoint, to_contact: Callable[[Control], bool]) -> None:
         self.endpoint, self.to_contact = endpoint, to_contact
         self.settings = ShardingSettings()
-        self.routers: dict[str | type, Router] = {}
-        """The routers of the known types, by name and by class."""
+        self.routers: dict[str | type, AnySender] = {}
+        """What sends to the known types, by name and by class."""
         self._by_name: dict[str, ClientRegion] = {}
         self._contact: NodeId | None = None
         self._gone_at: dict[NodeId, float] = {}
         """When each node was found to be gone. It may live: a firewall that refuses connections
         looks like a process that ended."""
-        self._learning: dict[str, list[asyncio.Future[Router]]] = {}
+        self._learning: dict[str, list[asyncio.Future[AnySender]]] = {}
         self._closed = False
 
     # ---- finding a type
@@ -115,18 +129,18 @@ class ClientRegions:
         region = self._by_name.get(interface.name) or self._add(interface)
         if region.interface is not interface:
             region.adopt(interface)
-        self.routers[cls] = region.router
+        self.routers[cls] = region.sender
         return region
 
-    def find(self, kind: str | type) -> Router | None:
-        """Return the router of a type, None if it is named by a string and not known yet."""
+    def find(self, kind: str | type) -> AnySender | None:
+        """Return what sends to a type, None if it is named by a string and not known yet."""
         if isinstance(kind, str):
             known = self._by_name.get(kind)
-            return known.router if known is not None else None
-        return self.of_class(kind).router
+            return known.sender if known is not None else None
+        return self.of_class(kind).sender
 
-    async def learn(self, kind: str | type, timeout: float) -> Router:
-        """Return the router of a type; ask the contact for its description if it is not known.
+    async def learn(self, kind: str | type, timeout: float) -> AnySender:
+        """Return what sends to a type; ask the contact for its description if it is not known.
 
         Raises:
             UnknownEntityType: the cluster has no such type. AskTimeout: no answer in time.
@@ -136,7 +150,7 @@ class ClientRegions:
         if known is not None:
             return known
         assert isinstance(kind, str)
-        future: asyncio.Future[Router] = self.endpoint.loop.create_future()
+        future: asyncio.Future[AnySender] = self.endpoint.loop.create_future()
         self._learning.setdefault(kind, []).append(future)
         deadline = self.endpoint.loop.time() + timeout
         while not (future.done() or self._closed):
@@ -165,20 +179,22 @@ class ClientRegions:
             text = f"entity type {name!r} has a shard function of its own"
             error = ConfigError(text, hint="name it by its class instead")
         elif region is None:
-            region = self._add(Interface(name, info.shards, info.layout))
+            region = self._add(described(name, info))
+        if info.instances and region is not None and isinstance(region.router, InstanceRouter):
+            region.router.set_count(info.instances)
         if isinstance(error, RequestError) and region is not None:
             region.router.refuse(error)
         for future in waiting:
             if error is not None:
                 future.set_exception(error)
             elif region is not None:
-                future.set_result(region.router)
+                future.set_result(region.sender)
 
     def _add(self, interface: Interface) -> ClientRegion:
         region = self._by_name[interface.name] = ClientRegion(self, interface)
         if self._closed:
             region.router.end(LocalProtocolError(CLOSED))
-        self.routers[interface.name] = region.router
+        self.routers[interface.name] = region.sender
         if self._contact is not None:
             self._introduce(region)
         return region
@@ -283,6 +299,15 @@ class ClientRegions:
         for futures in self._learning.values():
             for future in futures:
                 future.cancel()
+
+
+def described(name: str, info: TypeInfo) -> Interface:
+    """Return the interface of a type that a node describes."""
+    interface = Interface(name, info.shards, info.layout)
+    if info.router:
+        interface.instances = Instances(exact=info.instances)
+        interface.router = info.router if info.router in POLICIES else NEAREST
+    return interface
 
 
 def _by_type(unsent: list[Unsent]) -> dict[str, list[Unsent]]:

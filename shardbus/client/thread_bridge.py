@@ -24,7 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from shardbus.errors import BufferFull, LocalProtocolError
-from shardbus.routing.router import Router
+from shardbus.routing.router import Sender
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.session import too_large
@@ -75,9 +75,9 @@ class ThreadFuture:
             return self._value
 
 
-TellItem = tuple[Router, Key, str, bytes]
+TellItem = tuple[Sender, Key, str, bytes]
 """A tell: router, key, entity id and payload."""
-AskItem = tuple[Router, Key, str, bytes, int, ThreadFuture, Decode]
+AskItem = tuple[Sender, Key, str, bytes, int, ThreadFuture, Decode]
 """An ask: as a tell, then its timeout in ms, the waiting future and the decoder of the answer."""
 Job = Callable[[], None]
 """A call that runs in the loop."""
@@ -150,7 +150,7 @@ class ThreadBridge:
 
     def ask(
         self,
-        router: Router,
+        router: Sender,
         key: Key,
         entity_id: str,
         payload: bytes,

@@ -238,10 +238,10 @@ class Activation:
         "_host",
         "busy",
         "entity",
-        "entity_id",
         "extras",
         "failed_at",
         "failures",
+        "key",
         "mailbox",
         "shard",
         "state",
@@ -250,11 +250,13 @@ class Activation:
         "used",
     )
 
-    def __init__(self, host: Any, shard: Shard, entity_id: str) -> None:
+    def __init__(self, host: Any, shard: Shard, key: str) -> None:
         self._host = host
         """The `ContextHost`, for `Context`."""
         self.shard = shard
-        self.entity_id = entity_id
+        self.key = key
+        """The id under which its messages arrive: the entity's, with the instance if there is
+        one."""
         self.entity: Any = None
         """The object. None before a start, between two attempts and once `on_stop` runs."""
         self.state = STARTING
@@ -280,9 +282,7 @@ class Activation:
         """
         following = TRANSITIONS.get((self.state, step))
         if following is None:
-            raise LocalProtocolError(
-                f"entity {self.entity_id!r}: {step.name} in state {self.state.name}"
-            )
+            raise LocalProtocolError(f"entity {self.key!r}: {step.name} in state {self.state.name}")
         self.state = following
         if following is not LifeState.RUNNING:
             self.busy = True

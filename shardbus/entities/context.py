@@ -18,6 +18,7 @@ from shardbus.entities.passivator import Passivator
 from shardbus.entities.runner import EntityRunner
 from shardbus.entities.stopping import Stopper
 from shardbus.errors import LocalProtocolError
+from shardbus.sharding.instances import split_row
 from shardbus.wire.schema import encode_value, method_of
 
 E = TypeVar("E")
@@ -46,6 +47,16 @@ class Context(Activation):
     __slots__ = ()
 
     _host: ContextHost
+
+    @property
+    def entity_id(self) -> str:
+        """The entity's id."""
+        return self.key
+
+    @property
+    def instance(self) -> int:
+        """The number of this instance, from 1, of a type with instances; 0 of any other type."""
+        return 0
 
     @property
     def entity_type(self) -> str:
@@ -188,3 +199,19 @@ class Context(Activation):
         """
         self.more().idle_timeout = idle_timeout(seconds)
         self._host.passivator.own_idle_timeout(self)
+
+
+class InstanceContext(Context):
+    """The context of an entity of a type with instances."""
+
+    __slots__ = ()
+
+    @property
+    def entity_id(self) -> str:
+        """The entity's id, the same for all of its instances."""
+        return split_row(self.key)[0]
+
+    @property
+    def instance(self) -> int:
+        """The number of this instance."""
+        return split_row(self.key)[1]

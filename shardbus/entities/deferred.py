@@ -77,7 +77,7 @@ class DeferredWork:
             return
         self._runner.counts.drop("mailbox_full", via=message.corr)
         if message.session is not None:
-            text = f"{self._name} {activation.entity_id!r} has {len(stash)} messages stashed"
+            text = f"{self._name} {activation.key!r} has {len(stash)} messages stashed"
             message.session.fail(message.corr, MailboxFull(text))
 
     def unstash_all(self, activation: Activation) -> None:
@@ -183,5 +183,5 @@ class DeferredWork:
 
     def _fail(self, activation: Activation, session: Session | None, corr: int) -> None:
         if session is not None and session.lost is None:
-            text = f"{self._name} {activation.entity_id!r} ended before its work was done"
+            text = f"{self._name} {activation.key!r} ended before its work was done"
             session.fail(corr, EntityFailed("CancelledError", text))

@@ -28,7 +28,7 @@ from shardbus.entities.activation import (
     Message,
     Shard,
 )
-from shardbus.entities.context import Context
+from shardbus.entities.context import Context, InstanceContext
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.passivator import Passivator
@@ -74,6 +74,7 @@ class Host:
         self.counts = self.runner.counts
         self.deferred = self.runner.deferred
         self.active: dict[str, Activation] = {}
+        self._context = Context if kind.interface.instances is None else InstanceContext
         self.passivator = Passivator(
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
@@ -124,8 +125,8 @@ class Host:
         """Move the activations of these shards from the hot path into the shards."""
         chosen = set(map(id, shards))
         for activation in [a for a in self.active.values() if id(a.shard) in chosen]:
-            activation.shard.activations[activation.entity_id] = activation
-            del self.active[activation.entity_id]
+            activation.shard.activations[activation.key] = activation
+            del self.active[activation.key]
 
     def stop_shards(
         self, shards: list[str], reason: StopReason, patience: float | None = None
@@ -192,7 +193,7 @@ class Host:
     ) -> Activation:
         """Start an entity that is not in memory; it begins with the messages of `mailbox`. `chain`:
         the entities that wait for it."""
-        activation = Context(self, hosted, entity_id)
+        activation = self._context(self, hosted, entity_id)
         if mailbox is not None:
             activation.mailbox = mailbox
             self.runner.mailbox_limits.has_mailbox(activation)
@@ -253,7 +254,7 @@ class Host:
 
     def _gone(self, activation: Activation) -> None:
         """Remove an activation that has stopped. Messages that wait for it start a new one."""
-        hosted, entity_id = activation.shard, activation.entity_id
+        hosted, entity_id = activation.shard, activation.key
         if self.active.get(entity_id) is activation:
             del self.active[entity_id]
         elif hosted.activations.get(entity_id) is activation:
@@ -286,7 +287,7 @@ class Host:
 
     def _leave(self, hosted: Shard, activation: Activation, messages: list[Message]) -> None:
         """Leave messages that no entity handles here to the next home, or refuse them."""
-        entity_id, failure = activation.entity_id, activation.refusal
+        entity_id, failure = activation.key, activation.refusal
         if self.passes_on and hosted.stopping in MOVES:
             left = self._left.setdefault(hosted.shard, [])
             left.extend((entity_id, message) for message in messages)
@@ -310,7 +311,7 @@ class Host:
         hosted = activation.shard
         if hosted.stopping is None:
             return True
-        listed = self.remembered is None or self.remembered.knows(hosted, activation.entity_id)
+        listed = self.remembered is None or self.remembered.knows(hosted, activation.key)
         alone = activation.stopping in AFTER_CURRENT and activation.stopping is not hosted.stopping
         stop_request = activation.stop_request
         return listed and (alone or (stop_request is not None and stop_request.holds))
@@ -321,11 +322,11 @@ class Host:
         """Forget a remembered entity that passivated while its shard goes on; start one again that
         stopped for any other reason."""
         if activation.stopping is StopReason.PASSIVATION:
-            remembered.forget(hosted, activation.entity_id)
-        elif activation.entity_id not in hosted.returning:  # one timer, however often it stops
-            hosted.returning.add(activation.entity_id)
+            remembered.forget(hosted, activation.key)
+        elif activation.key not in hosted.returning:  # one timer, however often it stops
+            hosted.returning.add(activation.key)
             backoff = self.settings.entity_restart_backoff
-            self.loop.call_later(backoff, self._return, hosted, activation.entity_id)
+            self.loop.call_later(backoff, self._return, hosted, activation.key)
 
     def _return(self, hosted: Shard, entity_id: str) -> None:
         hosted.returning.discard(entity_id)
@@ -346,7 +347,7 @@ class Host:
 
     def tell_self(self, activation: Activation, method: str, payload: bytes) -> None:
         """Hand the message of a timer to its own entity."""
-        if self.find(activation.entity_id, activation.shard.shard) is not activation:
+        if self.find(activation.key, activation.shard.shard) is not activation:
             return
         invoker = self.kind.invokers.get(method) or self.kind.invokers.get("")
         if invoker is None:
@@ -358,7 +359,7 @@ class Host:
     async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too."""
         try:
-            await self._keeper.save(self.name, activation.entity_id, activation.shard.fence, data)
+            await self._keeper.save(self.name, activation.key, activation.shard.fence, data)
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
@@ -415,7 +416,7 @@ class Host:
             list(self.active.values()),
             *(list(hosted.activations.values()) for hosted in self.shards.values()),
         )
-        while part := [(a.entity_id, a.shard.shard) for a in islice(everything, size)]:
+        while part := [(a.key, a.shard.shard) for a in islice(everything, size)]:
             yield part
 
     def ids(self, shard: str) -> list[str]:

@@ -128,8 +128,8 @@ class Passivator:
         else:
             self._policy = policy_of(self.settings, limit)
             for activation in sorted(activations, key=lambda activation: activation.used):
-                self._policy.started(activation.entity_id, activation.used)
-                self._known[activation.entity_id] = activation.used
+                self._policy.started(activation.key, activation.used)
+                self._known[activation.key] = activation.used
         self._schedule_pass()
 
     # ---- starts and stops
@@ -137,8 +137,8 @@ class Passivator:
     def started(self, activation: Activation) -> None:
         """Note that an entity is in memory; only called with a limit."""
         assert self._policy is not None
-        self._policy.started(activation.entity_id, activation.used)
-        self._known[activation.entity_id] = activation.used
+        self._policy.started(activation.key, activation.used)
+        self._known[activation.key] = activation.used
         if len(self._known) > self._threshold:
             self._since += 1
             if self._pass is None:
@@ -147,8 +147,8 @@ class Passivator:
     def forget(self, activation: Activation) -> None:
         """Note that an entity stops or has left memory."""
         self._own_timeouts.pop(activation, None)
-        if self._policy is not None and self._known.pop(activation.entity_id, None) is not None:
-            self._policy.stopped(activation.entity_id)
+        if self._policy is not None and self._known.pop(activation.key, None) is not None:
+            self._policy.stopped(activation.key)
 
     def own_idle_timeout(self, activation: Activation) -> None:
         """Note that an entity chose its own idle timeout."""
@@ -243,7 +243,7 @@ class Passivator:
         if not unchecked:
             unchecked.extend(self._active.values())
         for activation in unchecked[-USES_CHECKED_MAX:]:
-            entity_id = activation.entity_id
+            entity_id = activation.key
             here = activation.state is not LifeState.GONE
             if here and activation.used > known.get(entity_id, activation.used):
                 known[entity_id] = activation.used

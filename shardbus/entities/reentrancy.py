@@ -38,6 +38,7 @@ from functools import partial
 from typing import Any
 
 from shardbus.entities.eager import BEGUN, OWNER, EagerTask
+from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.router import Router
 from shardbus.transport.asks import Key
 from shardbus.wire.batch import CHAIN_MAX, Hop
@@ -107,6 +108,11 @@ class NodeRouter(Router):
         answer = self._create_future()
         out.ask(key, entity_id, payload, timeout_ms, answer, decode)
         return answer
+
+
+class NodeInstanceRouter(InstanceRouter, NodeRouter):
+    """The router of a node for a type with instances. An instance is an entity of its own in a
+    chain."""
 
 
 def eager_task_waiting_for(

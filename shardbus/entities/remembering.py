@@ -134,8 +134,8 @@ class RememberedEntities:
     def add(self, hosted: Shard, activation: Activation) -> None:
         """Add an entity to the list, and start it afterwards."""
         shard_list = self._lists[hosted]
-        shard_list.activations[activation.entity_id] = activation
-        self._want(shard_list, activation.entity_id, True)
+        shard_list.activations[activation.key] = activation
+        self._want(shard_list, activation.key, True)
 
     def forget(self, hosted: Shard, entity_id: str) -> None:
         """Remove an entity from the list."""

@@ -392,7 +392,7 @@ class EntityRunner:
         if activation.state >= LifeState.REFUSING:
             self.counts.drop("stopped", via=message.corr)
             if message.session is not None:
-                text = f"{self.kind.name} {activation.entity_id!r} stopped as it started"
+                text = f"{self.kind.name} {activation.key!r} stopped as it started"
                 message.session.fail(message.corr, Unhandled(text))
             return
         mailbox, mailbox_limits = activation.mailbox, self.mailbox_limits
@@ -405,7 +405,7 @@ class EntityRunner:
             return
         self.counts.drop("mailbox_full", via=message.corr)
         if message.session is not None:
-            text = f"{self.kind.name} {activation.entity_id!r} has {len(mailbox)} messages waiting"
+            text = f"{self.kind.name} {activation.key!r} has {len(mailbox)} messages waiting"
             message.session.fail(message.corr, MailboxFull(text))
 
     def _settle_if_needed(self, activation: Activation) -> None:
@@ -679,7 +679,7 @@ class EntityRunner:
                 session.fail(corr, error)
             return True
         if session is not None:
-            session.fail(corr, failure_for_asker(self.kind.name, activation.entity_id, error))
+            session.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
         stale = isinstance(error, StaleFence)
         directive = Directive.STOP if stale else self._supervisor.directive(error)
         self._supervisor.failed(activation, "failed", error, again=directive is Directive.RESTART)

@@ -134,12 +134,12 @@ class RunningHandlers:
         activation: Activation | None = eager.activation
         if activation is not None:
             method = eager.doing if eager.message is None else _shown(eager.message[0])
-            return RunningHandler(self._type, activation.entity_id, method, eager)
+            return RunningHandler(self._type, activation.key, method, eager)
         activation, header = self._current.activation, self._current.run_header
         if activation is None or header is None:
             return None
         mark = (activation, header, self._current.payload, self._current.corr)
-        return RunningHandler(self._type, activation.entity_id, _shown(header[0]), mark)
+        return RunningHandler(self._type, activation.key, _shown(header[0]), mark)
 
     # ---- call chains
 
@@ -180,7 +180,7 @@ class RunningHandlers:
         return chain if same else None
 
     def _new(self, activation: Activation, chain: Chain) -> CallChain:
-        return CallChain((self._type, activation.entity_id), next(self._numbers), chain)
+        return CallChain((self._type, activation.key), next(self._numbers), chain)
 
     def closed_by(self, activation: Activation, message: Message) -> ReentrancyError | None:
         """Return the error for a message that its own entity waits for."""

@@ -164,7 +164,7 @@ class Stopper:
             await entity.on_stop(activation.stopping)
         except Exception:
             self._runner.counts.failures += 1
-            log.exception("on_stop of %s %r failed", self._kind.name, activation.entity_id)
+            log.exception("on_stop of %s %r failed", self._kind.name, activation.key)
 
     def ended(self, activation: Activation) -> None:
         """Forget the deadline of an entity that has left memory."""
@@ -182,7 +182,7 @@ class Stopper:
 
     def cut_off(self, activation: Activation) -> None:
         """End an entity that did not stop in time."""
-        log.error("%s %r did not stop in time: cut off", self._kind.name, activation.entity_id)
+        log.error("%s %r did not stop in time: cut off", self._kind.name, activation.key)
         self._runner.counts.cut_off += 1
         if activation.stop_request is not None:
             activation.stopping = activation.stopping or activation.stop_request.reason
@@ -197,5 +197,5 @@ class Stopper:
             return
         _, _, session, corr, _ = current
         if session is not None and session.lost is None:
-            text = f"{self._kind.name} {activation.entity_id!r} did not stop in time"
+            text = f"{self._kind.name} {activation.key!r} did not stop in time"
             session.fail(corr, EntityFailed("CancelledError", text))

@@ -218,7 +218,7 @@ class Supervisor:
         assert read is not None
         assert cls is not None
         fence = activation.shard.fence
-        data = await self._keeper.load(self._kind.name, activation.entity_id, fence)
+        data = await self._keeper.load(self._kind.name, activation.key, fence)
         activation.entity.state = cls() if data is None else read(data)
 
     def _backoff(self, activation: Activation) -> float:
@@ -245,7 +245,7 @@ class Supervisor:
         output.warning(
             "%s %r %s: %s: %s",
             self._kind.name,
-            activation.entity_id,
+            activation.key,
             what,
             type(error).__name__,
             error,

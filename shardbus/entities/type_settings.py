@@ -13,6 +13,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.config.validation import check_leases
 from shardbus.entities.entity_type import EVERY_TYPE, EntityType
 from shardbus.errors import ConfigError
+from shardbus.sharding.instances import Instances
 
 
 def settings_by_type(
@@ -35,8 +36,22 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
             f" {kind.interface.shards}",
             hint="declare it in the class, for clients compute shards too",
         )
+    check_remembering(name, chosen, kind.interface.instances)
     check_leases(name, chosen, settings.store)
     return chosen
+
+
+def check_remembering(name: str, chosen: ShardingSettings, instances: Instances | None) -> None:
+    """Check that a type with instances does not remember its entities.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if instances is not None and chosen.remember:
+        raise ConfigError(
+            f"{name!r}: remember with instances is not supported",
+            hint="an instance starts with the first message for it",
+        )
 
 
 def _check_proxies(names: Iterable[str], types: Mapping[str, EntityType]) -> None:

@@ -199,7 +199,9 @@ class Dispatcher:
         info = TypeInfo(False, "", 0)
         if region is not None:
             interface = region.entity_type.interface
-            info = TypeInfo(True, interface.layout, 0 if interface.shard_of else interface.shards)
+            shards = 0 if interface.shard_of else interface.shards
+            count = region.router.region.instances
+            info = TypeInfo(True, interface.layout, shards, count, interface.router)
         session.control(encode_control(name, info))
 
     def on_client(self, session: Session) -> None:

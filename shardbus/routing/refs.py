@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from shardbus.errors import BufferFull, ConfigError, ShardBusError
+from shardbus.errors import ConfigError, ShardBusError
 from shardbus.routing.pending_message import PendingMessage
-from shardbus.routing.router import Router, ShardRoute
+from shardbus.routing.router import Router, Sender, ShardRoute, check_room
 from shardbus.transport.asks import Key
 from shardbus.wire.schema import Decode, Method, decode_value, encode_value, method_of, pack_value
 
@@ -32,7 +32,7 @@ TIMEOUT_MAX_S = 3.1536e8
 """Ten years, as for settings."""
 
 RESERVED = frozenset(
-    {"tell", "ask", "entity_id", "entity_type", "within", "tell_nowait", "start_entity"}
+    {"tell", "ask", "entity_id", "entity_type", "within", "to", "tell_nowait", "start_entity"}
 )
 """Attributes of a reference itself; no handler may have one of these names."""
 
@@ -92,9 +92,7 @@ class Call:
 
     def tell_nowait(self, *args: Any, **kwargs: Any) -> None:
         """Send at once, or raise BufferFull if `tell` would wait."""
-        out = self._route.out
-        if out is not None and not out.writable:
-            raise BufferFull(f"the send buffer to {out.name} is full")
+        check_room(self._route.out)
         self.tell(*args, **kwargs)
 
 
@@ -125,6 +123,14 @@ class Ref:
         """Return a reference to the same entity with another deadline for asks, in seconds."""
         return Ref(self._router, self.entity_id, milliseconds(timeout))
 
+    def to(self, policy: str, *, key: object = None, after: object = None) -> Ref:
+        """Return a reference to the same entity by another router, of a type with instances.
+
+        Raises:
+            ConfigError: the type has none, or there is no such router.
+        """
+        raise without_instances(self.entity_type)
+
     def start_entity(self) -> asyncio.Future[Any]:
         """Start the entity without a message. Returns a future that is done when it runs."""
         return start_entity(self._router, self.entity_id, self._timeout_ms)
@@ -136,6 +142,14 @@ class Ref:
     def ask(self, message: object) -> asyncio.Future[Any]:
         """Ask `receive`."""
         return ask(self._router, self.entity_id, message, (), self._timeout_ms)
+
+
+def without_instances(entity_type: str) -> ConfigError:
+    """Return the error for a router of a type without instances."""
+    return ConfigError(
+        f"entity type {entity_type!r} has no instances, so no router",
+        hint="declare instances=3 in @bus.entity",
+    )
 
 
 def milliseconds(timeout: float) -> int:
@@ -153,7 +167,7 @@ def milliseconds(timeout: float) -> int:
 
 
 def ask(
-    router: Router, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
+    router: Sender, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
     """Ask `receive` with `message`; with `args`, ask the handler that `message` names."""
     if args:
@@ -165,7 +179,7 @@ def ask(
 
 
 def attempt(
-    router: Router, entity_id: str, message: object, timeout_ms: int
+    router: Sender, entity_id: str, message: object, timeout_ms: int
 ) -> asyncio.Future[Any]:
     """Ask `receive`. An error of sending is set on the future, too, instead of raised."""
     try:
@@ -177,27 +191,27 @@ def attempt(
 
 
 def call(
-    router: Router, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
+    router: Sender, entity_id: str, handler: str, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
     """Ask a handler by its name."""
     key, payload, decode = named(router, handler, args)
     return router.ask(key, entity_id, payload, timeout_ms, decode)
 
 
-def named(router: Router, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+def named(router: Sender, handler: str, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
     """Return key, payload and decoder of the answer for a handler that is named by a string."""
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
     return router.key(handler), encode_value(args), decode
 
 
-def start_entity(router: Router, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
+def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:
     """Start an entity. The future is done when it runs and, if its type remembers entities, when
     the store remembers it."""
     return router.ask(router.key(START), entity_id, NO_ARGUMENTS, timeout_ms, decode_value)
 
 
-def pack(router: Router, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
+def pack(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes]:
     """Return key and payload of a message for `receive`, or with `args` for a named handler."""
     if not args:
         return router.key(method_of(message)), encode_value(message)

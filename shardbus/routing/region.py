@@ -26,7 +26,7 @@ from zlib import crc32
 from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import check_id
 from shardbus.routing.refs import NO_ARGUMENTS, START, ask, milliseconds, start_entity
-from shardbus.routing.router import Router
+from shardbus.routing.router import Sender
 from shardbus.wire.schema import Interface
 
 SAMPLES = (
@@ -53,10 +53,10 @@ class StartEntity:
 
 
 class Owner(Protocol):
-    """The owner of a type's router: a node's region, or a client's."""
+    """The owner of what sends to a type: a node's region, or a client's."""
 
     @property
-    def router(self) -> Router: ...
+    def sender(self) -> Sender: ...
 
     def dropped(self, reason: str, count: int) -> None: ...
 
@@ -78,10 +78,10 @@ class Region:
         """
         owner = self._owner()
         if isinstance(message, StartEntity):
-            router = owner.router
-            return router.tell(router.key(START), self._checked(message.entity_id), NO_ARGUMENTS)
+            sender = owner.sender
+            return sender.tell(sender.key(START), self._checked(message.entity_id), NO_ARGUMENTS)
         entity_id, received = self._addressed(owner, message)
-        return owner.router.send(entity_id, received)
+        return owner.sender.send(entity_id, received)
 
     def ask(self, message: object, timeout: float | None = None) -> asyncio.Future[Any]:
         """Ask the entity that the message names, for at most `timeout` seconds. Raises as `tell`,
@@ -89,9 +89,9 @@ class Region:
         owner = self._owner()
         timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         if isinstance(message, StartEntity):
-            return start_entity(owner.router, self._checked(message.entity_id), timeout_ms)
+            return start_entity(owner.sender, self._checked(message.entity_id), timeout_ms)
         entity_id, received = self._addressed(owner, message)
-        return ask(owner.router, entity_id, received, (), timeout_ms)
+        return ask(owner.sender, entity_id, received, (), timeout_ms)
 
     def _addressed(self, owner: Owner, message: object) -> tuple[str, object]:
         """Return the entity id, and the message that the entity receives."""

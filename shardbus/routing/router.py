@@ -22,6 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
+from shardbus.errors import BufferFull
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
 from shardbus.sharding import events
@@ -46,6 +47,36 @@ class ShardRoute:
     def __init__(self, shard: str) -> None:
         self.shard = shard
         self.out: Session | None = None
+
+
+def check_room(out: Session | None) -> None:
+    """Raise BufferFull if a tell along this session would wait."""
+    if out is not None and not out.writable:
+        raise BufferFull(f"the send buffer to {out.name} is full")
+
+
+class Sender(Protocol):
+    """What sends to the entities of one type: a `Router`, or an `InstanceSender`."""
+
+    interface: Interface
+    done: asyncio.Future[Any]
+
+    def key(self, method: str) -> Key: ...
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any: ...
+    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None: ...
+    def send(self, entity_id: str, message: object) -> Any: ...
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]: ...
+    def ask_for(
+        self,
+        answer: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None: ...
 
 
 class RouterOwner(Protocol):
@@ -171,6 +202,15 @@ class Router:
             return self.deliver(PendingMessage(key, route.shard, entity_id, payload))
         out.tell(key, entity_id, payload)
         return self.done if out.writable else out.until_room
+
+    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Send at once, or raise BufferFull if `tell` would wait."""
+        check_room(self.route_of(entity_id).out)
+        self.tell(key, entity_id, payload)
+
+    def deadline(self, timeout_ms: int) -> int:
+        """Return the tick at which an ask made now expires."""
+        return self._clock.after(timeout_ms)
 
     def send(self, entity_id: str, message: object) -> Any:
         """Tell a message to `receive`.

@@ -249,6 +249,21 @@ class Expired:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Ask for the homes of these shards, although no message waits for them."""
+
+    shards: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InstancesDescribed:
+    """A node describes the type to this client as one with that many instances. Ignored once the
+    coordinator's number is known."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class CoordinatorAt:
     """The coordinator is on this node; None if no node is known to have it. The shell repeats the
     event when a new coordinator starts on the same node. For a client: any node it has a session
@@ -311,7 +326,8 @@ class Shutdown:
 
 
 RegionEvent = (
-    Deliver | Expired | MessageReceived | CoordinatorAt | EpochSeen | FlushDone | ShardReady
+    Deliver | Expired | Watch | InstancesDescribed | MessageReceived | CoordinatorAt | EpochSeen
+    | FlushDone | ShardReady
     | ShardDown
     | NodeGone | NodeBack | NodeLeft | Shutdown
 )  # fmt: skip

@@ -28,12 +28,14 @@ from shardbus.entities.activation import Activation, Message
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
-from shardbus.entities.reentrancy import NodeRouter
+from shardbus.entities.reentrancy import NodeInstanceRouter, NodeRouter
 from shardbus.entities.runner import read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
+from shardbus.routing.instance_refs import AnySender
+from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.refs import start_entity
 from shardbus.sharding import events, messages
@@ -142,7 +144,16 @@ class RegionShell:
         self._check_leases = self.shard_leases.check
         interface = entity_type.interface
         region = ShardRegion(self.name, node.me, interface.layout, settings, proxy=not hosts)
-        self.router: NodeRouter = NodeRouter(interface, region, self, loop, node.endpoint.clock)
+        self.router: NodeRouter
+        self.sender: AnySender
+        """What senders of this node use: the router, or a sender by the router of the type."""
+        if interface.instances is None:
+            self.router = NodeRouter(interface, region, self, loop, node.endpoint.clock)
+            self.sender = self.router
+        else:
+            rows = NodeInstanceRouter(interface, region, self, loop, node.endpoint.clock)
+            rows.here, rows.sender_name = node.me, str(node.me)
+            self.router, self.sender = rows, sender_of(rows)
         self.sampling = LoadSampling(self.router.shard_of)
         self.coordinator: NodeId | None = None
         """The node on which this node expects the coordinator."""

@@ -14,9 +14,11 @@ from typing import Annotated
 
 import msgspec
 
+from shardbus.bounds import Text
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages
+from shardbus.sharding.instances import INSTANCES_MAX
 from shardbus.sharding.messages import MESSAGES
 from shardbus.wire.batch import UNREADABLE, Control
 
@@ -29,11 +31,15 @@ class Describe:
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
     """Lets a client compute the shard of an entity. `shards` 0: the type has its own shard
-    function, for which the client needs its class. `known` False: the node has no such type."""
+    function, for which the client needs its class. `known` False: the node has no such type.
+    `router` is how senders choose among the instances of an entity, empty if the type has none;
+    `instances` is their number as far as the node knows."""
 
     known: bool
     layout: str
     shards: int
+    instances: Annotated[int, msgspec.Meta(ge=0, le=INSTANCES_MAX)] = 0
+    router: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

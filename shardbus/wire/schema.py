@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 
 from shardbus.errors import ConfigError, SchemaError
+from shardbus.sharding.instances import Instances
 from shardbus.wire.instances import ReadAll, reader_of_many
 
 ARGUMENTS_MAX = 15
@@ -261,6 +262,10 @@ class Interface:
     """The type's own shard function; None: the default."""
     extract_entity_id: Extractor | None = None
     """Returns the entity of a message; None: the type declares none."""
+    instances: Instances | None = None
+    """How many instances each entity has; None: an entity runs once."""
+    router: str = ""
+    """How senders choose among the instances; empty without instances."""
 
 
 def message_decoders(

@@ -33,7 +33,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region.registration import Registration
-from shardbus.sharding.region.route import BufferedMessage
+from shardbus.sharding.region.route import Absence, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.region.shutdown import RegionShutdown, ShutdownStep
 
@@ -117,6 +117,15 @@ class ShardRegion:
         """Return the best home known."""
         return self._routing.home_of(shard)
 
+    def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
+        """Return why a shard has no home that takes messages, and the home that it had last."""
+        return self._routing.absence_of(shard)
+
+    @property
+    def instances(self) -> int:
+        """The number of instances of the type; 0: it has none, or the number is not known."""
+        return self._routing.instances
+
     def handle(self, event: ev.RegionEvent, now: float) -> list[ev.RegionEffect]:
         """Handle one event; return what must be done at once."""
         self._turn_at = now
@@ -127,6 +136,12 @@ class ShardRegion:
                 self._on_message(sender, message, now)
             case ev.Expired(shards):
                 self._routing.mark_expired(shards)
+            case ev.Watch(shards):
+                for shard in shards:
+                    self._routing.watch(shard, now)
+            case ev.InstancesDescribed(count):
+                if not self._routing.instances:
+                    self._routing.set_instances(count)
             case ev.CoordinatorAt(node):
                 self._registration.set_coordinator(node, now)
                 self._routing.request_again(now, everything=self._me is None)

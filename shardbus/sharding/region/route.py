@@ -48,6 +48,8 @@ REJECT_EXPIRED = "expired"
 REJECT_HOP_LIMIT = "hop_limit"
 REJECT_REFUSED = "refused"
 REJECT_STOPPED = "stopped"
+REJECT_NO_INSTANCE = "no_instance"
+"""The row is above the number of instances: there is no such instance any more."""
 
 
 class BufferedMessage(Protocol):
@@ -73,6 +75,17 @@ class RouteState(Enum):
     UNKNOWN = "unknown"
     KNOWN = "known"
     FLUSHING = "flushing"
+
+
+class Absence(Enum):
+    """Why a shard has no home that takes messages now."""
+
+    NEVER = "never"
+    """None was known here."""
+    DEAD = "dead"
+    """Its home died, and there is no other yet."""
+    MOVING = "moving"
+    """It moves, or starts on this node."""
 
 
 class ForwardedFrom:

@@ -49,13 +49,16 @@ from collections.abc import Iterable
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
+from shardbus.sharding.instances import split_row
 from shardbus.sharding.messages import Home
 from shardbus.sharding.region.route import (
     REJECT_BUFFER_FULL,
     REJECT_EXPIRED,
     REJECT_HOP_LIMIT,
+    REJECT_NO_INSTANCE,
     REJECT_REFUSED,
     REJECT_STOPPED,
+    Absence,
     BufferedMessage,
     ForwardedFrom,
     Returned,
@@ -87,7 +90,7 @@ class Routing:
 
     __slots__ = (
         "_acks", "_buffers", "_dead", "_flushes", "_hop_limit", "_me", "_out", "_refused", "_retry",
-        "_routes", "_running", "_timers", "_with_expired", "new_homes",
+        "_routes", "_running", "_timers", "_with_expired", "instances", "new_homes",
     )  # fmt: skip
 
     def __init__(
@@ -111,6 +114,8 @@ class Routing:
         """Routes in which expired asks wait."""
         self.new_homes: dict[str, Home] = {}
         """Homes that were not known before this turn."""
+        self.instances = 0
+        """The number of instances of the type; 0: it has none, or the number is not known."""
 
     def take_acks(self) -> dict[str, Home]:
         """Return the BeginHandOffs to acknowledge now, once."""
@@ -133,11 +138,43 @@ class Routing:
             return None
         return route.next_home or (route.home if route.state is RouteState.KNOWN else None)
 
+    def absence_of(self, shard: str) -> tuple[Absence, NodeId | None]:
+        """Return why a shard has no home that takes messages, and the home that it had last."""
+        route = self._routes.get(shard)
+        if route is None or (route.state is RouteState.UNKNOWN and not route.floor):
+            return Absence.NEVER, None
+        last = route.dead_home
+        lost = route.state is RouteState.UNKNOWN and route.next_home is None
+        if lost and last is not None and route.floor == last.fence + 1:
+            return Absence.DEAD, last.node
+        home = route.home or route.next_home
+        return Absence.MOVING, home.node if home is not None else None
+
+    # Rows.
+
+    def set_instances(self, count: int) -> None:
+        """Use this number of instances. What waits for the rows above it is rejected, and whatever
+        comes for them later."""
+        self.instances = count
+        for shard, route in self._routes.items():
+            if self._vanished(shard):
+                waiting = route.leftovers + route.returned + route.waiting
+                route.leftovers, route.returned, route.waiting = [], [], []
+                route.watched = False
+                self._reject(route, waiting, REJECT_NO_INSTANCE)
+
+    def _vanished(self, shard: str) -> bool:
+        """True if this is the row of an instance that is no more."""
+        return 0 < self.instances < split_row(shard)[1]
+
     # Messages.
 
     def deliver(self, event: ev.Deliver, now: float) -> None:
         """Send a message without a route on, or keep it."""
         route = self._route(event.shard)
+        if self._vanished(event.shard):
+            self._out.append(ev.Reject(event.shard, event.message, REJECT_NO_INSTANCE))
+            return
         if self._refused or event.hops >= self._hop_limit:
             reason = REJECT_REFUSED if self._refused else REJECT_HOP_LIMIT
             self._out.append(ev.Reject(event.shard, event.message, reason))
@@ -256,7 +293,9 @@ class Routing:
         self._dead[node] = None
         for shard, message in returned:
             route = self._route(shard)
-            if self._refused or not self._buffer(message):
+            if self._vanished(shard):
+                self._out.append(ev.Reject(shard, message, REJECT_NO_INSTANCE))
+            elif self._refused or not self._buffer(message):
                 reason = REJECT_REFUSED if self._refused else REJECT_BUFFER_FULL
                 self._out.append(ev.Reject(shard, message, reason))
             elif route.home is not None and route.home.node == node:
@@ -309,9 +348,10 @@ class Routing:
     # Requests for homes.
 
     def watch(self, shard: str, now: float) -> None:
-        """Ask for the home of a shard for which a client asks."""
+        """Ask for the home of a shard for which a client asks, or this process without a
+        message."""
         route = self._route(shard)
-        route.watched = True
+        route.watched = not self._vanished(shard)
         self._request(route, now)
 
     def due_requests(self, now: float) -> tuple[str, ...]:
@@ -400,8 +440,11 @@ class Routing:
         route.leftovers_epoch = epoch
         home = route.next_home or (route.home if route.state is RouteState.KNOWN else None)
         late = home is not None and home.node != self._me
+        vanished = self._vanished(route.shard)
         for message in leftovers:
-            if late:
+            if vanished:
+                self._out.append(ev.Reject(route.shard, message, REJECT_NO_INSTANCE))
+            elif late:
                 self._out.append(ev.Reject(route.shard, message, REJECT_STOPPED))
             elif not self._buffer(message):
                 self._out.append(ev.Reject(route.shard, message, REJECT_BUFFER_FULL))

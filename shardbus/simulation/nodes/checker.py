@@ -334,7 +334,7 @@ def waiting(sim_node: SimNode) -> str:
             *(c for one in shards for c in one.activations.values()),
         ]
         if busy := [
-            activation.entity_id for activation in cells if activation.busy or activation.mailbox
+            activation.key for activation in cells if activation.busy or activation.mailbox
         ]:
             return f"{sim_node.name} has {name} {busy[0]} at work"
     return session_waiting(sim_node.name, sim_node.node.endpoint.sessions())

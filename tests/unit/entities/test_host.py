@@ -505,10 +505,10 @@ def test_a_walk_names_each_entity_once_in_parts() -> None:
 
     class Counted:
         def __init__(self, entity_id: str, shard: Shard) -> None:
-            self.entity_id, self.shard = entity_id, shard
+            self.key, self.shard = entity_id, shard
 
         def __getattribute__(self, name: str) -> Any:
-            if name == "entity_id":
+            if name == "key":
                 looked.append(name)
             return object.__getattribute__(self, name)
 

@@ -101,7 +101,7 @@ class Sent:
     """Stands for a router, and for the node's part of the type that owns it."""
 
     def __init__(self) -> None:
-        self.router: Any = self
+        self.sender: Any = self
         self.messages: list[tuple[str, object]] = []
         self.drops: list[tuple[str, int]] = []
 

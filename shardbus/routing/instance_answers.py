@@ -1,0 +1,124 @@
+"""The outcomes of an ask that went to several instances.
+
+`AllAnswers` collects one outcome of each instance. It is done when the last one is there; each part
+has a deadline, so it ends. `FirstAnswer` asks one instance and, after a delay or if that fails, a
+second one. The first reply counts; the other ask is given up, and its reply, if it comes, is
+ignored. An error counts only when no reply can come any more; then the first error is the outcome.
+
+Source: docs/partitions.md; Dean and Barroso, "The Tail at Scale" (2013).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class HedgeCounter(Protocol):
+    """Counts second asks."""
+
+    hedged: int
+
+
+class AllAnswers:
+    """Collects the outcomes of all instances into a dict of node to reply or error, which becomes
+    the result of `answer`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Any]) -> None:
+        self._loop, self._answer = loop, answer
+        self._found: dict[str, Any] = {}
+        self._parts: dict[asyncio.Future[Any], str | Callable[[], str]] = {}
+        self._begun = False
+
+    def expect(self, name: str | Callable[[], str], part: asyncio.Future[Any]) -> None:
+        """Wait for this part. `name`: its key, or a function that is called with the outcome."""
+        self._parts[part] = name
+        part.add_done_callback(self._on_part)
+
+    def add(self, name: str, outcome: object) -> None:
+        """Add an outcome. If there is one of that name, as of two instances that change places, it
+        gets a name of its own."""
+        key, n = name, 1
+        while key in self._found:
+            n += 1
+            key = f"{name} ({n})"
+        self._found[key] = outcome
+
+    def begin(self) -> None:
+        """Wait for the parts: no further one is added."""
+        self._begun = True
+        self._answer.add_done_callback(self._on_answer)
+        self._check()
+
+    def _on_part(self, part: asyncio.Future[Any]) -> None:
+        name = self._parts.pop(part, None)
+        if name is None or part.cancelled():
+            return
+        error = part.exception()
+        self.add(name if isinstance(name, str) else name(), error if error else part.result())
+        self._check()
+
+    def _check(self) -> None:
+        if self._begun and not self._parts and not self._answer.done():
+            self._answer.set_result(dict(sorted(self._found.items())))
+
+    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
+        """Give up the parts: the caller has cancelled the ask."""
+        for part in list(self._parts):
+            part.cancel()
+
+
+class FirstAnswer:
+    """Asks instance `first`, and `second` after `delay` seconds, unless they are the same. `ask(k)`
+    asks instance k."""
+
+    def __init__(
+        self,
+        counter: HedgeCounter,
+        answer: asyncio.Future[Any],
+        ask: Callable[[int], asyncio.Future[Any]],
+        first: int,
+        second: int,
+        delay: float,
+    ) -> None:
+        self._counter, self._answer, self._ask = counter, answer, ask
+        self._second: int | None = second if second != first else None
+        self._open: set[asyncio.Future[Any]] = set()
+        self._error: BaseException | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        answer.add_done_callback(self._on_answer)
+        if self._second is not None:
+            self._timer = answer.get_loop().call_later(delay, self._hedge)
+        self._begin(first)
+
+    def _begin(self, instance: int) -> None:
+        asked = self._ask(instance)
+        self._open.add(asked)
+        asked.add_done_callback(self._on_outcome)
+
+    def _hedge(self) -> None:
+        if self._second is None or self._answer.done():
+            return
+        second, self._second = self._second, None
+        self._counter.hedged += 1
+        self._begin(second)
+
+    def _on_outcome(self, asked: asyncio.Future[Any]) -> None:
+        self._open.discard(asked)
+        if asked.cancelled() or self._answer.done():
+            return
+        error = asked.exception()
+        if error is None:
+            self._answer.set_result(asked.result())
+            return
+        self._error = self._error or error
+        self._hedge()
+        if not self._open and not self._answer.done():
+            self._answer.set_exception(self._error)
+
+    def _on_answer(self, answer: asyncio.Future[Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        for asked in list(self._open):
+            asked.cancel()

@@ -1,0 +1,326 @@
+"""Sends to the entities of a type with instances, by one router: `nearest`, `all`, ...
+
+To callers it looks like the `Router` of a type without instances: `tell`, `ask`, `send`. It picks
+an instance for each message (`instance_policies`) and passes the message on under the wire id of
+that instance. `nearest` and `hash` pick once per entity, and again when a home or N has changed.
+
+Asks of `all` and `first` are several asks, whose outcomes `instance_answers` collects.
+
+**all** answers with a dict of node to reply or error. It names an instance whose node died
+with NodeLost, and never waits for an instance that is being started: one without a home has the key
+`~2`, its number, and NodeLost. Only where a shard is used for the first time in this process, or
+moves at this moment, does it wait for homes, up to `HOMES_WITHIN_S`. A tell of `all` is buffered
+for an instance without a home, as any tell.
+
+Source: docs/partitions.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from random import Random
+from typing import Any
+
+from shardbus.errors import AskTimeout, NodeLost
+from shardbus.routing import instance_policies
+from shardbus.routing.instance_answers import AllAnswers, FirstAnswer
+from shardbus.routing.instance_policies import (
+    ALL,
+    FIRST,
+    HASH,
+    LEAST_BUSY,
+    NEAREST,
+    Choice,
+    any_of,
+    least_busy,
+    nearest,
+    next_in_turn,
+    spread,
+)
+from shardbus.routing.instance_router import InstanceRouter, PartOfAll, ShardRows, wire_id
+from shardbus.routing.router import ROUTES_MAX, ShardRoute, check_room
+from shardbus.sharding.region.route import Absence
+from shardbus.transport.asks import Key
+from shardbus.wire.schema import Decode, Interface, encode_value, method_of
+
+HOMES_WITHIN_S = 1.0
+"""How long `all` waits for homes that this process has not asked for before."""
+
+SENDERS_MAX = 100
+"""Senders of one type that are kept, by their choice."""
+
+STICKY = (NEAREST, HASH, FIRST)
+"""Routers that pick the same instance until a home or N changes. A tell of `first` goes to the
+nearest."""
+
+
+class InstanceSender:
+    """Sends to one type by one `choice` of router."""
+
+    def __init__(self, router: InstanceRouter, choice: Choice) -> None:
+        self.router, self.choice = router, choice
+        self.interface: Interface = router.interface
+        self.done = router.done
+        self.to_all = choice.policy == ALL
+        self.sticky = choice.policy in STICKY
+        self._asks_several = choice.policy in (ALL, FIRST)
+        self._version = -1
+        self._picked: dict[str, str] = {}
+        self._turns: dict[str, int] = {}
+        self._dice = Random(spread_seed(router.sender_name))
+
+    def towards(self, choice: Choice) -> InstanceSender:
+        """Return the sender to the same type by another router."""
+        senders = self.router.senders
+        sender: InstanceSender | None = senders.get(choice)
+        if sender is None:
+            sender = InstanceSender(self.router, choice)
+            if len(senders) < SENDERS_MAX:
+                senders[choice] = sender
+        return sender
+
+    def key(self, method: str) -> Key:
+        """Return the key of a method; always the same object."""
+        return self.router.key(method)
+
+    # ---- one instance
+
+    def pick(self, entity_id: str) -> str:
+        """Return the wire id of the instance for the next message to an entity.
+
+        Raises:
+            ConfigError: the id is not valid, or has the mark of an instance.
+        """
+        if not self.sticky:
+            return wire_id(entity_id, self._instance(entity_id))
+        if self._version != self.router.version or len(self._picked) >= ROUTES_MAX:
+            self._picked.clear()
+            self._version = self.router.version
+        found = self._picked.get(entity_id)
+        if found is None:
+            found = wire_id(entity_id, self._instance(entity_id))
+            self._picked[entity_id] = found
+        return found
+
+    def _instance(self, entity_id: str) -> int:
+        router = self.router
+        rows, count = router.rows_of(entity_id), router.count
+        match self.choice.policy:
+            case instance_policies.ROUND_ROBIN:
+                if len(self._turns) >= ROUTES_MAX:
+                    self._turns.clear()
+                turn = self._turns.get(entity_id, -1)
+                if turn < 0:  # not all senders begin with the same instance
+                    turn = spread(f"{router.sender_name} {entity_id}", count)
+                self._turns[entity_id] = turn + 1
+                return next_in_turn(rows.ready, turn, count)
+            case instance_policies.RANDOM:
+                return any_of(rows.ready, self._dice, count)
+            case instance_policies.LEAST_BUSY:
+                busy = partial(self._busy, entity_id, rows)
+                return least_busy(rows.ready, self._dice, count, busy)
+            case instance_policies.HASH:
+                return spread(self.choice.key or router.sender_name, count)
+            case _:
+                return self._nearest(entity_id, rows)[0]
+
+    def _nearest(self, entity_id: str, rows: ShardRows) -> tuple[int, int]:
+        text = f"{self.router.sender_name} {entity_id}"
+        return nearest(rows.ready, rows.distances, text, self.router.count)
+
+    def _busy(self, entity_id: str, rows: ShardRows, instance: int) -> tuple[int, int]:
+        router = self.router
+        home = router.region.home_of(rows.routes[instance - 1].shard)
+        at_home = router.open_asks_at.get(home.node, 0) if home is not None else 0
+        return router.open_asks.get(wire_id(entity_id, instance), 0), at_home
+
+    def route_of(self, entity_id: str) -> ShardRoute:
+        """Return the route of the instance that the next message goes to."""
+        return self.router.route_of(self.pick(entity_id))
+
+    # ---- telling
+
+    def tell(self, key: Key, entity_id: str, payload: bytes) -> Any:
+        """Send without an answer. Returns an awaitable that is done when there is room for more.
+        Raises as `Router.tell`."""
+        if self.to_all:
+            return self._tell_all(key, entity_id, payload)
+        return self.router.tell(key, self.pick(entity_id), payload)
+
+    def send(self, entity_id: str, message: object) -> Any:
+        """Tell a message to `receive`. Raises as `Router.send`."""
+        if self.to_all:
+            return self._tell_all(self.key(method_of(message)), entity_id, encode_value(message))
+        return self.router.send(self.pick(entity_id), message)
+
+    def tell_nowait(self, key: Key, entity_id: str, payload: bytes) -> None:
+        """Send at once, or raise BufferFull if `tell` would wait at some instance."""
+        if not self.to_all:
+            self.router.tell_nowait(key, self.pick(entity_id), payload)
+            return
+        for route in self.router.rows_of(entity_id).routes:
+            check_room(route.out)
+        self._tell_all(key, entity_id, payload)
+
+    def _tell_all(self, key: Key, entity_id: str, payload: bytes) -> Any:
+        """Tell every instance. Returns an awaitable that waits for room at each of them."""
+        router = self.router
+        waits: Any = router.done
+        for k, route in enumerate(list(router.rows_of(entity_id).routes), 1):
+            wire = wire_id(entity_id, k)
+            if route.out is not None:
+                room = router.tell(key, wire, payload)
+            else:
+                room = router.deliver(PartOfAll(key, route.shard, wire, payload))
+            if room is not router.done:
+                waits = room if waits is router.done else _both(waits, room)
+        return waits
+
+    # ---- asking
+
+    def ask(
+        self, key: Key, entity_id: str, payload: bytes, timeout_ms: int, decode: Decode
+    ) -> asyncio.Future[Any]:
+        """Send an ask. Returns a future of the answer; of `all`, a future of a dict."""
+        if self._asks_several:
+            answer: asyncio.Future[Any] = self.done.get_loop().create_future()
+            self._ask_several(answer, key, entity_id, payload, timeout_ms, decode)
+            return answer
+        wire = self.pick(entity_id)
+        future = self.router.ask(key, wire, payload, timeout_ms, decode)
+        if self.choice.policy == LEAST_BUSY:
+            self._note_open(wire, future)
+        return future
+
+    def ask_for(
+        self,
+        answer: Any,
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        """Send an ask whose outcome goes to `answer`, which need not be a future of this loop."""
+        if self._asks_several or self.choice.policy == LEAST_BUSY:
+            future = self.ask(key, entity_id, payload, timeout_ms, decode)
+            future.add_done_callback(partial(_pass_on, answer))
+        else:
+            wire = self.pick(entity_id)
+            self.router.ask_for(answer, key, wire, payload, timeout_ms, decode)
+
+    def _note_open(self, wire: str, future: asyncio.Future[Any]) -> None:
+        home = self.router.region.home_of(self.router.route_of(wire).shard)
+        self.router.note_open(wire, home.node if home is not None else None, future)
+
+    def _ask_several(
+        self,
+        answer: asyncio.Future[Any],
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        if self.choice.policy == FIRST:
+            first, second = self._nearest(entity_id, self.router.rows_of(entity_id))
+
+            def ask(instance: int) -> asyncio.Future[Any]:
+                return self.router.ask(
+                    key, wire_id(entity_id, instance), payload, timeout_ms, decode
+                )
+
+            FirstAnswer(self.router, answer, ask, first, second, self.choice.after)
+            return
+        self.router.rows_of(entity_id)  # asks for homes; an invalid id is the caller's error
+        ask_all = partial(self._ask_all, answer, key, entity_id, payload, timeout_ms, decode)
+        if not self.router.counted:
+            text = f"the number of instances of {self.interface.name!r} is not known in time"
+            timer = self.done.get_loop().call_later(
+                timeout_ms / 1000, _fail, answer, AskTimeout(text)
+            )
+            answer.add_done_callback(lambda _: timer.cancel())
+        self.router.when_counted(ask_all)
+
+    def _ask_all(
+        self,
+        answer: asyncio.Future[Any],
+        key: Key,
+        entity_id: str,
+        payload: bytes,
+        timeout_ms: int,
+        decode: Decode,
+    ) -> None:
+        """Ask every instance, except one that has no home and gets none at once."""
+        if answer.done():
+            return
+        router, loop = self.router, self.done.get_loop()
+        rows = router.rows_of(entity_id)
+        answers = AllAnswers(loop, answer)
+        for k, route in enumerate(list(rows.routes), 1):
+            wire = wire_id(entity_id, k)
+            if route.out is not None:
+                future = router.ask(key, wire, payload, timeout_ms, decode)
+                answers.expect(self._name(route, k), future)
+                continue
+            absence, node = router.region.absence_of(route.shard)
+            patience = HOMES_WITHIN_S
+            if absence is Absence.NEVER:
+                patience += rows.watched_at - loop.time()
+            if absence is Absence.DEAD or patience <= 0:
+                where = f"{node} died" if node is not None else f"instance {k} has no home yet"
+                answers.add(str(node) if node is not None else f"~{k}", NodeLost(where))
+                continue
+            future = loop.create_future()
+            deadline = router.deadline(timeout_ms)
+            router.deliver(PartOfAll(key, route.shard, wire, payload, 0, future, decode, deadline))
+            answers.expect(partial(self._name, route, k), future)
+            loop.call_later(patience, self._give_up, answers, route, k, future)
+        answers.begin()
+
+    def _name(self, route: ShardRoute, instance: int) -> str:
+        """Return the key of an instance in the answer of `all`: its node, if that is known."""
+        home = self.router.region.home_of(route.shard)
+        if home is not None:
+            return str(home.node)
+        _, node = self.router.region.absence_of(route.shard)
+        return str(node) if node is not None else f"~{instance}"
+
+    def _give_up(
+        self, answers: AllAnswers, route: ShardRoute, instance: int, future: asyncio.Future[Any]
+    ) -> None:
+        """End the wait for an instance that has no home in time."""
+        if route.out is None and not future.done():
+            future.set_exception(NodeLost(f"instance {instance} has no home yet"))
+
+
+def sender_of(router: InstanceRouter) -> InstanceSender:
+    """Return the sender to a type by the router that it declares."""
+    return InstanceSender(router, Choice(router.interface.router))
+
+
+def spread_seed(name: str) -> int:
+    """Return a seed for a sender's dice: those of two senders differ."""
+    return spread(name, 2**31 - 1)
+
+
+async def _both(one: Any, other: Any) -> None:
+    await one
+    await other
+
+
+def _fail(answer: asyncio.Future[Any], error: Exception) -> None:
+    if not answer.done():
+        answer.set_exception(error)
+
+
+def _pass_on(answer: Any, future: asyncio.Future[Any]) -> None:
+    """Give the outcome of a future to an answer of another thread."""
+    if answer.done():
+        return
+    error = future.exception() if not future.cancelled() else AskTimeout("the ask was cancelled")
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(future.result())

@@ -1,0 +1,138 @@
+"""The instances of an entity type: how many there are, and the rows that they are.
+
+A type declared with `instances=` has no plain shards. Each of its shards has N rows, `17~1` to
+`17~N`; a row has a home, a fence and a hand-off of its own, as a shard has. N is one number for the
+whole type, and the coordinator alone decides it:
+
+    N = max(survive(nodes) + 1, load / per_instance, rounded up), at most `most`, 1 to nodes
+
+`nodes` are those that may host the type, `load` is in messages per second of the whole type.
+`instances=3` is exactly 3, or as many as there are nodes if these are fewer.
+
+Source: docs/partitions.md; S3.48, S3.49.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from shardbus.errors import ConfigError
+
+INSTANCE_MARK = "~"
+"""Between a shard, or an entity id, and the number of the instance."""
+INSTANCES_MAX = 1000
+"""Instances of one type, at most."""
+
+
+def row_of(shard: str, instance: int) -> str:
+    """Return the row of an instance of a shard, which counts from 1."""
+    return f"{shard}{INSTANCE_MARK}{instance}"
+
+
+def split_row(row: str) -> tuple[str, int]:
+    """Return shard and instance of a row; the instance is 0 if it is a plain shard."""
+    shard, mark, number = row.rpartition(INSTANCE_MARK)
+    if not mark or not number.isascii() or not number.isdigit() or number[0] == "0":
+        return row, 0
+    return (shard, int(number)) if len(number) <= len(str(INSTANCES_MAX)) else (row, 0)
+
+
+def _none(nodes: int) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Instances:
+    """How many instances a type has.
+
+    Args:
+        survive: for a number of nodes, how many of them may crash at once while one instance of
+            each entity stays; smaller than that number.
+        most: the largest number of instances.
+        per_instance: messages per second of the whole type for which one instance is enough; 0: the
+            load does not matter.
+        exact: the number; then the others do not matter.
+
+    Raises:
+        ConfigError: one of them is not valid, for some number of nodes from 1 to 1000.
+    """
+
+    survive: Callable[[int], int] = _none
+    most: int = INSTANCES_MAX
+    per_instance: float = 0.0
+    exact: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("most", 1), ("exact", 0)):
+            value: object = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"instances: {name} is {value!r:.60}, which is no whole number")
+            if not least <= value <= INSTANCES_MAX:
+                raise ConfigError(f"instances: {name} is {value}, not {least} to {INSTANCES_MAX}")
+        load: object = self.per_instance
+        if not isinstance(load, int | float) or isinstance(load, bool) or not 0 <= load < 1e12:
+            raise ConfigError(f"instances: per_instance is {load!r:.60}, no number from 0")
+        if not callable(self.survive):
+            raise ConfigError(f"instances: survive is {self.survive!r:.60}, no function of nodes")
+        for nodes in range(1, INSTANCES_MAX + 1):
+            self._check(nodes)
+
+    def _check(self, nodes: int) -> None:
+        crashes: Any
+        try:
+            crashes = self.survive(nodes)
+        except Exception as e:
+            raise ConfigError(
+                f"instances: survive({nodes}) failed: {type(e).__name__}: {e}"
+            ) from None
+        if not isinstance(crashes, int) or isinstance(crashes, bool) or not 0 <= crashes < nodes:
+            raise ConfigError(
+                f"instances: survive({nodes}) is {crashes!r:.60}, not 0 to {nodes - 1}",
+                hint="it says how many of that many nodes may crash",
+            )
+
+    @property
+    def most_wanted(self) -> int:
+        """Return the largest number that `wanted` can return."""
+        return self.exact or self.most
+
+    def wanted(self, nodes: int, load: float) -> int:
+        """Return N for this number of nodes and this load; 1 if there is no node."""
+        if nodes < 1:
+            return 1
+        if self.exact:
+            return min(self.exact, nodes)
+        by_load = ceil(load / self.per_instance) if self.per_instance else 1
+        by_crashes = self.survive(min(nodes, INSTANCES_MAX)) + 1
+        return max(1, min(max(by_crashes, by_load), self.most, nodes))
+
+
+def instances_of(entity_type: str, declared: object) -> Instances | None:
+    """Return the instances of a declaration; None if there are none: an entity runs once.
+
+    Raises:
+        ConfigError: it is neither a number from 1 to 1000 nor an `Instances`.
+    """
+    match declared:
+        case None:
+            return None
+        case Instances():
+            return declared
+        case int() if not isinstance(declared, bool):
+            if 1 <= declared <= INSTANCES_MAX:
+                return Instances(exact=declared) if declared > 1 else None
+            raise ConfigError(f"{entity_type!r}: instances is {declared}, not 1 to {INSTANCES_MAX}")
+        case _:
+            raise ConfigError(
+                f"{entity_type!r}: instances is {declared!r:.60}",
+                hint="give a number, or Instances(...)",
+            )
+
+
+def layout_with(layout: str, instances: Instances | None) -> str:
+    """Return the layout of a type by which nodes and clients compare it: with instances it has
+    rows. Their number is not part of it, since the coordinator decides that."""
+    return layout if instances is None else f"{layout}{INSTANCE_MARK}N"
