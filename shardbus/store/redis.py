@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from shardbus.errors import ConfigError, StaleEpoch, StaleFence, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store import redis_scripts as scripts
+from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Lease, Save, StoredTable, new_identity
 from shardbus.store.redis_check import REPEAT_S, check_access, check_server
 from shardbus.store.redis_link import RedisClient, RedisLink, Value
@@ -35,6 +36,7 @@ from shardbus.store.rows import (
     layout_differs,
     table_of,
 )
+from shardbus.store.server_clock import ServerClock
 from shardbus.store.urls import mask_url
 
 log = logging.getLogger("shardbus.store")
@@ -71,13 +73,15 @@ class RedisStore:
         self._check_every = check_every
         self._problems: tuple[str, ...] = ()
         self._mark: bytes | None = None
+        one = parsed.kind != "redis+cluster"
+        self._clock = ServerClock(2 * PROBE_S) if one else None
         self._watch: asyncio.Task[None] | None = None
         self._link = RedisLink(
             self._connect,
             session=secrets.token_hex(SESSION_WIDTH // 2),
             shown=self._shown,
             timeout=timeout,
-            one=parsed.kind != "redis+cluster",
+            one=one,
         )
 
     async def start(self) -> None:
@@ -133,7 +137,11 @@ class RedisStore:
         """Call the server, and notice whether it is another one, or has lost all keys. The client
         library may connect again unseen, and FLUSHALL does not restart a server."""
         mark = secrets.token_hex(8)
-        found, run_id = await self._link.call(scripts.PROBE, (f"{self._prefix}:probe",), mark)
+        asked_at = machine_clock()
+        key = f"{self._prefix}:probe"
+        found, run_id, server_ms = await self._link.call(scripts.PROBE, (key,), mark)
+        if self._clock is not None:
+            self._clock.observe(int(server_ms) / 1000, asked_at)
         before, self._mark = self._mark, found
         if before is not None and before != found:
             self._link.on_new_server()
@@ -247,7 +255,11 @@ class RedisStore:
 
     async def acquire_lease(self, name: str, owner: str, ttl: float) -> Lease | None:
         counter = await self._link.call(
-            scripts.ACQUIRE_LEASE, (self._lease(name),), owner, _milliseconds(ttl)
+            scripts.ACQUIRE_LEASE,
+            (self._lease(name),),
+            owner,
+            _milliseconds(ttl),
+            self._limit(ttl),
         )
         return None if counter is None else Lease(name, owner, int(counter))
 
@@ -258,6 +270,7 @@ class RedisStore:
             lease.owner,
             lease.counter,
             _milliseconds(ttl),
+            self._limit(ttl),
         )
         return bool(renewed)
 
@@ -316,6 +329,12 @@ class RedisStore:
         if shards:
             lists = (self._key(entity_type, "shards"),)
             await self._link.call(scripts.MEND_SHARDS, lists, _wide(fence), *shards)
+
+    def _limit(self, ttl: float) -> Value:
+        """Return the server's time at which a lease may be taken as ended, in ms; empty if only the
+        server knows."""
+        limit = self._clock.limit(ttl, machine_clock()) if self._clock is not None else None
+        return "" if limit is None else _milliseconds(limit)
 
     async def _save_chunk(self, saves: list[Save]) -> list[bytes]:
         keys = [self._key(save.entity_type, "entity", save.entity_id) for save in saves]

@@ -190,15 +190,17 @@ _NOW = """
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local function text(number) return string.format('%.0f', number) end
+local function ended(at, limit) return tonumber(at) <= math.min(now, tonumber(limit) or now) end
 """
 
-# KEYS lease; ARGV 3 owner, 4 ttl in ms. If the end is further ahead than the length of the lease,
-# the clock was set back since; the end is then moved to that length from now.
+# KEYS lease; ARGV 3 owner, 4 ttl in ms, 5 the limit of `server_clock` in ms or ''. If the end is
+# further ahead than the length of the lease, the clock was set back since; the end is then moved to
+# that length from now.
 ACQUIRE_LEASE = Script(
     _NOW
     + """
 local held = redis.call('HMGET', KEYS[1], 'owner', 'until', 'ttl')
-if not held[1] or tonumber(held[2]) <= now then
+if not held[1] or ended(held[2], ARGV[5]) then
   redis.call('HINCRBY', KEYS[1], 'counter', 1)
 elseif held[1] ~= ARGV[3] then
   if tonumber(held[2]) > now + held[3] then
@@ -211,12 +213,12 @@ return redis.call('HGET', KEYS[1], 'counter')
 """
 )
 
-# KEYS lease; ARGV 3 owner, 4 counter, 5 ttl in ms
+# KEYS lease; ARGV 3 owner, 4 counter, 5 ttl in ms, 6 the limit of `server_clock` in ms or ''
 RENEW_LEASE = Script(
     _NOW
     + """
 local held = redis.call('HMGET', KEYS[1], 'owner', 'counter', 'until')
-if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] or tonumber(held[3]) <= now then return 0 end
+if held[1] ~= ARGV[3] or held[2] ~= ARGV[4] or ended(held[3], ARGV[6]) then return 0 end
 redis.call('HSET', KEYS[1], 'until', text(now + ARGV[5]), 'ttl', ARGV[5])
 return 1
 """
@@ -232,14 +234,18 @@ return 1
 )
 
 # KEYS a hash of its own; ARGV 3 a random text. Shows that the server takes writes. Returns the text
-# that was written first, and the server's run id, empty if it does not say. Another text than
-# before means that the keys were lost meanwhile, another run id that this is another server.
-PROBE = Script("""
+# that was written first, the server's run id, empty if it does not say, and its clock in ms.
+# Another text than before means that the keys were lost meanwhile, another run id that this is
+# another server.
+PROBE = Script(
+    _NOW
+    + """
 redis.call('HSETNX', KEYS[1], 'mark', ARGV[3])
 local info = redis.pcall('INFO', 'server')
 local run_id = type(info) == 'string' and info:match('run_id:(%x+)') or ''
-return {redis.call('HGET', KEYS[1], 'mark'), run_id}
-""")
+return {redis.call('HGET', KEYS[1], 'mark'), run_id, text(now)}
+"""
+)
 
 # KEYS the hash of PROBE; ARGV 3 a text, 4 '1' to write it in any case or '0' only if there is none
 IDENTITY = Script("""
