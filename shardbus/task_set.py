@@ -1,9 +1,14 @@
 """Background tasks of one owner: held until they end, cancelled together.
 
 An event loop keeps only weak references to its tasks, so a task without another reference may be
-garbage-collected while it runs. No code awaits these tasks, so an exception that a task does not
-handle is a defect that nothing else would show: it is logged with its traceback at once. The module
-stands on floor 0, because stores and nodes use it.
+garbage-collected while it runs. A task whose result no code awaits may fail unseen, and what it did
+for its owner then stops. So each such task belongs to a `TaskSet`, or is given to `watch`. If it
+fails, that is a defect: it is logged with its traceback at once and counted for its event loop. A
+node shows the number as a metric, and is not ready any more.
+
+The module stands on floor 0, because stores and nodes use it.
+
+Source: docs/reference/http.md.
 """
 
 from __future__ import annotations
@@ -12,39 +17,58 @@ import asyncio
 import logging
 from collections.abc import Coroutine
 from typing import Any
+from weakref import WeakKeyDictionary
 
 log = logging.getLogger("shardbus.node")
+
+_failed: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+
+
+def failed_tasks(loop: asyncio.AbstractEventLoop) -> int:
+    """Return how many watched tasks of this loop have failed."""
+    return _failed.get(loop, 0)
+
+
+def watch(task: asyncio.Task[Any]) -> asyncio.Task[Any]:
+    """Have a task logged and counted if it fails. Returns the task, which its owner must hold."""
+    task.add_done_callback(_ended)
+    return task
+
+
+def _ended(task: asyncio.Task[Any]) -> None:
+    if task.cancelled():
+        return
+    error = task.exception()
+    if error is not None:
+        loop = task.get_loop()
+        _failed[loop] = failed_tasks(loop) + 1
+        log.error("a task failed: %s", task.get_coro(), exc_info=error)
 
 
 class TaskSet:
     """The running tasks of one owner."""
 
-    __slots__ = ("_tasks", "failed")
+    __slots__ = ("_tasks",)
 
     def __init__(self) -> None:
-        self.failed = 0
-        """Tasks that ended by an exception."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def spawn(
-        self, work: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
-    ) -> None:
-        """Run `work` in a task of its own, on the running loop or the given one."""
-        task = (loop or asyncio.get_running_loop()).create_task(work)
+        self,
+        work: Coroutine[Any, Any, None],
+        loop: asyncio.AbstractEventLoop | None = None,
+        *,
+        name: str | None = None,
+    ) -> asyncio.Task[None]:
+        """Run `work` in a task of its own, on the running loop or the given one. Returns the task,
+        which the owner may cancel."""
+        task = watch((loop or asyncio.get_running_loop()).create_task(work, name=name))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if error is not None:
-            self.failed += 1
-            log.error("a task failed: %s", task.get_coro(), exc_info=error)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def wait(self, seconds: float) -> set[asyncio.Task[None]]:
         """Wait at most `seconds` for the tasks that run now. Returns those that still run."""

@@ -135,6 +135,8 @@ class _Collector:
             epoch.add_metric([name], region.router.region.epoch)
         lag = GaugeMetricFamily("shardbus_loop_lag_seconds", "How late the application loop is")
         lag.add_metric([], node.lag)
+        failed = CounterMetricFamily("shardbus_tasks_failed", "Tasks that ended by an error")
+        failed.add_metric([], node.failed_tasks)
         suspended = GaugeMetricFamily("shardbus_suspended", "1 while no entity handles a message")
         suspended.add_metric([], bool(node.gate.describe()))
         suspensions = CounterMetricFamily("shardbus_suspensions", "Suspensions of this node")
@@ -147,7 +149,7 @@ class _Collector:
         latency.add_metric([], node.states.calls, node.states.seconds)
         build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])
         build.add_metric([VERSION], 1)
-        return [members, phi, epoch, lag, suspended, suspensions, errors, latency, build]
+        return [members, phi, epoch, lag, failed, suspended, suspensions, errors, latency, build]
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:

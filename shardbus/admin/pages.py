@@ -290,6 +290,9 @@ class AdminPages:
         checks = {"membership": Check(status is Status.UP and not phase, phase or self._status())}
         if suspended := self._node.gate.describe():
             checks["suspension"] = Check(False, suspended)
+        if failed := self._node.failed_tasks:
+            what = f"{failed} task{'s' if failed > 1 else ''} of this node failed: see its log"
+            checks["tasks"] = Check(False, what)
         for name, region in self._node.regions.items():
             known = region.coordinator is not None and region.router.region.registered
             detail = f"coordinator {region.coordinator}" if known else "not registered yet"

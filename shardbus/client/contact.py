@@ -13,6 +13,7 @@ from random import Random
 
 from shardbus.errors import NodeLost, Refused
 from shardbus.ids import Address, NodeId
+from shardbus.task_set import TaskSet
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.session import Session
 
@@ -44,6 +45,7 @@ class Contact:
         self._on_chosen = on_chosen
         self._found = asyncio.Event()
         self._seeking: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
         self._closed = self._had_one = False
 
     async def until_found(self) -> None:
@@ -54,7 +56,7 @@ class Contact:
         """Start to seek a contact, unless that is under way or the client is closed."""
         if not self._closed and (self._seeking is None or self._seeking.done()):
             self._found.clear()
-            self._seeking = asyncio.get_running_loop().create_task(self._find())
+            self._seeking = self._tasks.spawn(self._find())
 
     def on_refused(self, reason: str) -> None:
         """Record that a node refuses this client. Ignored while there is a contact: the node then

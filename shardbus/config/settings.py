@@ -404,6 +404,9 @@ class HttpSettings:
     write: bool = flag(False, "accept leave and down, with the token")
     token: str = text("", "bearer token of operators, who may read and write", secret=True)
     reader_token: str = text("", "bearer token of readers; with it, reading needs one", secret=True)
+    allowed_hosts: tuple[str, ...] = names(
+        "names by which HTTP is also reached, such as a proxy's; * is any name"
+    )
     tls_cert: str = text("", "file with the certificate chain of HTTPS, in PEM")
     tls_key: str = text("", "file with the private key of the certificate, in PEM")
 

@@ -167,6 +167,15 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
+def is_address(host: str) -> bool:
+    """True if the host is an IP address, not a name."""
+    try:
+        ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """True if only this machine can reach the host. Of names, only localhost counts as inside."""
     try:

@@ -420,8 +420,12 @@ class Host:
             yield part
 
     def ids(self, shard: str) -> list[str]:
-        """Return the ids of a shard's entities in memory."""
-        hosted = self.shards.get(shard)
-        if hosted is None:
-            return []
-        return list(hosted.activations) + [i for i, a in self.active.items() if a.shard is hosted]
+        """Return the ids of a shard's entities in memory. Costs a pass over all entities."""
+        return self.ids_by_shard().get(shard, [])
+
+    def ids_by_shard(self) -> dict[str, list[str]]:
+        """Return the ids of the entities in memory, by shard. Costs one pass over all of them."""
+        found = {shard: list(hosted.activations) for shard, hosted in self.shards.items()}
+        for entity_id, activation in self.active.items():
+            found.setdefault(activation.shard.shard, []).append(entity_id)
+        return found

@@ -65,8 +65,8 @@ SERVICES = {"cordon": "cordoned", "uncordon": "open", "drain": "draining"}
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
-    """The application that shows this node."""
+def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> Starlette:
+    """The application that shows this node. `advertised`: its host for other nodes."""
     pages = _Pages(node, settings)
     app = Starlette(
         routes=[
@@ -97,7 +97,7 @@ def create_app(node: NodeApi, settings: HttpSettings) -> Starlette:
             Route("/v1/cluster/shutdown", pages.shut_down, methods=["POST"]),
             Route("/v1/keys/reload", pages.reload_keys, methods=["POST"]),
         ],
-        middleware=[Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Guard, settings=settings, advertised=advertised)],
         exception_handlers={
             ShardBusError: on_known_error,
             TimeoutError: on_known_error,

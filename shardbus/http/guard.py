@@ -7,8 +7,11 @@ asked for on the loopback. Tokens are compared in constant time.
 
 Three rules keep out web pages that the operator visits:
 
-- **Host check.** Bound to the loopback, the node answers only requests whose Host is a loopback
-  name. A page whose own name was rebound to 127.0.0.1 sends that name and is refused.
+- **Host check.** A page whose own name was rebound to this node's address sends that name. Bound to
+  the loopback, the node answers only to a loopback name in Host; elsewhere to an address, a
+  loopback name, and the names under which it is bound and advertised. `http.allowed_hosts` adds
+  names. Off the loopback, a request with a known token is answered under any name: a rebound page
+  has none.
 - **Origin check.** A browser names the origin of a request in `Sec-Fetch-Site` or `Origin`. A
   request for another origin's page, such as an image tag, is refused before the page does any work.
 - **Writes** need `http.write` and the operator's token. A page cannot send an Authorization header
@@ -25,7 +28,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardbus.config.settings import HttpSettings
-from shardbus.config.validation import is_loopback
+from shardbus.config.validation import is_address, is_loopback
 from shardbus.http.errors import Forbidden, error
 
 HEADERS = (
@@ -41,12 +44,15 @@ PROBES = ("/livez", "/readyz", "/startupz")
 
 
 class Guard:
-    """Refuses foreign Host headers on the loopback and readers without a token, and adds the safe
-    headers to every answer."""
+    """Refuses foreign Host headers and readers without a token, and adds the safe headers to every
+    answer. `advertised`: the host under which other nodes know this one."""
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
+    def __init__(self, app: ASGIApp, settings: HttpSettings, advertised: str = "") -> None:
         self.app, self.settings = app, settings
         self.loopback_only = is_loopback(settings.host)
+        self.any_host = "*" in settings.allowed_hosts
+        own = () if self.loopback_only else (settings.host, advertised)
+        self.hosts = {_hostname(name) for name in (*settings.allowed_hosts, *own) if name}
         self.reading_needs_token = reading_needs_token(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,12 +62,12 @@ class Guard:
             await send(message)
 
         answer = self.app
-        if scope["type"] == "http" and self.loopback_only and not _is_local(scope):
+        if scope["type"] == "http" and not self._is_own_host(scope):
             answer = error(
                 403,
                 "foreign_host",
-                "this node answers only to a loopback name in the Host header",
-                "ask 127.0.0.1 or localhost, or bind http.host to another interface",
+                "this node does not answer to the name in the Host header",
+                "ask for its address, or add the name to http.allowed_hosts",
             )
         elif scope["type"] == "http" and _is_cross_site(scope):
             answer = error(
@@ -81,18 +87,28 @@ class Guard:
             answer.headers["www-authenticate"] = "Bearer"
         await answer(scope, receive, send_with_headers)
 
+    def _is_own_host(self, scope: Scope) -> bool:
+        """True if every Host header names this node, or the request has a known token. A request
+        of HTTP/1.0 may have no Host."""
+        hosts = [v.decode("latin-1") for name, v in scope["headers"] if name == b"host"]
+        return (
+            self.any_host
+            or all(self._is_own(_hostname(host)) for host in hosts)
+            or (not self.loopback_only and self._has_token(scope))
+        )
+
+    def _is_own(self, host: str) -> bool:
+        if is_loopback(host) or host in self.hosts:
+            return True
+        return not self.loopback_only and is_address(host)
+
     def _may_read(self, scope: Scope) -> bool:
         """True if the page is a probe, or the request has a known token."""
-        if scope["path"] in PROBES:
-            return True
+        return scope["path"] in PROBES or self._has_token(scope)
+
+    def _has_token(self, scope: Scope) -> bool:
         sent = [value for name, value in scope["headers"] if name == b"authorization"]
         return len(sent) == 1 and bearer(sent[0].decode("latin-1"), self.settings) is not None
-
-
-def _is_local(scope: Scope) -> bool:
-    """True if every Host header names the loopback. A request of HTTP/1.0 may have none."""
-    hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-    return all(is_loopback(_hostname(host)) for host in hosts)
 
 
 def _is_cross_site(scope: Scope) -> bool:
@@ -108,10 +124,10 @@ def _is_cross_site(scope: Scope) -> bool:
 
 
 def _hostname(host: str) -> str:
-    """The Host header without its port."""
+    """The Host header without its port, as names are compared."""
     if host.startswith("["):
         return host.partition("]")[0] + "]"
-    return host.partition(":")[0].lower()
+    return host.partition(":")[0].lower().removesuffix(".")
 
 
 def reading_needs_token(settings: HttpSettings) -> bool:

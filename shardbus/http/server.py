@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError
 from shardbus.http.connections import BoundedConnections
+from shardbus.task_set import watch
 from shardbus.transport.log_limiter import LogRateLimiter
 
 BACKLOG = 512
@@ -77,7 +78,9 @@ class Server:
         if not any(isinstance(f, LogRateLimiter) for f in errors.filters):
             errors.addFilter(LogRateLimiter())
         self._server = _Embedded(config)
-        self._task = asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
+        self._task = watch(
+            asyncio.create_task(self._server.serve([listener]), name="shardbus-http")
+        )
         listening = asyncio.create_task(self._server.listening.wait())
         await asyncio.wait((self._task, listening), return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
@@ -116,7 +119,7 @@ class Server:
         if self._server is None or self._task is None:
             return
         self._server.should_exit = True
-        await self._task
+        await asyncio.wait([self._task])
 
 
 def serve(app: ASGIApp, host: str, port: int, tls: tuple[str, str] | None = None) -> Server:

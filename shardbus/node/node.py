@@ -58,7 +58,7 @@ from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
 from shardbus.store.protocol import StateStore, on_new_server
 from shardbus.store.urls import family
-from shardbus.task_set import TaskSet
+from shardbus.task_set import TaskSet, failed_tasks
 from shardbus.transport.asks import Unsent
 from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
@@ -111,7 +111,7 @@ class Node:
         self.gate = SuspensionGate(self.environment.clock)
         self.phases = Phases(settings.shutdown)
         self.stalled_peers = StalledPeers(settings.cluster.quarantine_after)
-        self.drops, self.refused = DropTallies(), RefusedTells()
+        self.drops, self.refused = DropTallies(), RefusedTells(types)
         self.rpc = NodeRpc(self._query_timeout, self._member_ids)
         self.dispatcher = Dispatcher(
             self.regions,
@@ -377,6 +377,11 @@ class Node:
         return self._thread.lag if self._thread is not None else 0.0
 
     @property
+    def failed_tasks(self) -> int:
+        """Tasks of this node's loops that ended by an error."""
+        return failed_tasks(self.loop) + (self._thread.failed_tasks if self._thread else 0)
+
+    @property
     def watching(self) -> MembershipRunner | None:
         """The cluster thread, once it runs."""
         return self._thread
@@ -539,7 +544,7 @@ class Node:
             UnknownEntityType: this application has no such type.
         """
         host = region_of(self.regions, entity_type).host
-        return {shard: sorted(host.ids(shard)) for shard in host.shards}
+        return {shard: sorted(ids) for shard, ids in host.ids_by_shard().items()}
 
     # ---- periodic tasks
 

@@ -55,6 +55,7 @@ from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.store import node_registry
 from shardbus.store.opening import open_store
 from shardbus.store.urls import default_url, mask_url
+from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.node")
 
@@ -190,6 +191,7 @@ class _NodeRun:
         self._bus, self._settings, self._administer = bus, settings, administer
         self._ready_fd, self._supervisor, self._deadline = ready_fd, supervisor, deadline
         self._signals = _Signals()
+        self._tasks = TaskSet()
 
     async def run(self) -> int:
         """Start, live and leave. Returns the exit code."""
@@ -208,7 +210,8 @@ class _NodeRun:
         node = Node(bus.name, bus.types, settings, store, membership=self._membership)
         self._node = node
         api, own_http = self._administer(node), settings.http
-        server = serve(create_app(api, own_http), own_http.host, own_http.port, tls_files(own_http))
+        app = create_app(api, own_http, own.advertise or own.host)
+        server = serve(app, own_http.host, own_http.port, tls_files(own_http))
         self._attach_supervisor(node, loop)
         code: int | None = None
         try:
@@ -221,7 +224,7 @@ class _NodeRun:
             host = node.me.host if settings.http.host in WILDCARDS else settings.http.host
             node.join(str(Address(host, server.port)))
             self._report("serves", node, server.port, leave_within=leaves_within(node))
-            ready = asyncio.ensure_future(self._announce(node, api, server.port, mask_url(url)))
+            ready = self._tasks.spawn(self._announce(node, api, server.port, mask_url(url)))
             code = await _live(node, signals)
             ready.cancel()
             if code is None:
@@ -270,7 +273,7 @@ class _NodeRun:
         if self._supervisor is None:
             return
         signals = self._signals
-        close = partial(_begin_to_cordon, node, self._supervisor)
+        close = partial(_begin_to_cordon, node, self._supervisor, self._tasks)
         late = partial(self._deadline.set, node)
         self._supervisor.attach(
             LoopCaller(loop, close, signals.first.set, signals.stop_at_once, late)
@@ -367,9 +370,9 @@ async def _leave(node: Node, signals: _Signals) -> int:
     return NOT_DRAINED
 
 
-def _begin_to_cordon(node: Node, supervisor: SupervisorLink) -> None:
+def _begin_to_cordon(node: Node, supervisor: SupervisorLink, tasks: TaskSet) -> None:
     """Begin to take no further shard."""
-    cordoning = node.loop.create_task(_cordon(node, supervisor))
+    cordoning = tasks.spawn(_cordon(node, supervisor), node.loop)
     node.stopped.add_done_callback(lambda _: cordoning.cancel())
 
 

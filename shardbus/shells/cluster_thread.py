@@ -51,7 +51,7 @@ from shardbus.membership.member import Member
 from shardbus.membership.messages import PublishedMessage
 from shardbus.membership.view import MembershipView
 from shardbus.shells.prober import Prober
-from shardbus.task_set import TaskSet
+from shardbus.task_set import TaskSet, failed_tasks
 from shardbus.transport.fork_guard import guard
 from shardbus.transport.suspend_clock import SuspendAwareLoop
 from shardbus.transport.zmq.curve import Keyring
@@ -82,6 +82,8 @@ class MembershipRunner(Protocol):
     def lag(self) -> float: ...
     @property
     def dropped_frames(self) -> dict[str, int]: ...
+    @property
+    def failed_tasks(self) -> int: ...
     def start(self) -> None: ...
     def post(self, event: ev.Event) -> None: ...
     def app_alive(self) -> None: ...
@@ -188,6 +190,11 @@ class ClusterThread:
         """Frames that the sockets dropped, and messages without effect, by reason."""
         without_effect = {reason.replace(" ", "_"): n for reason, n in self.dropped.items()}
         return dict(self._sockets.dropped + Counter(without_effect))
+
+    @property
+    def failed_tasks(self) -> int:
+        """Tasks of this thread's loop that ended by an error."""
+        return failed_tasks(self._started_loop) if self._started_loop is not None else 0
 
     @property
     def missed_edges(self) -> int:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from shardbus.errors import StaleFence, StoreUnavailable
 from shardbus.store.clock import machine_clock
 from shardbus.store.protocol import Save, StateStore
+from shardbus.task_set import TaskSet
 
 ATTEMPTS = 3
 BATCH_SAVES = 1000
@@ -58,6 +59,7 @@ class SaveGroup:
         self._within, self._clock = within, clock
         self._waiting: deque[_Waiting] = deque()
         self._writer: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
 
     async def save(self, entity_type: str, entity_id: str, fence: int, data: bytes | None) -> None:
         """Return once the store has the state. A cancelled call may still be written.
@@ -70,13 +72,13 @@ class SaveGroup:
         waiting = _Waiting(save, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
         if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), name="shardbus-saves")
+            self._writer = self._tasks.spawn(self._write(), name="shardbus-saves")
         await waiting.answer
 
     async def _write(self) -> None:
         while batch := self._take():
             try:
-                outcomes = await self._save([waiting.save for waiting in batch])
+                _answer(batch, await self._save([waiting.save for waiting in batch]))
             except StoreUnavailable as error:
                 for waiting in batch:
                     if not waiting.answer.done():
@@ -88,8 +90,6 @@ class SaveGroup:
                 for waiting in batch:
                     if not waiting.answer.done():
                         waiting.answer.set_exception(error)
-            else:
-                _answer(batch, outcomes)
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []

@@ -38,6 +38,7 @@ from shardbus.store.rows import (
 )
 from shardbus.store.server_clock import ServerClock
 from shardbus.store.urls import mask_url
+from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.store")
 
@@ -76,6 +77,7 @@ class RedisStore:
         one = parsed.kind != "redis+cluster"
         self._clock = ServerClock(2 * PROBE_S) if one else None
         self._watch: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
         self._link = RedisLink(
             self._connect,
             session=secrets.token_hex(SESSION_WIDTH // 2),
@@ -99,7 +101,7 @@ class RedisStore:
         with contextlib.suppress(StoreUnavailable):  # The mark is known from the start.
             await self._probe()
         if self._watch is None:
-            self._watch = asyncio.create_task(self._watch_server(), name="shardbus-redis-watch")
+            self._watch = self._tasks.spawn(self._watch_server(), name="shardbus-redis-watch")
 
     async def close(self) -> None:
         watch, self._watch = self._watch, None

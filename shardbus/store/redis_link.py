@@ -99,7 +99,7 @@ class RedisLink:
         self._waiting: deque[_Call] = deque()
         self._client: RedisClient | None = None
         self._task: asyncio.Task[None] | None = None
-        self._closing = TaskSet()
+        self._running, self._closing = TaskSet(), TaskSet()
         self._trouble: Trouble | None = None
         """Why the last batch failed, None if it did not."""
         self._outage = Outage(shown)
@@ -143,7 +143,7 @@ class RedisLink:
         self._waiting.append(call)
         if self._task is None or self._task.done():
             self._trouble = None
-            self._task = asyncio.create_task(self._run(), name="shardbus-redis")
+            self._task = self._running.spawn(self._run(), name="shardbus-redis")
         try:
             async with asyncio.timeout(self._timeout):
                 return await call.answer

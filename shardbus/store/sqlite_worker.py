@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import sqlite3
@@ -27,6 +28,8 @@ from typing import Any, TypeAlias, TypeVar
 from shardbus.errors import ShardBusError, StoreError, StoreUnavailable
 from shardbus.store.outage import Outage
 from shardbus.store.sqlite_steps import Steps, prepare
+
+log = logging.getLogger("shardbus.store")
 
 T = TypeVar("T")
 
@@ -135,7 +138,9 @@ class SqliteWorker:
             for request in batch:
                 _attempt(steps, request)
             steps.db.execute("COMMIT")
-        except (sqlite3.Error, OSError, ShardBusError) as error:
+        except Exception as error:  # a defect must not end the thread, or every call would time out
+            if not isinstance(error, sqlite3.Error | OSError | ShardBusError):
+                log.exception("the thread of the store %s failed", self._path)
             self._disconnect()
             for request in batch:
                 request.failure = unavailable(self._path, error)

@@ -18,6 +18,8 @@ Source: docs/guarantees.md; B.107; I4.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container
 from enum import IntEnum
 from itertools import count
 
@@ -45,8 +47,10 @@ EVERY_TICKS = CoarseClock.ticks(1.0)
 """Interval of reports."""
 LOG_EVERY_S = 10.0
 KEYS_MAX = 1000
-"""Pairs of type and reason that are counted apart."""
+"""Pairs of type and reason that are counted apart, on either side: a sender may name types that
+do not exist, and a report may have any reasons."""
 OTHER = ("", "other")
+WORD = re.compile(r"[a-z][a-z_]{0,39}")
 
 Reason = tuple[str, str]
 """Entity type and why."""
@@ -84,6 +88,8 @@ class DropTallies:
         tally = self._tallies.get(mark)
         if tally is not None:
             key = (entity_type, reason)
+            if key not in tally.counts and len(tally.counts) >= KEYS_MAX:
+                key = OTHER
             tally.counts[key] = tally.counts.get(key, 0) + count
 
     def report(self, tick: int, *, last: bool = False) -> None:
@@ -99,11 +105,15 @@ class DropTallies:
 
 
 class RefusedTells:
-    """The sending side: counts of this process's tells that other processes dropped."""
+    """The sending side: counts of this process's tells that other processes dropped.
 
-    __slots__ = ("_logged_at", "_new", "counts")
+    `types`: the types that are counted by name, which become labels of metrics; None for any. A
+    reason that is no plain word counts as `other`."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_logged_at", "_new", "_types", "counts")
+
+    def __init__(self, types: Container[str] | None = None) -> None:
+        self._types = types
         self.counts: dict[Reason, int] = {}
         """By type and reason."""
         self._new: dict[tuple[str, str, str], int] = {}
@@ -112,7 +122,8 @@ class RefusedTells:
     def record(self, name: str, refusals: Refusals) -> None:
         """Count a report of the process with that name."""
         for entity_type, reason, dropped in refusals.counts:
-            key = (entity_type, reason)
+            known = self._types is None or entity_type in self._types
+            key = (entity_type if known else "", reason if WORD.fullmatch(reason) else OTHER[1])
             if key not in self.counts and len(self.counts) >= KEYS_MAX:
                 key = OTHER
             self.counts[key] = self.counts.get(key, 0) + dropped

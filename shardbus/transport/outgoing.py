@@ -22,6 +22,7 @@ from typing import Protocol
 
 from shardbus.errors import NodeLost, RemoteProtocolError, RequestError
 from shardbus.ids import Address, NodeId
+from shardbus.task_set import TaskSet
 from shardbus.transport.log_limiter import log
 from shardbus.transport.network import Connection, Network
 from shardbus.transport.permissions import FRAMES, NEWCOMER, NODE
@@ -91,6 +92,7 @@ class OutgoingConnection:
         self._owner = owner
         self._probe = probe
         self._probing: asyncio.Task[None] | None = None
+        self._tasks = TaskSet()
         self._welcomed = False
         """The peer has answered the HELLO of the present TCP connection."""
         self._opened = False
@@ -257,8 +259,8 @@ class OutgoingConnection:
         self.session.suspend()
 
     def _start_probing(self) -> None:
-        if self._probing is None:
-            self._probing = self._owner.loop.create_task(self._probe_until_answered())
+        if self._probing is None or self._probing.done():
+            self._probing = self._tasks.spawn(self._probe_until_answered(), self._owner.loop)
 
     async def _probe_until_answered(self) -> None:
         """End the session once probes are refused; return when one is not."""

@@ -14,13 +14,16 @@ from typing import Annotated
 
 import msgspec
 
-from shardbus.bounds import Text
+from shardbus.bounds import Id, Text
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages
 from shardbus.sharding.instances import INSTANCES_MAX
 from shardbus.sharding.messages import MESSAGES
 from shardbus.wire.batch import UNREADABLE, Control
+
+REFUSALS_MAX = 2000
+"""Rows, at most, of one report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,10 @@ class Refusals:
     """Tells that came by this session, were acknowledged, and then dropped: entity type, reason and
     number. Sent to processes that want such reports."""
 
-    counts: tuple[tuple[str, str, Annotated[int, msgspec.Meta(ge=0)]], ...]
+    counts: Annotated[
+        tuple[tuple[Id, Id, Annotated[int, msgspec.Meta(ge=0)]], ...],
+        msgspec.Meta(max_length=REFUSALS_MAX),
+    ]
 
 
 @dataclass(frozen=True, slots=True)

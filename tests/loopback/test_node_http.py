@@ -11,6 +11,7 @@ from shardbus import ConfigError, Entity, Refused, ShardBus, UnknownEntityType, 
 from shardbus.admin.pages import AdminPages
 from shardbus.ids import NodeId
 from shardbus.node.node import Node
+from shardbus.task_set import TaskSet
 from tests.loopback.nodes import Nodes, http
 from tests.waiting import until
 
@@ -398,3 +399,25 @@ async def test_N13_explain_tells_what_became_of_a_shard_and_of_its_entities(node
     for page in ("explain", "entities"):
         await get(second, f"/v1/{page}/counter?shard=nothing", 400)
     await get(second, f"/v1/entities/counter?shard={shard}")
+
+
+async def test_a_node_with_a_failed_task_lives_and_is_not_ready(nodes: Nodes) -> None:
+    """A restart would move every entity for one lost task, and a defect that all nodes have would
+    end the cluster: so the node goes on, and a roll-out stops."""
+    [node] = await nodes.cluster(application(), 1)
+    assert "tasks" not in (await get(node, "/readyz"))["checks"]
+
+    async def defective() -> None:
+        raise OverflowError("planted")
+
+    TaskSet().spawn(defective(), node.loop)
+    await until(lambda: node.failed_tasks == 1, "the failed task")
+    said = await get(node, "/readyz", 503)
+    assert said["checks"]["tasks"] == {
+        "ok": False,
+        "detail": "1 task of this node failed: see its log",
+    }
+    await get(node, "/livez")
+    assert await node.ref("counter", "a").add(3) == 3
+    async with http(node) as client:
+        assert "shardbus_tasks_failed_total 1.0" in (await client.get("/metrics")).text

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from shardbus.task_set import TaskSet
+from shardbus.task_set import TaskSet, failed_tasks, watch
 from tests.waiting import turns
 
 
@@ -68,8 +68,36 @@ async def test_a_task_that_fails_is_logged_with_its_traceback(
     tasks.spawn(work())
     await tasks.wait(10)
     await turns(1)
-    assert (len(tasks), tasks.failed) == (0, 1)
+    assert (len(tasks), failed_tasks(asyncio.get_running_loop())) == (0, 1)
     [record] = caplog.records
     assert record.exc_info is not None
     assert record.exc_info[0] is OverflowError
     assert "work" in record.getMessage()
+
+
+async def test_a_watched_task_is_counted_and_its_owner_may_await_it_too() -> None:
+    loop = asyncio.get_running_loop()
+
+    async def work(error: Exception | None) -> None:
+        if error is not None:
+            raise error
+
+    for error in (None, KeyError("x")):
+        task = watch(asyncio.ensure_future(work(error)))
+        if error is None:
+            await task
+        else:
+            with pytest.raises(KeyError):
+                await task
+    await turns(1)
+    assert failed_tasks(loop) == 1
+
+
+async def test_a_cancelled_task_has_not_failed() -> None:
+    tasks = TaskSet()
+    tasks.spawn(asyncio.sleep(60), name="sleeps")
+    await turns(1)
+    tasks.cancel()
+    await turns(3)
+    assert failed_tasks(asyncio.get_running_loop()) == 0
+    assert len(tasks) == 0

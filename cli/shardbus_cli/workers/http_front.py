@@ -63,8 +63,8 @@ class WorkerUnit(Protocol):
     def rows(self) -> list[Json]: ...
 
 
-def create_front(unit: WorkerUnit, settings: HttpSettings) -> Starlette:
-    """Return the HTTP application of a unit."""
+def create_front(unit: WorkerUnit, settings: HttpSettings, advertised: str = "") -> Starlette:
+    """Return the HTTP application of a unit. `advertised`: its host for other nodes."""
     pages = _Pages(unit, settings)
     app = Starlette(
         routes=[
@@ -76,7 +76,7 @@ def create_front(unit: WorkerUnit, settings: HttpSettings) -> Starlette:
             Route("/v1/nodes/self/{action:path}", pages.refused, methods=["POST"]),
             Route("/{rest:path}", pages.forward, methods=["GET", "POST"]),
         ],
-        middleware=[Middleware(Guard, settings=settings)],
+        middleware=[Middleware(Guard, settings=settings, advertised=advertised)],
     )
     app.router.redirect_slashes = False
     return app

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from shardbus.task_set import watch
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
 
 START = "from shardbus_cli.main import main; main()"
@@ -67,7 +68,7 @@ class WorkerProcess:
             for fd in ends:
                 os.close(fd)
         output.add(self.number, out=pipes[0][0], err=pipes[1][0])
-        self._watch = asyncio.ensure_future(self._follow(self._process))
+        self._watch = watch(asyncio.create_task(self._follow(self._process)))
 
     def send(self, word: str) -> None:
         """Send one word to the worker, if its socket is open."""
@@ -84,7 +85,7 @@ class WorkerProcess:
         ended: asyncio.Future[int] = loop.create_future()
         _in_thread(process, lambda code: loop.call_soon_threadsafe(ended.set_result, code))
         reader, writer = await asyncio.open_connection(sock=self._socket, limit=LINE_BYTES_MAX)
-        reading = asyncio.ensure_future(self._read_reports(reader))
+        reading = watch(asyncio.create_task(self._read_reports(reader)))
         code = await ended
         # Its last reports are in the socket. A child that it left behind may keep the socket open.
         await asyncio.wait((reading,), timeout=1.0)

@@ -57,8 +57,9 @@ class UnitSupervisor:
         """Run until the last worker has ended. Returns the exit code."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        http = self._settings.http
-        self._server = serve(create_front(self, http), http.host, http.port, tls_files(http))
+        own, http = self._settings.node, self._settings.http
+        app = create_front(self, http, own.advertise or own.host)
+        self._server = serve(app, http.host, http.port, tls_files(http))
         await self._server.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._leave)

@@ -66,6 +66,11 @@ class SimMembership:
         return {}
 
     @property
+    def failed_tasks(self) -> int:
+        """None: there is no loop of its own."""
+        return 0
+
+    @property
     def lag(self) -> float:
         return 0.0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
@@ -51,12 +53,54 @@ async def test_a_write_without_permission_is_forbidden(node, settings, headers):
         ("127.0.0.1", "http://evil.example:8558", 403),
         ("::1", "http://127.0.0.1.evil.example", 403),
         ("127.0.0.1", "http://192.168.0.1", 403),
-        ("0.0.0.0", "http://evil.example:8558", 200),
+        ("0.0.0.0", "http://evil.example:8558", 403),
+        ("0.0.0.0", "http://10.0.0.7:8558", 200),
+        ("0.0.0.0", "http://[fd00::7]:8558", 200),
+        ("0.0.0.0", "http://localhost:8558", 200),
+        ("0.0.0.0", "http://NODE1.shop:8558", 200),
+        ("0.0.0.0", "http://node1.shop.:8558", 200),
+        ("0.0.0.0", "http://node1.shop.evil.example", 403),
+        ("0.0.0.0", "http://proxy.example", 200),
+        ("127.0.0.1", "http://proxy.example", 200),
+        ("127.0.0.1", "http://node1.shop", 403),
+        ("inside.shop", "http://inside.shop:1", 200),
     ],
 )
-async def test_on_the_loopback_only_loopback_names_are_answered(node, bound, asked, status):
-    async with client_of(node, HttpSettings(host=bound), base_url=asked) as client:
-        assert (await client.get("/livez")).status_code == status
+@pytest.mark.parametrize("page", ["/livez", "/v1/nodes"])
+async def test_only_own_names_are_answered(node, bound, asked, status, page):
+    """Another name is that of a web page, rebound to this node's address."""
+    settings = HttpSettings(host=bound, allowed_hosts=("proxy.example",))
+    transport = httpx.ASGITransport(create_app(node, settings, "node1.shop:7355"))
+    async with httpx.AsyncClient(transport=transport, base_url=asked) as client:
+        answer = await client.get(page)
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "foreign_host"
+        assert "http.allowed_hosts" in answer.json()["error"]["hint"]
+        assert node.asked == []
+
+
+@pytest.mark.parametrize(
+    ("bound", "allowed", "token", "status"),
+    [
+        (THERE, (), OPERATOR, 200),
+        (THERE, (), READER, 200),
+        (THERE, (), "wrong", 403),
+        (HERE, (), OPERATOR, 403),
+        (THERE, ("*",), READER, 200),
+        (THERE, ("*",), "wrong", 401),
+        (HERE, ("*",), READER, 200),
+    ],
+)
+async def test_off_the_loopback_a_known_token_is_answered_under_any_name(
+    bound: str, allowed: tuple[str, ...], token: str, status: int
+) -> None:
+    """A rebound page does not know it."""
+    of = replace(with_tokens(bound, operator=True, reader=True), allowed_hosts=allowed)
+    transport = httpx.ASGITransport(create_app(FakeNode(), of))
+    headers = sent(token)
+    async with httpx.AsyncClient(transport=transport, base_url="http://any.example") as client:
+        assert (await client.get("/v1/nodes", headers=headers)).status_code == status
 
 
 @pytest.mark.parametrize(

@@ -194,3 +194,21 @@ async def test_a_refusal_is_definite_only_if_every_attempt_was_refused(
         await group.save("counter", "a", 1, b"x")
     assert caught.value.definite is all(answers)
     assert left == []
+
+
+async def test_a_store_that_answers_for_another_number_of_saves_leaves_no_caller_waiting(
+    store: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a plugged-in store with a defect: the callers whose answer is missing get an error."""
+
+    async def short(saves: Sequence[Save]) -> list[StaleFence | None]:
+        return [None] * (len(saves) - 1)
+
+    group = SaveGroup(store, itertools.count(1))
+    monkeypatch.setattr(store, "save_states", short)
+    saves = [group.save("counter", name, 1, b"") for name in "abc"]
+    answers = await asyncio.wait_for(asyncio.gather(*saves, return_exceptions=True), 60)
+    assert answers[:2] == [None, None]
+    assert isinstance(answers[2], ValueError)
+    monkeypatch.undo()
+    await group.save("counter", "d", 1, b"")

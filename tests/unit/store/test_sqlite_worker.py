@@ -64,3 +64,20 @@ async def test_a_closed_worker_refuses_calls_and_starts_again(tmp_path: Path) ->
     worker.start()
     assert await worker.call(lambda steps: 7) == 7
     await worker.close()
+
+
+async def test_a_defect_fails_its_calls_and_does_not_end_the_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = worker_of(tmp_path)
+
+    def broken(self: SqliteWorker) -> Steps:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(SqliteWorker, "_connected", broken)
+    with pytest.raises(StoreUnavailable, match="planted"):
+        await worker.call(lambda steps: None)
+    assert "KeyError" in caplog.text
+    monkeypatch.undo()
+    assert await worker.call(lambda steps: 7) == 7
+    await worker.close()

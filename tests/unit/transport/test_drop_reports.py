@@ -147,10 +147,10 @@ def test_a_sender_counts_and_says_it_once_in_a_while() -> None:
     assert refused.counts == {("line", "schema"): 9, ("line", "mailbox_full"): 1}
 
 
-def test_a_host_that_invents_reasons_fills_no_memory() -> None:
+def test_a_host_that_invents_types_fills_no_memory() -> None:
     refused = RefusedTells()
     for number in range(3 * KEYS_MAX):
-        refused.record("n1", Refusals((("line", str(number), 1),)))
+        refused.record("n1", Refusals(((str(number), "schema", 1),)))
     assert len(refused.counts) == KEYS_MAX + 1
     assert sum(refused.counts.values()) == 3 * KEYS_MAX
     assert refused.log_line(0.0).count("dropped") == KEYS_MAX
@@ -164,3 +164,26 @@ def test_an_older_peer_does_not_listen_and_a_newer_one_is_understood_by_it() -> 
     assert decode_hello(encode_body(new)) == new
     assert not decode_hello(encode_body(["shop", "client#1", None, 1])).listens
     assert decode_hello(encode_body(["shop", "client#1", None, 1, True, b"", "more"])) == new
+
+
+async def test_types_that_a_sender_invents_are_counted_in_bulk() -> None:
+    host = Host()
+    link = host.link()
+    mark = host.drops.mark(link.session)
+    for number in range(3 * KEYS_MAX):
+        host.drops.drop(mark, f"type-{number}", "unknown_type", 1)
+    host.drops.report(0)
+    told = await host.told(link)
+    assert len(told) == KEYS_MAX + 1
+    assert sum(row[2] for row in told) == 3 * KEYS_MAX
+
+
+def test_reports_make_no_labels_out_of_foreign_text() -> None:
+    refused = RefusedTells({"page"})
+    rows = (("page", "mailbox_full", 1), ("x" * 200, "mailbox_full", 2), ("page", "No\nword", 4))
+    refused.record("n2", Refusals(rows))
+    assert refused.counts == {
+        ("page", "mailbox_full"): 1,
+        ("", "mailbox_full"): 2,
+        ("page", "other"): 4,
+    }

@@ -1,0 +1,92 @@
+"""Every task ends loudly: the code starts none whose result nobody watches.
+
+A task belongs to a `TaskSet` or goes through `watch`, which log and count its error. The others are
+listed here, each with who takes its result. The list has no entry that the code does not need.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+STARTS = {"create_task", "ensure_future", "run_coroutine_threadsafe"}
+WATCHED = {
+    "shardbus/task_set.py TaskSet.spawn": "goes through `watch`",
+    "shardbus/http/server.py Server.start": "one goes through `watch`; the other only waits for an"
+    " event, and `start` waits for it",
+    "shardbus/node/phases.py Phases.run": "`_guarded` logs every error; `mine.result()` is raised",
+    "shardbus/node/run.py _unless_stopped": "`doing.result()` is returned; the other only waits for"
+    " a signal",
+    "shardbus/node/run.py _live": "it only waits for a signal",
+    "shardbus/node/run.py _leave": "`leaving.result()` is read; the other only waits for a signal",
+    "shardbus/node/shutdown.py leave": "it is awaited, or cancelled when the node was downed",
+    "shardbus/shells/prober.py Prober._attempt": "`gather` takes both results",
+    "shardbus/transport/tcp_probe.py open_probe": "`as_completed` takes each result",
+    "shardbus/entities/deferred.py DeferredWork.begin": "`_done` hands the result or the error to"
+    " the entity",
+    "shardbus/entities/eager.py EagerRunner.take_over": "`RunningHandlers.carry_on` adds the"
+    " callback that takes the handler's result",
+    "shardbus/client/thread_bridge.py ThreadBridge.run": "the waiting thread gets its result or its"
+    " error",
+    "shardbus/client/thread_bridge.py ThreadBridge._send": "it waits for room, which never fails",
+    "shardbus/simulation/nodes/world.py SimProcess.spawn": "the loop's exception handler records a"
+    " defect",
+    "shardbus/simulation/nodes/world.py SimNode._live": "it only waits for an event",
+    "cli/shardbus_cli/bench.py _within": "it waits for what the caller reads afterwards",
+    "cli/shardbus_cli/workers/process.py WorkerProcess.start": "goes through `watch`",
+    "cli/shardbus_cli/workers/process.py WorkerProcess._follow": "goes through `watch`",
+}
+
+
+def starts(tree: ast.Module) -> Iterator[tuple[str, ast.Call, bool]]:
+    """Yield each call that starts a task: the function it is in, the call, and whether its result
+    is dropped at once."""
+
+    def walk(
+        node: ast.AST, names: tuple[str, ...], parent: ast.AST
+    ) -> Iterator[tuple[str, ast.Call, bool]]:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names = (*names, node.name)
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in STARTS:
+                yield ".".join(names[:2]), node, isinstance(parent, ast.Expr)
+        for child in ast.iter_child_nodes(node):
+            yield from walk(child, names, node)
+
+    for child in tree.body:
+        yield from walk(child, (), tree)
+
+
+def in_code() -> Iterator[tuple[str, bool]]:
+    for folder in ("shardbus", "cli"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+            for name, _, dropped in starts(tree):
+                yield f"{file.relative_to(ROOT)} {name}", dropped
+
+
+def test_no_task_is_without_an_owner() -> None:
+    found = dict(in_code())
+    dropped = [name for name, bare in found.items() if bare]
+    assert dropped == ["shardbus/simulation/nodes/world.py SimProcess.spawn"]
+    assert sorted(found.keys() - WATCHED.keys()) == [], "use a TaskSet, or say who takes the result"
+    assert sorted(WATCHED.keys() - found.keys()) == [], "these entries are not needed"
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "dropped"),
+    [
+        ("class A:\n async def f(self):\n  asyncio.create_task(self.g())", "A.f", True),
+        ("async def f():\n t = loop.create_task(g())", "f", False),
+        ("def f():\n  x = lambda: ensure_future(g())", "f", False),
+        ("def f():\n  def inner():\n    asyncio.run_coroutine_threadsafe(g(), l)", "f.inner", True),
+    ],
+)
+def test_the_finder_finds(code: str, name: str, dropped: bool) -> None:
+    [(found, _, bare)] = starts(ast.parse(code))
+    assert (found, bare) == (name, dropped)
