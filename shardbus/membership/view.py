@@ -300,6 +300,11 @@ DomainEvent = (
     | HandlingResumed
 )
 
+NOTICES: tuple[type[DomainEvent], ...] = (
+    SelfStarved, NodeStarved, SlowHeartbeat, DowningDecided, HandlingSuspended, HandlingResumed,
+)  # fmt: skip
+"""The events that no comparison of two views shows (`changes`)."""
+
 ARRIVALS: Mapping[Status, type[Arrival]] = {
     Status.JOINING: MemberJoined,
     Status.WEAKLY_UP: MemberWeaklyUp,

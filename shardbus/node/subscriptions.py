@@ -24,21 +24,12 @@ from typing import Any
 
 from shardbus.ids import NodeId
 from shardbus.membership.member import WORKING
-from shardbus.membership.view import (
-    DomainEvent,
-    DowningDecided,
-    MembershipView,
-    SelfStarved,
-    SlowHeartbeat,
-    changes,
-)
+from shardbus.membership.view import NOTICES, DomainEvent, MembershipView, changes
 from shardbus.task_set import TaskSet
 
 log = logging.getLogger("shardbus.cluster")
 
 QUEUE_MAX = 1000
-WITHOUT_VIEW = (SelfStarved, SlowHeartbeat, DowningDecided)
-"""Events that no comparison of two views shows."""
 
 Callback = Callable[[], Any]
 
@@ -137,7 +128,7 @@ class Subscriptions:
 
     def on_notice(self, event: DomainEvent) -> None:
         """Publish an event of the machine, unless it belongs to a view and is published with it."""
-        if isinstance(event, WITHOUT_VIEW):
+        if isinstance(event, NOTICES):
             self._publish(event)
 
     async def end(self, seconds: float) -> None:
