@@ -115,7 +115,7 @@ class FakeNode:
         self.suspended = ""
         self.phases = SimpleNamespace(current="")
         self.stopped: asyncio.Future[str] = self.loop.create_future()
-        self.lag = 0.001
+        self.lag, self.failed_tasks = 0.001, 0
         self.joining, self.is_up = True, True
         self.joined: list[tuple[str, ...]] = []
         self.posted: list[object] = []

@@ -254,7 +254,9 @@ async def test_readiness_needs_a_member_that_is_up_and_neither_leaves_nor_is_sus
     assert not ready(pages)
     node.phases.current, node.suspended = "", "suspended: no quorum"
     assert not ready(pages)
-    node.suspended = ""
+    node.suspended, node.failed_tasks = "", 1
+    assert not ready(pages), "a task of the node has failed"
+    node.failed_tasks = 0
     for status in Status:
         node.view = MembershipView(ME, (member(ME, status),))
         assert ready(pages) == (status is Status.UP), status

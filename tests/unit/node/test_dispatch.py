@@ -71,9 +71,12 @@ class Around:
             router=SimpleNamespace(
                 has_shard=lambda shard: shard in ("1", "2"),
                 handle=lambda event: self.log.append(("region", event)),
+                region=SimpleNamespace(instances=3),
             ),
             entity_type=SimpleNamespace(
-                interface=SimpleNamespace(layout="crc32/2", shards=2, shard_of=None)
+                interface=SimpleNamespace(
+                    layout="crc32/2", shards=2, shard_of=None, router="nearest"
+                )
             ),
         )
         singleton: Any = SimpleNamespace(
@@ -301,7 +304,8 @@ def test_a_type_is_described_to_who_asks(around: Around, shard_of: Any, shards: 
     session: Any = Session(CLIENT)
     around.control(session, Describe())
     around.control(session, Describe(), "none")
-    assert session.sent == [TypeInfo(True, "crc32/2", shards), TypeInfo(False, "", 0)]
+    known = TypeInfo(True, "crc32/2", shards, 3, "nearest")
+    assert session.sent == [known, TypeInfo(False, "", 0)]
 
 
 def test_a_region_of_an_unknown_type_is_answered_that_it_is_unknown(around: Around) -> None:
