@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from shardbus import ShardBus
     from shardbus.config.loading import Layer
     from shardbus.config.settings import Settings
+    from shardbus.wire.schema import Interface
 
 app = typer.Typer(help="The settings of a node.", no_args_is_help=True)
 
@@ -71,6 +72,15 @@ def settings_for(layers: list[Layer], bus: ShardBus) -> Settings:
     return load(for_types(layers, bus.types))
 
 
+def described(interface: Interface) -> str:
+    """Return the name of a type, with its instances and its router if it has any."""
+    instances = interface.instances
+    if instances is None:
+        return interface.name
+    count = instances.exact or f"1 to {instances.most}"
+    return f"{interface.name} (instances: {count}, router: {interface.router})"
+
+
 def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]:
     """Return the checks before a node starts, by name. A check returns what it found, or raises
     ConfigError."""
@@ -80,7 +90,8 @@ def checks_of(bus: ShardBus, settings: Settings) -> dict[str, Callable[[], str]]
     from shardbus.transport.zmq.curve import Keyring
 
     def types() -> str:
-        return ", ".join(settings_by_type(bus.types, settings)) or NO_TYPES
+        known = settings_by_type(bus.types, settings)
+        return ", ".join(described(bus.types[name].interface) for name in known) or NO_TYPES
 
     def downing() -> str:
         check_downing(settings.cluster.downing, bus.types)

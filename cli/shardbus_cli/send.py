@@ -54,6 +54,12 @@ Timeout = Annotated[
 ]
 
 
+To = Annotated[
+    str | None,
+    typer.Option(help="Router, for a type with instances: all, nearest, random, ..."),
+]
+
+
 def value_of(word: str) -> Any:
     """Return the JSON value of a word, or the word itself if it is not JSON."""
     try:
@@ -88,6 +94,7 @@ def tell(
     entity_id: EntityId,
     words: Words = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    to: To = None,
     node: NodeUrl = NODE_URL,
     secret: Secret = None,
 ) -> None:
@@ -100,10 +107,11 @@ def tell(
     async def send(client: AsyncClient) -> None:
         try:
             async with asyncio.timeout(timeout):
+                sender = client if to is None else client.to(to)
                 if method is not None:
-                    await client.cast(kind, entity_id, method, *values)
+                    await sender.cast(kind, entity_id, method, *values)
                 else:
-                    await client.tell(kind, entity_id, *values)
+                    await sender.tell(kind, entity_id, *values)
                 await client.flush()
         except TimeoutError:
             raise _not_taken(client, entity_type, entity_id, timeout) from None
@@ -128,6 +136,7 @@ def ask(
     entity_id: EntityId,
     words: Words = None,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
+    to: To = None,
     node: NodeUrl = NODE_URL,
     secret: Secret = None,
     as_json: AsJson = False,
@@ -139,9 +148,12 @@ def ask(
     kind = _kind(node, entity_type, entity_id)
 
     async def send(client: AsyncClient) -> object:
+        sender = client if to is None else client.to(to)
         if method is not None:
-            return await client.call(kind, entity_id, method, *values)
-        return await client.ask(kind, entity_id, *values)
+            answer = await sender.call(kind, entity_id, method, *values)
+        else:
+            answer = await sender.ask(kind, entity_id, *values)
+        return plain(answer)
 
     try:
         reply = _with_client(node, timeout, secret, send)
@@ -149,6 +161,19 @@ def ask(
         hint = f"""a message for `receive` is quoted: '"{method}"'""" if method else unhandled.hint
         raise CommandFailure(unhandled.message, hint) from None
     output.data(as_text(reply))
+
+
+def plain(answer: object) -> object:
+    """Return an answer as JSON can show it: an error of one instance, in an answer of all of them,
+    by its class and text."""
+    if not isinstance(answer, dict):
+        return answer
+    return {
+        key: {"error": type(value).__name__, "message": str(value)}
+        if isinstance(value, Exception)
+        else value
+        for key, value in answer.items()
+    }
 
 
 def as_text(reply: object) -> str:
@@ -197,10 +222,17 @@ def _kind(url: str, name: str, entity_id: str) -> str | type:
     layout = next((str(r.get("layout", CRC32)) for r in rows if r.get("type") == name), CRC32)
     if layout.startswith(CRC32):
         return name
+    from shardbus.sharding.instances import Instances, split_row
     from shardbus.wire.schema import Interface
 
     shard = str(node.read("v1", "where", name, entity_id).get("shard"))
-    interface = Interface(name, 0, layout, shard_of=lambda _: shard)
+    interface = Interface(name, 0, layout)
+    row = next(row for row in rows if row.get("type") == name)
+    if row.get("instances"):
+        shard = split_row(shard)[0]
+        interface.instances = Instances(exact=row["instances"])
+        interface.router = str(row["router"])
+    interface.shard_of = lambda _: shard
     return type(name, (), {"__shardbus_interface__": interface})
 
 

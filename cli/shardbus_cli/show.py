@@ -134,7 +134,9 @@ def entities(
     if as_json:
         output.data(text)
     else:
-        output.table(("id", "shard", "node"), answer.get("entities", ()))
+        rows = answer.get("entities", ())
+        several = any("instance" in row for row in rows)
+        output.table(("id", *(("instance",) if several else ()), "shard", "node"), rows)
         if answer.get("next"):
             output.note(f"more: --cursor {answer['next']}")
     if silent := answer.get("silent"):
@@ -149,7 +151,15 @@ def where(
 ) -> None:
     """Show the shard and the home of an entity."""
     if answer := _page(node, as_json, "v1", "where", entity_type, entity_id):
+        instances = answer.pop("instances", ())
         output.facts(answer)
+        _list_instances(instances)
+
+
+def _list_instances(rows: list[dict[str, Any]]) -> None:
+    if rows:
+        output.data("")
+        output.table(("instance", "shard", "node", "state", "running"), rows)
 
 
 def explain(
@@ -171,8 +181,9 @@ def explain(
         raise CommandFailure("explain needs one subject", hint, code=ExitCode.USAGE)
     what = (entity_type, entity_id) if shard is None else (entity_type,)
     if answer := _page(node, as_json, "v1", "explain", *what, shard=shard):
-        history = answer.pop("history", None)
+        history, instances = answer.pop("history", None), answer.pop("instances", ())
         output.facts(answer)
+        _list_instances(instances)
         if history:
             output.data("")
             output.table(("at", "from", "to", "why", "epoch", "fence", "seconds"), history)

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 
 from shardbus.admin.services import AdminServices
+from shardbus.routing.instance_router import InstanceRouter
 from shardbus.sharding.coordinator.history import BUCKETS
 from shardbus.transport.send_buffer import SEND_BUFFER_FULL
 
@@ -52,6 +53,8 @@ class _Collector:
         for (name, reason), count in sorted(self._node.refused.counts.items()):
             refused.add_metric([name, reason], count)
         buffered = _gauge("buffered_messages", "Messages that wait for a shard's home")
+        hedged = _counter("asks_hedged", "Asks of router first that went to a second instance")
+        rerouted = _counter("messages_rerouted", "Messages whose instance was no more")
         pauses = _counter("sender_pauses", "Times that a sender had to wait for a mailbox")
         for name, region in regions.items():
             received.add_metric([name], region.host.counts.accepted)
@@ -71,7 +74,12 @@ class _Collector:
         late.add_metric([], endpoint.asks_timed_out)
         edges = CounterMetricFamily("shardbus_missed_edges", "Messages only a watchdog found")
         edges.add_metric([], endpoint.network.missed_edges)
-        return [received, forwarded, dropped, refused, buffered, pauses, late, edges]
+        for name, region in self._node.regions.items():
+            if isinstance(region.router, InstanceRouter):
+                hedged.add_metric([name], region.router.hedged)
+                rerouted.add_metric([name], region.router.rerouted)
+        moved = [hedged, rerouted]
+        return [received, forwarded, dropped, refused, *moved, buffered, pauses, late, edges]
 
     def _entities(self) -> Iterable[Metric]:
         started = _counter("entities_started", "Entities started", "cause")

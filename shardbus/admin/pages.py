@@ -32,6 +32,10 @@ from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
 from shardbus.node.event_log import fact, picture
+from shardbus.routing.instance_policies import Choice
+from shardbus.routing.instance_router import InstanceRouter, wire_id
+from shardbus.routing.instance_sender import InstanceSender
+from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.shells.region import RegionShell, region_of
 
 STALLED_S = 10.0
@@ -59,6 +63,11 @@ def administer(node: AdminServices) -> AdminPages:
 def _by_shard(row: Mapping[str, Any]) -> tuple[int, str]:
     """A key that sorts numbers as numbers."""
     return len(row["shard"]), row["shard"]
+
+
+def _instances_of(region: RegionShell) -> int | None:
+    """The number of instances of a type as this node knows it; None if the type has none."""
+    return region.router.count if isinstance(region.router, InstanceRouter) else None
 
 
 def _check_shard(region: RegionShell, shard: str) -> None:
@@ -180,6 +189,8 @@ class AdminPages:
                 "type": name,
                 "shards": region.entity_type.interface.shards,
                 "layout": region.entity_type.interface.layout,
+                "instances": _instances_of(region),
+                "router": region.entity_type.interface.router or None,
                 "role": region.settings.role,
                 "coordinator_role": region.coordinator_role,
                 "remember": region.settings.remember,
@@ -415,8 +426,27 @@ class AdminPages:
         }
 
     async def where(self, type: str, id: str) -> Json:
-        """The home of one entity, whether it is in memory or not."""
+        """The home of one entity, whether it is in memory or not. Of an entity with instances: the
+        home of the instance to which this node sends by `nearest`, and all of them."""
         region = self._region(type)
+        router = region.router
+        if not isinstance(router, InstanceRouter) or INSTANCE_MARK in id:
+            return await self._place(region, type, id)
+        count = len(router.rows_of(id).routes)
+        places = await asyncio.gather(
+            *(self._place(region, type, wire_id(id, k)) for k in range(1, count + 1))
+        )
+        nearest = InstanceSender(router, Choice()).pick(id)
+        found = next((place for place in places if place["id"] == nearest), places[0])
+        columns = ("shard", "node", "state", "running")
+        rows = [
+            {"instance": k, **{column: place[column] for column in columns}}
+            for k, place in enumerate(places, 1)
+        ]
+        return {**found, "id": id, "instance": split_row(str(found["id"]))[1], "instances": rows}
+
+    async def _place(self, region: RegionShell, type: str, id: str) -> Json:
+        """The home of an entity by its wire id."""
         shard = region.router.route_of(id).shard
         home = region.router.region.home_of(shard)
         running = False
@@ -456,9 +486,13 @@ class AdminPages:
         rows.sort(key=lambda row: (row["id"], row["node"]))
         more = len(rows) > limit
         rows = rows[:limit]
+        following = rows[-1]["id"] if more and rows else None
+        if region.entity_type.interface.instances is not None:
+            for row in rows:
+                row["id"], row["instance"] = split_row(row["id"])
         return {
             "entities": rows,
-            "next": rows[-1]["id"] if more and rows else None,
+            "next": following,
             "silent": [str(node) for node in asked if node not in pages],
         }
 

@@ -1,0 +1,194 @@
+"""Instances of entities: routers, `all`, `first`, references, clients, and what a node shows."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from typing import Any
+
+import pytest
+
+from shardbus import ConfigError, Entity, NodeLost, ShardBus, handler
+from shardbus.node.node import Node
+from shardbus.routing.instance_router import InstanceRouter
+from shardbus.sharding.events import InstancesDescribed
+from tests.loopback.nodes import Nodes, http
+
+
+def application(**declared: Any) -> tuple[ShardBus, Any]:
+    bus = ShardBus("market")
+
+    @bus.entity("quote", shards=4, **{"instances": 3, **declared})
+    class Quote(Entity):
+        def __init__(self) -> None:
+            self.seen: list[object] = []
+
+        @handler
+        def who(self) -> list[Any]:
+            return [self.context.entity_id, self.context.instance, self.context.node]
+
+        @handler
+        def note(self, n: int) -> None:
+            self.seen.append(n)
+
+        @handler
+        def noted(self) -> list[object]:
+            return self.seen
+
+        def receive(self, message: object) -> object:
+            self.seen.append(message)
+            return message
+
+    return bus, Quote
+
+
+async def three(nodes: Nodes, bus: ShardBus) -> list[Node]:
+    started = await nodes.cluster(bus, 3)
+    for node in started:
+        node.regions["quote"].router.handle(InstancesDescribed(3))
+    return started
+
+
+async def test_all_answers_once_for_each_node(nodes: Nodes) -> None:
+    bus, quote = application()
+    await three(nodes, bus)
+    client = await nodes.client()
+    answers = await client.ref(quote, "x").to("all").who()
+    assert {answer[2] for answer in answers.values()} == set(answers)
+    assert sorted(a[1] for a in answers.values()) == [1, 2, 3]
+    assert {a[0] for a in answers.values()} == {"x"}
+
+
+async def get(node: Node, path: str) -> Any:
+    async with http(node) as client:
+        answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_nearest_is_the_own_instance(nodes: Nodes) -> None:
+    bus, quote = application()
+    for node in await three(nodes, bus):
+        assert (await node.ref(quote, "x").to("all").who()).keys() == {str(n.me) for n in nodes.all}
+        assert (await node.ref(quote, "x").who())[2] == str(node.me)
+        assert (await node.ref("quote", "x").within(5).who())[2] == str(node.me)
+
+
+async def test_a_client_stays_with_one_instance_by_nearest_and_takes_turns_by_round_robin(
+    nodes: Nodes,
+) -> None:
+    bus, quote = application()
+    await three(nodes, bus)
+    client = await nodes.client()
+    ref = client.ref(quote, "x")
+    await ref.to("all").who()
+    assert len({(await ref.who())[1] for _ in range(9)}) == 1
+    turns = [(await ref.to("round-robin").who())[1] for _ in range(9)]
+    assert Tally(turns) == {1: 3, 2: 3, 3: 3}
+    assert {(await ref.to("random").who())[1] for _ in range(60)} == {1, 2, 3}
+    assert {(await ref.to("least-busy").who())[1] for _ in range(60)} == {1, 2, 3}
+    for key in range(20):
+        stays = {(await ref.to("hash", key=key).who())[1] for _ in range(3)}
+        assert len(stays) == 1
+    by_key = {(await ref.to("hash", key=key).who())[1] for key in range(40)}
+    assert by_key == {1, 2, 3}
+
+
+async def test_a_client_that_names_the_type_by_a_string(nodes: Nodes) -> None:
+    bus, _ = application(router="all")
+    await three(nodes, bus)
+    client = await nodes.client()
+    answers = await client.call("quote", "x", "who")
+    assert sorted(a[1] for a in answers.values()) == [1, 2, 3]
+    assert (await client.to("nearest").call("quote", "x", "who"))[0] == "x"
+    await client.to("all").tell_many("quote", [("x", n) for n in range(5)])
+    noted = await client.call("quote", "x", "noted")
+    assert list(noted.values()) == [[0, 1, 2, 3, 4]] * 3
+    replies = await client.to("round-robin").ask_many("quote", [("x", "a"), ("x", "b")])
+    assert replies == ["a", "b"]
+
+
+async def test_tells_of_one_sender_to_one_instance_keep_their_order(nodes: Nodes) -> None:
+    bus, quote = application()
+    await three(nodes, bus)
+    client = await nodes.client()
+    for policy in ("nearest", "round-robin", "random", "least-busy", "hash", "first", "all"):
+        ref = client.ref(quote, f"e-{policy}").to(policy)
+        for n in range(200):
+            await ref.note.tell(n)
+        await client.flush()
+        noted = await client.ref(quote, f"e-{policy}").to("all").noted()
+        assert all(list(seen) == sorted(seen) for seen in noted.values())
+        assert sum(map(len, noted.values())) == 200 * (3 if policy == "all" else 1)
+
+
+async def test_an_instance_that_died_is_named(nodes: Nodes) -> None:
+    bus, quote = application()
+    started = await three(nodes, bus)
+    client = await nodes.client()
+    ref = client.ref(quote, "x").to("all")
+    assert len(await ref.who()) == 3
+    router = client._regions.of_class(quote).router
+    assert isinstance(router, InstanceRouter)
+    gone = started[2]
+    client._endpoint.remove(gone.me, NodeLost("gone"))
+    answers = await ref.who()
+    assert set(answers) == {str(node.me) for node in started}
+    assert isinstance(answers[str(gone.me)], NodeLost)
+
+
+async def test_pages(nodes: Nodes) -> None:
+    bus, quote = application()
+    node, *_ = await three(nodes, bus)
+    await node.ref(quote, "x").to("all").who()
+    where = await get(node, "/v1/where/quote/x")
+    assert where["node"] == str(node.me)
+    assert where["running"]
+    assert where["shard"].endswith(f"~{where['instance']}")
+    assert [row["instance"] for row in where["instances"]] == [1, 2, 3]
+    assert all(row["running"] for row in where["instances"])
+    one = await get(node, "/v1/where/quote/x~2")
+    assert one["shard"] == where["instances"][1]["shard"]
+    explained = await get(node, "/v1/explain/quote/x")
+    assert explained["shard"] == where["shard"]
+    entities = await get(node, "/v1/entities/quote")
+    assert [(row["id"], row["instance"]) for row in entities["entities"]] == [
+        ("x", 1), ("x", 2), ("x", 3)
+    ]  # fmt: skip
+    types = await get(node, "/v1/types")
+    assert [(row["instances"], row["router"]) for row in types["types"]] == [(3, "nearest")]
+
+
+async def test_an_id_with_the_mark_is_refused_and_other_types_have_no_routers(
+    nodes: Nodes,
+) -> None:
+    bus, quote = application()
+
+    @bus.entity("plain")
+    class Plain(Entity):
+        @handler
+        def who(self) -> list[Any]:
+            return [self.context.entity_id, self.context.instance]
+
+    await three(nodes, bus)
+    client = await nodes.client()
+    with pytest.raises(ConfigError, match="has a ~"):
+        client.ref(quote, "x~2")
+    with pytest.raises(ConfigError, match="has a ~"):
+        await client.call("quote", "x~2", "who")
+    with pytest.raises(ConfigError, match="'plain' has no instances"):
+        client.ref(Plain, "x").to("all")
+    with pytest.raises(ConfigError, match="'plain' has no instances"):
+        await client.to("all").call("plain", "x", "who")
+    assert await client.ref(Plain, "x~2").who() == ["x~2", 0]
+
+
+async def test_fewer_instances_send_what_waits_to_the_others(nodes: Nodes) -> None:
+    bus, quote = application()
+    node, *_ = await three(nodes, bus)
+    client = await nodes.client()
+    router = client._regions.of_class(quote).router
+    assert isinstance(router, InstanceRouter)
+    await client.ref(quote, "x").to("all").who()
+    asked = [router.ask(router.key("who"), f"y~{k}", b"\x90", 5000, list) for k in (3, 3)]
+    router.handle(InstancesDescribed(3))
+    del asked, node
