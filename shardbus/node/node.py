@@ -212,7 +212,8 @@ class Node:
 
         def make() -> Coordinator:
             layout = entity_type.interface.layout
-            return Coordinator(name, self.me, layout, required, strategy)
+            instances = entity_type.interface.instances
+            return Coordinator(name, self.me, layout, required, strategy, instances)
 
         cluster_settings = self.settings.cluster
         margin = cluster_settings.downing.down_removal_margin

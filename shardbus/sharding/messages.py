@@ -20,6 +20,7 @@ touch a later one.
     region       ShardLoads ────────────> coordinator    every few seconds, with strategy least-load
     region       GracefulShutdownRequest> coordinator    move everything away from this region
     coordinator  RegionStopped ─────────> region         it hosts nothing, and gets nothing
+    coordinator  InstanceCount ─────────> every region   of a type with instances; and clients
 
 Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52, N.1, N.9.
 """
@@ -34,6 +35,7 @@ from msgspec import Meta
 
 from shardbus.bounds import SHARDS_MAX, Epoch, Fence, Id, Text
 from shardbus.ids import NodeId
+from shardbus.sharding.instances import INSTANCES_MAX
 
 
 class Home(NamedTuple):
@@ -102,6 +104,15 @@ class ShardHomes:
 
     epoch: Epoch
     homes: Homes
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceCount:
+    """The number of instances of the type, which has rows. Sent after RegisterAck, and when it
+    changes. Regions pass it on to their clients."""
+
+    epoch: Epoch
+    count: Annotated[int, Meta(ge=1, le=INSTANCES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,11 +203,11 @@ class RegionStopped:
 Message = (
     Register | RegisterAck | RegisterRefused | GetShardHome | Wait | ShardHomes | HostShard
     | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | PassOn
-    | ShardLoads | GracefulShutdownRequest | RegionStopped
+    | ShardLoads | GracefulShutdownRequest | RegionStopped | InstanceCount
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
     Register, RegisterAck, RegisterRefused, GetShardHome, Wait, ShardHomes, HostShard, ShardStarted,
     BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, PassOn, ShardLoads,
-    GracefulShutdownRequest, RegionStopped,
+    GracefulShutdownRequest, RegionStopped, InstanceCount,
 )  # fmt: skip

@@ -143,6 +143,7 @@ FROM_COORDINATOR: frozenset[type] = frozenset(
         messages.BeginHandOff,
         messages.HandOff,
         messages.RegionStopped,
+        messages.InstanceCount,
     }
 )
 """What a coordinator sends to regions."""

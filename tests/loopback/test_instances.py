@@ -12,6 +12,7 @@ from shardbus.node.node import Node
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.sharding.events import InstancesDescribed
 from tests.loopback.nodes import Nodes, http
+from tests.waiting import until
 
 
 def application(**declared: Any) -> tuple[ShardBus, Any]:
@@ -43,8 +44,8 @@ def application(**declared: Any) -> tuple[ShardBus, Any]:
 
 async def three(nodes: Nodes, bus: ShardBus) -> list[Node]:
     started = await nodes.cluster(bus, 3)
-    for node in started:
-        node.regions["quote"].router.handle(InstancesDescribed(3))
+    counts = [node.regions["quote"].router for node in started]
+    await until(lambda: [r.region.instances for r in counts] == [3, 3, 3], "three instances")
     return started
 
 

@@ -31,6 +31,7 @@ The parts, each in a module of its own:
     moves         all moves under way, and those planned
     rebalancing   when to plan, how fast to move
     starts, stops shards that must start, shards that an operator stops
+    instance_rows the number of instances of a type, and its rows
     outbox        messages of one turn, and requests for homes
     history       the last changes of each shard's home
 
@@ -46,11 +47,13 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.forecast import Forecast, forecast
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState, EpochClaim, backoff
 from shardbus.sharding.coordinator.handoff import Handoff, HandoffPurpose
 from shardbus.sharding.coordinator.history import ShardHistory
+from shardbus.sharding.coordinator.instance_rows import InstanceRows
 from shardbus.sharding.coordinator.ledger import (
     CONFIRM_S,
     Ledger,
@@ -64,6 +67,7 @@ from shardbus.sharding.coordinator.rebalancing import COALESCE_S, Rebalancing
 from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Registry
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
 from shardbus.sharding.coordinator.stops import PendingStops
+from shardbus.sharding.instances import Instances
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.table import ShardTable
@@ -82,8 +86,10 @@ class Coordinator:
         layout: str,
         settings: ShardingSettings,
         strategy: AllocationStrategy,
+        instances: Instances | None = None,
     ) -> None:
         self.entity_type = entity_type
+        self._rows = InstanceRows(instances) if instances is not None else None
         self._settings = settings
         self._layout = layout
         self._epoch_claim = EpochClaim(layout, settings.coordinator_failure_backoff)
@@ -94,6 +100,9 @@ class Coordinator:
         self.rebalancing = Rebalancing(
             settings, layout, strategy, self._registry, self._ledger, self._moves
         )
+        if instances is not None:
+            self.rebalancing.planner = DistinctRows(self.rebalancing.strategy)
+            self._ledger.rows = True
         self._stops = PendingStops(self._ledger, self._moves)
         self._timers: Timers[str] = Timers()
         self._home_requests = HomeRequests(self._outbox)
@@ -138,7 +147,7 @@ class Coordinator:
     def plan(self, add: int, remove: tuple[NodeId, ...]) -> Forecast:
         """Return what would move with `add` nodes more and without those in `remove`."""
         return forecast(
-            self.rebalancing.strategy, self.table, self._registry.candidates(), add, remove
+            self.rebalancing.planner, self.table, self._registry.candidates(), add, remove
         )
 
     def state_of(self, shard: str) -> str:
@@ -188,6 +197,8 @@ class Coordinator:
         if self.state is CoordinatorState.RULING:
             parts = (self._timers, self._moves, self._starts, self.rebalancing)
             dues += [part.deadline() for part in parts]
+            if self._rows is not None:
+                dues.append(self._rows.deadline())
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.CoordinatorEffect]:
@@ -201,13 +212,15 @@ class Coordinator:
         self._on_timers(now)
         if self._registrar.register_early(self.epoch, now):
             self._check_balance_at(now + COALESCE_S)
+        if self._rows is not None:
+            self._count_instances(self._rows, now)
         self._stops.advance(
             self._settled,
             lambda shard: self._begin(shard, HandoffPurpose.STOP, None, now),
             complete=not self._registry.is_incomplete(now),
         )
         for shard in self._home_requests.shards():
-            if self._settled(shard) is None:
+            if self._settled(shard) is None and (self._rows is None or self._rows.exists(shard)):
                 self._ledger.want(shard)
         for node in (*self._registry.to_drain(), *self._registry.shutting_down):
             for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
@@ -220,6 +233,27 @@ class Coordinator:
         self._answer(now)
         self._effects += self._outbox.drain(self.epoch)
         return self._take_effects()
+
+    def _count_instances(self, rows: InstanceRows, now: float) -> None:
+        """Decide N, stop the rows above it, get homes for those below, and announce it."""
+        nodes = 0 if self._registry.why_not(now) else len(self._registry.candidates())
+        changed = rows.update(nodes, now)
+        if not nodes:
+            return
+        if changed:
+            self._note("instances", f"{rows.count} instances of each entity")
+        known = dict.fromkeys((*self.table.homes, *self._ledger.wanted))
+        above = [row for row in known if not rows.exists(row)]
+        for row in above:
+            self._ledger.wanted.pop(row, None)
+        if above:
+            self._stops.add(row for row in above if row in self.table.homes)
+        for row in self._home_requests.shards() if not changed else known:
+            for sibling in rows.siblings(row):
+                if self._settled(sibling) is None and self._ledger.is_nowhere(sibling):
+                    self._ledger.want(sibling)
+        for node in rows.to_inform(self._registry.registered):
+            self._effects.append(ev.Send(node, msg.InstanceCount(self.epoch, rows.count)))
 
     def check(self) -> None:
         """Check that the parts agree with each other; for tests."""
@@ -239,6 +273,8 @@ class Coordinator:
         match message:
             case msg.Register():
                 self._registry.keep_early(message)
+                if self._rows is not None:
+                    self._rows.forget(sender)
             case msg.GetShardHome(shards):
                 self._home_requests.add(sender, shards)
             case msg.ShardStarted(homes):
@@ -303,6 +339,8 @@ class Coordinator:
 
     def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
         self._ledger.load(self.epoch, claimed.table.homes)
+        if self._rows is not None:
+            self._rows.load(claimed.table.homes)
         if claimed.table.homes:
             self._registry.assume_enough()
         patience = LOSS_PATIENCE if self._epoch_claim.table_lost else 1.0
@@ -322,7 +360,7 @@ class Coordinator:
 
     def _plan(self, now: float) -> None:
         hosts = no_hosts if self._registry.why_not(now) else self._registry.hosts
-        writing = self._ledger.plan(self.rebalancing.strategy, hosts)
+        writing = self._ledger.plan(self.rebalancing.planner, hosts)
         if writing is not None:
             self._persist(writing)
 

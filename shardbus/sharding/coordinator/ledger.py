@@ -24,6 +24,7 @@ from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
 from shardbus.sharding.coordinator.history import ShardHistory
+from shardbus.sharding.instances import split_row
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
     ProxyRegistered,
@@ -92,7 +93,17 @@ class ReportFindings:
 class Ledger:
     """The table, and what must change in it."""
 
-    __slots__ = ("_fence", "_ops", "adopted", "freed", "history", "table", "wanted", "writing")
+    __slots__ = (
+        "_fence",
+        "_ops",
+        "adopted",
+        "freed",
+        "history",
+        "rows",
+        "table",
+        "wanted",
+        "writing",
+    )
 
     def __init__(self, layout: str) -> None:
         self.table = ShardTable(0, layout)
@@ -101,6 +112,8 @@ class Ledger:
         self.adopted: dict[str, Home] = {}
         self.writing: PendingWrite | None = None
         self.history = ShardHistory()
+        self.rows = False
+        """The type has instances: its shards are rows."""
         self._ops = 0
         self._fence = 0
 
@@ -275,8 +288,9 @@ class Ledger:
             wanted = self.wanted[shard]
             if wanted.avoid not in able:
                 able[wanted.avoid] = hosts(wanted.avoid)
-            if wanted.target is not None and wanted.target in able[wanted.avoid]:
-                chosen[shard] = wanted.target
+            target = wanted.target if wanted.target in able[wanted.avoid] else None
+            if target is not None and not self._has_sibling(shard, target, chosen):
+                chosen[shard] = target
             else:
                 groups.setdefault(able[wanted.avoid], []).append(shard)
         table = self._without(shards)
@@ -286,7 +300,19 @@ class Ledger:
             chosen.update(strategy.allocate(so_far, {}, group, nodes))
         first = self._next_fence()
         self._fence = first + len(shards) - 1
-        return {shard: Home(shard, chosen[shard], first + i) for i, shard in enumerate(shards)}
+        return {
+            shard: Home(shard, chosen[shard], first + i)
+            for i, shard in enumerate(shards)
+            if shard in chosen  # the row of an instance may find no node
+        }
+
+    def _has_sibling(self, row: str, node: NodeId, chosen: Mapping[str, NodeId]) -> bool:
+        """True if the node hosts another row of the same shard, or gets one."""
+        if not self.rows:
+            return False
+        shard, _ = split_row(row)
+        there = [*self.table.shards_at(node), *(r for r, at in chosen.items() if at == node)]
+        return any(split_row(other)[0] == shard for other in there if other != row)
 
     def _homeless(self, shard: str) -> bool:
         at_home = shard in self.table.homes and shard not in self.freed

@@ -78,7 +78,7 @@ class Rebalancing:
 
     __slots__ = (
         "_due", "_interval", "_ledger", "_loads", "_moves", "_moves_max", "_rate_limit",
-        "_registry", "_shard_count", "paused", "strategy",
+        "_registry", "_shard_count", "paused", "planner", "strategy",
     )  # fmt: skip
 
     def __init__(
@@ -91,6 +91,8 @@ class Rebalancing:
         moves: Moves,
     ) -> None:
         self.strategy = CheckedStrategy(strategy, lambda note: moves.notes.append(note))
+        self.planner: AllocationStrategy = self.strategy
+        """What plans: the strategy, or a guard around it."""
         self.paused = False
         self._interval = settings.rebalance_interval
         self._moves_max = settings.max_moves_in_flight
@@ -156,7 +158,7 @@ class Rebalancing:
             self._due = now + COALESCE_S
             return
         self._update_loads(now)
-        self._moves.plan(self.strategy, table, self._registry.candidates(), now)
+        self._moves.plan(self.planner, table, self._registry.candidates(), now)
 
     def _update_loads(self, now: float) -> None:
         """Give the strategy the present loads, and note shards that are too hot."""

@@ -207,6 +207,11 @@ class ShardRegion:
             case msg.ShardHomes(epoch, homes):
                 if self._obeys(sender, epoch, now):
                     self._on_homes(homes, epoch, now)
+            case msg.InstanceCount(epoch, count):
+                if self._obeys(sender, epoch, now) and count != self._routing.instances:
+                    self._routing.set_instances(count)
+                    for watcher in self._watchers:
+                        self._send_count(watcher)
             case msg.HostShard(epoch, homes, behind):
                 if self._obeys(sender, epoch, now):
                     before = {home.shard: home for home in behind}
@@ -304,8 +309,9 @@ class ShardRegion:
 
     def _on_request(self, sender: NodeId, shards: tuple[str, ...], now: float) -> None:
         """Answer a client with the homes known, and report later ones to it."""
-        if sender != self._me:
+        if sender != self._me and sender not in self._watchers:
             self._watchers[sender] = None
+            self._send_count(sender)
         known = {shard: home for shard in shards if (home := self.home_of(shard)) is not None}
         if known:
             homes = tuple(known.values())
@@ -316,6 +322,11 @@ class ShardRegion:
             self._out.append(ev.Send(sender, msg.Wait(self.epoch, unknown, why)))
         for shard in unknown:
             self._routing.watch(shard, now)
+
+    def _send_count(self, watcher: NodeId) -> None:
+        """Send the number of instances to a client, if it is known."""
+        if count := self._routing.instances:
+            self._out.append(ev.Send(watcher, msg.InstanceCount(self.epoch, count)))
 
     # Shards on this node.
 

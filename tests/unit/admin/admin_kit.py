@@ -157,7 +157,7 @@ class FakeNode:
             route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
             routes={"1": SimpleNamespace(out=1), "2": SimpleNamespace(out=1)},
         )
-        interface = SimpleNamespace(layout="crc32/3", shards=3)
+        interface = SimpleNamespace(layout="crc32/3", shards=3, instances=None, router="")
         return SimpleNamespace(
             name=PAGE,
             hosts=True,
