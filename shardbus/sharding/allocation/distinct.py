@@ -5,8 +5,8 @@ together. So `allocate` offers the strategy, for each row, the candidates that h
 its shard; a row for which there is none gets no home. `rebalance` leaves out the moves of the
 strategy that would put a second row of a shard on a node, whether the first is there or on its way.
 
-Rows are offered in rounds, first all rows 1, then all rows 2, each round in groups with the same
-candidates: the strategy plans as much at a time as it can.
+Rows are offered one by one, shard after shard. With a strategy that takes the node with the fewest,
+each shard so gets the N emptiest nodes, and no node has two rows more than another.
 
 Source: docs/partitions.md; S3.47.
 """
@@ -39,26 +39,22 @@ class DistinctRows:
     ) -> dict[str, NodeId]:
         """Return a candidate for each row that can have one."""
         taken = nodes_by_shard(table)
-        rounds: dict[int, list[str]] = {}
+        by_shard: dict[str, list[str]] = {}
         for row in shards:
-            rounds.setdefault(split_row(row)[1], []).append(row)
+            by_shard.setdefault(split_row(row)[0], []).append(row)
         homes: dict[str, NodeId] = {}
-        for instance in sorted(rounds):
-            groups: dict[tuple[NodeId, ...], list[str]] = {}
-            for row in rounds[instance]:
-                there = taken.get(split_row(row)[0], {})
-                able = tuple(node for node in candidates if node not in there)
-                if able:
-                    groups.setdefault(able, []).append(row)
-            for able, group in groups.items():
-                found = self.strategy.allocate(table, loads, group, able)
-                fence = table.next_fence
-                table = table.updated_all(
-                    ShardHomeAllocated(Home(row, node, fence)) for row, node in found.items()
-                )
-                for row, node in found.items():
-                    taken.setdefault(split_row(row)[0], {})[node] = None
-                homes.update(found)
+        for shard, rows in by_shard.items():
+            there = taken.get(shard, {})
+            able = [node for node in candidates if node not in there]
+            found: dict[str, NodeId] = {}
+            for row in rows[: len(able)]:
+                found.update(self.strategy.allocate(table, loads, [row], able))
+                able = [node for node in able if node != found.get(row)]
+            fence = table.next_fence
+            table = table.updated_all(
+                ShardHomeAllocated(Home(row, node, fence)) for row, node in found.items()
+            )
+            homes.update(found)
         return homes
 
     def rebalance(

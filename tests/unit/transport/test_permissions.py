@@ -102,7 +102,7 @@ def sample(cls: type) -> Any:
     values: dict[str, Any] = {
         "node": PEER, "coordinator": PEER, "proxy": False, "layout": "", "hosted": (),
         "homes": (Home("1", PEER, 1),), "behind": (), "left": (), "shards": ("1",), "loads": {},
-        "epoch": 1, "reason": "",
+        "epoch": 1, "reason": "", "count": 3,
     }  # fmt: skip
     return cls(**{field.name: values[field.name] for field in fields(cls)})
 

@@ -41,6 +41,7 @@ VALUES: dict[str, object] = {
     "left": ("1",),
     "loads": {"17": 0.5, "ü": 2e6},
     "shards": ("1", "2"),
+    "count": 3,
 }
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
@@ -48,6 +49,7 @@ EXAMPLES: list[object] = [
 ] + [
     Describe(),
     TypeInfo(True, "crc32/100", 100),
+    TypeInfo(True, "crc32/100~N", 100, 3, "nearest"),
     Members((A, B)),
     Members((), (A,)),
     Refusals((("t", "schema", 3),)),
