@@ -84,16 +84,21 @@ def sweep() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """One namespace on the bridge. `port` is the bridge's end of its cable."""
+    """One namespace on the bridge. `port` is the bridge's end of its cable. `disk` is a folder that
+    each process inside has for itself, on an empty file system; empty for none."""
 
     name: str
     address: str
     port: str
+    disk: str = ""
 
     @property
     def enter(self) -> tuple[str, ...]:
         """What stands before a command that is to run inside. The process keeps its pid."""
-        return ("ip", "netns", "exec", self.name)
+        inside = ("ip", "netns", "exec", self.name)  # It makes a mount namespace, too.
+        if not self.disk:
+            return inside
+        return (*inside, "sh", "-c", 'mount -t tmpfs tmpfs "$0" && exec "$@"', self.disk)
 
     def dial(self, port: int) -> socket.socket:
         """A connection to a port of the machine's own loopback interface."""
@@ -120,10 +125,10 @@ class Network:
         _run("ip", "netns", "add", self._hub)
         _ip(self._hub, "link add br0 type bridge", "link set br0 up")
 
-    def machine(self) -> Machine:
+    def machine(self, disk: str = "") -> Machine:
         """Another machine, plugged in."""
         number = len(self.machines) + 1
-        made = Machine(f"{self._prefix}-n{number}", f"10.77.0.{number}", f"v{number}")
+        made = Machine(f"{self._prefix}-n{number}", f"10.77.0.{number}", f"v{number}", disk)
         _run("ip", "netns", "add", made.name)
         self.machines.append(made)
         cable = f"link add {made.port} type veth peer name eth0 netns {made.name}"

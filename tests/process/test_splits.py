@@ -8,6 +8,7 @@ starved. What must hold does not depend on that.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from random import Random
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.process.namespaces import missing
 async def cluster() -> AsyncIterator[Field]:
     if why := missing():
         pytest.skip(why)
-    async with field(seed=1) as made:
+    async with field(Random(1), "keep-majority", None) as made:
         yield made
 
 
@@ -30,5 +31,6 @@ async def test_no_entity_lives_twice_in_a_split_of_any_shape(cluster: Field) -> 
         found = await cluster.split(shape)
         assert (found["overlaps"], found["repeated"]) == (0, 0), found
         assert found.get("woken", 0) == 0, found
+        assert "unexplained" not in found["lost_by_reason"], found
         if not found["ended"]:
             assert found["lost"] == 0, found

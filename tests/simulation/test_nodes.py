@@ -22,12 +22,12 @@ from shardbus.membership.events import RecordEpoch
 from shardbus.simulation.membership.checks import Checks, Violation
 from shardbus.simulation.membership.network import SimPubSub, partition
 from shardbus.simulation.membership.options import Options
-from shardbus.simulation.nodes.application import KEPT, PLAIN, REMEMBERED, SimApplication
+from shardbus.simulation.nodes.application import KEPT, PLAIN, REMEMBERED, SimApplication, SimSender
 from shardbus.simulation.nodes.checker import DeliveryChecker
 from shardbus.simulation.nodes.network import HEARTBEAT_S, SimExchange, SimNetwork
 from shardbus.simulation.nodes.options import NodeOptions, draw_node_options
 from shardbus.simulation.nodes.run import NodeRun, simulate_nodes
-from shardbus.simulation.nodes.stores import SimStore, StoreServer
+from shardbus.simulation.nodes.stores import PROBE_S, SimStore, StoreServer
 from shardbus.simulation.nodes.world import NodeWorld
 from shardbus.simulation.timeline import ProcessClock, Timeline
 from shardbus.simulation.virtual_loop import VirtualLoop
@@ -430,6 +430,38 @@ def test_a_store_that_fails_may_have_done_its_work_and_one_rolled_back_has_lied(
     server.up = True
     server.forget()
     assert asked(server, timeline, lambda s: s.load_table("a")) == [None]
+
+
+@pytest.mark.parametrize("loss", ["forget", "roll_back"])
+def test_fences_that_the_store_has_lost_are_raised_again_without_a_message(loss: str) -> None:
+    """Every node meets another server, and writes the fences of what it has in memory."""
+    load = NodeOptions(Options(seed=1, nodes=2), shards=4, entities=8, every_s=0.05)
+    application = SimApplication(load)
+    world = NodeWorld("x", ClusterSettings(), load.sharding(), application.bus.types)
+    application.checker = DeliveryChecker(world)
+    world.enter(world.add("n1"))
+    world.enter(world.add("n2"), "n1")
+    world.run(5.0)
+    world.store.snapshot()
+    homes = list(world.sim_nodes.values())
+    senders = [SimSender(h.name, h, application, Random(h.name), load) for h in homes]
+    world.run(5.0)
+    for sender in senders:
+        sender.stopped = True
+    world.run(5.0)
+    fences = {
+        (KEPT, i): a.shard.fence
+        for home in homes
+        for i, a in home.node.regions[KEPT].host.active.items()
+    }
+    assert len(fences) > 4
+    getattr(world.store, loss)()
+    assert not any(key[0] == KEPT for key in world.store.data.states)
+    world.run(PROBE_S + 1.0)
+    stored = {key: s.fence for key, s in world.store.data.states.items() if key[0] == KEPT}
+    assert stored == fences
+    assert world.defects == []
+    world.close()
 
 
 # -- membership without entities -----------------------------------------------------------------

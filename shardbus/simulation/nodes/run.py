@@ -191,6 +191,8 @@ class NodeRun:
         for name in self.world.types:
             if why := self._disagreement(name, working):
                 return why
+        if why := self._unfenced(working):
+            return why
         if pending := self.checker.pending():
             return f"{pending} senders wait for answers"
         return self.checker.missing_remembered()
@@ -214,6 +216,20 @@ class NodeRun:
         stored = {s: (str(node), fence) for s, (node, fence) in held.homes.items()} if held else {}
         if stored != table and not self.world.store.lied:
             return f"{name}: the table has {table}, the store {stored}"
+        return ""
+
+    def _unfenced(self, working: list[SimNode]) -> str:
+        """Return an entity in memory whose fence the store does not have: the store lost it, and
+        the node has not written it again."""
+        states = self.world.store.data.states
+        for sim_node in working:
+            for name, kind in sim_node.node.regions.items():
+                if kind.host.kind.state_class is None:
+                    continue
+                for entity_id, activation in kind.host.active.items():
+                    state, fence = states.get((name, entity_id)), activation.shard.fence
+                    if activation.entity is not None and (state is None or state.fence < fence):
+                        return f"{sim_node.name} has {name} {entity_id}, whose fence is not stored"
         return ""
 
     def _verdict(self) -> None:

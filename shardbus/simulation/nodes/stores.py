@@ -3,7 +3,8 @@
 Behind it is the real store in memory, with its fences and epochs. Between it and a process there is
 latency: a request takes time, is carried out when it arrives, whatever has become of its sender,
 and the answer takes time again. The server may be slow or out of reach, may fail before or after it
-did its work, may lose everything, and may return to an earlier state.
+did its work, may lose everything, and may return to an earlier state. Then each process meets
+another server: with its next answer, or within `PROBE_S`, as the real stores notice it.
 
 `lied` is True once it lost or restored data: its earlier answers do not hold any more. Until then,
 each access that it grants to a former home of an entity's state is reported to `on_stale`.
@@ -32,6 +33,8 @@ LATENCY_S = (0.0003, 0.008)
 """Seconds of one way, usually."""
 TIMEOUT_S = 2.0
 """Seconds for which a process waits for an answer."""
+PROBE_S = 2.0
+"""Seconds within which a process without calls notices another server."""
 
 
 class StoreServer:
@@ -50,6 +53,9 @@ class StoreServer:
         self.saves: dict[int, None] = {}
         """Operation ids of the saves that were done: a repeated one does nothing, and is not
         counted."""
+        self.generation = 0
+        """Grows with each loss: the server counts as another one."""
+        self.clients: list[SimStore] = []
         self._snapshot: MemoryData | None = None
         self._fences: dict[tuple[str, str], int] = {}
 
@@ -76,6 +82,9 @@ class StoreServer:
         held = self.data
         held.tables, held.states = data.tables, data.states
         held.remembered, held.leases = data.remembered, data.leases
+        self.generation += 1
+        for client in self.clients:
+            self.timeline.later(self.rng.uniform(0.0, PROBE_S), client.probe)
 
     def record_access(self, what: str, entity_type: str, entity_id: str, fence: int) -> None:
         """Record that a state was loaded or saved under this fence. Report it if a higher fence had
@@ -116,12 +125,31 @@ class SimStore:
     def __init__(self, server: StoreServer, loop: VirtualLoop) -> None:
         self._server, self._loop = server, loop
         self._store = MemoryStore(server.data, clock=lambda: server.timeline.now)
+        self._generation = server.generation
+        self.on_new_server: Callable[[], None] = lambda: None
+        server.clients.append(self)
 
     async def start(self) -> None:
         await self._store.start()
 
     async def close(self) -> None:
+        if self in self._server.clients:
+            self._server.clients.remove(self)
         await self._store.close()
+
+    def probe(self) -> None:
+        """Let the process ask which server there is, once it runs. A server that is away is asked
+        again later."""
+        if self._server.up:
+            self._loop.call_soon(self._meet, self._server.generation)
+        else:
+            self._server.timeline.later(PROBE_S, self.probe)
+
+    def _meet(self, generation: int) -> None:
+        """Report a server that is another one than before."""
+        if generation > self._generation:
+            self._generation = generation
+            self.on_new_server()
 
     async def identity(self, known: str = "") -> str:
         """Answer at once: all processes have this server, and no seed draws anything here."""
@@ -132,7 +160,8 @@ class SimStore:
         answer: asyncio.Future[T] = loop.create_future()
         lost, unanswered = server.draw_failure()
 
-        def on_answered(result: T | Exception) -> None:
+        def on_answered(result: T | Exception, generation: int) -> None:
+            self._meet(generation)
             if answer.done():
                 return
             if isinstance(result, Exception):
@@ -147,8 +176,8 @@ class SimStore:
             except Exception as refused:
                 result = refused
             if not unanswered:
-                latency = server.latency()
-                server.timeline.later(latency, lambda: loop.call_soon(on_answered, result))
+                latency, by = server.latency(), server.generation
+                server.timeline.later(latency, lambda: loop.call_soon(on_answered, result, by))
 
         if not lost:
             server.timeline.later(server.latency(), carry_out)
