@@ -81,6 +81,7 @@ class ShardBus:
         extract_shard_id: Callable[[str], str] | None = None,
         instances: int | Instances = 1,
         router: str | None = None,
+        within: type | None = None,
         **own: object,
     ) -> Callable[[C], C]:
         """Declare a class as an entity type.
@@ -105,6 +106,8 @@ class ShardBus:
             which computes it. The coordinator's own declaration rules.
             router: how a sender chooses among the instances: nearest (the default), round-robin,
             random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
+            within: the class of their parents. An entity's id is that of its parent, a slash, and
+            an id of its own. It lives and moves with its parent [S3.4-S3.6].
             own: any sharding setting by its name.
 
         Raises:
@@ -113,7 +116,7 @@ class ShardBus:
 
         given = EntityOptions(
             messages, supervision, allocation, passivation, stop_message, extract_entity_id,
-            extract_shard_id, instances, router, own,
+            extract_shard_id, instances, router, within, own,
         )  # fmt: skip
 
         def decorate(cls: C) -> C:
@@ -122,7 +125,9 @@ class ShardBus:
                 raise ConfigError(f"{kind!r}: names that begin with $ are reserved")
             if kind in self.types:
                 raise ConfigError(f"there are two entity types called {kind!r}")
-            declared = self.types[kind] = entity_type_of(cls, kind, given, self._messages)
+            declared = self.types[kind] = entity_type_of(
+                cls, kind, given, self._messages, self.types
+            )
             cls.__shardbus_interface__ = declared.interface  # type: ignore[attr-defined]
             return cls
 
@@ -173,10 +178,15 @@ class ShardBus:
         node starts; a node without the type's role is a proxy anyway.
 
         Raises:
-            ConfigError: this application has no such type.
+            ConfigError: this application has no such type, or it lives within another.
             LocalProtocolError: the node runs already.
         """
         known = self._type(kind)
+        if known.interface.within is not None:
+            raise ConfigError(
+                f"{known.name!r} lives within {known.interface.within.name!r}",
+                hint=f"start a proxy of {known.interface.within.name}",
+            )
         if self._node is not None and not known.proxy:
             raise LocalProtocolError(f"the node runs: {known.name!r} cannot become a proxy now")
         self.types[known.name] = replace(known, proxy=True)

@@ -52,3 +52,6 @@ Uid = Annotated[int, Meta(ge=0)]
 """The decoder refuses more than 64 bits by itself."""
 Id = Annotated[str, Meta(max_length=ID_CHARACTERS_MAX)]
 Text = Annotated[str, Meta(max_length=TEXT_MAX)]
+
+TYPES_WITHIN_MAX = 8
+"""Types that may live within each other."""

@@ -23,11 +23,12 @@ from shardbus.entities.entity_type import (
     is_coroutine_function,
 )
 from shardbus.entities.passivation import Passivation
-from shardbus.entities.type_settings import check_remembering
+from shardbus.entities.type_settings import TABLE_SETTINGS, check_remembering
 from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import NEAREST, choice_of
+from shardbus.routing.paths import placed_within
 from shardbus.routing.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
@@ -60,13 +61,18 @@ class EntityOptions:
     extract_shard_id: Callable[[str], str] | None
     instances: int | Instances
     router: str | None
+    within: type | None
     own: Mapping[str, object]
 
 
 def entity_type_of(
-    cls: type, name: str, given: EntityOptions, messages: Iterable[type]
+    cls: type,
+    name: str,
+    given: EntityOptions,
+    messages: Iterable[type],
+    types: Mapping[str, EntityType],
 ) -> EntityType:
-    """Return the entity type of a class. `messages` are those of the application.
+    """Return the entity type of a class. `messages` and `types` are those of the application.
 
     Raises:
         ConfigError: an invalid declaration, with its place.
@@ -74,9 +80,12 @@ def entity_type_of(
     declared = declared_settings(name, given.own, given.allocation, given.passivation)
     settings = ShardingSettings().for_type(name, declared)
     check_extractors(name, given.extract_entity_id, given.extract_shard_id)
+    parent = parent_of(name, given, types, declared)
     interface = interface_of(cls, name, settings.shards, given.extract_shard_id)
     interface.extract_entity_id = given.extract_entity_id
     declare_instances(cls, interface, given.instances, given.router, settings)
+    if parent is not None:
+        interface = placed_within(interface, parent)
     invokers = invokers_of(cls, interface, [*classes_of(name, given.messages), *messages])
     return EntityType(
         cls=cls,
@@ -140,6 +149,41 @@ def interface_of(
     receive = getattr(cls, "receive", None)
     messages = message_decoders(receive, ())
     return Interface(name, shards, layout, methods, messages, shard_of)
+
+
+def parent_of(
+    name: str,
+    given: EntityOptions,
+    types: Mapping[str, EntityType],
+    declared: Mapping[str, object],
+) -> Interface | None:
+    """Return the interface of the type that a type lives within; None if it lives by itself.
+
+    Raises:
+        ConfigError: it is no type of this application, or the declaration places shards itself.
+    """
+    within = given.within
+    if within is None:
+        return None
+    found = getattr(within, "__shardbus_interface__", None)
+    if (
+        not isinstance(found, Interface)
+        or found.name not in types
+        or types[found.name].interface is not found
+    ):
+        shown = getattr(within, "__name__", repr(within))
+        raise ConfigError(
+            f"{name!r}: within is {shown}, which is no entity type of this application",
+            hint="give a class that is decorated with @bus.entity above",
+        )
+    placed = {"allocation": given.allocation, "extract_shard_id": given.extract_shard_id}
+    for key, value in {**placed, **declared}.items():
+        if value is not None and (key in TABLE_SETTINGS or key in placed):
+            raise ConfigError(
+                f"{name!r} lives within {found.name!r}: it cannot set {key}",
+                hint=f"its shards are those of {found.name}: set it there",
+            )
+    return found
 
 
 def declare_instances(

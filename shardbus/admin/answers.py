@@ -29,7 +29,7 @@ from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.events import Rebalance
 from shardbus.shells.coordinator import CoordinatorShell
-from shardbus.shells.region import region_of
+from shardbus.shells.region import check_own_table, region_of
 from shardbus.store.protocol import problems_of
 from shardbus.store.urls import default_url, mask_url
 
@@ -155,6 +155,7 @@ class NodeAnswers:
     def shutdown_region(self, name: str) -> int:
         """Begin to hand off every shard of the type here. Returns the number of shards left."""
         region = region_of(self._node.regions, name)
+        check_own_table(region)
         region.shutdown()
         return len(region.host.shards)
 
@@ -304,11 +305,10 @@ class NodeAnswers:
         return self.places(name)
 
     def _shell(self, name: str) -> CoordinatorShell:
-        return self._node.singletons[name].coordinator
+        return self._node.singletons[region_of(self._node.regions, name).table.name].coordinator
 
     def _coordinator(self, name: str) -> Coordinator | None:
         """The coordinator of a type, if it rules here."""
-        region_of(self._node.regions, name)
         machine = self._shell(name).machine
         rules = machine is not None and machine.state in (
             CoordinatorState.RULING,

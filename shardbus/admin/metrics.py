@@ -59,7 +59,8 @@ class _Collector:
         for name, region in regions.items():
             received.add_metric([name], region.host.counts.accepted)
             forwarded.add_metric([name], region.relayed_messages)
-            buffered.add_metric([name], region.router.region.buffered[0])
+            if region.table is region:
+                buffered.add_metric([name], region.router.region.buffered[0])
             pauses.add_metric([name], region.host.runner.mailbox_limits.pauses)
             for reason, count in sorted(region.host.counts.dropped.items()):
                 dropped.add_metric([name, reason], count)
@@ -120,6 +121,8 @@ class _Collector:
         )
         for name, region in self._node.regions.items():
             waiting.add_metric([name], region.host.recovery.waiting)
+            if region.table is not region:
+                continue
             coordinator = self._node.singletons[name].coordinator.machine
             if coordinator is not None:
                 history = coordinator.history
@@ -140,7 +143,8 @@ class _Collector:
                 phi.add_metric([str(watched)], value)
         epoch = _gauge("coordinator_epoch", "Highest coordinator epoch seen")
         for name, region in node.regions.items():
-            epoch.add_metric([name], region.router.region.epoch)
+            if region.table is region:
+                epoch.add_metric([name], region.router.region.epoch)
         lag = GaugeMetricFamily("shardbus_loop_lag_seconds", "How late the application loop is")
         lag.add_metric([], node.lag)
         failed = CounterMetricFamily("shardbus_tasks_failed", "Tasks that ended by an error")

@@ -35,8 +35,9 @@ from shardbus.node.event_log import fact, picture
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
+from shardbus.routing.paths import ancestors
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
-from shardbus.shells.region import RegionShell, region_of
+from shardbus.shells.region import RegionShell, check_own_table, region_of
 
 STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
@@ -191,6 +192,7 @@ class AdminPages:
                 "layout": region.entity_type.interface.layout,
                 "instances": _instances_of(region),
                 "router": region.entity_type.interface.router or None,
+                "within": [one.name for one in ancestors(region.entity_type.interface)],
                 "role": region.settings.role,
                 "coordinator_role": region.coordinator_role,
                 "remember": region.settings.remember,
@@ -254,7 +256,7 @@ class AdminPages:
         tables: dict[str, Any] = {}
         try:
             async with asyncio.timeout(STORE_WITHIN_S):
-                for name in self._node.regions:
+                for name in (n for n, r in self._node.regions.items() if r.table is r):
                     tables[name] = await self._stored_table(name)
         except (ShardBusError, TimeoutError) as e:
             error = str(e) or f"no answer within {STORE_WITHIN_S:g} s"
@@ -305,6 +307,8 @@ class AdminPages:
             what = f"{failed} task{'s' if failed > 1 else ''} of this node failed: see its log"
             checks["tasks"] = Check(False, what)
         for name, region in self._node.regions.items():
+            if region.table is not region:
+                continue
             known = region.coordinator is not None and region.router.region.registered
             detail = f"coordinator {region.coordinator}" if known else "not registered yet"
             if not known and region.stranger is not None and region.stranger == region.coordinator:
@@ -338,7 +342,7 @@ class AdminPages:
     async def shutdown_region(self, node: str, type: str) -> Json:
         """Begin to hand off every shard of a type on one node."""
         target = self._node.me if node == "self" else self._member(node, itself=True)
-        self._region(type)
+        check_own_table(self._region(type))
         left = await self._node.rpc.ask(target, "shutdown_region", type, of=type)
         return {"node": str(target), "type": type, "shards": left}
 

@@ -27,6 +27,7 @@ from shardbus.routing.instance_policies import NEAREST, POLICIES
 from shardbus.routing.instance_refs import AnySender
 from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import sender_of
+from shardbus.routing.paths import described_within
 from shardbus.routing.router import Router
 from shardbus.sharding import events
 from shardbus.sharding.instances import Instances
@@ -48,15 +49,19 @@ CLOSED = "the client is closed"
 class ClientRegion:
     """One type: its router, and the services that a router asks of its owner."""
 
-    def __init__(self, regions: ClientRegions, interface: Interface) -> None:
+    def __init__(self, regions: ClientRegions, interface: Interface, within: Router | None) -> None:
         self._regions, self.interface = regions, interface
         endpoint = regions.endpoint
-        region = ShardRegion(interface.name, None, interface.layout, regions.settings)
+        region = (
+            ShardRegion(interface.name, None, interface.layout, regions.settings)
+            if within is None
+            else within.region
+        )
         self.sender: AnySender
         """What senders use: the router, or for a type with instances a sender by its router."""
         if interface.instances is None:
             self.router = self.sender = Router(
-                interface, region, self, endpoint.loop, endpoint.clock
+                interface, region, self, endpoint.loop, endpoint.clock, within
             )
         else:
             router = InstanceRouter(interface, region, self, endpoint.loop, endpoint.clock)
@@ -76,6 +81,11 @@ class ClientRegion:
                 f" cluster, as {interface.layout} here"
             )
         self.interface = self.router.interface = self.sender.interface = interface
+
+    @property
+    def has_table(self) -> bool:
+        """False if the type lives within another one, whose region machine places it."""
+        return self.router.table is self.router
 
     def out_for(self, node: NodeId) -> Session:
         """Return the session to a node."""
@@ -191,7 +201,11 @@ class ClientRegions:
                 future.set_result(region.sender)
 
     def _add(self, interface: Interface) -> ClientRegion:
-        region = self._by_name[interface.name] = ClientRegion(self, interface)
+        within = None
+        if interface.within is not None:
+            parent = self._by_name.get(interface.within.name) or self._add(interface.within)
+            within = parent.router
+        region = self._by_name[interface.name] = ClientRegion(self, interface, within)
         if self._closed:
             region.router.end(LocalProtocolError(CLOSED))
         self.routers[interface.name] = region.sender
@@ -202,7 +216,8 @@ class ClientRegions:
     def _introduce(self, region: ClientRegion) -> None:
         """Ask the contact what the type is in the cluster and where its shards live."""
         self.to_contact(encode_control(region.interface.name, Describe()))
-        region.router.handle(events.CoordinatorAt(self._contact))
+        if region.has_table:
+            region.router.handle(events.CoordinatorAt(self._contact))
 
     # ---- changes in the cluster
 
@@ -212,7 +227,7 @@ class ClientRegions:
         for region in self._by_name.values():
             if node is not None:
                 self._introduce(region)
-            else:
+            elif region.has_table:
                 region.router.handle(events.CoordinatorAt(None))
 
     def on_message(self, name: str, sender: NodeId, message: Any) -> None:
@@ -226,8 +241,7 @@ class ClientRegions:
         """Route to these nodes again: they answer, or their cluster counts them as members."""
         for node in [node for node in nodes if node in self._gone_at]:
             del self._gone_at[node]
-            for region in self._by_name.values():
-                region.router.handle(events.NodeBack(node))
+            self._handle(events.NodeBack(node))
 
     def retry_refused(self, members: Iterable[NodeId]) -> None:
         """Route again to the members that have counted as gone for REFUSED_RETRY_S."""
@@ -236,15 +250,22 @@ class ClientRegions:
 
     def on_node_leaving(self, node: NodeId) -> None:
         """Send nothing new to a node that leaves. Where its shards go is not known yet."""
+        self._handle(events.NodeLeft(node))
+
+    def _handle(self, event: events.RegionEvent) -> None:
+        """Pass an event to the region machine of each table."""
         for region in self._by_name.values():
-            region.router.handle(events.NodeLeft(node))
+            if region.has_table:
+                region.router.handle(event)
 
     def on_session_lost(self, session: Session, unsent: list[Unsent]) -> None:
         """Route the unsent messages of a lost session again. If `peer_ended`, its node has ended;
         otherwise a new session to the same node replaces it."""
-        by_type = _by_type(unsent)
+        by_table = self._by_table(unsent)
         for name, region in self._by_name.items():
-            own = by_type.get(name, [])
+            if not region.has_table:
+                continue
+            own = by_table.get(name, [])
             if session.peer_ended:
                 self._gone_at[session.tag] = self.endpoint.loop.time()
                 region.router.gone(session.tag, own)
@@ -254,9 +275,17 @@ class ClientRegions:
 
     def resend(self, unsent: list[Unsent]) -> None:
         """Route the unsent messages of a session to a node that never answered."""
-        for name, messages in _by_type(unsent).items():
-            if name in self._by_name:
-                self._by_name[name].router.resend(messages)
+        for name, messages in self._by_table(unsent).items():
+            self._by_name[name].router.resend(messages)
+
+    def _by_table(self, unsent: list[Unsent]) -> dict[str, list[Unsent]]:
+        """Return the messages of known types by the type that has their table."""
+        by_table: dict[str, list[Unsent]] = {}
+        for message in unsent:
+            region = self._by_name.get(message.key[0])
+            if region is not None:
+                by_table.setdefault(region.router.table.interface.name, []).append(message)
+        return by_table
 
     def uses(self, session: Session) -> bool:
         """True if the messages of some shard go along this session."""
@@ -273,7 +302,7 @@ class ClientRegions:
     @property
     def buffered(self) -> int:
         """Return how many messages wait for their shard's home."""
-        return sum(region.router.region.buffered[0] for region in self._by_name.values())
+        return sum(r.router.region.buffered[0] for r in self._by_name.values() if r.has_table)
 
     @property
     def refused(self) -> Counter[str]:
@@ -303,15 +332,8 @@ class ClientRegions:
 
 def described(name: str, info: TypeInfo) -> Interface:
     """Return the interface of a type that a node describes."""
-    interface = Interface(name, info.shards, info.layout)
+    interface = described_within(name, info.layout, info.shards, info.within)
     if info.router:
         interface.instances = Instances(exact=info.instances)
         interface.router = info.router if info.router in POLICIES else NEAREST
     return interface
-
-
-def _by_type(unsent: list[Unsent]) -> dict[str, list[Unsent]]:
-    by_type: dict[str, list[Unsent]] = {}
-    for message in unsent:
-        by_type.setdefault(message.key[0], []).append(message)
-    return by_type

@@ -18,6 +18,7 @@ from shardbus.entities.passivator import Passivator
 from shardbus.entities.runner import EntityRunner
 from shardbus.entities.stopping import Stopper
 from shardbus.errors import LocalProtocolError
+from shardbus.routing.paths import child_id
 from shardbus.sharding.instances import split_row
 from shardbus.wire.schema import encode_value, method_of
 
@@ -92,6 +93,19 @@ class Context(Activation):
     def ref(self, entity_type: Any, entity_id: str) -> Any:
         """Return a reference to another entity, typed if its class is given."""
         return self._host.ref(entity_type, entity_id)
+
+    @overload
+    def child(self, entity_type: type[E], own_id: str) -> E: ...
+    @overload
+    def child(self, entity_type: str, own_id: str) -> Any: ...
+    def child(self, entity_type: Any, own_id: str) -> Any:
+        """Return a reference to an entity that lives within this one. `own_id` is its id without
+        this entity's.
+
+        Raises:
+            ConfigError: the id is invalid.
+        """
+        return self._host.ref(entity_type, child_id(self.entity_id, own_id))
 
     async def save(self, data: bytes | None) -> None:
         """Write these bytes as the entity's state. `Entity.save` calls it."""

@@ -7,6 +7,7 @@ Source: S2.34, S2.37, B.32; docs/reference/cli.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from shardbus.config.options import closest
 from shardbus.config.settings import Settings, ShardingSettings
@@ -14,6 +15,17 @@ from shardbus.config.validation import check_leases
 from shardbus.entities.entity_type import EVERY_TYPE, EntityType
 from shardbus.errors import ConfigError
 from shardbus.sharding.instances import Instances
+
+TABLE_SETTINGS = (
+    "shards", "role", "coordinator_role", "buffer_size", "buffer_bytes", "hop_limit",
+    "retry_interval", "shard_start_timeout", "begin_handoff_timeout", "handoff_timeout",
+    "shard_failure_backoff", "coordinator_failure_backoff", "waiting_for_state_timeout",
+    "updating_state_timeout", "shard_region_query_timeout", "min_members", "allocation",
+    "rebalance_interval", "rebalance_threshold", "max_simultaneous_rebalance",
+    "rebalance_absolute_limit", "rebalance_relative_limit", "rebalance_load_tolerance", "use_lease",
+    "lease_ttl", "lease_retry_interval", "max_moves_in_flight", "max_moves_per_minute",
+)  # fmt: skip
+"""Settings of the shards and their table. A type that lives within another has that one's."""
 
 
 def settings_by_type(
@@ -25,7 +37,33 @@ def settings_by_type(
         ConfigError: a node with these settings could not host the types, or only send to them.
     """
     _check_proxies(settings.node.proxies, types)
-    return {name: _settings_of(name, kind, settings) for name, kind in types.items()}
+    chosen: dict[str, ShardingSettings] = {}
+    for name, kind in types.items():
+        parent = kind.interface.within
+        if parent is None:
+            chosen[name] = _settings_of(name, kind, settings)
+        else:
+            chosen[name] = _settings_within(name, kind, settings, parent.name, chosen[parent.name])
+    return chosen
+
+
+def _settings_within(
+    name: str, kind: EntityType, settings: Settings, parent: str, table: ShardingSettings
+) -> ShardingSettings:
+    """Return the settings of a type that lives within another: those of the table are its."""
+    for key in settings.sharding.types.get(name, {}):
+        if key in TABLE_SETTINGS:
+            raise ConfigError(
+                f"sharding.types.{name}.{key}: {name!r} lives within {parent!r}",
+                hint=f"set sharding.types.{parent}.{key}",
+            )
+    chosen = settings.sharding.for_type(name, kind.declared)
+    if chosen.remember and not table.remember:
+        raise ConfigError(
+            f"{name!r} remembers its entities, and {parent!r}, within which it lives, does not",
+            hint=f"set remember for {parent}: only then do its shards start without a message",
+        )
+    return replace(chosen, **{key: getattr(table, key) for key in TABLE_SETTINGS})
 
 
 def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSettings:
@@ -57,6 +95,10 @@ def check_remembering(name: str, chosen: ShardingSettings, instances: Instances 
 def _check_proxies(names: Iterable[str], types: Mapping[str, EntityType]) -> None:
     """Refuse names of proxies that the application does not declare."""
     for name in names:
+        if name in types and types[name].interface.within is not None:
+            raise ConfigError(
+                f"node.proxies: {name!r} lives within another type", hint="name the outermost"
+            )
         if name != EVERY_TYPE and name not in types:
             near = closest(name, types)
             hint = f"did you mean {near}?" if near else f"* or one of {', '.join(sorted(types))}"

@@ -16,6 +16,7 @@ from typing import Any
 from shardbus.errors import UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.node.rpc import NodeRpc
+from shardbus.routing.paths import ancestors
 from shardbus.sharding import events, messages
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
@@ -176,6 +177,8 @@ class Dispatcher:
             if kind is messages.Register:
                 self._describe(session, name)  # so that its region can log the reason
             self._endpoint.count_drop("unknown_type")
+        elif region.table is not region:
+            self._not_allowed(session, message)  # the outermost type has the machines
         elif kind is messages.GetShardHome and sender in self.clients:
             shards = tuple(s for s in message.shards if region.router.has_shard(s))
             region.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
@@ -199,9 +202,11 @@ class Dispatcher:
         info = TypeInfo(False, "", 0)
         if region is not None:
             interface = region.entity_type.interface
-            shards = 0 if interface.shard_of else interface.shards
+            own = region.table.entity_type.interface.shard_of is not None
+            shards = 0 if own else interface.shards
             count = region.router.region.instances
-            info = TypeInfo(True, interface.layout, shards, count, interface.router)
+            within = tuple(one.name for one in ancestors(interface))
+            info = TypeInfo(True, interface.layout, shards, count, interface.router, within)
         session.control(encode_control(name, info))
 
     def on_client(self, session: Session) -> None:

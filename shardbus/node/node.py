@@ -51,7 +51,7 @@ from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
-from shardbus.shells.region import RegionShell, region_of
+from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
@@ -203,12 +203,22 @@ class Node:
         return endpoint
 
     def _add_type(self, name: str, entity_type: EntityType, chosen: ShardingSettings) -> None:
-        hosts = entity_type.hosted_by(chosen.role, self.settings.node)
+        parent = entity_type.interface.within
+        within = self.regions[parent.name] if parent is not None else None
+        hosts = (
+            entity_type.hosted_by(chosen.role, self.settings.node)
+            if within is None
+            else within.hosts
+        )
         strategy = strategy_for(name, self.settings.sharding, chosen, entity_type.strategy)
         required = with_role_minimum(chosen, self.settings.cluster.role_min_members)
-        region = RegionShell(entity_type, chosen, self, self.states, self.ref, hosts=hosts)
+        region = RegionShell(
+            entity_type, chosen, self, self.states, self.ref, hosts=hosts, within=within
+        )
         region.sampling.switch(on=isinstance(strategy, LeastLoad))
         self.regions[name] = region
+        if within is not None:
+            return
 
         def make() -> Coordinator:
             layout = entity_type.interface.layout
@@ -530,9 +540,12 @@ class Node:
 
         Raises:
             UnknownEntityType: this application has no such type.
+            Refused: the type lives within another.
             NodeLost: this node's membership ended first.
         """
-        drained = region_of(self.regions, entity_type).shutdown()
+        region = region_of(self.regions, entity_type)
+        check_own_table(region)
+        drained = region.shutdown()
         ends: set[asyncio.Future[Any]] = {drained, self.stopped}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         if not drained.done():

@@ -81,11 +81,9 @@ class SessionLoss:
             self._loop.call_later(DEPART_S, self._endpoint.remove, gone, error)
             if self._endpoint.watch(gone):
                 self._left[gone] = None
-                for region in self._regions.values():
-                    region.router.handle(events.NodeLeft(gone))
+                self._handle(events.NodeLeft(gone))
                 return
-        for region in self._regions.values():
-            region.router.handle(events.NodeGone(gone))
+        self._handle(events.NodeGone(gone))
 
     def session_lost(self, session: Session, unsent: list[Unsent]) -> None:
         """Settle a session that has ended; `unsent` was never sent on it."""
@@ -94,15 +92,14 @@ class SessionLoss:
         clients = self._dispatcher.clients
         if clients.get(session.tag) is session:
             del clients[session.tag]
-            for region in self._regions.values():
-                region.router.handle(events.NodeGone(session.tag))
+            self._handle(events.NodeGone(session.tag))
             return
-        by_type: dict[str, list[Unsent]] = {name: [] for name in self._regions}
-        questions = [message for message in unsent if message.key[0] not in by_type]
+        by_table: dict[str, list[Unsent]] = {name: [] for name in self._regions}
+        questions = [message for message in unsent if message.key[0] not in by_table]
         self._rpc.unsent(questions, session.lost or NodeLost(f"{session.name} is gone"))
         for message in unsent:
-            if message.key[0] in by_type:
-                by_type[message.key[0]].append(message)
+            if message.key[0] in by_table:
+                by_table[self._regions[message.key[0]].table.name].append(message)
         member = self._is_member(session.tag)
         is_node = isinstance(session.tag, NodeId)
         ended = is_node and not member and not self._endpoint.watch(session.tag)
@@ -111,11 +108,19 @@ class SessionLoss:
         for name, region in self._regions.items():
             if lost := session.unconfirmed.get(name):
                 region.host.counts.drop("unconfirmed", lost)
+            if region.table is not region:
+                continue
             if member:
                 region.router.reconnect(session)
-                region.router.resend(by_type[name])
+                region.router.resend(by_table[name])
             elif ended:
-                region.router.gone(session.tag, by_type[name])
+                region.router.gone(session.tag, by_table[name])
+
+    def _handle(self, event: events.RegionEvent) -> None:
+        """Pass an event to the region machine of each table."""
+        for region in self._regions.values():
+            if region.table is region:
+                region.router.handle(event)
 
     def _part(self, left: NodeId) -> None:
         """Give up the sessions of a node that left and forwards nothing any more. What has come

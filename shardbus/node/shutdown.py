@@ -132,7 +132,7 @@ async def _until(node: LeavingNode, condition: Callable[[], bool], seconds: floa
 
 
 def _hosted(node: LeavingNode) -> int:
-    return sum(len(region.host.shards) for region in node.regions.values())
+    return sum(len(r.host.shards) for r in node.regions.values() if r.table is r)
 
 
 def _awaits_homes(node: LeavingNode) -> bool:

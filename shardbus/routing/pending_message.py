@@ -153,10 +153,15 @@ class BufferedAsks:
         """Forget one that waits no more."""
         self._asks.pop(pending, None)
 
-    def refuse(self, error: Refusal) -> None:
-        """Fail all of them with this error."""
-        asks, self._asks = self._asks, {}
+    def refuse(self, error: Refusal, entity_type: str | None = None) -> None:
+        """Fail all of them with this error, or only those for one of the types."""
+        asks = [
+            pending
+            for pending in self._asks
+            if entity_type is None or (pending.key is not None and pending.key[0] == entity_type)
+        ]
         for pending in asks:
+            del self._asks[pending]
             pending.refuse(error)
 
     def expire(self, tick: int) -> list[PendingMessage]:

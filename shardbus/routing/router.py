@@ -116,11 +116,20 @@ class Router:
         owner: RouterOwner,
         loop: asyncio.AbstractEventLoop,
         clock: CoarseClock,
+        within: Router | None = None,
     ) -> None:
         guard(self)
         self.interface, self.region = interface, region
+        self.table: Router = self if within is None else within.table
+        """The router whose region places the shards of this type: its own, or that of the outermost
+        type that this one lives within. Both share routes and buffered messages."""
+        self._inner: dict[str, Router] = {}
+        """The routers that use this one's table, by type."""
         self.routes: dict[str, ShardRoute] = {}
         self.buffered_asks = BufferedAsks(interface.name)
+        if within is not None:
+            self.table._inner[interface.name] = self
+            self.routes, self.buffered_asks = self.table.routes, self.table.buffered_asks
         self.refused: Refusal | None = None
         self._by_id: dict[str, ShardRoute] = {}
         self._numbered: dict[int, ShardRoute] = {}
@@ -163,7 +172,7 @@ class Router:
 
     def has_shard(self, shard: str) -> bool:
         """True if the type's shard function can return this shard."""
-        if self._shard_of is not None:
+        if self.table._shard_of is not None:
             return True
         return shard.isascii() and shard.isdigit() and len(shard) < 10 and int(shard) < self._shards
 
@@ -354,8 +363,9 @@ class Router:
     def _pending(self, unsent: Unsent) -> PendingMessage:
         key, shard, entity_id, payload, hops, waiting, chain, via = unsent
         waiter, decode, deadline = waiting or (None, None, 0)
-        shard = shard or self.route_of(entity_id).shard
-        own = self.key(key[1])
+        router = self._inner.get(key[0], self)
+        shard = shard or router.route_of(entity_id).shard
+        own = router.key(key[1])
         return PendingMessage(
             own, shard, entity_id, payload, hops, waiter, decode, deadline, chain, via
         )
@@ -369,7 +379,9 @@ class Router:
     def refuse(self, error: Refusal) -> None:
         """Fail what is buffered and what is sent later: the type cannot be reached from here."""
         self.refused = error
-        self.buffered_asks.refuse(error)
+        for inner in self._inner.values():
+            inner.refused = error
+        self.buffered_asks.refuse(error, None if self.table is self else self.interface.name)
 
     def end(self, error: Refusal) -> None:
         """Refuse as `refuse`, also what has a route: the client is closed."""
@@ -389,9 +401,10 @@ class Router:
 
     def handle(self, event: events.RegionEvent) -> None:
         """Pass an event to the region and carry out its effects."""
-        for effect in self.region.handle(event, self._loop.time()):
-            self._perform(effect)
-        self._machine_timer.arm()
+        table = self.table
+        for effect in table.region.handle(event, self._loop.time()):
+            table._perform(effect)
+        table._machine_timer.arm()
 
     def _perform(self, effect: events.RegionEffect) -> None:
         match effect:
@@ -409,7 +422,7 @@ class Router:
                 self.buffered_asks.discard(pending)
                 self._dropped(pending, reason)
                 if not pending.expired:
-                    pending.refuse(rejection(self.interface.name, reason))
+                    pending.refuse(rejection(self._router_of(pending).interface.name, reason))
             case _:
                 self._owner.perform(effect)
 
@@ -427,7 +440,11 @@ class Router:
 
     def _dropped(self, pending: PendingMessage, reason: str) -> None:
         if pending.key is not None:  # a flush is no message
-            self._owner.dropped(reason, 1, pending.via)
+            self._router_of(pending)._owner.dropped(reason, 1, pending.via)
+
+    def _router_of(self, pending: PendingMessage) -> Router:
+        """Return the router of a message's type, which uses this table."""
+        return self if pending.key is None else self._inner.get(pending.key[0], self)
 
     def _tick(self) -> None:
         for effect in self.region.tick(self._loop.time()):

@@ -32,15 +32,17 @@ from shardbus.entities.reentrancy import NodeInstanceRouter, NodeRouter
 from shardbus.entities.runner import read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import ConfigError, Unhandled, UnknownEntityType
+from shardbus.errors import ConfigError, Refused, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.routing.instance_refs import AnySender
 from shardbus.routing.instance_sender import sender_of
+from shardbus.routing.paths import ancestors
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.refs import start_entity
 from shardbus.sharding import events, messages
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.shells.load_sampling import LoadSampling
+from shardbus.shells.shard_hosts import ShardHosts
 from shardbus.shells.shard_leases import ShardLeases
 from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import CoarseClock, Failure
@@ -118,9 +120,20 @@ class RegionShell:
         ref: Callable[[Any, str], Any],
         *,
         hosts: bool,
+        within: RegionShell | None = None,
     ) -> None:
         self.entity_type, self.name = entity_type, entity_type.name
         self.settings, self.hosts = settings, hosts
+        self.shard_hosts: ShardHosts
+        self.shard_leases: ShardLeases
+        self.router: NodeRouter
+        self.sender: AnySender
+        """What senders of this node use: the router, or a sender by the router of the type."""
+        self.table: RegionShell = self if within is None else within.table
+        """The region whose coordinator places the shards of this type: this one, or that of the
+        outermost type that this one lives within."""
+        self.inner: list[RegionShell] = []
+        """The regions that use this one's table."""
         self._node = node
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -131,7 +144,7 @@ class RegionShell:
             loop,
             states,
             ref,
-            lambda shard: self.shard_leases.stopped(shard),
+            lambda shard: self.shard_hosts.stopped(self.host, shard),
             node.store,
             lambda entity_id: self.router.shard_of(entity_id),
             self._start_elsewhere,
@@ -140,25 +153,11 @@ class RegionShell:
         self.host.passes_on = True
         drop, name = node.drops.drop, entity_type.name
         self.host.counts.report_drop = lambda via, reason, count: drop(via, name, reason, count)
-        self.shard_leases: ShardLeases = ShardLeases(self, self.host, node.store, node.me, settings)
+        self._place(within)
         self._check_leases = self.shard_leases.check
-        interface = entity_type.interface
-        region = ShardRegion(self.name, node.me, interface.layout, settings, proxy=not hosts)
-        self.router: NodeRouter
-        self.sender: AnySender
-        """What senders of this node use: the router, or a sender by the router of the type."""
-        if interface.instances is None:
-            self.router = NodeRouter(interface, region, self, loop, node.endpoint.clock)
-            self.sender = self.router
-        else:
-            rows = NodeInstanceRouter(interface, region, self, loop, node.endpoint.clock)
-            rows.here, rows.sender_name = node.me, str(node.me)
-            self.router, self.sender = rows, sender_of(rows)
         self.sampling = LoadSampling(self.router.shard_of)
-        self.coordinator: NodeId | None = None
-        """The node on which this node expects the coordinator."""
-        self.stranger: NodeId | None = None
-        """A node that should run the coordinator, and does not know the type."""
+        self._coordinator: NodeId | None = None
+        self._stranger: NodeId | None = None
         self.drained: asyncio.Future[None] = loop.create_future()
         self.relayed_messages = 0
         self._stopping: list[str] = []
@@ -169,6 +168,48 @@ class RegionShell:
             self.host.runner.deliver,
             self.host.runner.mailbox_limits,
         )
+
+    def _place(self, within: RegionShell | None) -> None:
+        """Make the region machine that places the shards, or use that of the outermost type."""
+        interface, node, settings = self.entity_type.interface, self._node, self.settings
+        if within is None:
+            self.shard_hosts = ShardHosts(self.host, self._loop, self._hosts_stopped)
+            self.shard_leases = ShardLeases(self, self.shard_hosts, node.store, node.me, settings)
+            layout, proxy = interface.layout, not self.hosts
+            region = ShardRegion(self.name, node.me, layout, settings, proxy=proxy)
+        else:
+            table = self.table
+            table.inner.append(self)
+            self.shard_hosts, self.shard_leases = table.shard_hosts, table.shard_leases
+            self.shard_hosts.add(self.host, len(ancestors(interface)))
+            region = table.router.region
+        loop, clock = self._loop, node.endpoint.clock
+        if interface.instances is not None:
+            rows = NodeInstanceRouter(interface, region, self, loop, clock)
+            rows.here, rows.sender_name = node.me, str(node.me)
+            self.router, self.sender = rows, sender_of(rows)
+        else:
+            of_parent = within.router if within is not None else None
+            self.router = NodeRouter(interface, region, self, loop, clock, of_parent)
+            self.sender = self.router
+
+    @property
+    def coordinator(self) -> NodeId | None:
+        """The node on which this node expects the coordinator."""
+        return self.table._coordinator
+
+    @coordinator.setter
+    def coordinator(self, node: NodeId | None) -> None:
+        self.table._coordinator = node
+
+    @property
+    def stranger(self) -> NodeId | None:
+        """A node that should run the coordinator, and does not know the type."""
+        return self.table._stranger
+
+    @stranger.setter
+    def stranger(self, node: NodeId | None) -> None:
+        self.table._stranger = node
 
     @property
     def coordinator_role(self) -> str:
@@ -364,7 +405,7 @@ class RegionShell:
             case events.Send(to=to, message=message):
                 self._node.send(to, self.name, message)
             case events.SetArrivals(shard=shard, local=local, via=via):
-                self.host.set_arrivals(shard, local, via)
+                self.shard_hosts.set_arrivals(shard, local, via)
             case events.StartShard(shard=shard, fence=fence):
                 self.shard_leases.start(shard, fence)
             case events.StopShard(shard=shard):
@@ -381,7 +422,10 @@ class RegionShell:
 
     def _stop_shards(self) -> None:
         shards, self._stopping = self._stopping, []
-        self.host.stop_shards(shards, self._stop_reason)
+        self.shard_hosts.stop_shards(shards, self._stop_reason)
+
+    def _hosts_stopped(self, shard: str) -> None:
+        self.shard_leases.stopped(shard)
 
     async def _start_elsewhere(self, entity_id: str) -> None:
         await start_entity(self.router, entity_id, START_MS)
@@ -393,8 +437,12 @@ class RegionShell:
     def down(self, shard: str) -> None:
         """Report that the shard has stopped here, and forward the messages it left."""
         if self._stopped_here is None:
-            left = self.host.take_left(shard)
-            self.router.stopped(shard, [self._envelope(shard, i, m, 0) for i, m in left])
+            left = [
+                one._envelope(shard, entity_id, message, 0)
+                for one in (self, *self.inner)
+                for entity_id, message in one.host.take_left(shard)
+            ]
+            self.router.stopped(shard, left)
         elif not self.host.shards and not self._stopped_here.done():
             self._stopped_here.set_result(None)
 
@@ -427,23 +475,30 @@ class RegionShell:
 
     def shutdown(self) -> asyncio.Future[None]:
         """Hand off every shard; done when none runs here."""
-        self._stop_reason = StopReason.SHUTDOWN
-        self.router.handle(events.Shutdown())
-        return self.drained
+        if self.table is self:
+            self._stop_reason = StopReason.SHUTDOWN
+            self.router.handle(events.Shutdown())
+        return self.table.drained
 
     def stop_here(self) -> asyncio.Future[None]:
         """Stop every shard without a hand-off, because the whole cluster stops; done when none
         runs here."""
-        self._stopped_here = self._loop.create_future()
-        self.host.passes_on = False
-        if self.host.shards:
-            self.host.stop_shards(list(self.host.shards), StopReason.SHUTDOWN)
-        else:
-            self._stopped_here.set_result(None)
-        return self._stopped_here
+        table = self.table
+        if table._stopped_here is None:
+            table._stopped_here = self._loop.create_future()
+            for host in self.shard_hosts:
+                host.passes_on = False
+            if table.host.shards:
+                self.shard_hosts.stop_shards(list(table.host.shards), StopReason.SHUTDOWN)
+            else:
+                table._stopped_here.set_result(None)
+        return table._stopped_here
 
     def close(self) -> None:
         """Stop at once. Messages that never found a home are counted and logged."""
+        if self.table is not self:
+            self.host.close()
+            return
         if left := self.router.region.buffered[0] - self.router.buffered_asks.flushes:
             self.host.counts.drop("undelivered", left)
             log.warning("%d messages of %r found no home before this node ended", left, self.name)
@@ -455,7 +510,7 @@ class RegionShell:
     def advance(self, tick: int) -> None:
         """Move the coarse time of the entities on, and fail asks that have expired."""
         self.host.runner.advance(tick)
-        if self.router.buffered_asks:
+        if self.table is self and self.router.buffered_asks:
             self._node.endpoint.asks_timed_out += self.router.expire()
 
     def report_loads(self, tick: int) -> None:
@@ -463,10 +518,15 @@ class RegionShell:
         `rebalance_interval`, if the allocation strategy uses them. Called about once a second."""
         sampling, interval = self.sampling, self.settings.rebalance_interval / LOAD_REPORTS
         due = tick - sampling.reported >= int(1000 * interval) // CoarseClock.TICK_MS
-        if not (sampling.on and due and self.hosts and self.router.region.registered):
+        registered = self.table is self and self.hosts and self.router.region.registered
+        if not (sampling.on and due and registered):
             return
-        sampling.reported = tick
-        loads = sampling.read(self.host.counts.accepted, self._loop.time())
+        sampling.reported, now = tick, self._loop.time()
+        loads = sampling.read(self.host.counts.accepted, now)
+        for one in self.inner:
+            for shard, load in (one.sampling.read(one.host.counts.accepted, now) or {}).items():
+                if loads is not None:
+                    loads[shard] = loads.get(shard, 0.0) + load
         if loads is not None and self.coordinator is not None:
             report = messages.ShardLoads(self._node.me, loads)
             self._node.send(self.coordinator, self.name, report)
@@ -476,6 +536,17 @@ class RegionShell:
         if self._node.gate.closed:
             return
         slow.check(self.host.runner.running_handlers, self.settings.slow_handler_after, tick)
+
+
+def check_own_table(region: RegionShell) -> None:
+    """Check that a command about the homes of a type names the type that has the table.
+
+    Raises:
+        Refused: the type lives within another one.
+    """
+    if region.table is not region:
+        table = region.table.name
+        raise Refused(f"{region.name!r} lives within {table!r}", hint=f"name {table} instead")
 
 
 def region_of(regions: Mapping[str, RegionShell], entity_type: str | type) -> RegionShell:

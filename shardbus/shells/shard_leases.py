@@ -1,5 +1,5 @@
 """The shards of one type on one node, between the region machine, which decides what runs here,
-and the host, which runs it.
+and the hosts, which run it.
 
 Without leases a shard starts and stops at once. With them (`use_lease`), a shard waits for its
 lease before it starts, and counts as stopped once the lease is released:
@@ -22,10 +22,10 @@ from urllib.parse import quote
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.entity_type import StopReason
-from shardbus.entities.host import Host
 from shardbus.ids import NodeId
 from shardbus.sharding.events import Note
 from shardbus.shells.leases import LeaseShell
+from shardbus.shells.shard_hosts import ShardHosts
 from shardbus.store.protocol import StateStore
 
 LEASED = ("shards", "both")
@@ -48,12 +48,12 @@ class ShardLeases:
     def __init__(
         self,
         region: ShardOwner,
-        host: Host,
+        hosts: ShardHosts,
         store: StateStore,
         me: NodeId,
         settings: ShardingSettings,
     ) -> None:
-        self._region, self._host = region, host
+        self._region, self._hosts = region, hosts
         self._prefix = f"shard/{quote(region.name, safe='')}/"
         self._waiting: dict[str, int] = {}
         """Shards that wait for their lease, with the fence under which they start."""
@@ -92,7 +92,7 @@ class ShardLeases:
             await self.leases.end()
 
     def _start(self, shard: str, fence: int) -> None:
-        self._host.start_shard(shard, fence)
+        self._hosts.start_shard(shard, fence)
         self._region.ready(shard)
 
     # ---- what becomes of leases
@@ -106,7 +106,7 @@ class ShardLeases:
     def on_lost(self, name: str, left: float) -> None:
         shard = name.removeprefix(self._prefix)
         self._homeless[shard] = None
-        self._host.stop_shards([shard], StopReason.FAILURE, left)
+        self._hosts.stop_shards([shard], StopReason.FAILURE, left)
 
     def on_free(self, name: str) -> None:
         if self._over:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import msgspec
 
-from shardbus.bounds import Id, Text
+from shardbus.bounds import TYPES_WITHIN_MAX, Id, Text
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages
@@ -36,13 +36,15 @@ class TypeInfo:
     """Lets a client compute the shard of an entity. `shards` 0: the type has its own shard
     function, for which the client needs its class. `known` False: the node has no such type.
     `router` is how senders choose among the instances of an entity, empty if the type has none;
-    `instances` is their number as far as the node knows."""
+    `instances` is their number as far as the node knows. `within`: the
+    types that it lives within, the nearest first."""
 
     known: bool
     layout: str
     shards: int
     instances: Annotated[int, msgspec.Meta(ge=0, le=INSTANCES_MAX)] = 0
     router: Text = ""
+    within: Annotated[tuple[Id, ...], msgspec.Meta(max_length=TYPES_WITHIN_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,6 +266,8 @@ class Interface:
     """How many instances each entity has; None: an entity runs once."""
     router: str = ""
     """How senders choose among the instances; empty without instances."""
+    within: Interface | None = None
+    """The type whose entities the entities of this type live within (`routing.paths`)."""
 
 
 def message_decoders(

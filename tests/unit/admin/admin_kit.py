@@ -21,6 +21,7 @@ from shardbus.membership.view import MembershipView
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
+from shardbus.wire.schema import Interface
 
 ME, PEER, LOST = NodeId("a", 7355, 1), NodeId("b", 7355, 2), NodeId("c", 7355, 3)
 PAGE = "page"
@@ -157,8 +158,8 @@ class FakeNode:
             route_of=lambda i: SimpleNamespace(shard=shard_of.get(i, "3")),
             routes={"1": SimpleNamespace(out=1), "2": SimpleNamespace(out=1)},
         )
-        interface = SimpleNamespace(layout="crc32/3", shards=3, instances=None, router="")
-        return SimpleNamespace(
+        interface = Interface(PAGE, 3, "crc32/3")
+        region = SimpleNamespace(
             name=PAGE,
             hosts=True,
             settings=ShardingSettings(retry_interval=9.0),
@@ -171,6 +172,8 @@ class FakeNode:
             missing="the type is unknown there",
             shutdown=lambda: self.posted.append("shutdown"),
         )
+        region.table = region
+        return region
 
     def _coordinator(self) -> Any:
         return SimpleNamespace(

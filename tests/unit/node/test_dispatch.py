@@ -24,6 +24,7 @@ from shardbus.wire.control import (
     decode_control,
     encode_control,
 )
+from shardbus.wire.schema import Interface
 
 ME, PEER, OTHER = NodeId("a", 1, 1), NodeId("b", 1, 2), NodeId("c", 1, 3)
 PAGE = "page"
@@ -74,11 +75,10 @@ class Around:
                 region=SimpleNamespace(instances=3),
             ),
             entity_type=SimpleNamespace(
-                interface=SimpleNamespace(
-                    layout="crc32/2", shards=2, shard_of=None, router="nearest"
-                )
+                interface=Interface("page", 2, "crc32/2", router="nearest")
             ),
         )
+        self.region.table = self.region
         singleton: Any = SimpleNamespace(
             received=lambda node, message: self.log.append(("singleton", node, message)),
             coordinator=SimpleNamespace(

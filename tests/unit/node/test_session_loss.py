@@ -32,6 +32,7 @@ class Around:
             router=SimpleNamespace(handle=self.events.append),
             host=SimpleNamespace(counts=self.counts),
         )
+        region.table = region
         endpoint: Any = SimpleNamespace(
             watch=lambda node: linked, remove=lambda node, error: self.dropped.append(node)
         )

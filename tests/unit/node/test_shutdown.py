@@ -24,7 +24,7 @@ class Region:
     """A region of one shard. It hands off and stops when the test says so."""
 
     def __init__(self, node: Leaving) -> None:
-        self._node = node
+        self._node, self.table = node, self
         self.settings = SimpleNamespace(handoff_timeout=HANDOFF_S)
         self.host = SimpleNamespace(shards={"1": None})
         self.router = SimpleNamespace(region=SimpleNamespace(buffered=[0]))

@@ -1,0 +1,125 @@
+"""The hosts on one node of the types that share a table: an outermost type, and those that live
+within it (`routing.paths`).
+
+A shard of the table is a shard of each of these types. All of them start it and open it together.
+They stop it one after the other, the innermost first, so that an entity can still be asked while
+what lives within it stops:
+
+    StopShard ──> innermost hosts ──all stopped──> ... ──> outermost host ──stopped──> ShardDown
+
+Each level has an equal part of the time to stop. The shards that are ready for the next level in
+one turn of the loop go there together, because to stop one shard costs a pass over the entities.
+
+Source: S3.4-S3.6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from shardbus.entities.entity_type import StopReason
+from shardbus.entities.host import Host
+
+
+@dataclass(slots=True)
+class _Stop:
+    """One shard that stops: at which level, and which hosts of it have not stopped yet."""
+
+    reason: StopReason
+    patience: float
+    """Seconds for each level."""
+    level: int
+    running: set[Host]
+
+
+class ShardHosts:
+    """Starts, opens and stops shards in all hosts of one table. `on_down(shard)` is called when the
+    last host has stopped a shard."""
+
+    def __init__(
+        self,
+        outermost: Host,
+        loop: asyncio.AbstractEventLoop,
+        on_down: Callable[[str], None],
+    ) -> None:
+        self._levels: list[list[Host]] = [[outermost]]
+        self._loop, self._on_down = loop, on_down
+        self._stops: dict[str, _Stop] = {}
+        self._ready: list[str] = []
+        """Shards that the next level must stop."""
+
+    def __iter__(self) -> Iterator[Host]:
+        return (host for level in self._levels for host in level)
+
+    def add(self, host: Host, depth: int) -> None:
+        """Add the host of a type within `depth` others."""
+        if depth == len(self._levels):
+            self._levels.append([])
+        self._levels[depth].append(host)
+
+    def start_shard(self, shard: str, fence: int) -> None:
+        """Host a shard, as `Host.start_shard`."""
+        for host in self:
+            host.start_shard(shard, fence)
+
+    def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
+        """Set what a shard admits, as `Host.set_arrivals`."""
+        for host in self:
+            host.set_arrivals(shard, local, via)
+
+    def stop_shards(
+        self, shards: list[str], reason: StopReason, patience: float | None = None
+    ) -> None:
+        """Stop shards, the innermost entities first. A shard that stops already gets the shorter
+        time, if there is one."""
+        outermost = self._levels[0][0]
+        if len(self._levels) == 1:
+            outermost.stop_shards(shards, reason, patience)
+            return
+        each = (outermost.patience if patience is None else patience) / len(self._levels)
+        for shard in shards:
+            known = self._stops.get(shard)
+            if known is not None and each < known.patience:
+                known.patience = each
+                for host in list(known.running):
+                    host.stop_shards([shard], reason, each)
+        fresh = [shard for shard in shards if shard not in self._stops]
+        innermost = len(self._levels) - 1
+        for shard in fresh:
+            self._stops[shard] = _Stop(reason, each, innermost, set(self._levels[innermost]))
+        self._stop(fresh)
+
+    def _stop(self, shards: list[str]) -> None:
+        """Stop these shards at the level that each of them has reached."""
+        groups: dict[tuple[int, StopReason, float], list[str]] = {}
+        for shard in shards:
+            stop = self._stops[shard]
+            groups.setdefault((stop.level, stop.reason, stop.patience), []).append(shard)
+        for (level, reason, patience), group in groups.items():
+            for host in self._levels[level]:
+                host.stop_shards(group, reason, patience)
+
+    def stopped(self, host: Host, shard: str) -> None:
+        """Record that a host has stopped a shard."""
+        stop = self._stops.get(shard)
+        if stop is None:  # there is one level, or no host has the shard
+            self._on_down(shard)
+            return
+        stop.running.discard(host)
+        if stop.running:
+            return
+        if stop.level == 0:
+            del self._stops[shard]
+            self._on_down(shard)
+            return
+        stop.level -= 1
+        stop.running = set(self._levels[stop.level])
+        if not self._ready:
+            self._loop.call_soon(self._stop_ready)
+        self._ready.append(shard)
+
+    def _stop_ready(self) -> None:
+        shards, self._ready = self._ready, []
+        self._stop(shards)
