@@ -206,6 +206,11 @@ class Stage(Net):
                 down = ", ".join(map(self.words.label, decision.down))
                 self.draw(me, f"{decision.rule}: {decision.outcome.value}: {down}")
                 self.draw(me, f"  {self.words.named(decision.reason)}")
+            case seen.HandlingSuspended(reason):
+                self.draw(me, "HandlingSuspended")
+                self.draw(me, f"  {self.words.named(reason)}")
+            case seen.HandlingResumed(seconds):
+                self.draw(me, f"HandlingResumed after {seconds:.1f} s")
             case seen.SelfStarved(late):
                 self.draw(me, f"SelfStarved {late:.1f} s")
             case seen.SlowHeartbeat(node, late):
