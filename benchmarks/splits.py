@@ -26,7 +26,8 @@ is one JSON line, and the last line is their sum. Seconds count from the beginni
     suspend_s      the last message that a node handled that has ended or was interrupted
     failover_s     the first message that a survivor handled for an entity of such a node
     resume_s       after the heal, until a node that was interrupted and stayed handles messages
-    woken          messages that a stopped process handled after it was continued
+    woken          messages that a stopped process handled after it was continued, and how long
+                   after that: the rest of a run that the stop had interrupted is handled at once
     lost           told messages that no node handled; with their reasons. A node that ends takes
                    those that waited at it (`held_by_the_ended`, `relayed_by_the_ended`). A loss
                    without a reason and without an end is `unexplained`: a defect
@@ -231,7 +232,8 @@ class Field:
         if shape != "stopped":
             found["oldest"] = "few" if nodes[0] in order[: 1 if shape == "alone" else 2] else "many"
         if "continued" in found:
-            found["woken"] = judge.handled(rows, *found.pop("continued"))
+            late = judge.handled(rows, *found.pop("continued"))
+            found |= {"woken": len(late), "woken_s": _longest(late)}
         healed = found.pop("healed_at")
         found |= judged(rows, begun, healed, gone, nodes, told, dropped)
         if found["overlaps"] or "unexplained" in found["lost_by_reason"]:
@@ -424,7 +426,7 @@ def summed(found: list[dict[str, Any]]) -> dict[str, Any]:
         reasons += Counter(one.get("lost_by_reason", {}))
     worst = {
         name: max((one[name] for one in found if one.get(name) is not None), default=None)
-        for name in ("overlap_s", "suspend_s", "failover_s", "resume_s")
+        for name in ("overlap_s", "suspend_s", "failover_s", "resume_s", "woken_s")
     }
     sums = {
         name: sum(one.get(name, 0) for one in found)

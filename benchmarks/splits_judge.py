@@ -95,9 +95,10 @@ def pause(rows: Iterable[Row], process: int, at: int, until: int) -> tuple[int, 
     return (times[-1], 0) if until - times[-1] > PAUSE_S * 1e9 else None
 
 
-def handled(rows: Iterable[Row], process: int, since: int) -> int:
-    """Return the number of records of a process after that time."""
-    return sum(row.process == process and row.at > since for row in rows)
+def handled(rows: Iterable[Row], process: int, since: int) -> list[float]:
+    """Return the seconds from that time to each later record of a process."""
+    times = sorted(row.at for row in rows if row.process == process and row.at > since)
+    return [(at - since) / 1e9 for at in times]
 
 
 def missing(told: Iterable[Told], rows: Iterable[Row]) -> list[Told]:

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 
 from benchmarks.splits import SHAPES, Field, field
+from shardbus.entities.runner import RUN_SLICE
 from tests.process.namespaces import missing
 
 
@@ -30,7 +31,7 @@ async def test_no_entity_lives_twice_in_a_split_of_any_shape(cluster: Field) -> 
     for shape in SHAPES:
         found = await cluster.split(shape)
         assert (found["overlaps"], found["repeated"]) == (0, 0), found
-        assert found.get("woken", 0) == 0, found
+        assert found.get("woken", 0) < RUN_SLICE, "at most the rest of a slice of a run"
         assert "unexplained" not in found["lost_by_reason"], found
         if not found["ended"]:
             assert found["lost"] == 0, found

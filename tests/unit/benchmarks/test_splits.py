@@ -59,7 +59,7 @@ def test_a_pause_is_a_silence_that_begins_in_the_split() -> None:
 
 def test_what_a_process_handles_after_a_moment_is_counted() -> None:
     rows = [row(1, 1.0), row(1, 2.0), row(1, 3.0), row(2, 3.0)]
-    assert judge.handled(rows, 1, 2 * S) == 1
+    assert judge.handled(rows, 1, 2 * S) == [1.0]
 
 
 def test_what_no_node_handled_is_missing_and_what_two_did_is_repeated() -> None:

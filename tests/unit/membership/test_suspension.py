@@ -17,6 +17,7 @@ from shardbus.membership.member import Status
 from shardbus.membership.reachability import Flag
 from shardbus.membership.suspension import Suspension
 from shardbus.membership.view import HandlingResumed, HandlingSuspended
+from tests.unit.membership.membership_net import Net
 from tests.unit.membership.test_gossip import A, B, C, D, state
 
 UP, JOINING = Status.UP, Status.JOINING
@@ -243,3 +244,43 @@ def test_the_end_of_membership_ends_the_confirmation() -> None:
     made = entered(A, state(a=UP))
     made.close()
     assert made.valid_until == -inf
+
+
+# -- how fast a dead member is removed ------------------------------------------------------------
+
+STAYING = ("keep-majority", "static-quorum", "keep-oldest", "lease-majority")
+SURVIVORS = ["n01", "n02", "n03", "n04"]
+LOOK_S = 0.01
+CONFIRMED_S = 0.2
+"""Within which a killed process is removed, where nothing is lost and no message takes long."""
+
+
+def removed_after(strategy: str, *, silent: bool, seed: int = 1) -> float:
+    """Return the seconds until no survivor has the dead member any more."""
+    downing = DowningSettings(strategy=strategy, static_quorum_size=3)
+    net = Net(seed, ClusterSettings(downing=downing))
+    net.start(5)
+    net.run(20.0)
+    net.kill("n05", silent=silent)
+    began = net.now
+    while not net.agreed(SURVIVORS):
+        net.run(LOOK_S)
+        assert net.now < began + 60.0
+    return net.now - began
+
+
+@pytest.mark.parametrize("strategy", STAYING)
+def test_a_killed_process_is_removed_at_once(strategy: str) -> None:
+    assert removed_after(strategy, silent=False) < CONFIRMED_S
+
+
+@pytest.mark.parametrize("strategy", STAYING)
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_dead_member_is_removed_as_fast_as_without_suspension(
+    strategy: str, silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heartbeats and their dice are the same, so that the times are comparable."""
+    with_it = removed_after(strategy, silent=silent)
+    monkeypatch.setattr(ClusterSettings, "suspends", property(lambda self: False))
+    without = removed_after(strategy, silent=silent)
+    assert with_it <= without + 2 * LOOK_S, (with_it, without)
