@@ -4,7 +4,7 @@ plain values, not by the classes of the code under test, so that they fit other 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 import msgspec
@@ -67,8 +67,11 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
         "died": (node,),
         "counts": (("page", "forged", 1),),
         "known": False,
+        "count": 3,
     }
     values |= {"shards": 1} if cls is TypeInfo else {}
+    values |= {f.name: f.default for f in fields(cls) if f.name not in values}
+    assert MISSING not in values.values(), f"a forged {cls.__name__} needs a value of each field"
     return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 

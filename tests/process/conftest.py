@@ -17,7 +17,7 @@ from tests.process.terminal import Terminal
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):  # type: ignore[no-untyped-def]
     report = yield
     arguments = getattr(item, "funcargs", {})
-    lab = arguments.get("lab") or arguments.get("walled")
+    lab = arguments.get("lab") or arguments.get("walled") or arguments.get("pair")
     if report.when == "call" and report.failed and lab is not None:
         report.sections.append(("nodes", lab.logs()))
     return report

@@ -162,16 +162,13 @@ def error_of(node: NodeProcess) -> str:
     ("app", "options", "code", "text"),
     [
         ("tests.process.nowhere:bus", [], 3, "nowhere"),
-        ("tests.process.app:missing", [], 3, "missing"),
-        ("tests.process.app:Page", [], 3, "ShardBus"),
-        ("tests.process.app:bus", ["--set", "node.prot=1"], 2, "node.port"),
-        ("tests.process.app:bus", ["--port", "0"], 2, "port"),
         ("tests.process.app:bus", ["--host", "0.0.0.0", "--advertise", "127.0.0.1"], 2, "insecure"),
     ],
 )
 async def test_what_cannot_start_says_why_in_one_line(
     lab: Processes, app: str, options: list[str], code: int, text: str
 ) -> None:
+    """The others are in tests/unit/cli/test_app_loader.py and test_node.py."""
     node = lab.run("node", "start", app, "--store", lab.store, *options)
     assert await node.ended() == code
     assert text in error_of(node)

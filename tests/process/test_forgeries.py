@@ -7,7 +7,7 @@ import asyncio
 import os
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,13 @@ async def counts(node: NodeProcess) -> dict[str, int]:
 
 @dataclass
 class Lab:
-    """Two nodes, a client with an entity on each, and the state before the forgery."""
+    """Two nodes, a client with an entity on each, and the state and the counts before the
+    forgery."""
 
     nodes: list[NodeProcess]
     ids: list[NodeId]
     before: list[Any]
+    counted: dict[str, int]
 
     @property
     def target(self) -> NodeProcess:
@@ -69,8 +71,9 @@ class Lab:
                 row.pop("entities", None)
         return pages
 
-    async def refused(self, reason: str, count: int = 1, before: int = 0) -> None:
-        """Wait until the target has refused so many, and look at the state."""
+    async def refused(self, reason: str, count: int = 1) -> None:
+        """Wait until the target has refused so many more, and look at the state."""
+        before = self.counted.get(reason, 0)
 
         async def counted() -> bool:
             assert all(node.running for node in self.nodes)
@@ -83,14 +86,26 @@ class Lab:
             assert "Traceback" not in node.err.read_text()
 
 
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    """Two nodes for all tests: no forgery changes anything."""
+    folder = tmp_path_factory.mktemp("forgeries")
+    pair = Processes(folder, f"sqlite:///{folder}/store.db")
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(pair.cluster(2))
+    loop.close()
+    yield pair
+    pair.close()
+
+
 @pytest.fixture
-async def two(lab: Processes) -> AsyncIterator[Lab]:
-    nodes = await lab.cluster(2)
-    async with lab.client() as client:
+async def two(pair: Processes) -> AsyncIterator[Lab]:
+    nodes = pair.all
+    async with pair.client() as client:
         for number in range(24):
             assert await client.ref(Page, f"page-{number}").hit(1, 1) == 1
         pages = [await node.page("/v1/cluster") for node in nodes]
-        two = Lab(nodes, [NodeId.parse(page["self"]) for page in pages], [])
+        two = Lab(nodes, [NodeId.parse(page["self"]) for page in pages], [], {})
 
         async def still() -> bool:
             two.before = await two.state()
@@ -98,6 +113,7 @@ async def two(lab: Processes) -> AsyncIterator[Lab]:
             return states == {"running"} and two.before == await two.state()
 
         await until(still, "a cluster at rest")
+        two.counted = await counts(two.target)
         yield two
         for number in range(24):
             assert await client.ref(Page, f"page-{number}").hit(1, 2) == 2

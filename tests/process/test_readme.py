@@ -14,11 +14,22 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 EXAMPLES = (ROOT / "examples" / "README.md").read_text(encoding="utf-8")
 
 
+EXAMPLE = (ROOT / "examples" / "counter.py").read_text(encoding="utf-8")
+
+
+def test_the_session_of_the_example_runs_as_it_stands_there(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    [steps] = [steps for steps in sessions(README) if "examples.counter" in steps[0].command]
+    for step in steps:
+        terminal.expect(run_elsewhere(step, terminal, tmp_path))
+
+
+@pytest.mark.long
 def test_the_sessions_run_as_they_stand_there(terminal: Terminal, tmp_path: Path) -> None:
-    example = (ROOT / "examples" / "counter.py").read_text(encoding="utf-8")
     for steps in sessions(README):
         for step in steps:
-            terminal.expect(run_elsewhere(step, terminal, example, tmp_path))
+            terminal.expect(run_elsewhere(step, terminal, tmp_path))
     assert not terminal.nodes_run
 
 
@@ -30,19 +41,18 @@ def test_TR9_the_sessions_of_the_examples_run_as_they_stand_there(terminal: Term
     assert not terminal.nodes_run
 
 
-def run_elsewhere(step: Step, terminal: Terminal, example: str, tmp: Path) -> Step:
+def run_elsewhere(step: Step, terminal: Terminal, tmp: Path) -> Step:
     """The example names its port in its source: a copy with this run's port is run instead."""
     if not step.command.startswith("python examples/counter.py"):
         return step
     copy = tmp / "counter.py"
-    copy.write_text(terminal.here(example), encoding="utf-8")
+    copy.write_text(terminal.here(EXAMPLE), encoding="utf-8")
     return Step(f"python {copy}", step.output)
 
 
 def test_the_example_is_the_file() -> None:
     [example] = blocks(README, "python")
-    file = (ROOT / "examples" / "counter.py").read_text(encoding="utf-8")
-    assert file.endswith(example)
+    assert EXAMPLE.endswith(example)
 
 
 def test_what_it_points_to_exists() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from shardbus_cli.exit_codes import ExitCode
 from tests.unit.cli.cli_kit import ME
 
@@ -32,3 +34,17 @@ def test_a_bad_setting_stops_node_start_before_the_app_is_loaded(shell, apps):
     assert "node.port = 'x' (--port): not a whole number" in shell.err
     assert shell("node", "start", "good_app", "--host", "10.0.0.1") == ExitCode.USAGE
     assert "security.insecure" in shell.err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--set", "node.prot=1"), "did you mean node.port?"),
+        (("--port", "0"), "node.port = '0' (--port): "),
+        (("--host", "0.0.0.0", "--advertise", "127.0.0.1"), "security.insecure"),
+    ],
+)
+def test_node_start_refuses_options_in_one_line(shell, apps, options, said):
+    assert shell("node", "start", "good_app", *options) == ExitCode.USAGE
+    assert said in shell.err
+    assert (shell.err.count("\n"), shell.out) == (1, "")
