@@ -31,6 +31,7 @@ is one JSON line, and the last line is their sum. Seconds count from the beginni
     lost           told messages that no node handled; with their reasons. A node that ends takes
                    those that waited at it (`held_by_the_ended`, `relayed_by_the_ended`). A loss
                    without a reason and without an end is `unexplained`: a defect
+    outcome_s      after the producers have rested, until the last message was handled
     failed         why a split came to no end; its cluster is replaced
 
     python -m benchmarks.splits [SPLITS] [--seed N] [--shape SHAPE ...] [--strategy NAME ...]
@@ -161,14 +162,14 @@ class Field:
 
     # ---- the cluster
 
-    async def fill(self) -> int:
+    async def fill(self) -> set[int]:
         """Start the missing nodes on the free machines, and wait until all are one cluster. Return
-        how many ended meanwhile."""
-        ended, deadline = 0, time.monotonic() + PATIENCE_S
+        the process ids of those that ended meanwhile."""
+        ended: set[int] = set()
+        deadline = time.monotonic() + PATIENCE_S
         while True:
-            here = len(self.nodes)
+            ended |= {node.process.pid for node in self.nodes if not node.running}
             self.nodes = [node for node in self.nodes if node.running]
-            ended += here - len(self.nodes)
             used = [node.machine for node in self.nodes]
             for machine in [m for m in self.places if m not in used]:
                 seeds = [node.address for node in self.nodes][:3]
@@ -223,12 +224,16 @@ class Field:
         gone = {node.process.pid for node in nodes if not node.running}
         self.nodes = [node for node in nodes if node.running]
         if stray := await self.fill():
-            found["ended_later"] = stray
+            found["ended_later"] = len(stray)
+            gone |= stray
         await asyncio.sleep(AFTER_S)
         told = [
             one for told in await asyncio.gather(*(x.rest() for x in self.loads)) for one in told
         ]
+        rested = boot_ns()
         rows, dropped = await self._outcomes(told, gone)
+        last = max((row.at for row in rows), default=rested)
+        found["outcome_s"] = round(max(0, last - rested) / 1e9, 3)
         if shape != "stopped":
             found["oldest"] = "few" if nodes[0] in order[: 1 if shape == "alone" else 2] else "many"
         if "continued" in found:
@@ -368,7 +373,8 @@ def judged(
     taken = judge.takeovers(rows, begun, survivors)
     lost = judge.missing(told, rows)
     without = max(0, len(lost) - dropped.total())
-    held = sum(one.entity in judge.handled_by(rows, gone) for one in lost) if gone else 0
+    theirs = judge.handled_by(rows, gone)
+    held = sum(one.entity in theirs for one in lost)
     dropped["held_by_the_ended"] = min(held, without)
     dropped["relayed_by_the_ended" if gone else "unexplained"] = without - min(held, without)
     return {
@@ -426,7 +432,7 @@ def summed(found: list[dict[str, Any]]) -> dict[str, Any]:
         reasons += Counter(one.get("lost_by_reason", {}))
     worst = {
         name: max((one[name] for one in found if one.get(name) is not None), default=None)
-        for name in ("overlap_s", "suspend_s", "failover_s", "resume_s", "woken_s")
+        for name in ("overlap_s", "suspend_s", "failover_s", "resume_s", "woken_s", "outcome_s")
     }
     sums = {
         name: sum(one.get(name, 0) for one in found)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import array
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from benchmarks import splits
 from benchmarks import splits_judge as judge
@@ -67,6 +71,30 @@ def test_what_no_node_handled_is_missing_and_what_two_did_is_repeated() -> None:
     told = [judge.Told(1, seq, 1) for seq in (1000, 2000, 3000)]
     assert judge.missing(told, rows) == [told[2]]
     assert judge.repeated(rows) == 1
+
+
+@pytest.mark.parametrize(
+    ("gone", "dropped", "reasons"),
+    [
+        (set(), {}, {"unexplained": 3}),
+        (set(), {"no_home": 3}, {"no_home": 3}),
+        (set(), {"no_home": 1}, {"no_home": 1, "unexplained": 2}),
+        ({2}, {}, {"held_by_the_ended": 2, "relayed_by_the_ended": 1}),
+        ({2}, {"no_home": 1}, {"no_home": 1, "held_by_the_ended": 2}),
+        ({1, 2}, {}, {"held_by_the_ended": 3}),
+    ],
+)
+def test_a_loss_has_a_reason_or_is_unexplained(
+    gone: set[int], dropped: dict[str, int], reasons: dict[str, int]
+) -> None:
+    """Process 1 handles entity 1, process 2 entity 2. One message of the first is missing, and two
+    of the second."""
+    rows = [row(1, n / 10) for n in range(40)] + [row(2, n / 10, 2) for n in range(40)]
+    nodes: Any = [SimpleNamespace(process=SimpleNamespace(pid=pid)) for pid in (1, 2)]
+    told = [judge.Told(1, 9000, 1), judge.Told(1, 9001, 2), judge.Told(1, 9002, 2)]
+    found = splits.judged(rows, S, 3 * S, gone, nodes, told, Counter(dropped))
+    assert found["lost_by_reason"] == reasons
+    assert (found["lost"], found["ended"]) == (3, len(gone))
 
 
 def test_rows_are_read_from_where_reading_ended(tmp_path: Path) -> None:
