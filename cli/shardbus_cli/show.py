@@ -103,7 +103,9 @@ def types(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     """List the entity types of the cluster."""
     if answer := _page(node, as_json, "v1", "types"):
         rows = [row for row in answer.get("types", ()) if isinstance(row, dict)]
-        columns = list(dict.fromkeys(column for row in rows for column in row)) or ["type"]
+        known = dict.fromkeys(column for row in rows for column in row) or {"type": None}
+        unused = [c for c in ("instances", "router") if not any(row.get(c) for row in rows)]
+        columns = [column for column in known if column not in unused]
         output.table(columns, rows)
 
 

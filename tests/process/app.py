@@ -180,3 +180,22 @@ class Stubborn(Entity):
 
     async def on_stop(self, reason: StopReason) -> None:
         await asyncio.Event().wait()
+
+
+if os.environ.get("APP_QUOTES"):
+
+    @bus.entity("quote", shards=4, instances=3)
+    class Quote(Entity):
+        """Runs three times, on as many nodes."""
+
+        @handler
+        def who(self) -> list[object]:
+            return [self.context.entity_id, self.context.instance, self.context.node]
+
+        @handler
+        async def wait_for(self, gate: str) -> int:
+            """Answer once this file exists; say that it is waited for by another one."""
+            Path(f"{gate}-{self.context.instance}").touch()
+            while not Path(gate).exists():
+                await asyncio.sleep(0.02)
+            return self.context.instance

@@ -1,0 +1,81 @@
+"""Instances on real nodes: every one answers, a killed one is named, and another takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from shardbus import Client, NodeLost
+from tests.process.nodes import NodeProcess, Processes
+from tests.waiting import PATIENCE_S, until
+
+
+async def told(lab: Processes, count: int) -> None:
+    """Wait until every node knows that there are this many instances."""
+
+    async def known() -> bool:
+        pages = await asyncio.gather(*(node.page("/v1/types") for node in lab.live))
+        rows = [row for page in pages if page for row in page["types"]]
+        counts = [row["instances"] for row in rows if row["type"] == "quote"]
+        return counts == [count] * len(lab.live)
+
+    await until(known, f"{count} instances on {len(lab.live)} nodes")
+
+
+def addresses(answers: dict[str, Any]) -> set[str]:
+    return {node.partition("#")[0] for node in answers}
+
+
+async def test_all_answers_for_every_node_and_names_the_one_that_is_killed(lab: Processes) -> None:
+    nodes = await lab.cluster(3, APP_QUOTES="1")
+    await told(lab, 3)
+    gate = lab.folder / "gate"
+    async with lab.client(*nodes[:2]) as client:
+        answers = await client.to("all").call("quote", "x", "who")
+        assert addresses(answers) == {node.address for node in nodes}
+        assert all(answer[2] == node for node, answer in answers.items())
+        asked = asyncio.ensure_future(client.to("all").call("quote", "x", "wait_for", str(gate)))
+        waited_for = [lab.folder / f"gate-{k}" for k in (1, 2, 3)]
+        await until(lambda: all(path.exists() for path in waited_for), "three instances that wait")
+        dead = nodes[2]
+        dead.kill()
+        gate.touch()
+        answers = await asked
+        assert addresses(answers) == {node.address for node in nodes}
+        [lost] = [e for node, e in answers.items() if node.startswith(f"{dead.address}#")]
+        assert isinstance(lost, NodeLost)
+        assert sum(isinstance(answer, int) for answer in answers.values()) == 2
+        await told(lab, 2)
+        await until(lambda: whole(client, nodes[:2]), "an answer of the two that are left")
+        new = await lab.start(APP_QUOTES="1")
+        await told(lab, 3)
+        await until(lambda: whole(client, [*nodes[:2], new]), "an answer of three again")
+
+
+async def whole(client: Any, nodes: list[NodeProcess]) -> bool:
+    """True if all of these nodes, and no other, answer."""
+    answers = await client.to("all").call("quote", "x", "who")
+    good = not any(isinstance(answer, Exception) for answer in answers.values())
+    return good and addresses(answers) == {node.address for node in nodes}
+
+
+async def test_threads_and_the_command_line_choose_a_router(lab: Processes) -> None:
+    nodes = await lab.cluster(3, APP_QUOTES="1")
+    await told(lab, 3)
+
+    def blocking() -> list[Any]:
+        with Client(f"tcp://{nodes[0].address}", cluster="lab", timeout=PATIENCE_S) as client:
+            found = client.to("all").call("quote", "x", "who")
+            one = client.call("quote", "x", "who")
+            many = client.to("round-robin").ask_many("quote", [])
+            return [found, one, many]
+
+    found, one, many = await asyncio.to_thread(blocking)
+    assert addresses(found) == {node.address for node in nodes}
+    assert one in found.values()
+    assert many == []
+    url = f"http://127.0.0.1:{nodes[0].http_port}"
+    command = lab.run("ask", "quote", "x", "who", "--to", "all", "--node", url)
+    assert await command.ended() == 0, command.err.read_text()
+    assert json.loads(command.out.read_text()) == found
