@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter as Tally
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from shardbus import ConfigError, Entity, NodeLost, ShardBus, handler
+from shardbus import (
+    Client,
+    ConfigError,
+    Entity,
+    EntityFailed,
+    Envelope,
+    NodeLost,
+    ReentrancyError,
+    ShardBus,
+    handler,
+)
+from shardbus.ids import shard_of
 from shardbus.node.node import Node
 from shardbus.routing.instance_router import InstanceRouter
-from shardbus.sharding.events import InstancesDescribed
+from shardbus.routing.pending_message import PendingMessage
+from shardbus.sharding.events import MessageReceived
+from shardbus.sharding.messages import InstanceCount
+from shardbus.wire.schema import decode_value, encode_value
 from tests.loopback.nodes import Nodes, http
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 
 def application(**declared: Any) -> tuple[ShardBus, Any]:
@@ -22,6 +37,7 @@ def application(**declared: Any) -> tuple[ShardBus, Any]:
     class Quote(Entity):
         def __init__(self) -> None:
             self.seen: list[object] = []
+            self.held = 0
 
         @handler
         def who(self) -> list[Any]:
@@ -34,6 +50,33 @@ def application(**declared: Any) -> tuple[ShardBus, Any]:
         @handler
         def noted(self) -> list[object]:
             return self.seen
+
+        gate: ClassVar[asyncio.Event] = asyncio.Event()
+
+        @handler
+        async def who_is_free(self) -> list[Any]:
+            if self.held == self.context.instance:
+                await self.gate.wait()
+            return self.who()
+
+        @handler
+        def hold(self, instance: int) -> None:
+            self.held = instance
+
+        @handler
+        def fails_at(self, instance: int) -> list[Any]:
+            if instance in (0, self.context.instance):
+                raise ValueError("everywhere")
+            return self.who()
+
+        @handler
+        async def ask_all(self, other: str) -> dict[str, Any]:
+            found: dict[str, Any] = await self.context.ref(Quote, other).to("all").who()
+            return found
+
+        @handler
+        async def ask_near(self, other: str) -> Any:
+            return await self.context.ref(Quote, other).who()
 
         def receive(self, message: object) -> object:
             self.seen.append(message)
@@ -184,12 +227,89 @@ async def test_an_id_with_the_mark_is_refused_and_other_types_have_no_routers(
 
 
 async def test_fewer_instances_send_what_waits_to_the_others(nodes: Nodes) -> None:
+    """A message for an instance that is no more goes to another one; the part of an `all` does
+    not, for the others have theirs."""
     bus, quote = application()
-    node, *_ = await three(nodes, bus)
+    await three(nodes, bus)
     client = await nodes.client()
     router = client._regions.of_class(quote).router
     assert isinstance(router, InstanceRouter)
-    await client.ref(quote, "x").to("all").who()
-    asked = [router.ask(router.key("who"), f"y~{k}", b"\x90", 5000, list) for k in (3, 3)]
-    router.handle(InstancesDescribed(3))
-    del asked, node
+    await until(lambda: router.counted, "the number of instances")
+    await client.ref(quote, "0").to("all").who()  # its contact has sent the number by now
+    other = next(str(n) for n in range(1, 9) if shard_of(str(n), 4) != shard_of("0", 4))
+    ref, wire = client.ref(quote, other), f"{other}~3"
+    all_ = ref.to("all").who()
+    one = router.ask(router.key("who"), wire, encode_value(()), 60_000, decode_value)
+    key, payload = router.key("note"), encode_value((7,))
+    await router.deliver(PendingMessage(key, router.shard_of(wire), wire, payload))
+    contact = client.contact
+    assert contact is not None
+    router.handle(MessageReceived(contact, InstanceCount(router.region.epoch, 2)))
+    assert (await one)[1] in (1, 2)
+    answers = await all_
+    lost = [isinstance(answer, NodeLost) for answer in answers.values()]
+    assert sorted(lost) == [False, False, True]
+    assert router.rerouted == 2
+    noted = await ref.to("all").noted()
+    assert sorted(map(len, noted.values())) == [0, 1]
+    assert wire not in {i for node in nodes.all for i in node.regions["quote"].host.active}
+
+
+async def test_first_asks_a_second_instance_when_the_first_is_late(nodes: Nodes) -> None:
+    bus, quote = application()
+    await three(nodes, bus)
+    client = await nodes.client()
+    ref = client.ref(quote, "x")
+    await ref.to("all").who()
+    nearest = (await ref.who())[1]
+    router = client._regions.of_class(quote).router
+    assert isinstance(router, InstanceRouter)
+    assert (await ref.to("first", after=60).who())[1] == nearest
+    assert router.hedged == 0
+    try:
+        await ref.hold.tell(nearest)
+        assert (await ref.to("first", after=0).who_is_free())[1] != nearest
+        assert router.hedged == 1
+        assert (await ref.to("first", after=60).fails_at(nearest))[1] != nearest
+        assert router.hedged == 2
+        with pytest.raises(EntityFailed, match="everywhere"):
+            await ref.to("first", after=60).fails_at(0)
+    finally:
+        quote.gate.set()
+
+
+async def test_references_of_threads_choose_a_router_too(nodes: Nodes) -> None:
+    bus, quote = application()
+    await three(nodes, bus)
+
+    def blocking() -> None:
+        address = f"tcp://{nodes.all[0].me.address}"
+        with Client(address, cluster="market", timeout=PATIENCE_S) as client:
+            ref: Any = client.ref(quote, "x")
+            assert len(ref.to("all").who()) == 3
+            turns = [ref.to("round-robin").who()[1] for _ in range(6)]
+            assert Tally(turns) == {1: 2, 2: 2, 3: 2}
+            assert {ref.to("least-busy").within(60).who()[1] for _ in range(40)} == {1, 2, 3}
+            ref.to("all").note.tell(5)
+            ref.to("all").tell("six")
+            assert list(ref.to("all").noted().values()) == [[5, "six"]] * 3
+            assert list(ref.to("all").ask("seven").values()) == ["seven"] * 3
+
+    await asyncio.to_thread(blocking)
+
+
+async def test_entities_send_to_instances(nodes: Nodes) -> None:
+    """`context.ref`, `bus.ref` and `bus.region`, and a cycle of asks that is found."""
+    bus, quote = application()
+    node, *_ = await three(nodes, bus)
+    asked = await node.ref(quote, "a").ask_all("b")
+    assert sorted(instance for _, instance, _ in asked.values()) == [1, 2, 3]
+    with pytest.raises((ReentrancyError, EntityFailed), match="cycle"):
+        await node.ref(quote, "a").ask_near("a")
+    bus.attach(node)
+    try:
+        assert (await bus.ref(quote, "a").who())[2] == str(node.me)
+        answer = await bus.region("quote").ask(Envelope("a", "hello"))
+        assert answer == "hello"
+    finally:
+        bus.attach(None)

@@ -1,4 +1,4 @@
-"""Instances on real nodes: every one answers, a killed one is named, and another takes its place."""
+"""Instances on real nodes: each answers, a killed one is named, another takes its place."""
 
 from __future__ import annotations
 
