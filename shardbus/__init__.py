@@ -37,6 +37,7 @@ from shardbus.sharding.allocation.strategies import (
     LeastShard,
     LeastShardThreshold,
 )
+from shardbus.sharding.handoff_modes import HandoffMode as Handoff
 from shardbus.sharding.instances import Instances
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "EntityFailed",
     "Envelope",
     "Instances",
+    "Handoff",
     "LeastShard",
     "LeastShardThreshold",
     "LocalProtocolError",

@@ -108,7 +108,7 @@ class ShardBus:
             random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
             within: the class of their parents. An entity's id is that of its parent, a slash, and
             an id of its own. It lives and moves with its parent [S3.4-S3.6].
-            own: any sharding setting by its name.
+            own: any sharding setting by its name. `handoff` may also be a `Handoff`.
 
         Raises:
             ConfigError: an invalid declaration, with its place.

@@ -39,6 +39,8 @@ HOST_MAX, PORT_MAX, UID_MAX = 255, 65535, 2**64 - 1
 ID_CHARACTERS_MAX, TEXT_MAX = 256, 4096
 SHARDS_MAX = 2**20
 """Shards, at most, that one message names."""
+NODES_MAX = 2**16
+"""Nodes, at most, that one message names."""
 
 Epoch = Annotated[int, Meta(ge=0, le=EPOCH_MAX)]
 Fence = Annotated[int, Meta(ge=0, le=FENCE_MAX)]

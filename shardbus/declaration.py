@@ -32,6 +32,7 @@ from shardbus.routing.paths import placed_within
 from shardbus.routing.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
+from shardbus.sharding.handoff_modes import HandoffMode, check_mode
 from shardbus.sharding.instances import Instances, instances_of, layout_with
 from shardbus.wire.schema import (
     ONE_ARGUMENT,
@@ -62,7 +63,7 @@ class EntityOptions:
     instances: int | Instances
     router: str | None
     within: type | None
-    own: Mapping[str, object]
+    own: Mapping[str, Any]
 
 
 def entity_type_of(
@@ -92,7 +93,7 @@ def entity_type_of(
         interface=interface,
         invokers=invokers,
         declared=declared,
-        **shape_of(cls),
+        **checked_shape(cls, name, settings),
         supervision=supervision_of(given.supervision),
         strategy=strategy_of(cls, given.allocation),
         behaviours=all_behaviours(cls),
@@ -102,12 +103,12 @@ def entity_type_of(
 
 def declared_settings(
     name: str,
-    own: Mapping[str, object],
+    own: Mapping[str, Any],
     allocation: AllocationStrategy | str | None,
     passivation: Passivation | None,
 ) -> dict[str, object]:
-    """Return the settings of a declaration: its own, the name of a strategy, and those of its
-    passivation."""
+    """Return the settings of a declaration: its own, the names of a strategy and of a hand-off, and
+    those of its passivation."""
     if passivation is not None and not isinstance(passivation, Passivation):
         raise ConfigError(f"{name!r}: passivation must be a Passivation, as Passivation.lru(1000)")
     chosen = passivation.settings() if passivation is not None else {}
@@ -115,6 +116,8 @@ def declared_settings(
         if key in own:
             raise ConfigError(f"{name!r}: passivation sets {key} already: set it once")
     named = {"allocation": allocation} if isinstance(allocation, str) else {}
+    if isinstance(own.get("handoff"), HandoffMode):
+        named["handoff"] = own["handoff"].text
     return {**own, **named, **chosen}
 
 
@@ -311,6 +314,18 @@ def all_behaviours(cls: type) -> frozenset[Callable[..., Any]]:
     """Return the behaviours of a class, `receive` included; empty without `@behaviour`."""
     found = behaviours_of(cls)
     return frozenset([cls.receive, *found]) if found else frozenset()  # type: ignore[attr-defined]
+
+
+def checked_shape(cls: type, kind: str, settings: ShardingSettings) -> dict[str, Any]:
+    """Return which hooks the class has, and the class of its state.
+
+    Raises:
+        ConfigError: one of them is invalid, or does not fit the type's settings.
+    """
+    shape = shape_of(cls)
+    state = shape["state_class"] is not None
+    check_mode(kind, settings.handoff, state=state, remember=settings.remember)
+    return shape
 
 
 def shape_of(cls: type) -> dict[str, Any]:

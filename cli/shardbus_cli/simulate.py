@@ -29,6 +29,10 @@ WithSplits = Annotated[
     typer.Option("--splits", help="With --sharding: splits and stopped nodes in every run."),
 ]
 
+WithHandoff = Annotated[
+    str, typer.Option("--handoff", help="With --sharding: the mode in which shards move.")
+]
+
 SEEDS = 100
 SEEDS_PER_TURN = 4
 """Seeds that a process takes from the queue at once."""
@@ -61,6 +65,7 @@ def simulate(
         typer.Option(help="With --sharding: thin or dense; drawn from the seed if not given."),
     ] = None,
     splits: WithSplits = False,
+    handoff: WithHandoff = "buffer",
     jobs: Annotated[
         int, typer.Option(min=1, max=256, help="Processes that run at the same time.")
     ] = 1,
@@ -69,22 +74,22 @@ def simulate(
     ] = False,
 ) -> None:
     """Run simulated clusters under seeded faults; exit code 5 if an invariant is violated."""
+    from shardbus.config.settings import HANDOFFS
     from shardbus.simulation.membership.options import STRATEGIES, draw
     from shardbus.simulation.nodes.options import DENSITIES, draw_node_options
 
     _one_of("--strategy", strategy, STRATEGIES)
     _one_of("--load", load, DENSITIES)
+    _one_of("--handoff", handoff, HANDOFFS)
     if load is not None and not sharding:
         raise typer.BadParameter("only whole nodes have a load: --sharding", param_hint="--load")
     first = seed or 0
     count = seeds or (SEEDS if seed is None else 1)
     numbers = range(first, first + count)
-    drawn: list[Options | NodeOptions] = [
-        draw_node_options(number, nodes, seconds, strategy, load, splits or None)
-        if sharding
-        else draw(number, nodes, seconds, strategy)
-        for number in numbers
-    ]
+    drawn: list[Options | NodeOptions] = [draw(n, nodes, seconds, strategy) for n in numbers]
+    if sharding:
+        more = (nodes, seconds, strategy, load, splits or None, handoff)
+        drawn = [draw_node_options(number, *more) for number in numbers]
     began, outcomes = perf_counter(), []
     for outcome in _run_all(drawn, jobs):
         outcomes.append(outcome)

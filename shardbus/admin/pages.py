@@ -196,6 +196,7 @@ class AdminPages:
                 "role": region.settings.role,
                 "coordinator_role": region.coordinator_role,
                 "remember": region.settings.remember,
+                "handoff": region.settings.handoff,
                 "hosted_here": region.hosts,
                 "coordinator": str(region.coordinator) if region.coordinator else None,
                 "active_entity_limit": region.host.passivator.limit,

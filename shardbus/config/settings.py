@@ -31,6 +31,18 @@ STRATEGIES = (
     "none",
 )
 
+HANDOFFS = (
+    "buffer",
+    "ordered",
+    "forward",
+    "drop",
+    "keep/open/drop",
+    "forward/open/forward",
+    "forward/buffer/forward",
+    "drop/open/forward",
+)
+"""The modes of `sharding.handoff_modes`."""
+
 SUSPEND_PART = 0.8
 """The default of `suspend_after`, as a part of `stable_after`."""
 CLOCKS_APART = 1.02
@@ -330,6 +342,11 @@ class ShardingSettings:
     )
     lease_retry_interval: float = seconds(
         2.0, "between two requests for a lease that another node holds"
+    )
+    handoff: str = text(
+        "buffer",
+        "where messages are while a shard moves; docs/partitions.md has the modes",
+        choices=HANDOFFS,
     )
     max_moves_in_flight: int = count(100, "shards in motion at a time")
     max_moves_per_minute: int = count(

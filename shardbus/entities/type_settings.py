@@ -14,6 +14,7 @@ from shardbus.config.settings import Settings, ShardingSettings
 from shardbus.config.validation import check_leases
 from shardbus.entities.entity_type import EVERY_TYPE, EntityType
 from shardbus.errors import ConfigError
+from shardbus.sharding.handoff_modes import MODES, check_mode
 from shardbus.sharding.instances import Instances
 
 TABLE_SETTINGS = (
@@ -75,16 +76,24 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
             hint="declare it in the class, for clients compute shards too",
         )
     check_remembering(name, chosen, kind.interface.instances)
+    state = kind.state_class is not None
+    check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
     check_leases(name, chosen, settings.store)
     return chosen
 
 
 def check_remembering(name: str, chosen: ShardingSettings, instances: Instances | None) -> None:
-    """Check that a type with instances does not remember its entities.
+    """Check that a type with instances does not remember its entities, nor moves shards directly.
 
     Raises:
         ConfigError: it does.
     """
+    if instances is not None and MODES[chosen.handoff] is not None:
+        raise ConfigError(
+            f"{name!r}: handoff {chosen.handoff} with instances is not supported: a direct move"
+            " does not keep the instances of an entity apart",
+            hint=f"set sharding.types.{name}.handoff = buffer",
+        )
     if instances is not None and chosen.remember:
         raise ConfigError(
             f"{name!r}: remember with instances is not supported",

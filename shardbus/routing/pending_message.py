@@ -23,7 +23,11 @@ from shardbus.errors import (
     RequestError,
     Unhandled,
 )
-from shardbus.sharding.region.route import REJECT_BUFFER_FULL, REJECT_STOPPED
+from shardbus.sharding.region.route import (
+    REJECT_BUFFER_FULL,
+    REJECT_DROPPED_IN_MOVE,
+    REJECT_STOPPED,
+)
 from shardbus.transport.asks import CoarseClock, Key
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
@@ -84,6 +88,11 @@ class PendingMessage:
     def expired(self) -> bool:
         """True if its deadline has passed and its ask has failed with AskTimeout."""
         return isinstance(self.error, AskTimeout)
+
+    @property
+    def is_marker(self) -> bool:
+        """True if it is a flush, and no message."""
+        return self.key is None
 
     def send(self, out: Session, clock: CoarseClock) -> None:
         """Send it along a session. An ask that has its outcome already is dropped."""
@@ -178,6 +187,8 @@ def rejection(entity_type: str, reason: str) -> RequestError:
     """Return the error for the sender of a message that was rejected for this reason."""
     if reason == REJECT_BUFFER_FULL:
         return BufferFull(f"the buffer of {entity_type!r} for shards without a home is full")
+    if reason == REJECT_DROPPED_IN_MOVE:
+        return Unhandled(f"a message of {entity_type!r} was dropped while its shard moved")
     if reason == REJECT_STOPPED:
         return Unhandled(f"an entity of {entity_type!r} stopped, and its shard moved on")
     return NodeLost(f"a message of {entity_type!r} was given up: {reason}")

@@ -22,6 +22,18 @@ touch a later one.
     coordinator  RegionStopped ─────────> region         it hosts nothing, and gets nothing
     coordinator  InstanceCount ─────────> every region   of a type with instances; and clients
 
+Messages of a direct move (`coordinator/direct_moves`):
+
+    coordinator  BeginMove ─────────────> the old home
+    old home     PrepareMove ───────────> the new home
+    new home     MovePrepared ──────────> the old home
+    old home     Switch ────────────────> the new home   its entities have stopped
+    old home     ShardMoved ────────────> coordinator    or MoveRefused, with MoveCancelled to the
+    coordinator  HomesMoved ────────────> every sender   new home
+    sender       MoveAck ───────────────> the old home, which forwards it to the new one
+    new home     AckWanted ─────────────> a sender whose MoveAck is late
+    new home     MoveComplete ──────────> coordinator
+
 Source: S0.6-S0.8, S0.20-S0.25, S2.23-S2.28, S2.50-S2.52, N.1, N.9.
 """
 
@@ -33,7 +45,7 @@ from typing import Annotated, NamedTuple
 
 from msgspec import Meta
 
-from shardbus.bounds import SHARDS_MAX, Epoch, Fence, Id, Text
+from shardbus.bounds import NODES_MAX, SHARDS_MAX, Epoch, Fence, Id, Text
 from shardbus.ids import NodeId
 from shardbus.sharding.instances import INSTANCES_MAX
 
@@ -200,14 +212,123 @@ class RegionStopped:
     node: NodeId
 
 
+class ShardMove(NamedTuple):
+    """A direct move of one shard: its two homes, each with its fence."""
+
+    old: Home
+    new: Home
+
+
+ShardMoves = Annotated[tuple[ShardMove, ...], Meta(max_length=SHARDS_MAX)]
+Nodes = Annotated[tuple[NodeId, ...], Meta(max_length=NODES_MAX)]
+
+
+@dataclass(frozen=True, slots=True)
+class BeginMove:
+    """The receiver, the old home, hands these shards to their new homes in this mode. `senders` are
+    the regions and proxies that acknowledge. Durable in the store before it is sent. Answer:
+    ShardMoved or MoveRefused, for each shard."""
+
+    epoch: Epoch
+    mode: Text
+    senders: Nodes
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareMove:
+    """The old home is about to hand these shards to the receiver. Answer: MovePrepared."""
+
+    mode: Text
+    senders: Nodes
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class MovePrepared:
+    """The receiver of PrepareMove is ready to take these shards. Answer: Switch, or
+    MoveCancelled."""
+
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCancelled:
+    """The old home keeps these shards."""
+
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """The entities of these shards have stopped at the old home. Messages that it forwards follow
+    on the same session."""
+
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMoved:
+    """The old home has handed these shards over."""
+
+    node: NodeId
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class MoveRefused:
+    """The old home keeps these shards, or does not host them. Nothing has moved."""
+
+    node: NodeId
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class HomesMoved:
+    """These shards live at their new homes now. Durable in the store before it is sent. The
+    receiver sends MoveAck to the old home, and its messages to the new one."""
+
+    epoch: Epoch
+    mode: Text
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAck:
+    """Nothing from `sender` for these shards follows on the session to their old home, which
+    forwards this behind everything that came before it."""
+
+    sender: NodeId
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class AckWanted:
+    """The new home has no MoveAck of the receiver for these shards. Answer: MoveAck, to the old
+    home."""
+
+    moves: ShardMoves
+
+
+@dataclass(frozen=True, slots=True)
+class MoveComplete:
+    """The new home keeps nothing for these shards any more, and has every MoveAck."""
+
+    node: NodeId
+    moves: ShardMoves
+
+
 Message = (
     Register | RegisterAck | RegisterRefused | GetShardHome | Wait | ShardHomes | HostShard
     | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | PassOn
     | ShardLoads | GracefulShutdownRequest | RegionStopped | InstanceCount
+    | BeginMove | PrepareMove | MovePrepared | MoveCancelled | Switch | ShardMoved | MoveRefused
+    | HomesMoved | MoveAck | AckWanted | MoveComplete
 )  # fmt: skip
 
 MESSAGES: tuple[type, ...] = (
     Register, RegisterAck, RegisterRefused, GetShardHome, Wait, ShardHomes, HostShard, ShardStarted,
     BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, PassOn, ShardLoads,
-    GracefulShutdownRequest, RegionStopped, InstanceCount,
+    GracefulShutdownRequest, RegionStopped, InstanceCount, BeginMove, PrepareMove, MovePrepared,
+    MoveCancelled, Switch, ShardMoved, MoveRefused, HomesMoved, MoveAck, AckWanted, MoveComplete,
 )  # fmt: skip

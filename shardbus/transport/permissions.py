@@ -144,6 +144,8 @@ FROM_COORDINATOR: frozenset[type] = frozenset(
         messages.HandOff,
         messages.RegionStopped,
         messages.InstanceCount,
+        messages.BeginMove,
+        messages.HomesMoved,
     }
 )
 """What a coordinator sends to regions."""
@@ -156,9 +158,24 @@ FOR_COORDINATOR: frozenset[type] = frozenset(
         messages.ShardStopped,
         messages.ShardLoads,
         messages.GracefulShutdownRequest,
+        messages.ShardMoved,
+        messages.MoveRefused,
+        messages.MoveComplete,
     }
 )
 """What the regions of members send to a coordinator."""
+BETWEEN_REGIONS: frozenset[type] = frozenset(
+    {
+        messages.PassOn,
+        messages.PrepareMove,
+        messages.MovePrepared,
+        messages.MoveCancelled,
+        messages.Switch,
+        messages.MoveAck,
+        messages.AckWanted,
+    }
+)
+"""What the regions of members send each other."""
 HANDOVER: frozenset[type] = frozenset(handover.MESSAGES)
 """What nodes that may coordinate send each other."""
 CONTROL: Mapping[Role, frozenset[type]] = {
@@ -167,7 +184,8 @@ CONTROL: Mapping[Role, frozenset[type]] = {
     Role.NODE: FROM_COORDINATOR
     | FOR_COORDINATOR
     | HANDOVER
-    | {messages.PassOn, Describe, TypeInfo, Refusals, Goodbye},
+    | BETWEEN_REGIONS
+    | {Describe, TypeInfo, Refusals, Goodbye},
 }
 """Control messages to a node. A client's Goodbye is checked before it counts (`departures`)."""
 

@@ -3,8 +3,10 @@
 A file is a series of commands, each a line that begins with `$`, and below each what it led to.
 Lines that begin with `#` are for the reader.
 
+    $ handoff ordered         the mode in which shards move; before the first node
     $ version 1.1.0           nodes that start from now on run that version of the application
     $ node n1 n2              nodes start and form the cluster
+    $ proxy p1                a node starts that hosts nothing
     $ client c1               a client connects to the oldest node
     $ tell n1 s3 4            a sender at n1 sends four messages to an entity of shard s3
     $ kill n2 | leave n2      a node dies; a node drains and leaves
@@ -18,13 +20,16 @@ order. Links take half a millisecond, shards start and stop at once, and so a la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from shardbus.ids import NodeId, shard_of
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
+from shardbus.sharding.handoff_modes import MODES
+from shardbus.sharding.intents import INTENT_MARK
 from shardbus.sharding.messages import Home
+from shardbus.sharding.region.region import ShardRegion
 from tests.scenarios.playing import Steady, replayed
 from tests.unit.sharding.sharding_net import SETTINGS, Net
 from tests.unit.sharding.sharding_process import Echo, Letter, Process
@@ -56,12 +61,15 @@ class Stage(Net):
             case ev.StopShard(shard, _):
                 self.lane.append(f"{name}       stops s{shard}")
             case ev.Persist(_, _, homes):
-                homes_now = (Home(s, *home) for s, home in homes.items() if home is not None)
-                gone = [f"s{s} nowhere" for s, home in homes.items() if home is None]
-                written = ", ".join([*map(self.home, homes_now), *gone])
+                rows = {s: home for s, home in homes.items() if not s.startswith(INTENT_MARK)}
+                homes_now = (Home(s, *home) for s, home in rows.items() if home is not None)
+                gone = [f"s{s} nowhere" for s, home in rows.items() if home is None]
+                written = ", ".join([*map(self.home, homes_now), *gone, *self.intents(homes)])
                 self.lane.append(f"{name}       writes {written}")
             case ev.Stop(reason):
                 self.lane.append(f"{name}       coordinator ends: {reason}")
+            case ev.Reject(shard, letter, reason) if isinstance(letter, Letter):
+                self.lane.append(f"{name}       rejects {letter.sender} #{letter.seq}: {reason}")
             case ev.Drained():
                 self.lane.append(f"{name}       is drained")
             case ev.Note("epoch_claimed", epoch):
@@ -93,11 +101,36 @@ class Stage(Net):
                 return f"GetShardHome {' '.join('s' + shard for shard in shards)}"
             case msg.Wait(_, shards, reason):
                 return f"Wait {' '.join('s' + shard for shard in shards)}: {reason}"
+            case msg.MoveAck(sender, moves):
+                return f"MoveAck of {self.names[sender]} {self.moves(moves)}"
+            case (
+                msg.BeginMove() | msg.PrepareMove() | msg.MovePrepared() | msg.MoveCancelled()
+                | msg.Switch() | msg.ShardMoved() | msg.MoveRefused() | msg.HomesMoved()
+                | msg.AckWanted() | msg.MoveComplete()
+            ):  # fmt: skip
+                return f"{type(item).__name__} {self.moves(item.moves)}"
             case msg.GracefulShutdownRequest() | msg.RegionStopped() | msg.RegisterRefused():
                 return type(item).__name__
             case _:
                 homes = getattr(item, "homes", ())
                 return f"{type(item).__name__} {self.homes(homes)}".rstrip()
+
+    def intents(self, rows: Mapping[str, tuple[NodeId, int] | None]) -> list[str]:
+        marked = {
+            row.removeprefix(INTENT_MARK): home
+            for row, home in rows.items()
+            if row.startswith(INTENT_MARK)
+        }
+        return [
+            f"no intent for s{s}" if home is None else f"intent {self.home(Home(s, *home))}"
+            for s, home in marked.items()
+        ]
+
+    def moves(self, moves: Iterable[msg.ShardMove]) -> str:
+        return ", ".join(
+            f"{self.home(old)} to {self.names[new.node]}/{self.fence(new.fence)}"
+            for old, new in moves
+        )
 
     def homes(self, homes: Iterable[Home]) -> str:
         return ", ".join(self.home(home) for home in homes)
@@ -127,6 +160,14 @@ class Stage(Net):
                     node = NodeId("n", len(self.processes) + 1, len(self.processes) + 1)
                     self.names[node] = name
                     self.add_node().name = name
+            case ["handoff", mode]:
+                self.settings, self.mode = replace(self.settings, handoff=mode), MODES[mode]
+            case ["proxy", name]:
+                self._do(f"node {name}")
+                process = self.named(name)
+                process.region = ShardRegion(
+                    "t", process.me, self.layout, self.settings, proxy=True
+                )
             case ["version", version]:
                 self.version = version
             case ["client", name]:

@@ -28,6 +28,7 @@ The parts, each in a module of its own:
     registry      which nodes live, how regions register, which may host
     ledger        the table, what must be written, the write under way
     handoff       the phases of one move
+    direct_moves  moves in which the old home hands the shard to the new one
     moves         all moves under way, and those planned
     rebalancing   when to plan, how fast to move
     starts, stops shards that must start, shards that an operator stops
@@ -50,6 +51,7 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.distinct import DistinctRows
 from shardbus.sharding.allocation.forecast import Forecast, forecast
 from shardbus.sharding.allocation.strategies import AllocationStrategy
+from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState, EpochClaim, backoff
 from shardbus.sharding.coordinator.handoff import Handoff, HandoffPurpose
 from shardbus.sharding.coordinator.history import ShardHistory
@@ -68,9 +70,9 @@ from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registrar, Reg
 from shardbus.sharding.coordinator.starts import TRIES, PendingStarts
 from shardbus.sharding.coordinator.stops import PendingStops
 from shardbus.sharding.instances import Instances
-from shardbus.sharding.messages import Home
+from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.overrides import Overrides
-from shardbus.sharding.table import ShardTable
+from shardbus.sharding.table import ShardHomeAllocated, ShardHomeDeallocated, ShardTable
 from shardbus.sharding.timers import Timers
 
 GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
@@ -96,7 +98,8 @@ class Coordinator:
         self._registry = Registry(settings.min_members)
         self._ledger = Ledger(layout)
         self._outbox = Outbox(me)
-        self._moves = Moves(self._outbox, settings)
+        self._direct = DirectMoves(self._ledger, settings, self._registry.is_live)
+        self._moves = Moves(self._outbox, settings, self._direct)
         self.rebalancing = Rebalancing(
             settings, layout, strategy, self._registry, self._ledger, self._moves
         )
@@ -112,6 +115,7 @@ class Coordinator:
             self._registry,
             self._ledger,
             self._moves,
+            self._direct,
             self._starts,
             self._outbox,
             self._settled,
@@ -152,7 +156,7 @@ class Coordinator:
 
     def state_of(self, shard: str) -> str:
         """Return `starting`, `running`, `handing_off` or `unallocated`."""
-        if shard in self._moves.handoffs:
+        if shard in self._moves.handoffs or shard in self._direct:
             return "handing_off"
         if self._ledger.home_of(shard) is None:
             return "unallocated"
@@ -195,7 +199,7 @@ class Coordinator:
             return None
         dues = [self._turn_at, self._epoch_claim.deadline()]
         if self.state is CoordinatorState.RULING:
-            parts = (self._timers, self._moves, self._starts, self.rebalancing)
+            parts = (self._timers, self._moves, self._direct, self._starts, self.rebalancing)
             dues += [part.deadline() for part in parts]
             if self._rows is not None:
                 dues.append(self._rows.deadline())
@@ -220,18 +224,25 @@ class Coordinator:
             complete=not self._registry.is_incomplete(now),
         )
         for shard in self._home_requests.shards():
-            if self._settled(shard) is None and (self._rows is None or self._rows.exists(shard)):
+            moving = self._settled(shard) is None and shard not in self._direct
+            if not moving:
+                continue
+            if self._rows is None or self._rows.exists(shard):
                 self._ledger.want(shard)
         for node in (*self._registry.to_drain(), *self._registry.shutting_down):
             for shard in self._moves.may_leave(self.table.shards_at(node), self._settled, now):
                 self._begin(shard, HandoffPurpose.DRAIN, None, now)
         for node in filter(self._ledger.hosts_nothing, list(self._registry.shutting_down)):
-            self._on_drained(node, now)
+            if not self._direct.goes_to(node):
+                self._on_drained(node, now)
         for move in self.rebalancing.take_ready(now):
             self._begin(move.shard, HandoffPurpose.REBALANCE, move.target, now)
+        self._direct.reassert()
         self._plan(now)
         self._answer(now)
         self._effects += self._outbox.drain(self.epoch)
+        registered = self._registry.registered.__contains__
+        self._effects += self._direct.drain(self.epoch, registered)
         return self._take_effects()
 
     def _count_instances(self, rows: InstanceRows, now: float) -> None:
@@ -259,6 +270,7 @@ class Coordinator:
         """Check that the parts agree with each other; for tests."""
         self._ledger.check()
         self._moves.check()
+        self._direct.check()
         self._starts.check()
         for shard in self._ledger.wanted:
             assert self._settled(shard) is None, f"{shard} is wanted and at home"
@@ -287,6 +299,15 @@ class Coordinator:
             case msg.ShardStopped(_, homes, left):
                 for home in homes:
                     self._on_stopped(home, sender, home.shard in left, now)
+            case msg.ShardMoved(_, moves):
+                for move in moves:
+                    self._on_moved(sender, move)
+            case msg.MoveRefused(_, moves):
+                for move in moves:
+                    self._direct.on_refused(sender, move)
+            case msg.MoveComplete(_, moves):
+                for move in moves:
+                    self._direct.on_complete(sender, move)
             case msg.ShardLoads(node, loads):
                 self.rebalancing.on_loads(node, loads, now)
             case msg.GracefulShutdownRequest(_):
@@ -307,14 +328,36 @@ class Coordinator:
         for home, tries in self._starts.overdue(now):
             self._on_start_overdue(home, tries, now)
         self._moves.tick(now)
+        self._direct.tick(now)
+
+    def _on_moved(self, sender: NodeId, move: ShardMove) -> None:
+        """Record that a shard was handed over. A coordinator that does not know the move, because
+        the store has lost it, takes the new home as reported."""
+        old, new = move
+        if self._direct.on_moved(sender, move):
+            if not self._registry.is_live(new.node):
+                self._end_targets({new.node: None})
+        elif sender == old.node and self.table.homes.get(old.shard) == old:
+            self._moves.forget(old.shard)
+            self._ledger.freed.pop(old.shard, None)
+            self._ledger.adopted[old.shard] = new
+
+    def _end_targets(self, gone: dict[NodeId, None]) -> None:
+        """Get new homes for the shards that were handed to nodes that are gone."""
+        for one in self._direct.on_nodes_gone(gone):
+            self._ledger.free(one.move.old, one.why, one.begun)
+            self._ledger.want(one.move.old.shard)
 
     def _on_stopped(self, home: Home, sender: NodeId, left: bool, now: float) -> None:
         if self.table.homes.get(home.shard) != home or home.node != sender:
             return
         self._outbox.set_leftovers(home, left)
-        handoff = self._moves.on_stopped(home)
+        handoff, direct = self._moves.on_stopped(home), self._direct.on_stopped(home)
         if handoff is not None:
             self._on_freed(handoff)
+        elif direct is not None:
+            self._ledger.free(home, direct.why, direct.begun)
+            self._ledger.want(home.shard)
         elif self._settled(home.shard) == home:
             if home.shard in self._starts or self._settings.remember:
                 self._ledger.want(home.shard)
@@ -331,14 +374,18 @@ class Coordinator:
         dead = {node: None for node in known if not self._registry.is_live(node)}
         for handoff in self._moves.on_nodes_gone(dead, now):
             self._on_freed(handoff)
+        moving = (node for node in self._direct.nodes() if not self._registry.is_live(node))
+        self._end_targets(dict.fromkeys(moving))
         for shard in self._ledger.remove_nodes(dead, now):
             self._starts.forget(shard)
+        self._direct.reassert()
         for node in dead:
             self._outbox.forget(node)
             self._note("region_terminated", str(node))
 
     def _take_over(self, claimed: ev.EpochClaimed, now: float) -> None:
-        self._ledger.load(self.epoch, claimed.table.homes)
+        intents = self._ledger.load(self.epoch, claimed.table.homes)
+        self._direct.recover(intents, now)
         if self._rows is not None:
             self._rows.load(claimed.table.homes)
         if claimed.table.homes:
@@ -374,11 +421,12 @@ class Coordinator:
         self._timers.cancel(WRITE)
         self._timers.set(CONFIRM, now + CONFIRM_S)
         homes = self._ledger.apply_write(now)
-        for home in homes:
+        for home in self._direct.on_written(writing.intents, homes, now):
             self._starts.host(home, now)
         self._home_requests.on_homes(homes)
         for node in self._registry.registered:
-            self._outbox.add(node, HomeMessage.SHARD_HOMES, homes)
+            if news := self._direct.news_for(node, homes):
+                self._outbox.add(node, HomeMessage.SHARD_HOMES, news)
 
     def _on_persist_failed(self, op_id: int, stale: bool, now: float) -> None:
         writing = self._ledger.writing
@@ -396,9 +444,32 @@ class Coordinator:
         self, shard: str, purpose: HandoffPurpose, target: NodeId | None, now: float
     ) -> None:
         home = self._settled(shard)
-        if home is not None:
-            self._starts.forget(shard)
-            self._moves.begin(home, purpose, target, self._registry.registered, now)
+        if home is None:
+            return
+        self._starts.forget(shard)
+        stops = purpose is HandoffPurpose.STOP
+        if not stops and self._direct.takes(shard):
+            target = target or self._target_of(home, now)
+            if target is not None and target != home.node:
+                registered = self._registry.registered
+                self._direct.begin(home, target, purpose.value, registered, now)
+                return
+        self._moves.begin(home, purpose, target, self._registry.registered, now)
+
+    def _target_of(self, home: Home, now: float) -> NodeId | None:
+        """Return where the strategy places a shard that must leave its home; None if nowhere.
+        Shards that are on their way count where they go."""
+        able = self._registry.hosts((home.node,))
+        nodes = tuple(node for node in able if node != home.node)
+        if not nodes or self._registry.why_not(now):
+            return None
+        table = self._ledger.table.updated(ShardHomeDeallocated(home.shard))
+        for move in self._direct.in_flight():
+            if move.target in table.regions and move.shard in table.homes:
+                fence = table.homes[move.shard].fence
+                moved = ShardHomeAllocated(Home(move.shard, move.target, fence))
+                table = table.updated_all((ShardHomeDeallocated(move.shard), moved))
+        return self.rebalancing.strategy.allocate(table, {}, [home.shard], nodes)[home.shard]
 
     def _on_freed(self, handoff: Handoff) -> None:
         """Get a new home for a shard that stopped, unless an operator stopped it or no region may
@@ -427,17 +498,22 @@ class Coordinator:
             self.rebalancing.check_at(at)
 
     def _settled(self, shard: str) -> Home | None:
-        return None if shard in self._moves.handoffs else self._ledger.home_of(shard)
+        moves = shard in self._moves.handoffs or shard in self._direct
+        return None if moves else self._ledger.home_of(shard)
+
+    def _known(self, shard: str) -> Home | None:
+        """Return the home to which messages for the shard may go."""
+        return self._settled(shard) or self._direct.home_of(shard)
 
     def _answer(self, now: float) -> None:
         reason = self._registry.why_not(now)
 
         def why_not(shard: str) -> str:
-            moving = shard in self._moves.handoffs
+            moving = shard in self._moves.handoffs or shard in self._direct
             return "the shard is on the move" if moving else reason or "its home is being stored"
 
         registered = self._registry.registered.__contains__
-        for asker, home in self._home_requests.answer(self._settled, why_not, registered):
+        for asker, home in self._home_requests.answer(self._known, why_not, registered):
             if asker == home.node and home.shard in self._starts:
                 self._outbox.add(asker, HomeMessage.HOST_SHARD, (home,))
 
@@ -454,8 +530,9 @@ class Coordinator:
         self._effects.append(ev.Note(kind, detail))
 
     def _take_effects(self) -> list[ev.CoordinatorEffect]:
-        effects = [*self._registrar.notes, *self._moves.notes, *self._effects]
+        effects = [*self._registrar.notes, *self._moves.notes, *self._direct.notes, *self._effects]
         self._registrar.notes, self._moves.notes, self._effects = [], [], []
+        self._direct.notes = []
         if stopped := self._stops.take_stopped():
             effects.append(ev.ShardsStopped(stopped))
         return effects

@@ -18,13 +18,14 @@ Source: S0.32, N.1; docs/architecture.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardbus.bounds import EPOCH_SHIFT
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
 from shardbus.sharding.coordinator.history import ShardHistory
 from shardbus.sharding.instances import split_row
+from shardbus.sharding.intents import intent_row, split_intents
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import (
     ProxyRegistered,
@@ -45,12 +46,14 @@ class PendingWrite:
     op_id: int
     homes: dict[str, Home | None]
     attempts: int = 0
+    intents: dict[str, Home | None] = field(default_factory=dict)
+    """The same for the intents of direct moves."""
 
     def stored(self) -> dict[str, tuple[NodeId, int] | None]:
-        """Return the homes in the form that the store takes."""
+        """Return the homes and the intents in the form that the store takes."""
+        rows = self.homes | {intent_row(shard): home for shard, home in self.intents.items()}
         return {
-            shard: None if home is None else (home.node, home.fence)
-            for shard, home in self.homes.items()
+            row: None if home is None else (home.node, home.fence) for row, home in rows.items()
         }
 
 
@@ -99,6 +102,7 @@ class Ledger:
         "adopted",
         "freed",
         "history",
+        "intents",
         "rows",
         "table",
         "wanted",
@@ -110,6 +114,8 @@ class Ledger:
         self.wanted: dict[str, WantedHome] = {}
         self.freed: dict[str, Home] = {}
         self.adopted: dict[str, Home] = {}
+        self.intents: dict[str, Home | None] = {}
+        """Intents of direct moves to be written; None removes one."""
         self.writing: PendingWrite | None = None
         self.history = ShardHistory()
         self.rows = False
@@ -117,14 +123,22 @@ class Ledger:
         self._ops = 0
         self._fence = 0
 
-    def load(self, epoch: int, homes: Mapping[str, tuple[NodeId, int]]) -> None:
-        """Set the table to what the store has, under a new epoch."""
+    def load(self, epoch: int, rows: Mapping[str, tuple[NodeId, int]]) -> dict[str, Home]:
+        """Set the table to what the store has, under a new epoch; return the intents by shard."""
+        homes, intents = split_intents(rows)
         nodes = sorted({node for node, _ in homes.values()})
         events: list[TableEvent] = [RegionRegistered(node) for node in nodes]
         events += [
             ShardHomeAllocated(Home(shard, node, fence)) for shard, (node, fence) in homes.items()
         ]
         self.table = ShardTable(epoch, self.table.layout).updated_all(events)
+        self._fence = max((home.fence for home in intents.values()), default=0)
+        return intents
+
+    def take_fence(self) -> int:
+        """Return a fence for a new home, which no other home gets."""
+        self._fence = self._next_fence()
+        return self._fence
 
     def home_of(self, shard: str) -> Home | None:
         """Return the home of the shard if it is settled: durable, and not about to change."""
@@ -233,7 +247,7 @@ class Ledger:
             {s: home for s, home in self.adopted.items() if home.node in self.table.regions}
         )
         homes.update(self._allocations(strategy, hosts))
-        return self._write(homes) if homes else None
+        return self._write(homes) if homes or self.intents else None
 
     def probe(self) -> PendingWrite | None:
         """Start a write that changes nothing, and that the store refuses if this epoch is over."""
@@ -241,7 +255,9 @@ class Ledger:
 
     def _write(self, homes: dict[str, Home | None]) -> PendingWrite:
         self._ops += 1
-        self.writing = PendingWrite(self.table.epoch << EPOCH_SHIFT | self._ops, homes)
+        intents, self.intents = self.intents, {}
+        op_id = self.table.epoch << EPOCH_SHIFT | self._ops
+        self.writing = PendingWrite(op_id, homes, intents=intents)
         return self.writing
 
     def apply_write(self, now: float) -> list[Home]:

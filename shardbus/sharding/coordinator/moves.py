@@ -22,6 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding.allocation.strategies import AllocationStrategy, Move
+from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.handoff import (
     Handoff,
     HandoffPhase,
@@ -47,14 +48,18 @@ class Moves:
     Args:
         outbox: takes the coordinator's messages.
         settings: the bound on moves in flight, and the deadlines of the two phases.
+        direct: the direct moves, which count as moves in flight.
     """
 
     __slots__ = (
-        "_begin_timeout", "_late", "_outbox", "_planned", "_rest", "_stop_timeout", "_timers",
-        "bound", "handoffs", "notes",
+        "_begin_timeout", "_direct", "_late", "_outbox", "_planned", "_rest", "_stop_timeout",
+        "_timers", "bound", "handoffs", "notes",
     )  # fmt: skip
 
-    def __init__(self, outbox: Outbox, settings: ShardingSettings) -> None:
+    def __init__(
+        self, outbox: Outbox, settings: ShardingSettings, direct: DirectMoves | None = None
+    ) -> None:
+        self._direct = direct
         self.handoffs: dict[str, Handoff] = {}
         self.notes: list[Note] = []
         self._planned: list[Move] = []
@@ -97,8 +102,10 @@ class Moves:
         self._planned = []
 
     def in_flight(self) -> dict[str, Move]:
-        """Return the hand-offs that have a target, as the strategies take them."""
-        return {
+        """Return the hand-offs that have a target, and the direct moves, as the strategies take
+        them."""
+        direct = self._direct.in_flight() if self._direct is not None else ()
+        return {move.shard: move for move in direct} | {
             shard: Move(shard, handoff.home.node, handoff.target)
             for shard, handoff in self.handoffs.items()
             if handoff.target is not None
@@ -128,7 +135,8 @@ class Moves:
         ready: list[Move] = []
         later: list[Move] = []
         for move in self._planned:
-            if move.target not in fit or move.shard in self.handoffs:
+            moves = move.shard in self.handoffs or (self._direct and move.shard in self._direct)
+            if move.target not in fit or moves:
                 continue
             busy = max(leaving.get(move.source, 0), coming.get(move.target, 0))
             if busy >= self.bound or len(ready) == most:
@@ -145,7 +153,9 @@ class Moves:
     ) -> list[str]:
         """Return those of the shards of a leaving or draining region whose move may begin now."""
         staying = [shard for shard in shards if settled(shard) is not None]
-        begun = [self.handoffs[shard].begun for shard in shards if shard in self.handoffs]
+        direct = self._direct.moves if self._direct is not None else {}
+        under_way = (self.handoffs.get(shard) or direct.get(shard) for shard in shards)
+        begun = [one.begun for one in under_way if one is not None]
         if begun and now - min(begun) >= SLOW_S:
             return staying
         return staying[: max(0, self.bound - (len(shards) - len(staying)))]

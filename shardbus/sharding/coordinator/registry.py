@@ -33,6 +33,7 @@ from dataclasses import replace
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
+from shardbus.sharding.coordinator.direct_moves import DirectMoves
 from shardbus.sharding.coordinator.ledger import Ledger
 from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
@@ -192,7 +193,8 @@ class Registrar:
     neither moves nor is being written."""
 
     __slots__ = (
-        "_layout", "_ledger", "_moves", "_outbox", "_registry", "_settled", "_starts", "notes",
+        "_direct", "_layout", "_ledger", "_moves", "_outbox", "_registry", "_settled", "_starts",
+        "notes",
     )  # fmt: skip
 
     def __init__(
@@ -201,6 +203,7 @@ class Registrar:
         registry: Registry,
         ledger: Ledger,
         moves: Moves,
+        direct: DirectMoves,
         starts: PendingStarts,
         outbox: Outbox,
         settled: Callable[[str], Home | None],
@@ -208,7 +211,7 @@ class Registrar:
         self.notes: list[CoordinatorEffect] = []
         """Effects that the outbox does not carry."""
         self._layout, self._registry, self._ledger = layout, registry, ledger
-        self._moves, self._starts, self._outbox = moves, starts, outbox
+        self._moves, self._direct, self._starts, self._outbox = moves, direct, starts, outbox
         self._settled = settled
 
     def register_early(self, epoch: int, now: float) -> bool:
@@ -225,6 +228,7 @@ class Registrar:
         """Wait no longer for the shard to start or to move."""
         self._starts.forget(shard)
         self._moves.forget(shard)
+        self._direct.forget(shard)
 
     def _register(self, register: Register, epoch: int, now: float) -> bool:
         node = register.node
@@ -242,8 +246,15 @@ class Registrar:
         self._ledger.register(node, now, proxy=register.proxy)
         if not register.proxy:
             self._reconcile(node, register.hosted, now)
-        known = [home for home in self._ledger.homes() if home.shard not in self._moves.handoffs]
+        moving, direct = self._moves.handoffs, self._direct
+        known = [
+            home
+            for home in self._ledger.homes()
+            if home.shard not in moving
+            and (home.shard not in direct or direct.home_of(home.shard) == home)
+        ]
         self._outbox.add(node, HomeMessage.REGISTER_ACK, known)
+        direct.on_registered(node, self._registry.registered)
         return new
 
     def _reconcile(self, node: NodeId, hosted: tuple[Home, ...], now: float) -> None:
@@ -251,7 +262,8 @@ class Registrar:
         found = self._ledger.reconcile(node, hosted)
         for home in found.adopted:
             self.notes.append(Note("adopted", f"shard {home.shard} at {node}"))
-            self._forget(home.shard)
+            if not self._direct.on_reported(home):
+                self._forget(home.shard)
         for home in found.confirmed:
             self._starts.forget(home.shard)
         for home in found.losers:

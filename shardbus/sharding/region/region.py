@@ -5,7 +5,8 @@ without asking. The region handles messages that have no route, and messages tha
 that is not here; `routing` keeps them in order. This module registers, obeys, hosts and shuts down.
 
     HostShard ──> STARTING ──ShardReady──> RUNNING ──HandOff──> STOPPING ──ShardDown──> (gone)
-                      └──────────────────HandOff───────────────────^
+                   ^  └──────────────────HandOff───────────────────^
+    PrepareMove ──> PREPARED
 
 - A shard that stopped under a fence never starts again under that fence or a lower one. A late
   HostShard, or a home on this node, is answered with ShardStopped of that very home, which frees
@@ -15,6 +16,8 @@ that is not here; `routing` keeps them in order. This module registers, obeys, h
 - A *region* (`me` is a node, and it hosts) registers with what it hosts. A *proxy* registers and
   hosts nothing. A *client* (`me` is None) does neither: it asks any node's region, which answers
   and reports later moves.
+- In a direct move, BeginMove takes the place of HandOff, and PrepareMove that of HostShard:
+  `outgoing_moves` and `incoming_moves` have the two sides.
 - To shut down, a region asks the coordinator to move everything away until that confirms. Without a
   coordinator it stops its shards itself.
 
@@ -23,7 +26,7 @@ Source: S0.1, S0.6, S0.8, S0.14, S0.15, S2.23, S2.24, S2.50, S2.51, S2.62, B.56.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
@@ -31,7 +34,9 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.messages import Home
+from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.region.incoming_moves import IncomingMoves
+from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration
 from shardbus.sharding.region.route import Absence, BufferedMessage
 from shardbus.sharding.region.routing import Routing
@@ -41,6 +46,8 @@ from shardbus.sharding.region.shutdown import RegionShutdown, ShutdownStep
 class HostedState(Enum):
     """The state of a hosted shard."""
 
+    PREPARED = "prepared"
+    """Another home hands it over; nothing of it runs here."""
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
@@ -78,6 +85,12 @@ class ShardRegion:
         self._out: list[ev.RegionEffect] = []
         self._routing = Routing(me, settings, self._out)
         self._registration = Registration(me is not None, settings.retry_interval)
+        self._outgoing = OutgoingMoves(me, settings, self._routing, self._out, self._stop_moving)
+        self._incoming = IncomingMoves(
+            me, settings, self._routing, self._out, self._start_prepared, self._drop_prepared
+        )
+        self._deferred: list[ev.MessageReceived] = []
+        """Commands that wait for the end of an incoming move."""
         self._hosted: dict[str, HostedShard] = {}
         self._stopped: dict[str, int] = {}
         self._started_now: dict[str, Home] = {}
@@ -96,7 +109,11 @@ class ShardRegion:
         """The shards that run, start or stop here."""
         if self._me is None:
             return ()
-        return tuple(Home(shard, self._me, one.fence) for shard, one in self._hosted.items())
+        return tuple(
+            Home(shard, self._me, one.fence)
+            for shard, one in self._hosted.items()
+            if one.state is not HostedState.PREPARED
+        )
 
     @property
     def registered(self) -> bool:
@@ -107,6 +124,11 @@ class ShardRegion:
     def buffered(self) -> tuple[int, int]:
         """The messages and bytes that wait for a home."""
         return self._routing.buffered
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """The shards that this node gives away or takes over directly."""
+        return (*self._outgoing.shards, *self._incoming.shards)
 
     def state_of(self, shard: str) -> HostedState | None:
         """Return the state of the shard on this node, None if it is not here."""
@@ -131,7 +153,9 @@ class ShardRegion:
         self._turn_at = now
         match event:
             case ev.Deliver():
-                self._routing.deliver(event, now)
+                moves = self._outgoing.deliver(event) or self._incoming.deliver(event)
+                if not moves:
+                    self._routing.deliver(event, now)
             case ev.MessageReceived(sender, message):
                 self._on_message(sender, message, now)
             case ev.Expired(shards):
@@ -151,12 +175,14 @@ class ShardRegion:
             case ev.FlushDone(shard, flush_id):
                 self._routing.on_flushed(shard, flush_id, now)
             case ev.ShardReady(shard):
-                self._on_ready(shard)
+                self._on_ready(shard, now)
             case ev.ShardDown(shard, left):
                 self._on_down(shard, left, now)
             case ev.NodeGone(node, returned):
                 self._watchers.pop(node, None)
+                self._outgoing.on_node_gone(node)
                 self._routing.on_node_gone(node, returned, now)
+                self._incoming.on_node_gone(node)
             case ev.NodeLeft(node):
                 self._routing.on_node_left(node, now)
             case ev.NodeBack(node):
@@ -171,7 +197,8 @@ class ShardRegion:
     def deadline(self) -> float | None:
         """Return when `tick` is due."""
         ends = self._shutdown.deadlines()
-        dues = (self._turn_at, self._routing.deadline(), self._registration.due, *ends)
+        moves = (self._outgoing.deadline(), self._incoming.deadline())
+        dues = (self._turn_at, self._routing.deadline(), self._registration.due, *moves, *ends)
         return min((due for due in dues if due is not None), default=None)
 
     def tick(self, now: float) -> list[ev.RegionEffect]:
@@ -180,6 +207,10 @@ class ShardRegion:
         if self._registration.take_due(now) and self._me is not None:
             proxy = self._proxy or self._shutdown.done
             self._tell_coordinator(msg.Register(self._me, proxy, self._layout, self.hosted))
+        self._outgoing.tick(now)
+        self._incoming.tick(now)
+        if self._deferred:
+            self._take_up_deferred(now)
         self._report(self._routing.due_requests(now))
         self._inform_watchers()
         self._shut_down(now)
@@ -187,7 +218,9 @@ class ShardRegion:
 
     def check(self) -> None:
         """Check that what must hold holds; for tests."""
-        self._routing.check()
+        self._routing.check(self._incoming.kept())
+        self._outgoing.check()
+        self._incoming.check()
         for shard, hosted in self._hosted.items():
             assert hosted.fence > self._stopped.get(shard, 0), f"fence of {shard} ended"
         assert not (self._shutdown.done and self._hosted)
@@ -229,6 +262,11 @@ class ShardRegion:
                 if self._obeys(sender, epoch, now):
                     for home in homes:
                         self._on_handoff(home, now)
+            case (
+                msg.BeginMove() | msg.HomesMoved() | msg.PrepareMove() | msg.MovePrepared()
+                | msg.MoveCancelled() | msg.Switch() | msg.MoveAck() | msg.AckWanted()
+            ):  # fmt: skip
+                self._on_move_message(sender, message, now)
             case msg.Wait(epoch, shards, _):  # a former coordinator will not answer
                 if self._obeys(sender, epoch, now) and sender == self._registration.coordinator:
                     self._routing.on_wait(shards, now)
@@ -239,11 +277,122 @@ class ShardRegion:
                 self._on_request(sender, shards, now)
             case (
                 msg.Register() | msg.ShardStarted() | msg.BeginHandOffAck() | msg.ShardStopped()
-                | msg.ShardLoads() | msg.GracefulShutdownRequest()
+                | msg.ShardLoads() | msg.GracefulShutdownRequest() | msg.ShardMoved()
+                | msg.MoveRefused() | msg.MoveComplete()
             ):  # fmt: skip
                 self._note("unexpected", f"{type(message).__name__} from {sender}")
             case _:
                 assert_never(message)
+
+    # Direct moves.
+
+    def _on_move_message(self, sender: NodeId, message: ev.Message, now: float) -> None:
+        match message:
+            case msg.BeginMove(epoch, mode, senders, moves):
+                if self._obeys(sender, epoch, now):
+                    for move in moves:
+                        self._on_begin_move(sender, message, move, now)
+            case msg.HomesMoved(epoch, mode, moves):
+                if self._obeys(sender, epoch, now):
+                    ordered = mode_of(mode).keeps_order
+                    self._acknowledge(moves)
+                    for move in moves:
+                        self._routing.on_moved(move, epoch, now, ordered=ordered)
+            case msg.AckWanted(moves):
+                mine = tuple(move for move in moves if move.new.node == sender)
+                self._acknowledge(mine)
+                for move in mine:
+                    self._routing.on_moved(move, self.epoch, now, ordered=True)
+            case msg.PrepareMove(mode, senders, moves):
+                for move in moves:
+                    if move.old.node == sender:
+                        self._on_prepare(move, mode, senders, now)
+            case msg.MovePrepared(moves):
+                for move in moves:
+                    if move.new.node == sender:
+                        self._outgoing.on_prepared(move, now)
+            case msg.MoveCancelled(moves):
+                for move in moves:
+                    if move.old.node == sender:
+                        self._incoming.on_cancelled(move, now)
+            case msg.Switch(moves):
+                for move in moves:
+                    if move.old.node == sender:
+                        self._incoming.on_switch(move)
+            case msg.MoveAck(origin, moves):
+                for move in moves:
+                    if move.old.node == self._me and origin == sender:
+                        self._outgoing.on_ack(origin, move)
+                    elif move.old.node == sender:
+                        self._incoming.on_ack(origin, move, now)
+
+    def _acknowledge(self, moves: tuple[ShardMove, ...]) -> None:
+        """Send MoveAck to the old homes, behind everything that this node sent there."""
+        if self._me is None:
+            return
+        by_home: dict[NodeId, list[ShardMove]] = {}
+        for move in moves:
+            by_home.setdefault(move.old.node, []).append(move)
+        for node, left in by_home.items():
+            if node != self._me:
+                self._out.append(ev.Send(node, msg.MoveAck(self._me, tuple(left))))
+                continue
+            for move in left:
+                self._outgoing.on_ack(self._me, move)
+
+    def _on_begin_move(
+        self, sender: NodeId, message: msg.BeginMove, move: ShardMove, now: float
+    ) -> None:
+        shard, old = move.old.shard, move.old
+        if self._outgoing.has_moved(move):
+            return
+        hosted = self._hosted.get(shard)
+        if hosted is None or old.node != self._me or hosted.fence > old.fence:
+            self._report_stopped(old)
+            return
+        if shard in self._incoming:
+            self._deferred.append(ev.MessageReceived(sender, replace(message, moves=(move,))))
+            return
+        running = hosted.state in (HostedState.STARTING, HostedState.RUNNING)
+        if not running or hosted.restart_fence or not self._routing.is_settled_here(shard):
+            self._outgoing.refused[shard] = move
+            return
+        self._outgoing.begin(move, message.mode, message.senders, now)
+
+    def _on_prepare(
+        self, move: ShardMove, mode: str, senders: tuple[NodeId, ...], now: float
+    ) -> None:
+        shard, home = move.new.shard, move.new
+        if self._incoming.has(home) or home.node != self._me:
+            return
+        stays = shard in self._hosted or home.fence <= self._stopped.get(shard, 0)
+        if stays or self._proxy or self._shutdown.alone or self._shutdown.done:
+            return  # the old home gives up
+        self._hosted[shard] = HostedShard(home.fence, HostedState.PREPARED)
+        self._incoming.prepare(move, mode, senders, now)
+
+    def _start_prepared(self, shard: str) -> None:
+        hosted = self._hosted[shard]
+        hosted.state = HostedState.STARTING
+        self._out.append(ev.StartShard(shard, hosted.fence))
+
+    def _drop_prepared(self, shard: str) -> None:
+        hosted = self._hosted.get(shard)
+        if hosted is not None and hosted.state is HostedState.PREPARED:
+            del self._hosted[shard]
+
+    def _stop_moving(self, shard: str, now: float) -> None:
+        hosted = self._hosted.get(shard)
+        if hosted is not None:
+            self._stop(shard, hosted, now)
+
+    def _take_up_deferred(self, now: float) -> None:
+        """Obey commands for shards whose incoming move is over."""
+        deferred, self._deferred = self._deferred, []
+        for event in deferred:
+            self._on_message(event.sender, event.message, now)
+
+    # Commands.
 
     def _obeys(self, sender: NodeId, epoch: int, now: float) -> bool:
         refusal = self._registration.refusal(sender, epoch)
@@ -258,7 +407,7 @@ class ShardRegion:
             hosted = self._hosted.get(home.shard)
             if home.node == self._me and hosted is None:
                 if home.fence <= self._stopped.get(home.shard, 0):
-                    self._stopped_now[home.shard] = home
+                    self._report_stopped(home)
                     continue
             elif hosted is not None and home.node != self._me and home.fence > hosted.fence:
                 self._note("superseded", f"shard {home.shard} lives at {home.node}")
@@ -279,6 +428,9 @@ class ShardRegion:
             if behind is not None and self._routing.await_leftovers(behind, now):
                 self._out.append(ev.Send(behind.node, msg.PassOn((home,))))
             self._start(home, epoch, now)
+        elif home.fence == hosted.fence and hosted.state is HostedState.PREPARED:
+            self._incoming.on_host(home)
+            self._routing.on_home(home, epoch, now)
         elif home.fence == hosted.fence and hosted.state is HostedState.RUNNING:
             self._started_now[shard] = home
         elif home.fence > hosted.fence:
@@ -294,6 +446,8 @@ class ShardRegion:
         if home.fence < hosted.fence:
             self._note("stale_handoff", home.shard)
             return
+        if home.shard in self._outgoing and home.fence == hosted.fence:
+            return  # it leaves already
         if home.fence >= hosted.restart_fence:
             hosted.restart_fence = 0
             hosted.stop_fence = home.fence
@@ -338,23 +492,32 @@ class ShardRegion:
     def _stop(self, shard: str, hosted: HostedShard, now: float) -> None:
         if hosted.state is HostedState.STOPPING:
             return
+        prepared = hosted.state is HostedState.PREPARED
         hosted.state = HostedState.STOPPING
         self._routing.on_shard_stopping(shard, hosted.fence, now)
-        self._out.append(ev.StopShard(shard, hosted.fence))
+        self._incoming.end(shard, now)
+        if prepared:
+            self._on_down(shard, (), now)
+        else:
+            self._out.append(ev.StopShard(shard, hosted.fence))
 
-    def _on_ready(self, shard: str) -> None:
+    def _on_ready(self, shard: str, now: float) -> None:
         hosted = self._hosted.get(shard)
         if hosted is None or hosted.state is not HostedState.STARTING or self._me is None:
             return
         hosted.state = HostedState.RUNNING
         self._started_now[shard] = Home(shard, self._me, hosted.fence)
-        self._routing.on_shard_running(shard, hosted.fence)
+        if not self._incoming.on_running(shard, now):
+            self._routing.on_shard_running(shard, hosted.fence)
 
     def _on_down(self, shard: str, left: tuple[BufferedMessage, ...], now: float) -> None:
         hosted = self._hosted.pop(shard, None)
         if hosted is None or self._me is None:
             return
         fence = self._stopped[shard] = max(hosted.fence, hosted.stop_fence)
+        self._incoming.end(shard, now)
+        if self._outgoing.on_stopped(shard, left, now):
+            return
         if hosted.state is not HostedState.STOPPING or not hosted.restart_fence:
             self._routing.on_shard_stopping(shard, fence, now)  # it may have this home again
         self._routing.keep_leftovers(shard, left, self.epoch, now)
@@ -365,6 +528,8 @@ class ShardRegion:
             self._stopped_now[shard] = Home(shard, self._me, self._stopped[shard])
 
     def _report_stopped(self, home: Home) -> None:
+        if self._outgoing.has_left(home):
+            return  # it may run at its new home
         self._stopped[home.shard] = max(self._stopped.get(home.shard, 0), home.fence)
         self._stopped_now[home.shard] = home
 
@@ -380,6 +545,7 @@ class ShardRegion:
         stopped, self._stopped_now = self._stopped_now, {}
         if self._me is None:
             return
+        self._report_moves(self._me)
         if started:
             self._tell_coordinator(msg.ShardStarted(tuple(started.values())))
         if acks:
@@ -387,6 +553,18 @@ class ShardRegion:
         if stopped:
             left = tuple(shard for shard in stopped if self._routing.has_leftovers(shard))
             self._tell_coordinator(msg.ShardStopped(self._me, tuple(stopped.values()), left))
+
+    def _report_moves(self, me: NodeId) -> None:
+        outgoing, incoming = self._outgoing, self._incoming
+        if outgoing.reports:
+            self._tell_coordinator(msg.ShardMoved(me, tuple(outgoing.reports.values())))
+            outgoing.reports = {}
+        if outgoing.refused:
+            self._tell_coordinator(msg.MoveRefused(me, tuple(outgoing.refused.values())))
+            outgoing.refused = {}
+        if incoming.complete:
+            self._tell_coordinator(msg.MoveComplete(me, tuple(incoming.complete.values())))
+            incoming.complete = {}
 
     def _inform_watchers(self) -> None:
         homes, self._routing.new_homes = self._routing.new_homes, {}
@@ -403,7 +581,8 @@ class ShardRegion:
         self._shutdown.on_coordinator(here=here, ever=bool(self.epoch), now=now)
 
     def _shut_down(self, now: float) -> None:
-        step = self._shutdown.step(now, hosts=bool(self._hosted), proxy=self._proxy)
+        hosts = bool(self._hosted) or self._outgoing.forwards()
+        step = self._shutdown.step(now, hosts=hosts, proxy=self._proxy)
         if step is ShutdownStep.STOP:
             for shard, hosted in self._hosted.items():
                 self._stop(shard, hosted, now)

@@ -44,6 +44,7 @@ FORWARDED_MAX = 100
 """Processes that one `ForwardedFrom` tells apart."""
 
 REJECT_BUFFER_FULL = "buffer_full"
+REJECT_DROPPED_IN_MOVE = "dropped_in_move"
 REJECT_EXPIRED = "expired"
 REJECT_HOP_LIMIT = "hop_limit"
 REJECT_REFUSED = "refused"
@@ -56,13 +57,15 @@ class BufferedMessage(Protocol):
     """A message that waits in a region, which keeps it in order and never opens it.
 
     `size` is the number of bytes it counts for in a buffer. `expired`: it is an ask whose deadline
-    has passed, and its sender has the error.
+    has passed, and its sender has the error. `is_marker`: it is a Flush, and no message.
     """
 
     @property
     def size(self) -> int: ...
     @property
     def expired(self) -> bool: ...
+    @property
+    def is_marker(self) -> bool: ...
 
 
 Returned = tuple[tuple[str, BufferedMessage], ...]

@@ -50,7 +50,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding.instances import split_row
-from shardbus.sharding.messages import Home
+from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.region.route import (
     REJECT_BUFFER_FULL,
     REJECT_EXPIRED,
@@ -89,8 +89,9 @@ class Routing:
     """The routes of one entity type. Effects are appended to `out`."""
 
     __slots__ = (
-        "_acks", "_buffers", "_dead", "_flushes", "_hop_limit", "_me", "_out", "_refused", "_retry",
-        "_routes", "_running", "_timers", "_with_expired", "instances", "new_homes",
+        "_acks", "_buffers", "_dead", "_flushes", "_gated", "_hop_limit", "_me", "_out", "_refused",
+        "_retry", "_routes", "_running", "_timers", "_with_expired", "instances",
+        "new_homes",
     )  # fmt: skip
 
     def __init__(
@@ -108,6 +109,8 @@ class Routing:
         self._dead: dict[NodeId, None] = {}
         self._running: dict[str, int] = {}
         """The fences of the shards that run here."""
+        self._gated: dict[str, NodeId] = {}
+        """Shards that run here and wait for acknowledgements of senders, by way of that node."""
         self._acks: dict[str, Home] = {}
         """BeginHandOffs to acknowledge at the end of the turn."""
         self._with_expired: dict[str, Route] = {}
@@ -345,6 +348,95 @@ class Routing:
             self._close(route)
         self._request(route, now + self._retry)
 
+    # Direct moves.
+
+    def on_moved(self, move: ShardMove, epoch: int, now: float, *, ordered: bool) -> None:
+        """Use the new home of a direct move. The caller has sent MoveAck to the old one, so no
+        Flush is needed: in an `ordered` move the new home waits for that. Local senders of the new
+        home itself wait until it has come back."""
+        old, new = move
+        route = self._route(new.shard)
+        from_old = route.state is RouteState.KNOWN and route.home is not None
+        if not (from_old and route.home is not None and route.home.node == old.node):
+            self.on_home(new, epoch, now)
+            return
+        if new.node in self._dead or not route.accepts(new, epoch):
+            return
+        route.watched = False
+        self.new_homes[new.shard] = new
+        self._close(route)
+        route.set_next(new)
+        if new.node == self._me and ordered:
+            route.state, route.home = RouteState.FLUSHING, old
+            self._flushes += 1
+            route.flush_id, route.flushing_since = self._flushes, now
+            self._timers.set(new.shard, now + min(self._retry, FLUSH_PATIENCE_S))
+            self._let_through(route)
+            return
+        route.forwarded_next.merge(route.forwarded)
+        self._open(route)
+
+    def on_own_ack(self, move: ShardMove, now: float) -> None:
+        """End the wait of local senders: the acknowledgement of this node has come back from the
+        old home."""
+        route = self._routes.get(move.new.shard)
+        if route is None or route.state is not RouteState.FLUSHING or route.next_home != move.new:
+            return
+        if route.home is not None and route.home.node == move.old.node:
+            self._end_flush(route, now)
+
+    def is_settled_here(self, shard: str) -> bool:
+        """True if nothing that this node sent for the shard is on its way to another home."""
+        route = self._routes.get(shard)
+        return route is None or route.state is not RouteState.FLUSHING
+
+    def hand_over(self, home: Home, left: Iterable[BufferedMessage], now: float) -> None:
+        """Send what is `left` of a shard, and behind it everything that waits here, to the home to
+        which this node hands the shard directly."""
+        route = self._route(home.shard)
+        for message in left:
+            if self._buffer(message):
+                route.leftovers.append(message)
+                route.forwarded_next.add(None, 1)
+            else:
+                self._out.append(ev.Reject(home.shard, message, REJECT_BUFFER_FULL))
+        route.requester = home
+        self.on_home(home, route.leftovers_epoch, now)
+
+    def gate(self, shard: str, via: NodeId) -> None:
+        """Let in only what that node sends for the shard, which runs here, until `ungate`."""
+        self._gated[shard] = via
+
+    def ungate(self, shard: str) -> None:
+        """Let in every message for the shard, if it runs here."""
+        self._gated.pop(shard, None)
+        if shard in self._running:
+            self._out.append(ev.SetArrivals(shard, True))
+
+    def take_in(self, message: BufferedMessage) -> bool:
+        """Count a message that is kept outside of the routes. Returns False if there is no room."""
+        return self._buffer(message)
+
+    def let_go(self, messages: list[BufferedMessage]) -> None:
+        """Count out messages that were kept outside of the routes."""
+        self._buffers.remove(messages)
+
+    def put_back(self, shard: str, messages: list[BufferedMessage], now: float) -> None:
+        """Route messages that were kept outside of the routes, and are counted."""
+        route = self._route(shard)
+        if not messages:
+            return
+        if self._refused:
+            self._reject(route, messages, REJECT_REFUSED)
+        elif route.state is RouteState.KNOWN and route.home is not None:
+            self._buffers.remove(messages)
+            route.forwarded.add(None, 1)
+            self._out.append(ev.Release(shard, route.home.node, tuple(messages)))
+        else:
+            route.waiting[:0] = messages
+            route.forwarded_next.add(None, 1)
+            self._request(route, now)
+
     # Requests for homes.
 
     def watch(self, shard: str, now: float) -> None:
@@ -396,13 +488,15 @@ class Routing:
             if shard in self._timers and self._routes[shard].state is RouteState.UNKNOWN:
                 self._timers.set(shard, now + WAIT_PATIENCE * self._retry)
 
-    def check(self) -> None:
-        """Check that counts are exact and that whatever waits has a timer; for tests."""
+    def check(self, kept: Iterable[BufferedMessage] = ()) -> None:
+        """Check that counts are exact and that whatever waits has a timer; for tests. `kept`: the
+        messages that are kept outside of the routes."""
         waiting = [
             message
             for route in self._routes.values()
             for message in route.leftovers + route.waiting + route.returned
         ]
+        waiting += kept
         assert len(waiting) == self._buffers.messages
         assert sum(message.size for message in waiting) == self._buffers.bytes
         for shard, route in self._routes.items():
@@ -559,7 +653,7 @@ class Routing:
         if released:
             self._out.append(ev.Release(route.shard, home.node, tuple(released)))
         if home.node == self._me:
-            self._out.append(ev.SetArrivals(route.shard, True))
+            self._out.append(ev.SetArrivals(route.shard, True, via=self._gated.get(route.shard)))
         self._out.append(ev.SetRoute(route.shard, home.node))
 
     def _let_through(self, route: Route) -> None:

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
 from shardbus.app import ShardBus
 from shardbus.entities.entity_type import StopReason
 from shardbus.entity import Entity, handler
-from shardbus.errors import BufferFull, RequestError
+from shardbus.errors import RequestError
+from shardbus.sharding.handoff_modes import MODES, HandoffMode
 from shardbus.simulation.nodes.checker import DeliveryChecker, SentMessage
 from shardbus.simulation.nodes.options import NodeOptions
 from shardbus.simulation.nodes.world import SimClient, SimNode, SimProcess
@@ -58,9 +60,9 @@ class SimApplication:
         self.bus = ShardBus("test")
         self._thinks, self._waits_s = load.thinks, load.waits_s
         self._slow_starts, self._failing_starts = load.slow_starts, load.failing_starts
-        self._declare(load.shards, load.limit)
+        self._declare(load)
 
-    def _declare(self, shards: int, limit: int) -> None:
+    def _declare(self, load: NodeOptions) -> None:
         application = self
 
         class Plain(Entity):
@@ -118,11 +120,20 @@ class SimApplication:
         class Remembered(plain):  # type: ignore[valid-type, misc]
             """The same, and comes back."""
 
-        self.classes = {
-            PLAIN: self.bus.entity(name=PLAIN, shards=shards, active_entity_limit=limit)(plain),
-            KEPT: self.bus.entity(name=KEPT, shards=shards)(Kept),
-            REMEMBERED: self.bus.entity(name=REMEMBERED, shards=shards, remember=True)(Remembered),
+        self.classes, self.modes = self._types(load, plain, Kept, Remembered)
+
+    def _types(
+        self, load: NodeOptions, plain: type, kept: type, remembered: type
+    ) -> tuple[dict[str, type], dict[str, HandoffMode | None]]:
+        """Declare the three types; return their classes and the modes of their hand-offs."""
+        entity, limit = partial(self.bus.entity, shards=load.shards), load.limit
+        mode, other = load.handoff, load.handoff_of(stateful=True)
+        classes = {
+            PLAIN: entity(PLAIN, active_entity_limit=limit, handoff=mode)(plain),
+            KEPT: entity(KEPT, handoff=other)(kept),
+            REMEMBERED: entity(REMEMBERED, remember=True, handoff=other)(remembered),
         }
+        return classes, {PLAIN: MODES[mode], KEPT: MODES[other], REMEMBERED: MODES[other]}
 
     def calm(self) -> None:
         """Let every start succeed at once from now on."""
@@ -220,8 +231,8 @@ class SimSender:
                 answer.add_done_callback(lambda done: self._on_reply(message, kind, done))
             else:
                 await call.tell(self.name, message.seq)
-        except BufferFull as full:
-            self._checker.on_failed(message, full)
+        except RequestError as error:
+            self._checker.on_failed(message, error)
 
     def _ref(self, kind: str, entity_id: str) -> Any:
         home = self._home

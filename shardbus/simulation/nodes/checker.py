@@ -8,6 +8,7 @@ sent, when an entity handles it, and when its sender receives an answer or an er
          the store lets it neither load nor save any more
     I2   per sender and entity the numbers handled only grow, and none comes twice
     I6   an epoch has one coordinator, and epochs grow
+         (I1 not in modes that overlap, I2 not in modes without an order: `handoff_modes`)
     said a message that was definitely refused was not handled, and one that was answered was
 
 In the quiet after a run: each message was handled, or refused, or was with a process that ended
@@ -27,9 +28,10 @@ Source: docs/simulation.md; N.3.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from shardbus.entities.activation import LifeState
@@ -38,6 +40,7 @@ from shardbus.errors import RequestError
 from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.node.node import Node
+from shardbus.sharding.handoff_modes import HandoffMode
 from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.nodes.exits import UncleanExits
 from shardbus.simulation.nodes.places import OnePlace
@@ -51,6 +54,7 @@ CLIENT_LATE_S = 16.0
 
 COUNTED = (
     "stopped", "buffer_full", "hop_limit", "refused", "mailbox_full", "unconfirmed", "undelivered",
+    "dropped_in_move",
 )  # fmt: skip
 """The reasons of drops that are no defect: deadlines that passed, bounds that were reached, peers
 that were given up."""
@@ -83,8 +87,14 @@ class SentMessage:
 class DeliveryChecker:
     """Records each message, and checks the rules of the module's text."""
 
-    def __init__(self, world: NodeWorld) -> None:
+    def __init__(
+        self, world: NodeWorld, modes: Mapping[str, HandoffMode | None] = MappingProxyType({})
+    ) -> None:
         self.world = world
+        self._overlap = {kind for kind, mode in modes.items() if mode and mode.overlaps}
+        """Types with two activations of an entity for a moment."""
+        self._unordered = {kind for kind, mode in modes.items() if mode and not mode.keeps_order}
+        """Types whose messages may be handled in another order."""
         self.violation: Violation | None = None
         """The first violation."""
         self.sent = self.handled = self.refused = self.activations = 0
@@ -100,7 +110,7 @@ class DeliveryChecker:
         self._denied: dict[tuple[Line, int], str] = {}
         self._epochs: dict[str, tuple[int, NodeId]] = {}
         self._ends = UncleanExits(world)
-        self.places = OnePlace(world, self._broken)
+        self.places = OnePlace(world, self._broken, self._overlap)
         world.store.on_stale = lambda what: self._broken("I1", what)
 
     def _broken(self, rule: str, detail: str) -> Violation:
@@ -156,6 +166,8 @@ class DeliveryChecker:
         node = NodeId.parse(activation.node)
         if self._removed(node):
             return
+        if activation.entity_type in self._overlap:
+            return
         if not self.world.store.lied:
             for other in self._living(activation, node):
                 if not self._removed(other):
@@ -174,6 +186,9 @@ class DeliveryChecker:
         if message is None or message.handled:
             why = self._denied.get((line, seq), "had been handled")
             raise self._broken("I2", f"{line} {seq} is handled at {activation.node} and {why}")
+        if activation.entity_type in self._unordered:
+            self._on_unordered(message)
+            return
         within = self._within.get((line, activation.fence), 0)
         if seq <= within:
             raise self._broken("I2", f"{line} {seq} after {within} at {activation.node}")
@@ -188,6 +203,12 @@ class DeliveryChecker:
             self._last[line] = seq
         elif not self.world.store.lied and not self._removed(NodeId.parse(activation.node)):
             raise self._broken("I1", f"{line} {seq} is handled at {activation.node}, no home")
+        self.handled += 1
+        message.handled = True
+        self._close(message)
+
+    def _on_unordered(self, message: SentMessage) -> None:
+        """Record a message of a type without an order: only that it comes once."""
         self.handled += 1
         message.handled = True
         self._close(message)
@@ -324,6 +345,8 @@ def _runs(node: Node, entity_type: str, entity_id: str) -> bool:
 def waiting(sim_node: SimNode) -> str:
     """Return what a node still holds. Empty if it is at rest."""
     for name, kind in sim_node.node.regions.items():
+        if moving := kind.router.region.moving:
+            return f"{sim_node.name} still moves {moving} of {name}"
         if kind.router.region.buffered != (0, 0):
             return f"{sim_node.name} buffers {kind.router.region.buffered} of {name}"
         if kind.router.buffered_asks:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields, replace
 from random import Random
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.sharding.handoff_modes import MODES
 from shardbus.simulation.membership.options import SECONDS, Options, draw
 
 STORES = {"sound": 4, "slow": 2, "failing": 3, "away": 2, "forgetful": 2, "rolled back": 2}
@@ -109,11 +110,19 @@ class NodeOptions:
     allocation: str = "least-shards"
     interval_s: float = 2.0
     """Seconds between two rebalancing passes."""
+    handoff: str = "buffer"
+    """The mode of hand-offs, of types that can bear it."""
 
     @property
     def seed(self) -> int:
         """The seed of the whole run."""
         return self.faults.seed
+
+    def handoff_of(self, *, stateful: bool) -> str:
+        """Return the mode of a type: `ordered` in place of one that a type with a state, or with
+        remembered entities, cannot bear."""
+        mode = MODES[self.handoff]
+        return "ordered" if stateful and mode is not None and mode.overlaps else self.handoff
 
     def sharding(self) -> ShardingSettings:
         """Return the settings of every entity type."""
@@ -138,7 +147,8 @@ class NodeOptions:
         """Return the command that replays this run."""
         stops = self.freezes + self.blocks + self.suspends
         forced = " --splits" if self.splits + stops else ""
-        return f"{self.faults.command()} --sharding --load {self.density}{forced}"
+        mode = "" if self.handoff == "buffer" else f" --handoff {self.handoff}"
+        return f"{self.faults.command()} --sharding --load {self.density}{forced}{mode}"
 
 
 def draw_node_options(
@@ -148,9 +158,11 @@ def draw_node_options(
     strategy: str | None = None,
     density: str | None = None,
     splits: bool | None = None,
+    handoff: str = "buffer",
 ) -> NodeOptions:
     """Draw the options of this seed. The number of nodes, the strategy, the density, and whether
-    there are splits and stopped nodes, are drawn too if not given."""
+    there are splits and stopped nodes, are drawn too if not given. The mode of hand-offs changes no
+    other option; with a direct one, shards move more often."""
     dice = Random(f"load {seed}")
 
     def times(probability: float, most: int) -> int:
@@ -184,9 +196,18 @@ def draw_node_options(
     drawn_splits = dice.random() < SPLIT_RUNS
     if drawn_splits if splits is None else splits:
         thin = _split(thin, dice)
+    if handoff != "buffer":
+        thin = _moving(thin, handoff)
     dice = Random(f"density {seed}")
     drawn = dice.choice(DENSITIES)
     return thin if (density or drawn) == "thin" else _dense(thin, dice)
+
+
+def _moving(load: NodeOptions, handoff: str) -> NodeOptions:
+    """Use this mode, and let shards move more often."""
+    services = load.services + Random(f"handoff {load.seed}").randint(1, 3)
+    often = replace(load, rolls=load.rolls + 1, services=services, interval_s=0.5)
+    return replace(often, handoff=handoff, rebalances=load.rebalances + 2)
 
 
 def _split(load: NodeOptions, dice: Random) -> NodeOptions:

@@ -22,7 +22,7 @@ Source: docs/simulation.md; S2.4, S4.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -38,10 +38,15 @@ EntityKey = tuple[str, str]
 
 class OnePlace:
     """Records which activations handle messages. `broken(rule, detail)` keeps a violation, and
-    returns it."""
+    returns it. Types of `overlap` may have two places."""
 
-    def __init__(self, world: NodeWorld, broken: Callable[[str, str], Violation]) -> None:
-        self._world, self._broken = world, broken
+    def __init__(
+        self,
+        world: NodeWorld,
+        broken: Callable[[str, str], Violation],
+        overlap: Container[str] = (),
+    ) -> None:
+        self._world, self._broken, self._overlap = world, broken, overlap
         self._latest: dict[EntityKey, Context] = {}
         self._former: dict[EntityKey, dict[Context, None]] = {}
         self._open: dict[EntityKey, dict[Context, int]] = {}
@@ -97,7 +102,7 @@ class OnePlace:
             del self._open[key]
 
     def _two(self, former: Context, latest: Context, what: str) -> None:
-        if not self._excused(former):
+        if former.entity_type not in self._overlap and not self._excused(former):
             key = (former.entity_type, former.entity_id)
             raise self._broken(
                 "place", f"{key} {what} at {former.node}, its place is {latest.node}"

@@ -63,7 +63,8 @@ class NodeRun:
             load.sharding(),
             self.application.bus.types,
         )
-        self.checker = self.application.checker = DeliveryChecker(self.world)
+        modes = self.application.modes
+        self.checker = self.application.checker = DeliveryChecker(self.world, modes)
         self.world.on_start = self._add_sender
         self.world.on_step = Checks(self.world, gentle=False).after
         self.senders: list[SimSender] = []

@@ -20,7 +20,10 @@ from shardbus.sharding.messages import (
     BeginHandOffAck,
     GetShardHome,
     GracefulShutdownRequest,
+    MoveComplete,
+    MoveRefused,
     Register,
+    ShardMoved,
     ShardStarted,
     ShardStopped,
 )
@@ -30,7 +33,10 @@ from shardbus.simulation.machines import DeadlineTimer
 if TYPE_CHECKING:
     from tests.unit.sharding.sharding_net import Net
 
-TO_COORDINATOR = (Register, ShardStarted, BeginHandOffAck, ShardStopped, GracefulShutdownRequest)
+TO_COORDINATOR = (
+    Register, ShardStarted, BeginHandOffAck, ShardStopped, GracefulShutdownRequest, ShardMoved,
+    MoveRefused, MoveComplete,
+)  # fmt: skip
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +54,10 @@ class Letter:
     hops: int = 0
     at: NodeId | None = None
     """The process that has it, or to which it is on the way."""
+
+    @property
+    def is_marker(self) -> bool:
+        return self.flush_id > 0
 
 
 @dataclass(frozen=True, slots=True)

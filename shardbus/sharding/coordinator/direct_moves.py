@@ -1,0 +1,420 @@
+"""Direct moves: the old home of a shard hands it to the new one, in one of the `handoff_modes`.
+
+    ──> INTENT ──intent durable──> MOVING ──moved, or owner gone──> STORING ──home durable──┐
+          │                        │  ^ │                            │ ^                    v
+          │ owner gone, target     │  └─┘ deadline: ask again        └─┘ owner gone      SETTLING
+          │ gone                   │ refused, given up               │ target gone           │
+          └────────────────────────┴────────────> DONE <─────────────┴───────────────────────┘
+                                                        complete, deadline, target gone
+
+The messages of a move, from a home N1 to a home N2 (the numbers are the six steps of S3.56):
+
+    1  coordinator  writes the intent: both homes, each with its fence
+       coordinator  BeginMove ────────────> N1
+    2  N1           PrepareMove ──────────> N2
+    3  N2           MovePrepared ─────────> N1
+    4  N1           stops the shard, then
+                    Switch, leftovers ────> N2      which starts the shard; N1 forwards from now on
+                    ShardMoved ───────────> coordinator
+    5  coordinator  writes the new home, and only then
+                    HomesMoved ───────────> every region and proxy
+    6  each sender  MoveAck ──────────────> N1      behind everything it sent there; from now on it
+                                                    sends to N2
+       N1           MoveAck ──────────────> N2      behind everything it forwarded of that sender
+       N2           MoveComplete ─────────> coordinator      once it keeps nothing for any sender
+
+No write of the store, and no answer of another node than N1 and N2, lies between the stop at N1 and
+the start at N2. In mode `buffer` (`handoff`) both do.
+
+- INTENT: the intent is being written. Nothing has moved, and nothing is lost if a node dies.
+- MOVING: N1 alone decides. It answers ShardMoved or MoveRefused. If it is silent, the coordinator
+  asks again, and notes the delay. If N1 dies, N2 gets the shard under the fence of the intent: it
+  may run there already.
+- STORING: the new home is being written.
+- SETTLING: the shard lives at N2, and its senders know. It does not move again before N2 has every
+  acknowledgement, or for `SETTLE_S`.
+
+**The intent** is a row of the table beside that of the shard, so every store keeps it: its name is
+that of `sharding/intents`, its value the new home. The write of the new home removes it. A
+coordinator that takes over finds it, and asks N1 again (`recover`): N1 goes on with what it knows,
+or begins. A region that registers reports what it hosts; if N2 runs the shard already, that counts,
+because its fence is the higher one.
+
+A move that is refused, because N2 is gone or N1 waits for an earlier move, is tried once more in
+mode `buffer`, which needs no other node than N1.
+
+`TRANSITIONS` is the diagram as data. Not here: what N1 and N2 do (`region/outgoing_moves`,
+`region/incoming_moves`).
+
+Source: S3.56-S3.58, S3.64, S3.72-S3.74, N.4; docs/partitions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+from shardbus.sharding import messages as msg
+from shardbus.sharding.allocation.strategies import Move
+from shardbus.sharding.coordinator.ledger import Ledger
+from shardbus.sharding.events import Note, Send
+from shardbus.sharding.handoff_modes import MODES
+from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.timers import Timers
+
+SETTLE_S = 60.0
+"""Seconds that a shard does not move again while its new home waits for acknowledgements. The new
+home itself waits no longer."""
+
+
+class DirectPhase(Enum):
+    """The phase of a direct move."""
+
+    INTENT = "intent"
+    MOVING = "moving"
+    STORING = "storing"
+    SETTLING = "settling"
+    DONE = "done"
+
+
+class DirectTrigger(Enum):
+    """What advances a direct move."""
+
+    DURABLE = "intent durable"
+    MOVED = "moved"
+    REFUSED = "refused"
+    GIVEN_UP = "given up"
+    OWNER_GONE = "owner gone"
+    TARGET_GONE = "target gone"
+    STORED = "home durable"
+    COMPLETE = "complete"
+    DEADLINE = "deadline"
+
+
+_P, _T = DirectPhase, DirectTrigger
+
+TRANSITIONS: dict[tuple[DirectPhase, DirectTrigger], DirectPhase] = {
+    (_P.INTENT, _T.DURABLE): _P.MOVING,
+    (_P.INTENT, _T.OWNER_GONE): _P.DONE,
+    (_P.INTENT, _T.TARGET_GONE): _P.DONE,
+    (_P.MOVING, _T.MOVED): _P.STORING,
+    (_P.MOVING, _T.REFUSED): _P.DONE,
+    (_P.MOVING, _T.GIVEN_UP): _P.DONE,
+    (_P.MOVING, _T.OWNER_GONE): _P.STORING,
+    (_P.MOVING, _T.DEADLINE): _P.MOVING,
+    (_P.STORING, _T.STORED): _P.SETTLING,
+    (_P.STORING, _T.OWNER_GONE): _P.STORING,
+    (_P.STORING, _T.TARGET_GONE): _P.DONE,
+    (_P.SETTLING, _T.COMPLETE): _P.DONE,
+    (_P.SETTLING, _T.DEADLINE): _P.DONE,
+    (_P.SETTLING, _T.TARGET_GONE): _P.DONE,
+}
+
+
+@dataclass(slots=True)
+class DirectMove:
+    """One direct move. `why` is the purpose; `senders` are those that acknowledge."""
+
+    move: ShardMove
+    mode: str
+    why: str
+    senders: tuple[NodeId, ...]
+    begun: float
+    phase: DirectPhase = DirectPhase.INTENT
+    asked: bool = False
+    """N1 has BeginMove of this coordinator."""
+    complete: bool = False
+    """N2 keeps nothing for any sender."""
+
+    def advance(self, trigger: DirectTrigger) -> DirectPhase:
+        """Go to the next phase and return it.
+
+        Raises:
+            LocalProtocolError: the diagram has no such arrow. Nothing changed.
+        """
+        after = TRANSITIONS.get((self.phase, trigger))
+        if after is None:
+            raise LocalProtocolError(
+                f"direct move of shard {self.move.old.shard!r}:"
+                f" {trigger.value!r} in phase {self.phase.value!r}"
+            )
+        self.phase = after
+        return after
+
+
+class DirectMoves:
+    """The direct moves of one coordinator.
+
+    Args:
+        mode: the mode of the type, by its text.
+        ledger: the table, its fences, and what must be written.
+        settings: the time after which N1 is asked again.
+        is_live: True if membership shows the node.
+    """
+
+    __slots__ = (
+        "_begin_now", "_is_live", "_ledger", "_mode", "_moved_now", "_refused", "_timeout",
+        "_timers", "moves", "notes",
+    )  # fmt: skip
+
+    def __init__(
+        self, ledger: Ledger, settings: ShardingSettings, is_live: Callable[[NodeId], bool]
+    ) -> None:
+        self.moves: dict[str, DirectMove] = {}
+        self.notes: list[Note] = []
+        self._mode = settings.handoff
+        self._ledger, self._is_live = ledger, is_live
+        self._timeout = settings.handoff_timeout
+        self._timers: Timers[str] = Timers()
+        self._refused: dict[str, None] = {}
+        """Shards whose next move is in mode `buffer`."""
+        self._begin_now: list[DirectMove] = []
+        self._moved_now: list[DirectMove] = []
+
+    def __contains__(self, shard: str) -> bool:
+        return shard in self.moves
+
+    def takes(self, shard: str) -> bool:
+        """True if the next move of the shard is a direct one. After a refusal, one is not."""
+        if shard in self._refused:
+            del self._refused[shard]
+            return False
+        return MODES[self._mode] is not None
+
+    def deadline(self) -> float | None:
+        """Return when `tick` is due."""
+        return self._timers.deadline()
+
+    def in_flight(self) -> list[Move]:
+        """Return the moves whose shard is not at its new home, as the strategies take them."""
+        return [
+            Move(shard, one.move.old.node, one.move.new.node)
+            for shard, one in self.moves.items()
+            if one.phase is not DirectPhase.SETTLING
+        ]
+
+    def goes_to(self, node: NodeId) -> bool:
+        """True if a shard is on its way to the node."""
+        return any(move.target == node for move in self.in_flight())
+
+    def home_of(self, shard: str) -> Home | None:
+        """Return the new home of a shard that lives there, though its move is not complete."""
+        one = self.moves.get(shard)
+        settles = one is not None and one.phase is DirectPhase.SETTLING
+        return one.move.new if one is not None and settles else None
+
+    def begin(
+        self, old: Home, target: NodeId, why: str, senders: Iterable[NodeId], now: float
+    ) -> None:
+        """Begin a move: write its intent first."""
+        new = Home(old.shard, target, self._ledger.take_fence())
+        self._ledger.intents[old.shard] = new
+        one = DirectMove(ShardMove(old, new), self._mode, why, tuple(senders), now)
+        self.moves[old.shard] = one
+
+    def recover(self, intents: Mapping[str, Home], now: float) -> None:
+        """Go on with the moves whose intents a former coordinator has stored."""
+        for shard, new in intents.items():
+            old = self._ledger.table.homes.get(shard)
+            if old is None or old.fence >= new.fence:
+                self._ledger.intents[shard] = None
+                continue
+            mode = self._mode if MODES[self._mode] is not None else "ordered"
+            one = DirectMove(ShardMove(old, new), mode, "takeover", (), now, DirectPhase.MOVING)
+            self.moves[shard] = one
+            self._timers.set(shard, now + self._timeout)
+
+    def on_registered(self, node: NodeId, registered: Iterable[NodeId]) -> None:
+        """Ask a region for the moves away from it that a former coordinator began."""
+        for one in self.moves.values():
+            if one.phase is DirectPhase.MOVING and one.move.old.node == node and not one.asked:
+                one.senders = one.senders or tuple(registered)
+                self._ask(one)
+
+    # Answers.
+
+    def on_written(
+        self, intents: Mapping[str, Home | None], homes: list[Home], now: float
+    ) -> list[Home]:
+        """Go on after a durable write; return the homes that are no news of direct moves."""
+        for shard, new in intents.items():
+            one = self.moves.get(shard)
+            if new is not None and one is not None and one.phase is DirectPhase.INTENT:
+                one.advance(DirectTrigger.DURABLE)
+                self._timers.set(shard, now + self._timeout)
+                self._ask(one)
+        others = []
+        for home in homes:
+            one = self.moves.get(home.shard)
+            if one is None or one.phase is not DirectPhase.STORING or one.move.new != home:
+                others.append(home)
+                continue
+            one.advance(DirectTrigger.STORED)
+            self._timers.set(home.shard, now + SETTLE_S)
+            self._moved_now.append(one)
+            if one.complete:
+                self._end(one, DirectTrigger.COMPLETE)
+            if not self._is_live(one.move.old.node):
+                others.append(home)  # the new home may wait for the old one
+        return others
+
+    def on_moved(self, sender: NodeId, move: ShardMove) -> bool:
+        """Write the new home: N1 has handed the shard over. Returns False if this coordinator does
+        not know the move."""
+        one = self._of(move)
+        if one is None or sender != move.old.node:
+            return False
+        if one.phase is DirectPhase.MOVING:
+            one.advance(DirectTrigger.MOVED)
+            self._ledger.history.leaves(move.old, one.why, one.begun)
+            self._timers.cancel(move.old.shard)
+            self.notes.append(Note("handoff_moved", move.old.shard))
+            self.reassert()
+        return True
+
+    def on_refused(self, sender: NodeId, move: ShardMove) -> None:
+        """End a move that has not taken place. The next one of the shard is in mode `buffer`."""
+        one = self._of(move)
+        if one is not None and sender == move.old.node and one.phase is DirectPhase.MOVING:
+            self._refused[move.old.shard] = None
+            self._end(one, DirectTrigger.REFUSED)
+            self.notes.append(Note("handoff_refused", move.old.shard))
+
+    def on_stopped(self, home: Home) -> DirectMove | None:
+        """End the move of a shard that stopped at its old home and was not handed over; return it
+        if there was one."""
+        one = self.moves.get(home.shard)
+        if one is None or one.move.old != home or one.phase is not DirectPhase.MOVING:
+            return None
+        self._end(one, DirectTrigger.GIVEN_UP)
+        return one
+
+    def on_complete(self, sender: NodeId, move: ShardMove) -> None:
+        """End a move: the new home keeps nothing for any sender."""
+        one = self._of(move)
+        if one is None or sender != move.new.node:
+            return
+        one.complete = True
+        if one.phase is DirectPhase.SETTLING:
+            self._end(one, DirectTrigger.COMPLETE)
+
+    def on_nodes_gone(self, dead: Mapping[NodeId, None]) -> list[DirectMove]:
+        """Go on without these nodes. Returns the moves whose target died after the shard had left
+        an old home that lives: the shard runs nowhere."""
+        homeless: list[DirectMove] = []
+        for one in list(self.moves.values()):
+            if one.move.old.node in dead and one.phase is not DirectPhase.SETTLING:
+                one.advance(DirectTrigger.OWNER_GONE)
+                self._timers.cancel(one.move.old.shard)
+                if one.phase is DirectPhase.DONE:
+                    self._forget(one)
+            if one.move.new.node in dead and one.phase not in (DirectPhase.MOVING, _P.DONE):
+                if one.phase is DirectPhase.STORING and one.move.old.node not in dead:
+                    homeless.append(one)
+                self._end(one, DirectTrigger.TARGET_GONE)
+        return homeless
+
+    def on_reported(self, home: Home) -> bool:
+        """Take the report of a region that it runs a shard. True if a move has brought it there;
+        otherwise the move of the shard, if there is one, is over."""
+        one = self.moves.get(home.shard)
+        if one is None or one.move.new != home:
+            self.forget(home.shard)
+            return False
+        return self.on_moved(one.move.old.node, one.move)
+
+    def forget(self, shard: str) -> None:
+        """Forget the move of a shard that lives somewhere else."""
+        one = self.moves.get(shard)
+        if one is not None:
+            adopted = self._ledger.adopted.get(shard)
+            self._forget(one)
+            if adopted is not None and adopted != one.move.new:
+                self._ledger.adopted[shard] = adopted
+
+    def reassert(self) -> None:
+        """Have the new homes written that are not yet."""
+        table, writing = self._ledger.table, self._ledger.writing
+        for shard, one in self.moves.items():
+            if one.phase is DirectPhase.STORING and self._is_live(one.move.new.node):
+                pending = writing is not None and shard in writing.homes
+                if not pending and table.homes.get(shard) != one.move.new:
+                    self._ledger.adopted[shard] = one.move.new
+                    self._ledger.freed.pop(shard, None)
+                    self._ledger.intents[shard] = None
+
+    def tick(self, now: float) -> None:
+        """End or repeat what is overdue."""
+        for shard in self._timers.due(now):
+            one = self.moves[shard]
+            one.advance(DirectTrigger.DEADLINE)
+            if one.phase is DirectPhase.DONE:
+                self._forget(one)
+                self.notes.append(Note("handoff_unsettled", shard))
+                continue
+            self._timers.set(shard, now + self._timeout)
+            again = f"shard {shard}: asked {one.move.old.node} again"
+            self.notes.append(Note("handoff_overdue", again))
+            self._ask(one)
+
+    def drain(self, epoch: int, registered: Callable[[NodeId], bool]) -> list[Send]:
+        """Return the messages of this turn."""
+        begin: dict[tuple[NodeId, str, tuple[NodeId, ...]], list[ShardMove]] = {}
+        for one in self._begin_now:
+            begin.setdefault((one.move.old.node, one.mode, one.senders), []).append(one.move)
+        moved: dict[tuple[NodeId, str], list[ShardMove]] = {}
+        for one in self._moved_now:
+            for node in filter(registered, one.senders):
+                moved.setdefault((node, one.mode), []).append(one.move)
+        self._begin_now, self._moved_now = [], []
+        sends = [
+            Send(to, msg.BeginMove(epoch, mode, senders, tuple(moves)))
+            for (to, mode, senders), moves in begin.items()
+        ]
+        for (to, mode), moves in moved.items():
+            sends.append(Send(to, msg.HomesMoved(epoch, mode, tuple(moves))))
+        return sends
+
+    def news_for(self, node: NodeId, homes: Iterable[Home]) -> list[Home]:
+        """Return those of the new homes that the node does not learn by HomesMoved."""
+        moved = {one.move.new for one in self._moved_now if node in one.senders}
+        return [home for home in homes if home not in moved]
+
+    def nodes(self) -> dict[NodeId, None]:
+        """Return every node that is the old or the new home of a move."""
+        return dict.fromkeys(home.node for one in self.moves.values() for home in one.move)
+
+    def check(self) -> None:
+        """Check that every move that waits for a node has a deadline; for tests."""
+        for shard, one in self.moves.items():
+            assert one.phase is not DirectPhase.DONE
+            waits = one.phase in (DirectPhase.MOVING, DirectPhase.SETTLING)
+            assert not waits or shard in self._timers, f"the move of {shard} has no deadline"
+
+    def _of(self, move: ShardMove) -> DirectMove | None:
+        one = self.moves.get(move.old.shard)
+        return one if one is not None and one.move == move else None
+
+    def _ask(self, one: DirectMove) -> None:
+        one.asked = True
+        self._begin_now.append(one)
+
+    def _end(self, one: DirectMove, trigger: DirectTrigger) -> None:
+        one.advance(trigger)
+        self._forget(one)
+
+    def _forget(self, one: DirectMove) -> None:
+        """Remove the move, and its intent if the new home has not replaced it."""
+        shard = one.move.old.shard
+        del self.moves[shard]
+        self._timers.cancel(shard)
+        if one in self._begin_now:
+            self._begin_now.remove(one)
+        if self._ledger.table.homes.get(shard) != one.move.new:
+            self._ledger.intents[shard] = None
+            if self._ledger.adopted.get(shard) == one.move.new:
+                del self._ledger.adopted[shard]

@@ -1,0 +1,277 @@
+"""The new home of a direct move: how it takes a shard over, and in which order messages come in.
+
+    PrepareMove ──> PREPARED ──Switch──> STARTING ──shard ready──> OPENING ──all open──> (done)
+
+- PREPARED: nothing of the shard runs here. Messages that come are kept.
+- STARTING: the old home has handed the shard over, and it starts.
+- OPENING: the shard runs. What the old home sends is let in as it comes. In a mode with
+  `arrivals="buffer"` the node keeps, for each sender, the messages that come directly, until that
+  sender's MoveAck arrives from the old home: behind everything that the sender had sent there. Then
+  the sender's messages are handled in their order, and later ones are let in. Processes that are no
+  senders of the move (clients, nodes that came later) send here only after the echo of their Flush,
+  so they are let in.
+
+            sender S                    old home N1                       new home N2
+               │ m1 ─────────────────────> │ m1 ───────────────────────────> │ m1 handled
+               │ MoveAck ────────────────> │                                 │
+               │ m2 ───────────────────────┼───────────────────────────────> │ m2 kept for S
+               │                           │ MoveAck of S ─────────────────> │ m2 handled
+
+Every wait ends. A new home without Switch asks its old home again every `retry_interval`, with
+MovePrepared. Without a MoveAck it asks the sender, with AckWanted: an acknowledgement that is lost
+with its session is none. After `ACK_PATIENCE_S` a sender's messages are handled all the same, and
+the region notes `ack_given_up`: from then on the order of that sender is not guaranteed. When the
+old home is gone, nothing more can come from it, and every buffer opens. If it is gone before
+Switch, only the coordinator's HostShard starts the shard.
+
+What is kept counts in the region's buffer, and is refused above its bound.
+
+Source: S3.59, S3.60, S3.63, S3.64, S3.68, S3.69, S3.75; docs/partitions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.handoff_modes import HandoffMode
+from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.region.outgoing_moves import mode_of
+from shardbus.sharding.region.route import REJECT_BUFFER_FULL, BufferedMessage
+from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, Routing
+from shardbus.sharding.timers import Timers
+
+ACK_PATIENCE_S = FLUSH_PATIENCE_S
+"""Seconds after which the messages of a sender without a MoveAck are handled: as long as a sender
+waits for the echo of a Flush."""
+
+
+@dataclass(slots=True)
+class IncomingMove:
+    """One shard that this node takes over."""
+
+    move: ShardMove
+    mode: HandoffMode
+    gates: dict[NodeId, list[BufferedMessage]]
+    """By sender without an acknowledgement: the messages that it sent here."""
+    first: list[BufferedMessage] = field(default_factory=list)
+    """What the old home sent before the shard ran."""
+    others: list[BufferedMessage] = field(default_factory=list)
+    """What came from others before the shard ran."""
+    switched: bool = False
+    runs: bool = False
+    until: float = 0.0
+    """When the wait for acknowledgements ends."""
+
+
+class IncomingMoves:
+    """The shards that this node takes over. Effects are appended to `out`.
+
+    Args:
+        start: starts a shard on this node; `on_running` follows.
+        drop: forgets a shard that was prepared and has not started.
+    """
+
+    __slots__ = (
+        "_drop", "_me", "_moves", "_out", "_retry", "_routing", "_start", "_timers", "complete",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        me: NodeId | None,
+        settings: ShardingSettings,
+        routing: Routing,
+        out: list[ev.RegionEffect],
+        start: Callable[[str], None],
+        drop: Callable[[str], None],
+    ) -> None:
+        self._me, self._routing, self._out = me, routing, out
+        self._start, self._drop = start, drop
+        self._retry = settings.retry_interval
+        self._moves: dict[str, IncomingMove] = {}
+        self._timers: Timers[str] = Timers()
+        self.complete: dict[str, ShardMove] = {}
+        """Moves to report as MoveComplete at the end of the turn."""
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """The shards of these moves."""
+        return tuple(self._moves)
+
+    def __contains__(self, shard: str) -> bool:
+        return shard in self._moves
+
+    def deadline(self) -> float | None:
+        """Return when `tick` is due."""
+        return self._timers.deadline()
+
+    def has(self, home: Home) -> bool:
+        """True if the shard comes to this home."""
+        one = self._moves.get(home.shard)
+        return one is not None and one.move.new == home
+
+    def prepare(self, move: ShardMove, text: str, senders: tuple[NodeId, ...], now: float) -> None:
+        """Take a shard that is about to come; the region keeps it as prepared."""
+        mode = mode_of(text)
+        gated = senders if mode.keeps_order else ()
+        gates: dict[NodeId, list[BufferedMessage]] = {
+            node: [] for node in gated if node != move.old.node
+        }
+        self._moves[move.new.shard] = IncomingMove(move, mode, gates)
+        self._timers.set(move.new.shard, now + self._retry)
+        self._out.append(ev.Send(move.old.node, msg.MovePrepared((move,))))
+
+    def on_switch(self, move: ShardMove) -> None:
+        """Start the shard: it has stopped at its old home."""
+        one = self._moves.get(move.new.shard)
+        if one is not None and one.move == move:
+            self._go(one)
+
+    def on_host(self, home: Home) -> bool:
+        """Start a prepared shard at the coordinator's command: its old home is gone. False if it
+        runs or starts already."""
+        one = self._moves.get(home.shard)
+        if one is None or one.switched:
+            return False
+        self._go(one)
+        return True
+
+    def _go(self, one: IncomingMove) -> None:
+        if not one.switched:
+            one.switched = True
+            self._start(one.move.new.shard)
+
+    def on_running(self, shard: str, now: float) -> bool:
+        """Let in what waits, in order. False if the shard does not come by a direct move."""
+        one = self._moves.get(shard)
+        if one is None:
+            return False
+        one.runs, one.until = True, now + ACK_PATIENCE_S
+        if one.gates:
+            self._routing.gate(shard, one.move.old.node)
+        self._let_in(shard, one.first + one.others)
+        one.first, one.others = [], []
+        self._routing.on_shard_running(shard, one.move.new.fence)
+        if one.gates:
+            self._out.append(ev.SetArrivals(shard, True, via=one.move.old.node))
+            self._timers.set(shard, now + self._retry)
+        self._finish(one)
+        return True
+
+    def deliver(self, event: ev.Deliver) -> bool:
+        """Let in or keep a message that came over a session. Returns False if it takes the way of
+        any other message."""
+        one = self._moves.get(event.shard)
+        if one is None or event.via is None:
+            return False
+        queue: list[BufferedMessage] | None = one.gates.get(event.via)
+        if queue is None and not one.runs:
+            queue = one.first if event.via == one.move.old.node else one.others
+        if queue is None:
+            self._out.append(ev.Release(event.shard, one.move.new.node, (event.message,)))
+        elif self._routing.take_in(event.message):
+            queue.append(event.message)
+        else:
+            self._out.append(ev.Reject(event.shard, event.message, REJECT_BUFFER_FULL))
+        return True
+
+    # Acknowledgements.
+
+    def on_ack(self, sender: NodeId, move: ShardMove, now: float) -> None:
+        """Open the buffer of this sender: everything that it sent to the old home has come."""
+        one = self._moves.get(move.new.shard)
+        if one is not None and one.move == move:
+            self._open(one, sender)
+            self._finish(one)
+        if sender == self._me:
+            self._routing.on_own_ack(move, now)
+
+    def _open(self, one: IncomingMove, sender: NodeId) -> None:
+        kept = one.gates.pop(sender, [])
+        if one.runs:
+            self._let_in(one.move.new.shard, kept)
+        else:
+            one.others += kept
+
+    def _let_in(self, shard: str, messages: list[BufferedMessage]) -> None:
+        if messages and self._me is not None:
+            self._routing.let_go(messages)
+            self._out.append(ev.Release(shard, self._me, tuple(messages)))
+
+    def _finish(self, one: IncomingMove) -> None:
+        """End the move once nothing is kept."""
+        shard = one.move.new.shard
+        if not one.runs or one.gates:
+            return
+        self.forget(shard)
+        self._routing.ungate(shard)
+        self.complete[shard] = one.move
+
+    # The end.
+
+    def on_node_gone(self, node: NodeId) -> None:
+        """Open every buffer that waits for messages by way of that node."""
+        for one in list(self._moves.values()):
+            if one.move.old.node == node:
+                for sender in list(one.gates):
+                    self._open(one, sender)
+                self._finish(one)
+
+    def on_cancelled(self, move: ShardMove, now: float) -> None:
+        """Forget a shard that its old home keeps."""
+        one = self._moves.get(move.new.shard)
+        if one is not None and one.move == move and not one.switched:
+            self.end(move.new.shard, now)
+            self._drop(move.new.shard)
+
+    def tick(self, now: float) -> None:
+        """Ask again for what is late, and end what takes too long."""
+        for shard in self._timers.due(now):
+            one = self._moves[shard]
+            if not one.switched:
+                self._out.append(ev.Send(one.move.old.node, msg.MovePrepared((one.move,))))
+            elif one.runs and now >= one.until:
+                late = ", ".join(map(str, one.gates))
+                detail = f"shard {shard}: no MoveAck of {late}, order is not guaranteed"
+                self._out.append(ev.Note("ack_given_up", detail))
+                for sender in list(one.gates):
+                    self._open(one, sender)
+                self._finish(one)
+                continue
+            elif one.runs:
+                for sender in one.gates:
+                    self._out.append(ev.Send(sender, msg.AckWanted((one.move,))))
+            self._timers.set(shard, now + self._retry)
+
+    def end(self, shard: str, now: float) -> None:
+        """Forget a shard that does not come, or stops; what is kept takes the way of any other
+        message."""
+        one = self._moves.get(shard)
+        if one is None:
+            return
+        kept = one.first + one.others + [m for queue in one.gates.values() for m in queue]
+        self.forget(shard)
+        self._routing.ungate(shard)
+        self._routing.put_back(shard, kept, now)
+
+    def forget(self, shard: str) -> None:
+        """Remove the move."""
+        self._moves.pop(shard, None)
+        self._timers.cancel(shard)
+
+    def kept(self) -> Iterator[BufferedMessage]:
+        """Yield every message that is kept; for tests."""
+        for one in self._moves.values():
+            yield from one.first + one.others
+            for queue in one.gates.values():
+                yield from queue
+
+    def check(self) -> None:
+        """Check that every wait has a deadline; for tests."""
+        for shard, one in self._moves.items():
+            assert shard in self._timers, f"the coming of {shard} has no deadline"
+            assert not one.runs or one.gates, f"{shard} is complete"

@@ -1,0 +1,354 @@
+"""The old home of a direct move: how it gives a shard away.
+
+    ──> PREPARING ──ready──> STOPPING ──stopped──> FORWARDING ──all acked, deadline──> DONE
+         │  │                 ^    │ target gone       ^   │ target gone                ^
+         │  └─────────────────┼────┼───ready, overlaps─┘   └────────────────────────────┤
+         │ target gone, deadline   └────────────> KEPT                                  │
+         └────────────────────────┼──────────────> ^                                    │
+    ──────────────────────────────┘ during forward or drop                              │
+
+- PREPARING: the shard runs on while the new home prepares. If that dies or gives no answer within
+  `shard_start_timeout`, the shard stays.
+- STOPPING: no message is let in. Entities handle what is in their mailboxes and stop. Messages that
+  come wait here, behind what the entities leave, or are dropped.
+- FORWARDING: the shard was handed over. Switch and everything that waits have gone to the new home,
+  and what still comes follows on the same session, or is dropped. Every sender's MoveAck follows
+  its messages there. The old home counts them; without all of them it stops counting after
+  `FORWARD_S`, and messages that come later are forwarded as any that meet a wrong home.
+- KEPT: the shard was not handed over. If it has stopped by then, it is reported as stopped.
+
+In a mode that `overlaps` the shard is handed over before its entities have stopped: FORWARDING
+begins with `ready`, and what the entities leave is sent on when they have stopped.
+
+A sender that is gone sends no MoveAck: the old home forwards one for it, behind its messages.
+
+The old home begins no move while an earlier move that brought the shard here is not complete, or
+while it waits for the echo of a Flush of its own: messages that wait here would be overtaken by the
+acknowledgement behind them. It refuses, and the coordinator uses mode `buffer`.
+
+Not here: the coordinator's part (`coordinator/direct_moves`), the new home's (`incoming_moves`).
+
+Source: S3.57-S3.59, S3.61-S3.63, S3.65-S3.67, S3.70, S3.71, S3.74; docs/partitions.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.handoff_modes import MODES, NAMED, HandoffMode
+from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.region.route import REJECT_DROPPED_IN_MOVE, BufferedMessage
+from shardbus.sharding.region.routing import Routing
+from shardbus.sharding.timers import Timers
+
+FORWARD_S = 5.0
+"""Seconds that the old home counts acknowledgements."""
+
+
+class OutgoingPhase(Enum):
+    """The phase of a direct move at the old home."""
+
+    PREPARING = "preparing"
+    STOPPING = "stopping"
+    FORWARDING = "forwarding"
+    DONE = "done"
+    KEPT = "kept"
+
+
+class OutgoingTrigger(Enum):
+    """What advances a direct move at the old home."""
+
+    READY = "ready"
+    READY_OVERLAPS = "ready, overlaps"
+    STOPPED = "stopped"
+    ALL_ACKED = "all acked"
+    DEADLINE = "deadline"
+    TARGET_GONE = "target gone"
+
+
+_P, _T = OutgoingPhase, OutgoingTrigger
+
+TRANSITIONS: dict[tuple[OutgoingPhase, OutgoingTrigger], OutgoingPhase] = {
+    (_P.PREPARING, _T.READY): _P.STOPPING,
+    (_P.PREPARING, _T.READY_OVERLAPS): _P.FORWARDING,
+    (_P.PREPARING, _T.DEADLINE): _P.KEPT,
+    (_P.PREPARING, _T.TARGET_GONE): _P.KEPT,
+    (_P.STOPPING, _T.STOPPED): _P.FORWARDING,
+    (_P.STOPPING, _T.TARGET_GONE): _P.KEPT,
+    (_P.FORWARDING, _T.ALL_ACKED): _P.DONE,
+    (_P.FORWARDING, _T.DEADLINE): _P.DONE,
+    (_P.FORWARDING, _T.TARGET_GONE): _P.DONE,
+}
+
+
+def mode_of(text: str) -> HandoffMode:
+    """Return the mode that a message names; an unknown one keeps messages and their order."""
+    return MODES.get(text) or NAMED["ordered"]
+
+
+@dataclass(slots=True)
+class OutgoingMove:
+    """One shard that this node gives away."""
+
+    move: ShardMove
+    mode: HandoffMode
+    unacked: dict[NodeId, None]
+    phase: OutgoingPhase
+    prepared: bool = False
+    running: bool = True
+    """Entities of the shard have not stopped."""
+    reported: bool = False
+
+    def advance(self, trigger: OutgoingTrigger) -> OutgoingPhase:
+        """Go to the next phase and return it.
+
+        Raises:
+            LocalProtocolError: the diagram has no such arrow. Nothing changed.
+        """
+        after = TRANSITIONS.get((self.phase, trigger))
+        if after is None:
+            raise LocalProtocolError(
+                f"shard {self.move.old.shard!r} leaves: {trigger.value!r} in phase"
+                f" {self.phase.value!r}"
+            )
+        self.phase = after
+        return after
+
+
+class OutgoingMoves:
+    """The shards that this node gives away. Effects are appended to `out`.
+
+    Args:
+        stop: stops a shard of this node; `on_stopped` follows.
+    """
+
+    __slots__ = (
+        "_draining", "_me", "_moved", "_moves", "_out", "_prepare_s", "_routing", "_stop",
+        "_timers", "refused", "reports",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        me: NodeId | None,
+        settings: ShardingSettings,
+        routing: Routing,
+        out: list[ev.RegionEffect],
+        stop: Callable[[str, float], None],
+    ) -> None:
+        self._me, self._routing, self._out, self._stop = me, routing, out, stop
+        self._prepare_s = settings.shard_start_timeout
+        self._moves: dict[str, OutgoingMove] = {}
+        self._draining: dict[str, OutgoingMove] = {}
+        """Moves that are done although entities have not stopped."""
+        self._moved: dict[str, ShardMove] = {}
+        """The last move of each shard that was handed over, in case its report is lost."""
+        self._timers: Timers[str] = Timers()
+        self.reports: dict[str, ShardMove] = {}
+        """Moves to report as ShardMoved at the end of the turn."""
+        self.refused: dict[str, ShardMove] = {}
+        """Moves to report as MoveRefused."""
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """The shards of these moves."""
+        return tuple(self._moves)
+
+    def __contains__(self, shard: str) -> bool:
+        return shard in self._moves
+
+    def deadline(self) -> float | None:
+        """Return when `tick` is due."""
+        return self._timers.deadline()
+
+    def has_moved(self, move: ShardMove) -> bool:
+        """True if this node has handed the shard over, or is about to, in this very move."""
+        one = self._moves.get(move.old.shard)
+        if one is not None and one.move == move:
+            if one.reported:
+                self.reports[move.old.shard] = move
+            return True
+        if self._moved.get(move.old.shard) == move:
+            self.reports[move.old.shard] = move
+            return True
+        return False
+
+    def has_left(self, home: Home) -> bool:
+        """True if this node has handed over the shard that lived at this home. Reports that
+        again."""
+        move = self._moved.get(home.shard)
+        if move is None or move.old != home:
+            return False
+        self.reports[home.shard] = move
+        return True
+
+    def begin(self, move: ShardMove, text: str, senders: tuple[NodeId, ...], now: float) -> None:
+        """Give away a shard that runs here: step 2 of the move."""
+        mode, shard = mode_of(text), move.old.shard
+        keeps = mode.during == "keep"
+        phase = OutgoingPhase.PREPARING if keeps else OutgoingPhase.STOPPING
+        self._moves[shard] = OutgoingMove(move, mode, dict.fromkeys(senders), phase)
+        self._out.append(ev.Send(move.new.node, msg.PrepareMove(text, senders, (move,))))
+        if keeps:
+            self._timers.set(shard, now + self._prepare_s)
+        else:
+            self._stop(shard, now)
+
+    def on_prepared(self, move: ShardMove, now: float) -> None:
+        """Go on: the new home is ready. One that says so again has not received Switch."""
+        one = self._moves.get(move.old.shard)
+        if one is None or one.move != move:
+            again: msg.Message = msg.MoveCancelled((move,))
+            if self._moved.get(move.old.shard) == move:
+                again = msg.Switch((move,))
+            self._out.append(ev.Send(move.new.node, again))
+            return
+        if one.prepared and one.phase is OutgoingPhase.FORWARDING:
+            self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
+        one.prepared = True
+        if one.phase is OutgoingPhase.FORWARDING:
+            self._report(one)
+        elif one.phase is OutgoingPhase.PREPARING and one.mode.overlaps:
+            one.advance(OutgoingTrigger.READY_OVERLAPS)
+            self._stop(move.old.shard, now)
+            self._hand_over(one, (), now)
+        elif one.phase is OutgoingPhase.PREPARING:
+            one.advance(OutgoingTrigger.READY)
+            self._timers.cancel(move.old.shard)
+            self._stop(move.old.shard, now)
+
+    def on_stopped(self, shard: str, left: tuple[BufferedMessage, ...], now: float) -> bool:
+        """Hand over a shard whose entities have stopped; `left` is what they have not handled.
+        Returns False if the shard stopped for another reason."""
+        one = self._moves.get(shard) or self._draining.pop(shard, None)
+        if one is None or not one.running:
+            return False
+        one.running = False
+        if one.phase in (OutgoingPhase.FORWARDING, OutgoingPhase.DONE):
+            self._send_left(one, left)
+            return True
+        if one.phase is not OutgoingPhase.STOPPING:
+            self._forget(shard)  # it stopped by itself
+            self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
+            return False
+        one.advance(OutgoingTrigger.STOPPED)
+        if one.mode.during == "drop":
+            self._reject(shard, left)
+            left = ()
+        self._hand_over(one, left, now)
+        return True
+
+    def _hand_over(self, one: OutgoingMove, left: tuple[BufferedMessage, ...], now: float) -> None:
+        """Send Switch, and everything that waits behind it."""
+        move = one.move
+        self._moved[move.old.shard] = move
+        self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
+        self._routing.hand_over(move.new, left, now)
+        self._timers.set(move.old.shard, now + FORWARD_S)
+        if one.prepared:
+            self._report(one)
+
+    def _report(self, one: OutgoingMove) -> None:
+        if not one.reported:
+            one.reported = True
+            self.reports[one.move.old.shard] = one.move
+
+    def _send_left(self, one: OutgoingMove, left: tuple[BufferedMessage, ...]) -> None:
+        """Send on, or drop, what the entities left after the shard was handed over."""
+        if one.mode.after == "drop":
+            self._reject(one.move.old.shard, left)
+        elif left:
+            self._out.append(ev.Release(one.move.old.shard, one.move.new.node, left))
+
+    def deliver(self, event: ev.Deliver) -> bool:
+        """Forward or drop a message for a shard that leaves. Returns False if it takes the way of
+        any other message."""
+        one = self._moves.get(event.shard)
+        if one is None or one.phase is OutgoingPhase.PREPARING:
+            return False
+        if one.phase is OutgoingPhase.STOPPING:
+            drops = one.mode.during == "drop"
+        else:
+            late = event.via is not None and event.via in one.unacked
+            if late and event.via == one.move.new.node and one.mode.after == "forward":
+                self._out.append(ev.Release(event.shard, one.move.new.node, (event.message,)))
+                return True  # no circle: the new home may send here until it has acknowledged
+            drops = late and one.mode.after == "drop"
+            drops = drops or (one.mode.during == "drop" and not one.prepared)
+        if drops and not event.message.is_marker:
+            self._reject(event.shard, (event.message,))
+            return True
+        return False
+
+    def _reject(self, shard: str, messages: tuple[BufferedMessage, ...]) -> None:
+        self._out.extend(ev.Reject(shard, one, REJECT_DROPPED_IN_MOVE) for one in messages)
+
+    # Acknowledgements.
+
+    def on_ack(self, sender: NodeId, move: ShardMove) -> None:
+        """Count the acknowledgement, and forward it behind what came before it."""
+        if sender != self._me:
+            self._out.append(ev.Send(move.new.node, msg.MoveAck(sender, (move,))))
+        one = self._moves.get(move.old.shard)
+        if one is not None and one.move == move:
+            self._count(one, sender)
+
+    def _count(self, one: OutgoingMove, sender: NodeId) -> None:
+        waited = sender in one.unacked
+        one.unacked.pop(sender, None)
+        if waited and not one.unacked and one.phase is OutgoingPhase.FORWARDING:
+            one.advance(OutgoingTrigger.ALL_ACKED)
+            self._forget(one.move.old.shard)
+
+    # The end.
+
+    def on_node_gone(self, node: NodeId) -> None:
+        """Keep the shards that this node was to get; forward an acknowledgement in its name."""
+        for shard, one in list(self._moves.items()):
+            if one.move.new.node != node:
+                if node in one.unacked and one.phase is OutgoingPhase.FORWARDING:
+                    self.on_ack(node, one.move)
+                one.unacked.pop(node, None)
+                continue
+            if one.phase is OutgoingPhase.PREPARING:
+                self.refused[shard] = one.move
+            elif one.phase is OutgoingPhase.FORWARDING:
+                self._report(one)
+            one.advance(OutgoingTrigger.TARGET_GONE)
+            self._moves.pop(shard)
+            self._timers.cancel(shard)
+
+    def tick(self, now: float) -> None:
+        """End what is overdue."""
+        for shard in self._timers.due(now):
+            one = self._moves[shard]
+            if one.phase is OutgoingPhase.PREPARING:
+                self.refused[shard] = one.move
+                self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))
+            elif one.unacked:
+                late = ", ".join(map(str, one.unacked))
+                self._out.append(ev.Note("ack_late", f"shard {shard}: no MoveAck of {late}"))
+            one.advance(OutgoingTrigger.DEADLINE)
+            self._forget(shard)
+
+    def forwards(self) -> bool:
+        """True if a shard was handed over and not every sender has acknowledged."""
+        return any(one.phase is OutgoingPhase.FORWARDING for one in self._moves.values())
+
+    def check(self) -> None:
+        """Check that every wait has a deadline; for tests."""
+        for shard, one in self._moves.items():
+            waits = one.phase in (OutgoingPhase.PREPARING, OutgoingPhase.FORWARDING)
+            assert not waits or shard in self._timers, f"the move of {shard} has no deadline"
+
+    def _forget(self, shard: str) -> None:
+        one = self._moves.pop(shard)
+        self._timers.cancel(shard)
+        if one.running and one.phase is OutgoingPhase.DONE:
+            self._draining[shard] = one

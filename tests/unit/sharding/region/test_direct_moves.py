@@ -1,0 +1,452 @@
+"""The two homes of a direct move and its senders, as region machines in single steps.
+
+N1 is the old home, N2 the new one, S a sender; the shard is 17, its fences are 1 and 2.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import LocalProtocolError
+from shardbus.ids import NodeId
+from shardbus.sharding import events as ev
+from shardbus.sharding import messages as msg
+from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.region import outgoing_moves as module
+from shardbus.sharding.region.incoming_moves import ACK_PATIENCE_S
+from shardbus.sharding.region.outgoing_moves import (
+    FORWARD_S,
+    TRANSITIONS,
+    OutgoingMove,
+    OutgoingPhase,
+    OutgoingTrigger,
+    mode_of,
+)
+from shardbus.sharding.region.region import HostedState, ShardRegion
+from tests.unit.sharding.sharding_process import Letter
+
+COORDINATOR, N1, N2, S, CLIENT = (NodeId("n", port, port) for port in (9, 1, 2, 3, 4))
+OLD, NEW = Home("17", N1, 1), Home("17", N2, 2)
+MOVE = ShardMove(OLD, NEW)
+SENDERS = (N1, N2, S)
+EPOCH = 1
+
+
+def letter(seq: int) -> Letter:
+    return Letter("s", "17", "e", seq, S)
+
+
+class Here:
+    """One region, and what it did since the last look."""
+
+    def __init__(self, me: NodeId) -> None:
+        self.now = 0.0
+        self.region = ShardRegion("t", me, "crc32/100", ShardingSettings())
+        self.done: list[Any] = []
+        self.do(ev.CoordinatorAt(COORDINATOR))
+        self.got(COORDINATOR, msg.RegisterAck(EPOCH, COORDINATOR, (OLD,)))
+        if me == N1:
+            self.got(COORDINATOR, msg.HostShard(EPOCH, (OLD,)))
+            self.do(ev.ShardReady("17"))
+        self.look()
+
+    def do(self, event: ev.RegionEvent) -> None:
+        self.done += self.region.handle(event, self.now)
+        self.tick()
+
+    def tick(self) -> None:
+        while (due := self.region.deadline()) is not None and due <= self.now:
+            self.done += self.region.tick(self.now)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self.tick()
+
+    def got(self, sender: NodeId, message: ev.Message) -> None:
+        self.do(ev.MessageReceived(sender, message))
+
+    def deliver(self, seq: int, via: NodeId | None) -> None:
+        self.do(ev.Deliver("17", letter(seq), via))
+
+    def look(self) -> list[Any]:
+        done, self.done = self.done, []
+        self.region.check()
+        return done
+
+    def sent(self) -> list[tuple[NodeId | None, type]]:
+        """Messages to other nodes (None is the coordinator), without requests for homes."""
+        found: list[tuple[NodeId | None, type]] = []
+        for effect in self.look():
+            if isinstance(effect, ev.Send):
+                found.append((effect.to, type(effect.message)))
+            elif isinstance(effect, ev.SendCoordinator):
+                found.append((None, type(effect.message)))
+        return [one for one in found if one[1] not in (msg.GetShardHome, msg.ShardStarted)]
+
+    def released(self) -> list[tuple[NodeId, list[int]]]:
+        return [
+            (effect.node, [one.seq for one in effect.messages])
+            for effect in self.look()
+            if isinstance(effect, ev.Release)
+        ]
+
+    def rejected(self) -> list[tuple[int, str]]:
+        return [(e.message.seq, e.reason) for e in self.look() if isinstance(e, ev.Reject)]
+
+
+def old_home(mode: str = "ordered") -> Here:
+    here = Here(N1)
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, mode, SENDERS, (MOVE,)))
+    return here
+
+
+def switched(mode: str = "ordered") -> Here:
+    """The old home after it has handed the shard over."""
+    here = old_home(mode)
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.do(ev.ShardDown("17"))
+    here.look()
+    return here
+
+
+def new_home(mode: str = "ordered", *, runs: bool = True) -> Here:
+    here = Here(N2)
+    here.got(N1, msg.PrepareMove(mode, SENDERS, (MOVE,)))
+    if runs:
+        here.got(N1, msg.Switch((MOVE,)))
+        here.do(ev.ShardReady("17"))
+        here.look()
+    return here
+
+
+def ack(sender: NodeId) -> msg.MoveAck:
+    return msg.MoveAck(sender, (MOVE,))
+
+
+# The diagram.
+
+
+@pytest.mark.parametrize(("phase", "trigger"), list(product(OutgoingPhase, OutgoingTrigger)))
+def test_every_trigger_in_every_phase(phase: OutgoingPhase, trigger: OutgoingTrigger) -> None:
+    one = OutgoingMove(MOVE, mode_of("ordered"), {}, phase)
+    after = TRANSITIONS.get((phase, trigger))
+    if after is not None:
+        assert one.advance(trigger) is after is one.phase
+        return
+    with pytest.raises(LocalProtocolError, match=re.escape(repr(trigger.value))):
+        one.advance(trigger)
+    assert one.phase is phase
+
+
+def test_the_diagram_names_every_phase_and_trigger() -> None:
+    text = " ".join((module.__doc__ or "").split())
+    assert all(phase.name in text for phase in OutgoingPhase)
+    assert all(trigger.value in text for trigger in OutgoingTrigger)
+
+
+def test_an_unknown_mode_keeps_messages_and_their_order() -> None:
+    assert mode_of("from a newer version") == mode_of("ordered")
+
+
+# The old home.
+
+
+def test_the_shard_runs_on_until_the_new_home_is_ready() -> None:
+    here = old_home()
+    assert here.sent() == [(N2, msg.PrepareMove)]
+    assert here.region.state_of("17") is HostedState.RUNNING
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert ev.StopShard("17", 1) in here.look()
+
+
+def test_leftovers_go_before_what_waits_and_behind_switch() -> None:
+    here = old_home()
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.deliver(3, S)
+    here.look()
+    here.do(ev.ShardDown("17", (letter(1), letter(2))))
+    done = here.look()
+    sent = [e for e in done if isinstance(e, ev.Send | ev.Release)]
+    assert [type(e) for e in sent] == [ev.Send, ev.Release]
+    assert [one.seq for one in sent[1].messages] == [1, 2, 3]
+    assert ev.SendCoordinator(msg.ShardMoved(N1, (MOVE,))) in done
+
+
+@pytest.mark.parametrize("mode", ["forward/buffer/forward", "forward/open/forward"])
+def test_option_2b_stops_at_once_and_forwards_before_the_new_home_is_ready(mode: str) -> None:
+    here = old_home(mode)
+    assert ev.StopShard("17", 1) in here.look()
+    here.deliver(1, S)
+    here.do(ev.ShardDown("17"))
+    assert here.released() == [(N2, [1])]
+    assert here.sent() == [], "the coordinator learns of the move once the new home is ready"
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert (None, msg.ShardMoved) in here.sent()
+
+
+@pytest.mark.parametrize("mode", ["drop", "drop/open/forward"])
+def test_option_2c_drops_what_comes_and_what_is_left(mode: str) -> None:
+    here = old_home(mode)
+    here.look()
+    here.deliver(1, S)
+    here.deliver(2, None)
+    here.do(ev.ShardDown("17", (letter(3),)))
+    reason = "dropped_in_move"
+    assert here.rejected() == [(1, reason), (2, reason), (3, reason)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "drops"), [("ordered", False), ("drop/open/forward", False), ("drop", True)]
+)
+def test_options_4a_and_4b_until_the_sender_has_acknowledged(mode: str, drops: bool) -> None:
+    here = switched(mode)
+    here.deliver(1, S)
+    assert here.rejected() == ([(1, "dropped_in_move")] if drops else [])
+    here.got(S, ack(S))
+    here.deliver(2, CLIENT)
+    assert here.released() == [(N2, [2])], "a client is no sender: its messages are forwarded"
+
+
+def test_a_flush_is_no_message_and_is_never_dropped() -> None:
+    here = switched("drop")
+    here.do(ev.Deliver("17", Letter("", "17", "", 0, S, flush_id=1), S))
+    assert here.rejected() == []
+
+
+def test_options_2a_3a_hand_over_while_entities_still_run() -> None:
+    here = old_home("forward")
+    here.look()
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert here.sent() == [(N2, msg.Switch), (None, msg.ShardMoved)]
+    here.deliver(1, S)
+    assert here.released() == [(N2, [1])]
+    for sender in SENDERS:
+        here.got(sender, ack(sender))
+    here.do(ev.ShardDown("17", (letter(0),)))
+    assert here.released() == [(N2, [0])]
+
+
+def test_the_old_home_counts_five_acknowledgements_and_its_own() -> None:
+    others = tuple(NodeId("n", port, port) for port in range(20, 25))
+    here = Here(N1)
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, "ordered", (N1, *others), (MOVE,)))
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.do(ev.ShardDown("17"))
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))  # its own
+    here.look()
+    for sender in others:
+        assert here.region.moving == ("17",)
+        here.got(sender, ack(sender))
+        assert here.sent() == [(N2, msg.MoveAck)]
+    assert here.region.moving == ()
+
+
+def test_an_acknowledgement_in_the_name_of_another_node_does_not_count() -> None:
+    here = switched()
+    here.got(CLIENT, ack(S))
+    assert here.sent() == []
+
+
+def test_the_old_home_stops_counting_after_a_while_and_forwards_late_acknowledgements() -> None:
+    here = switched()
+    here.pass_time(FORWARD_S)
+    assert here.region.moving == ()
+    here.look()
+    here.got(S, ack(S))
+    assert here.sent() == [(N2, msg.MoveAck)]
+
+
+def test_a_sender_that_is_gone_is_acknowledged_behind_its_messages() -> None:
+    here = switched()
+    here.do(ev.NodeGone(S))
+    assert here.sent() == [(N2, msg.MoveAck)]
+
+
+def test_messages_of_the_new_home_itself_are_no_circle() -> None:
+    here = switched()
+    here.deliver(1, N2)
+    assert here.released() == [(N2, [1])]
+
+
+def test_a_new_home_that_dies_before_it_is_ready_does_not_get_the_shard() -> None:
+    here = old_home()
+    here.look()
+    here.do(ev.NodeGone(N2))
+    assert here.sent() == [(None, msg.MoveRefused)]
+    assert here.region.state_of("17") is HostedState.RUNNING
+
+
+def test_a_new_home_without_an_answer_does_not_get_the_shard() -> None:
+    here = old_home()
+    here.look()
+    here.pass_time(ShardingSettings().shard_start_timeout)
+    assert (N2, msg.MoveCancelled) in here.sent()
+    assert here.region.moving == ()
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert here.sent() == [(N2, msg.MoveCancelled)]
+
+
+def test_a_shard_that_stops_for_a_dead_new_home_is_reported_with_what_is_left() -> None:
+    here = old_home()
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.do(ev.NodeGone(N2))
+    here.do(ev.ShardDown("17", (letter(1),)))
+    assert ev.SendCoordinator(msg.ShardStopped(N1, (OLD,), ("17",))) in here.look()
+
+
+def test_a_repeated_command_changes_nothing_and_is_answered_once_the_shard_has_moved() -> None:
+    here = old_home()
+    here.look()
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, "ordered", SENDERS, (MOVE,)))
+    assert here.sent() == []
+    here = switched()
+    for command in (msg.BeginMove(EPOCH, "ordered", SENDERS, (MOVE,)), msg.HandOff(EPOCH, (OLD,))):
+        here.got(COORDINATOR, command)
+        assert here.sent() == [(None, msg.ShardMoved)]
+
+
+def test_a_shard_that_is_not_here_is_reported_as_stopped() -> None:
+    here = Here(S)
+    move = ShardMove(Home("17", S, 1), NEW)
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, "ordered", SENDERS, (move,)))
+    assert here.sent() == [(None, msg.ShardStopped)]
+
+
+# The new home.
+
+
+def test_nothing_runs_before_switch_and_the_old_home_is_reminded() -> None:
+    here = new_home(runs=False)
+    assert here.sent() == [(N1, msg.MovePrepared)]
+    assert here.region.hosted == ()
+    here.pass_time(ShardingSettings().retry_interval)
+    assert (N1, msg.MovePrepared) in here.sent()
+    here.got(N1, msg.Switch((MOVE,)))
+    assert ev.StartShard("17", 2) in here.look()
+
+
+def test_a_direct_message_waits_for_the_acknowledgement_behind_forwarded_ones() -> None:
+    """S3.59: forwarded, ack, then direct."""
+    here = new_home()
+    here.deliver(2, S)
+    assert here.released() == []
+    assert here.region.buffered == (1, 10)
+    here.deliver(1, N1)
+    assert here.released() == [(N2, [1])]
+    here.got(N1, ack(S))
+    assert here.released() == [(N2, [2])]
+    here.deliver(3, S)
+    assert here.released() == [(N2, [3])]
+
+
+def test_option_3a_keeps_nothing() -> None:
+    here = new_home("forward")
+    assert here.region.moving == ()
+    here = new_home("forward", runs=False)
+    here.got(N1, msg.Switch((MOVE,)))
+    here.deliver(1, N1)
+    here.deliver(2, S)
+    here.do(ev.ShardReady("17"))
+    done = here.look()
+    assert ev.SetArrivals("17", True) in done
+    assert ev.SendCoordinator(msg.MoveComplete(N2, (MOVE,))) in done
+
+
+def test_the_move_is_complete_with_the_last_acknowledgement_and_opens_for_all() -> None:
+    here = new_home()
+    here.got(N1, ack(S))
+    assert here.sent() == []
+    here.got(N1, ack(N2))
+    done = here.look()
+    assert ev.SetArrivals("17", True) in done
+    assert ev.SendCoordinator(msg.MoveComplete(N2, (MOVE,))) in done
+    assert here.region.moving == ()
+
+
+def test_a_client_is_let_in_because_its_flush_keeps_its_order() -> None:
+    here = new_home()
+    here.deliver(1, CLIENT)
+    assert here.released() == [(N2, [1])]
+
+
+def test_a_late_sender_is_asked_and_given_up_in_the_end() -> None:
+    here = new_home()
+    here.deliver(1, S)
+    here.look()
+    here.pass_time(ShardingSettings().retry_interval)
+    assert (S, msg.AckWanted) in here.sent()
+    here.pass_time(ACK_PATIENCE_S)
+    done = here.look()
+    assert any(isinstance(e, ev.Note) and e.kind == "ack_given_up" for e in done)
+    assert any(isinstance(e, ev.Release) for e in done)
+
+
+def test_every_buffer_opens_when_the_old_home_is_gone() -> None:
+    here = new_home()
+    here.deliver(1, S)
+    here.do(ev.NodeGone(N1))
+    assert (N2, [1]) in here.released()
+    assert here.region.moving == ()
+
+
+def test_a_prepared_shard_starts_at_the_coordinators_command_only() -> None:
+    here = new_home(runs=False)
+    here.do(ev.NodeGone(N1))
+    assert ev.StartShard("17", 2) not in here.look()
+    here.got(COORDINATOR, msg.HostShard(EPOCH, (NEW,)))
+    assert ev.StartShard("17", 2) in here.look()
+
+
+def test_a_cancelled_move_leaves_nothing_behind() -> None:
+    here = new_home("forward/buffer/forward", runs=False)
+    here.deliver(1, S)
+    here.got(N1, msg.MoveCancelled((MOVE,)))
+    assert here.region.moving == ()
+    assert here.region.state_of("17") is None
+    assert here.released() == [(N1, [1])]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    here = Here(N2)
+    here.region = ShardRegion("t", N2, "crc32/100", replace(ShardingSettings(), buffer_size=2))
+    here.do(ev.CoordinatorAt(COORDINATOR))
+    here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
+    for seq in range(4):
+        here.deliver(seq, S)
+    assert here.rejected() == [(2, "buffer_full"), (3, "buffer_full")]
+
+
+# Senders.
+
+
+def test_a_sender_acknowledges_on_the_old_link_and_then_sends_to_the_new_home() -> None:
+    here = Here(S)
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))
+    done = [e for e in here.look() if isinstance(e, ev.Send | ev.SetRoute | ev.SendFlush)]
+    assert done[0] == ev.Send(N1, ack(S))
+    assert done[-1] == ev.SetRoute("17", N2)
+    assert not any(isinstance(e, ev.SendFlush) for e in done)
+
+
+def test_a_sender_that_is_asked_acknowledges_again() -> None:
+    here = Here(S)
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))
+    here.look()
+    here.got(N2, msg.AckWanted((MOVE,)))
+    assert here.sent() == [(N1, msg.MoveAck)]
+
+
+def test_local_senders_of_the_new_home_wait_until_its_own_acknowledgement_is_back() -> None:
+    here = new_home()
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))
+    here.look()
+    here.deliver(1, None)
+    assert here.released() == []
+    here.got(N1, ack(N2))
+    assert here.released() == [(N2, [1])]

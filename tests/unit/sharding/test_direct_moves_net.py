@@ -1,0 +1,56 @@
+"""Every mode of a hand-off in `sharding_net`, over seeds with kills, stalls, joins and leaves.
+
+A failing seed is replayed with `run_mode(SEED, MODE, tracing=True)`; its `log` has all that
+happened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardbus.sharding.handoff_modes import MODES
+from tests.unit.sharding.sharding_net import SETTINGS, Net
+from tests.unit.sharding.test_sharding_net import FAULTS, chatter, fault, stall
+
+DIRECT = [text for text, mode in MODES.items() if mode is not None]
+BUSY = (*FAULTS, "leave", "join", "leave", "join")
+
+
+def run_mode(seed: int, mode: str, *, mail: float = 0.0, tracing: bool = False) -> Net:
+    """Nodes and clients send for fourteen seconds while faults happen; then there is quiet."""
+    net = Net(seed, settings=replace(SETTINGS, handoff=mode))
+    net.tracing = tracing
+    if mail:
+        net.leaving_mail, net.work_s = mail, 0.15
+    dice = net.dice
+    for _ in range(dice.randint(2, 4)):
+        net.add_node()
+    for _ in range(dice.randint(1, 2)):
+        net.add_client()
+    for _ in range(dice.randint(2, 9)):
+        net.at(dice.uniform(0.5, 12), lambda: fault(net, dice.choice(BUSY)))
+    for _ in range(30):
+        net.at(dice.uniform(0.5, 14), lambda: stall(net, dice.uniform(0.05, 0.6)))
+    for _ in range(250):
+        net.at(dice.uniform(0, 14), lambda: chatter(net))
+    net.run_to(90)
+    net.check_quiet()
+    dropped = [reason for reason in net.rejected.values() if reason == "dropped_in_move"]
+    found = MODES[mode]
+    assert found is not None
+    assert found.drops or not dropped
+    return net
+
+
+@pytest.mark.parametrize("mode", DIRECT)
+@pytest.mark.parametrize("block", range(4))
+def test_what_must_hold_holds_in_every_mode(mode: str, block: int) -> None:
+    moved = 0
+    for seed in range(block * 10, block * 10 + 10):
+        try:
+            moved += run_mode(seed, mode).notes.get("handoff_moved", 0)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, mode {mode}: {error}") from error
+    assert moved > 20, "almost nothing moved directly"
