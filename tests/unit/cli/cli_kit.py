@@ -51,7 +51,12 @@ class FakeNode:
         }
         if self.left < 100 and not self.stuck:
             self.left = max(0, self.left - 1)
-        other = {"node": "10.0.0.9:1#1", "address": "10.0.0.9:1", "reachable": False}
+        other = {
+            "node": "10.0.0.9:1#1",
+            "address": "10.0.0.9:1",
+            "reachable": False,
+            "suspended": "suspended, because no consent of 10.0.0.7:1#2",
+        }
         return {"nodes": [member, member | other]}
 
     async def types(self) -> Json:

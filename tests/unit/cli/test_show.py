@@ -36,6 +36,13 @@ def test_json_is_what_http_sent_and_nothing_else(shell, url, words):
         json.loads(shell.out)
 
 
+def test_a_suspended_node_is_marked(shell, url):
+    shell("nodes")
+    rows = {line.split()[0]: line for line in shell.out.splitlines()[1:]}
+    assert "suspended" in rows["10.0.0.9:1#1"]
+    assert "suspended" not in rows[ME]
+
+
 def test_plain_tables_are_aligned_and_never_cut(shell, url):
     shell("nodes")
     heading, first, *_ = shell.out.splitlines()
