@@ -70,9 +70,10 @@ async def server(redis_server: RedisServer, certificates: Certificates) -> Async
 
 
 async def test_a_server_of_ones_own_authority_is_used(
-    server: Address, certificates: Certificates
+    server: Address, certificates: Certificates, redis_url: str
 ) -> None:
-    url = f"rediss://{server}/0?ssl_ca_certs={certificates.authority}"
+    database = redis_url.rpartition("/")[2]
+    url = f"rediss://{server}/{database}?ssl_ca_certs={certificates.authority}"
     store = open_store(url, cluster="shop", timeout=10.0)
     await store.start()
     assert await store.save_states([save("a", 1, b"x", 1)]) == [None]

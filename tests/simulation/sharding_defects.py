@@ -74,8 +74,8 @@ def homes_are_told_before_they_are_stored(patch: Patch) -> None:
 def a_shard_is_down_before_its_entities_are(patch: Patch) -> None:
     stop_shards = Host.stop_shards
 
-    def hasty(self: Host, shards: list[str], reason: Any) -> None:
-        stop_shards(self, shards, reason)
+    def hasty(self: Host, shards: list[str], reason: Any, patience: Any = None) -> None:
+        stop_shards(self, shards, reason, patience)
         for shard in shards:
             if shard in self.shards:
                 self._on_down(shard)
