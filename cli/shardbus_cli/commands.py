@@ -50,6 +50,7 @@ READING: tuple[Callable[..., None], ...] = (
     show.nodes,
     show.types,
     show.shards,
+    show.partitions,
     show.entities,
     show.where,
     show.explain,

@@ -119,6 +119,34 @@ def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = 
         note_held(answer)
 
 
+def partitions(
+    entity_type: EntityType,
+    ordinals: Annotated[
+        bool, typer.Option("--ordinals", help="Show nodes by their place in the sorted list.")
+    ] = False,
+    node: NodeUrl = NODE_URL,
+    as_json: AsJson = False,
+) -> None:
+    """List the nodes that host the instances of each shard of a type."""
+    answer = _page(node, as_json, "v1", "partitions", entity_type)
+    if not answer:
+        return
+    names = {str(name): str(at) for at, name in enumerate(answer.get("nodes", ()), 1)}
+    if ordinals:
+        output.table(("ordinal", "node"), [{"ordinal": at, "node": n} for n, at in names.items()])
+    rows = [
+        {
+            "shard": partition["shard"],
+            "nodes": [
+                names.get(one["node"], one["node"]) if ordinals else one["node"]
+                for one in partition["instances"]
+            ],
+        }
+        for partition in answer.get("partitions", ())
+    ]
+    output.table(("shard", "nodes"), rows)
+
+
 def entities(
     entity_type: EntityType,
     shard: Annotated[str | None, typer.Option(help="Only entities of this shard.")] = None,

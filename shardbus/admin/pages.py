@@ -430,6 +430,28 @@ class AdminPages:
             "shards": rows,
         }
 
+    async def partitions(self, type: str) -> Json:
+        """The instances of each shard of a type: a shard without instances is its only one."""
+        region = self._region(type)
+        table = await self._table(type)
+        members = self._node.view.members if self._node.view is not None else ()
+        instances: dict[str, list[dict[str, Any]]] = {}
+        for row, node, fence, state, *_ in table["shards"]:
+            shard, instance = split_row(row)
+            one = {"instance": instance or 1, "node": node, "fence": fence}
+            instances.setdefault(shard, []).append({**one, "state": _STATES.get(state, "running")})
+        partitions: list[Json] = [
+            {"shard": shard, "instances": sorted(instances[shard], key=lambda one: one["instance"])}
+            for shard in sorted(instances, key=lambda shard: (len(shard), shard))
+        ]
+        return {
+            "type": type,
+            "instances": _instances_of(region),
+            "complete": table["complete"],
+            "nodes": [str(node) for node in sorted(member.node for member in members)],
+            "partitions": partitions,
+        }
+
     async def where(self, type: str, id: str) -> Json:
         """The home of one entity, whether it is in memory or not. Of an entity with instances: the
         home of the instance to which this node sends by `nearest`, and all of them."""

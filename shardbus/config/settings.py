@@ -318,7 +318,14 @@ class ShardingSettings:
     allocation: str = text(
         "least-shards",
         "allocation strategy; a class may declare a name or an object instead",
-        choices=("least-shards", "least-load", "threshold", "consistent-hashing", "external"),
+        choices=(
+            "least-shards",
+            "least-load",
+            "threshold",
+            "consistent-hashing",
+            "circular",
+            "external",
+        ),
     )
     rebalance_interval: float = seconds(10.0, "between two checks of the balance")
     rebalance_threshold: int = count(

@@ -58,6 +58,10 @@ class NodeApi(Protocol):
         """The homes of a type's shards."""
         ...
 
+    async def partitions(self, type: str) -> Json:
+        """The instances of each shard of a type, and the sorted nodes."""
+        ...
+
     async def where(self, type: str, id: str) -> Json:
         """The home of one entity, whether it is in memory or not."""
         ...

@@ -4,6 +4,7 @@
     GET  /metrics                            Prometheus's text format
     GET  /v1/cluster /v1/nodes /v1/types
     GET  /v1/shards/{type}
+    GET  /v1/partitions/{type}               the instances of each shard
     GET  /v1/plan/{type}                     ?add=N&remove=NODE ...: moves that would follow
     GET  /v1/entities/{type}                 ?shard= &prefix= &limit= &cursor=
     GET  /v1/where/{type}/{id}
@@ -82,6 +83,7 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/checkup", pages.checkup),
             Route("/v1/events", pages.events),
             Route("/v1/shards/{rest:path}", pages.shards),
+            Route("/v1/partitions/{rest:path}", pages.partitions),
             Route("/v1/plan/{rest:path}", pages.plan),
             Route("/v1/rebalance/{rest:path}", pages.rebalance, methods=["POST"]),
             Route("/v1/stop/{rest:path}", pages.stop, methods=["POST"]),
@@ -170,6 +172,9 @@ class _Pages:
 
     async def shards(self, request: Request) -> Response:
         return await _answer(self.node.shards(_type(request)))
+
+    async def partitions(self, request: Request) -> Response:
+        return await _answer(self.node.partitions(_type(request)))
 
     async def plan(self, request: Request) -> Response:
         query = request.query_params

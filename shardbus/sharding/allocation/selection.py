@@ -6,6 +6,7 @@ Source: S2.57, S2.63, S2.64, B.63-B.69, N.9.
 from __future__ import annotations
 
 from shardbus.config.settings import ShardingSettings
+from shardbus.sharding.allocation.circular import Circular
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.strategies import (
     AllocationStrategy,
@@ -36,6 +37,8 @@ def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
             )
         case "consistent-hashing":
             return ConsistentHashing(max_moves=limit)
+        case "circular":
+            return Circular()
         case "external":
             return External(limit)
         case "least-load":

@@ -119,6 +119,30 @@ async def test_shards_are_sorted_as_numbers_with_states_and_live_entities(
     assert (page["complete"], page["held"]) == (True, "an operator has paused it")
 
 
+async def test_S3_9_partitions_are_the_instances_of_each_shard(
+    node: FakeNode, pages: AdminPages
+) -> None:
+    rows = [
+        ["10~2", str(PEER), 8, "running", None],
+        ["10~1", str(ME), 9, "begin", None],
+        ["9~1", str(PEER), 4, "starting", None],
+        ["7", str(ME), 3, "running", None],
+    ]
+    node.rpc.answers[ME, "table"] = {**TABLE, "shards": rows}
+    page = await pages.partitions(PAGE)
+    assert page["nodes"] == [str(n) for n in sorted((ME, PEER, LOST))]
+    assert (page["type"], page["instances"], page["complete"]) == (PAGE, None, True)
+    columns = ("instance", "node", "state", "fence")
+    partitions: Any = page["partitions"]
+    assert [
+        (p["shard"], [[r[c] for c in columns] for r in p["instances"]]) for p in partitions
+    ] == [
+        ("7", [[1, str(ME), "running", 3]]),
+        ("9", [[1, str(PEER), "starting", 4]]),
+        ("10", [[1, str(ME), "handing_off", 9], [2, str(PEER), "running", 8]]),
+    ]
+
+
 @pytest.mark.parametrize("known", [True, False])
 async def test_without_the_coordinators_table_a_page_shows_what_this_node_knows(
     node: FakeNode, pages: AdminPages, known: bool

@@ -73,6 +73,15 @@ class FakeNode:
         row = {"shard": "1", "node": None, "state": "unallocated", "fence": 0, "entities": 0}
         return {"type": type, "shards": [row]}
 
+    async def partitions(self, type: str) -> Json:
+        other, gone = "n1:7355#01", "n9:1#09"
+        nodes = {"17": [other, ME], "18": [ME, gone]}
+        partitions = [
+            {"shard": shard, "instances": [{"instance": k, "node": n} for k, n in enumerate(at, 1)]}
+            for shard, at in nodes.items()
+        ]
+        return {"type": type, "instances": 2, "nodes": [ME, other], "partitions": partitions}
+
     async def where(self, type: str, id: str) -> Json:
         return {"type": type, "id": id, "shard": "7", "node": ME, "running": True}
 

@@ -17,6 +17,7 @@ from tests.unit.cli.cli_kit import ME
         ("nodes",),
         ("types",),
         ("shards", "counter"),
+        ("partitions", "counter"),
         ("entities", "counter", "--prefix", "p"),
         ("where", "counter", "a/b c"),
         ("limit", "counter"),
@@ -59,6 +60,22 @@ def test_plain_tables_are_aligned_and_never_cut(shell, url):
     assert first[heading.index("ROLES") :].startswith("web, backend")
     assert first[heading.index("SHARDS") :].split()[0] == "100"
     assert first.endswith("leader, oldest")
+
+
+def test_S3_9_partitions_are_sets_of_nodes_or_of_their_ordinals(shell, url):
+    assert shell("partitions", "counter") == ExitCode.OK
+    heading, first, _ = shell.out.splitlines()
+    assert heading.split() == ["SHARD", "NODES"]
+    assert first == f"17     n1:7355#01, {ME}"
+    assert shell("partitions", "counter", "--ordinals") == ExitCode.OK
+    assert [line.split(maxsplit=1) for line in shell.out.splitlines()] == [
+        ["ORDINAL", "NODE"],
+        ["1", ME],
+        ["2", "n1:7355#01"],
+        ["SHARD", "NODES"],
+        ["17", "2, 1"],
+        ["18", "1, n9:1#09"],
+    ]
 
 
 def test_N13_explain_shows_what_became_of_a_shard(shell, url):

@@ -43,6 +43,9 @@ class FakeNode:
     async def shards(self, type: str) -> Json:
         return await self.answer("shards", type)
 
+    async def partitions(self, type: str) -> Json:
+        return await self.answer("partitions", type)
+
     async def where(self, type: str, id: str) -> Json:
         return await self.answer("where", type, id)
 

@@ -27,6 +27,7 @@ from tests.waiting import turns, until
         ("/v1/downing", ["downing"]),
         ("/v1/gossip", ["gossip"]),
         ("/v1/shards/counter", ["shards", "counter"]),
+        ("/v1/partitions/counter", ["partitions", "counter"]),
         ("/v1/where/counter/page-7", ["where", "counter", "page-7"]),
         ("/v1/explain/counter/page-7", ["explain", "counter", "page-7"]),
         ("/v1/explain/counter?shard=7", ["explain_shard", "counter", "7"]),
@@ -323,6 +324,7 @@ GETS = [
     "explain/t/x",
     "where/t/x",
     "shards/t",
+    "partitions/t",
     "limit/t",
     "places/t",
 ]
