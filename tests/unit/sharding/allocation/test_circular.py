@@ -176,3 +176,12 @@ def test_shards_follow_each_other_around_the_ring(instances: int) -> None:
     for shard in range(12):
         ring.place(str(shard), instances)
     assert set(Counter(ring.counts)) == {2 * instances}
+
+
+def test_the_least_used_node_comes_before_the_next_on_the_ring() -> None:
+    ring = Ring([10, 20, 30])
+    for shard in range(3):
+        ring.place(str(shard), 1)
+    ring.join([25])
+    ring.place("3", 1)
+    assert _name(ring, "3") == [25]
