@@ -8,7 +8,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Protocol, TypeVar, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    overload,
+)
 
 from shardbus.entities.context import Context
 from shardbus.entities.entity_type import BEHAVIOUR, StopReason, is_coroutine_function
@@ -21,6 +33,9 @@ R = TypeVar("R")
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
+
+OneInstance = Literal["nearest", "round-robin", "random", "least-busy"]
+"""The routers that choose one instance and take no option."""
 
 Thread = bool | ThreadPoolExecutor
 """False: on the event loop. True: in a worker thread of the loop. An executor: in its threads."""
@@ -113,6 +128,19 @@ class Entity:
     loaded before `on_start`."""
 
     context: Context
+
+    if TYPE_CHECKING:
+        # For references, which type checkers see as objects of the entity's class.
+        @overload
+        def to(self, policy: Literal["all"]) -> Any: ...
+        @overload
+        def to(self, policy: Literal["hash"], *, key: str | int | None = None) -> Self: ...
+        @overload
+        def to(self, policy: Literal["first"], *, after: float | None = None) -> Self: ...
+        @overload
+        def to(self, policy: OneInstance) -> Self: ...
+        def to(self, policy: str, **options: object) -> Any:
+            """Return a reference to the same entity by another router."""
 
     async def on_start(self) -> None:
         """Prepare for messages. Called before the first one; messages wait until it returns. If it

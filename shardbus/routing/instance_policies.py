@@ -142,14 +142,12 @@ def any_of(ready: Sequence[int], dice: Random, count: int) -> int:
     return ready[int(dice.random() * len(ready))] if ready else int(dice.random() * count) + 1
 
 
-def least_busy(
-    ready: Sequence[int], dice: Random, count: int, busy: Callable[[int], tuple[int, int]]
-) -> int:
+def least_busy(ready: Sequence[int], dice: Random, count: int, busy: Callable[[int], int]) -> int:
     """Return the less busy one of two instances at random.
 
-    `busy(k)`: this sender's open asks to instance k of the entity, then those to its node. Two
-    choices instead of the minimum over all, because senders that all see one idle instance would
-    all send there.
+    `busy(k)`: this sender's open asks to the node of instance k; those to the entity itself count
+    twice. Two choices instead of the minimum over all, because senders that all see one idle
+    instance would all send there.
     """
     if len(ready) < 2:
         return any_of(ready, dice, count)

@@ -129,11 +129,11 @@ class InstanceSender:
         text = f"{self.router.sender_name} {entity_id}"
         return nearest(rows.ready, rows.distances, text, self.router.count)
 
-    def _busy(self, entity_id: str, rows: ShardRows, instance: int) -> tuple[int, int]:
+    def _busy(self, entity_id: str, rows: ShardRows, instance: int) -> int:
         router = self.router
         home = router.region.home_of(rows.routes[instance - 1].shard)
         at_home = router.open_asks_at.get(home.node, 0) if home is not None else 0
-        return router.open_asks.get(wire_id(entity_id, instance), 0), at_home
+        return router.open_asks.get(wire_id(entity_id, instance), 0) + at_home
 
     def route_of(self, entity_id: str) -> ShardRoute:
         """Return the route of the instance that the next message goes to."""
