@@ -24,7 +24,7 @@ TABLE_SETTINGS = (
     "updating_state_timeout", "shard_region_query_timeout", "min_members", "allocation",
     "rebalance_interval", "rebalance_threshold", "max_simultaneous_rebalance",
     "rebalance_absolute_limit", "rebalance_relative_limit", "rebalance_load_tolerance", "use_lease",
-    "lease_ttl", "lease_retry_interval", "max_moves_in_flight", "max_moves_per_minute",
+    "lease_ttl", "lease_retry_interval", "max_moves_in_flight", "max_moves_per_minute", "handoff",
 )  # fmt: skip
 """Settings of the shards and their table. A type that lives within another has that one's."""
 
@@ -64,7 +64,10 @@ def _settings_within(
             f"{name!r} remembers its entities, and {parent!r}, within which it lives, does not",
             hint=f"set remember for {parent}: only then do its shards start without a message",
         )
-    return replace(chosen, **{key: getattr(table, key) for key in TABLE_SETTINGS})
+    chosen = replace(chosen, **{key: getattr(table, key) for key in TABLE_SETTINGS})
+    state = kind.state_class is not None
+    check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
+    return chosen
 
 
 def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSettings:

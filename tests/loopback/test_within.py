@@ -56,9 +56,9 @@ class Slow(Logged):
         await super().on_stop(reason)
 
 
-def application() -> ShardBus:
+def application(handoff: str = "buffer") -> ShardBus:
     bus = ShardBus("shop")
-    order = bus.entity("order", shards=8)(type("Order", (Logged,), {}))
+    order = bus.entity("order", shards=8, handoff=handoff)(type("Order", (Logged,), {}))
     item = bus.entity("item", within=order)(type("Item", (Slow,), {}))
     bus.entity("note", within=item)(type("Note", (Logged,), {}))
     return bus
@@ -134,8 +134,11 @@ async def test_after_a_crash_all_of_them_have_the_same_new_home(nodes: Nodes) ->
     assert hosts(three[:2], "item") == hosts(three[:2], "order")
 
 
-async def test_clients_reach_them_by_class_and_by_name_while_they_move(nodes: Nodes) -> None:
-    bus = application()
+@pytest.mark.parametrize("handoff", ["buffer", "ordered"])
+async def test_clients_reach_them_by_class_and_by_name_while_they_move(
+    nodes: Nodes, handoff: str
+) -> None:
+    bus = application(handoff)
     first, second = await nodes.cluster(bus, 2, **FAST)
     by_name = await nodes.client(first, second)
     assert (

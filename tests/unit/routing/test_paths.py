@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +23,15 @@ from shardbus.routing.paths import (
 
 texts = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=20)
 own_ids = texts.filter(lambda text: "/" not in text)
+
+
+@dataclass
+class Amount:
+    value: int = 0
+
+
+class Stateful(Entity):
+    state: Amount
 
 
 def application(**order: object) -> tuple[ShardBus, type, type, type]:
@@ -142,5 +153,25 @@ def test_remembered_entities_need_a_table_that_remembers() -> None:
         settings_by_type(bus.types, Settings())
 
 
-def test_TABLE_SETTINGS_are_settings() -> None:
-    assert set(TABLE_SETTINGS) <= set(ShardingSettings.__dataclass_fields__)
+OWN_SETTINGS = {
+    "remember", "passivate_after", "active_entity_limit", "passivation_strategy",
+    "passivation_protected", "passivation_window", "slow_handler_after", "mailbox", "mailbox_bytes",
+    "mailbox_patience", "entity_restart_backoff", "entity_restart_backoff_min",
+    "entity_recovery_strategy", "entity_recovery_constant_rate_frequency",
+    "entity_recovery_constant_rate_number_of_entities",
+}  # fmt: skip
+"""Settings of the entities of a type, wherever they live."""
+
+
+def test_every_setting_is_one_of_the_table_or_of_the_entities() -> None:
+    known = set(ShardingSettings.__dataclass_fields__) - {"types"}
+    assert known == OWN_SETTINGS | set(TABLE_SETTINGS), "say where a new setting belongs"
+    assert not OWN_SETTINGS & set(TABLE_SETTINGS)
+
+
+def test_the_mode_of_hand_offs_must_fit_every_type_of_the_table() -> None:
+    bus = ShardBus("shop")
+    order = bus.entity("order", handoff="forward")(type("Order", (Entity,), {}))
+    bus.entity("item", within=order)(Stateful)
+    with pytest.raises(ConfigError, match=r"'item'.*forward"):
+        settings_by_type(bus.types, Settings())
