@@ -163,12 +163,15 @@ async def _listening(addresses: Iterable[Address]) -> list[Address]:
 def _described(kind: str, table: StoredTable | None) -> dict[str, Any]:
     if table is None:
         return {"type": kind, "epoch": None, "layout": None, "shards": 0, "nodes": []}
+    from shardbus.sharding.intents import split_intents
+
+    homes, _ = split_intents(table.homes)
     nodes = sorted({str(home) for home, _ in table.homes.values()})
     return {
         "type": kind,
         "epoch": table.epoch,
         "layout": table.layout,
-        "shards": len(table.homes),
+        "shards": len(homes),
         "nodes": nodes,
     }
 

@@ -312,6 +312,8 @@ def _homes(picture: Picture, kind: str, rows: Mapping[str, Mapping[str, Any]]) -
 
 def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Iterator[Finding]:
     """Yield what is wrong with a stored table, by itself and compared with the running cluster."""
+    from shardbus.sharding.intents import split_intents
+
     page = picture.shards.get(kind, {}) if picture is not None else {}
     ruling = page.get("epoch", 0) if page.get("complete") else None
     if ruling is not None:
@@ -323,10 +325,11 @@ def stored(kind: str, table: StoredTable | None, picture: Picture | None) -> Ite
     for text in table.dropped:
         yield Finding("rows-dropped", kind, text.partition(":")[0], f"is no row: {text}")
     function, _, count = table.layout.rpartition("/")
-    fences = Counter(fence for _, fence in table.homes.values())
+    homes, _ = split_intents(table.homes)
+    fences = Counter(fence for _, fence in homes.values())
     members = {member["node"] for member in picture.members} if picture is not None else set()
     rows = {row["shard"]: row for row in page.get("shards", ())} if page.get("complete") else {}
-    for shard, (node, fence) in table.homes.items():
+    for shard, (node, fence) in homes.items():
         known = shard.isascii() and shard.isdigit() and count.isdigit() and int(shard) < int(count)
         if function == "crc32" and not known:
             yield Finding("stored-outside", kind, shard, f"is none of {table.layout}")

@@ -37,6 +37,7 @@ from shardbus.routing.instance_router import InstanceRouter, wire_id
 from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.paths import ancestors
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
+from shardbus.sharding.intents import split_intents
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 
 STALLED_S = 10.0
@@ -275,7 +276,8 @@ class AdminPages:
         if table is None:
             return None
         dropped = list(table.dropped)
-        return {"epoch": table.epoch, "shards": len(table.homes), "dropped": dropped}
+        homes, _ = split_intents(table.homes)
+        return {"epoch": table.epoch, "shards": len(homes), "dropped": dropped}
 
     async def events(self) -> AsyncIterator[Json]:
         """The membership as it is now, then the events."""

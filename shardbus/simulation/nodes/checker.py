@@ -59,8 +59,8 @@ COUNTED = (
 """The reasons of drops that are no defect: deadlines that passed, bounds that were reached, peers
 that were given up."""
 
-MOVED = "handoff_stopped"
-"""The note of a coordinator when a shard has left its home."""
+MOVED = ("handoff_stopped", "handoff_moved")
+"""The notes of a coordinator when a shard has left its home."""
 
 Line = tuple[str, str, str]
 """Sender, entity type, entity id: messages of one line keep their order."""
@@ -318,7 +318,7 @@ class DeliveryChecker:
             "lost_with_another": excused,
             "counted_as_dropped": len(there) - excused,
             "activations": self.activations,
-            "moves": sum(n for noted in notes for (_, what), n in noted.items() if what == MOVED),
+            "moves": sum(n for noted in notes for (_, what), n in noted.items() if what in MOVED),
         }
 
     def pending(self) -> int:
