@@ -7,7 +7,7 @@
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
-#   make chaos [MINUTES=30] [SEED=]  five real nodes and a Redis under random faults; a ledger judges
+#   make chaos [MINUTES=30] [SEED=]  real nodes and stores under drawn faults; ledgers judge
 #   make lint | types
 #   make docs-generated             the pages of docs/ that come from the code
 #   make lock                       requirements.lock anew, with hashes; after a change of pyproject.toml

@@ -1,28 +1,68 @@
 """Real nodes under faults: `python -m tests.chaos [--minutes 30] [--seed 1]`, or `make chaos`.
 
-The timeline is printed as it happens, the verdict at the end. The exit code is 1 if anything is
-wrong.
+The timeline is printed as it happens, the verdict at the end. The exit code is 0 if nothing is
+wrong, 1 if anything is, 130 after SIGINT or SIGTERM. Namespaces and disks are removed in each case;
+what a run that was killed left behind, the next one removes.
+
+The whole program runs on a machine of its own in the nodes' network, which no wall touches.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import secrets
+import signal
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.chaos.run import Chaos
+from tests.chaos.steps import steps
+from tests.chaos.store import sweep_disks
+from tests.chaos.verdict import Verdict
+from tests.process.namespaces import Network, inside, missing
+
+
+async def run(
+    folder: Path, seed: int, seconds: float, network: Network | None, why: str
+) -> Verdict:
+    """Run in a task that SIGTERM cancels, as SIGINT does."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await Chaos(folder, seed, seconds, network, why).run()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(10**6))
+    parser.add_argument("--steps", type=int, default=0, help="print so many steps, do nothing")
+    parser.add_argument("--no-namespaces", action="store_true", help="as on a machine without")
     chosen = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        verdict = asyncio.run(Chaos(Path(folder), chosen.seed, 60 * chosen.minutes).run())
+    if chosen.steps:
+        for step, _ in zip(steps(chosen.seed), range(chosen.steps), strict=False):
+            print(step)
+        return 0
+    print(f"seed {chosen.seed}", flush=True)
+    sweep_disks()
+    why = "--no-namespaces" if chosen.no_namespaces else missing()
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-"))
+        network = None
+        if why:
+            print(f"no splits: {why}", flush=True)
+        else:
+            network = Network()
+            stack.callback(network.close)
+            stack.enter_context(inside(network.machine().name))
+        try:
+            verdict = asyncio.run(run(Path(folder), chosen.seed, 60 * chosen.minutes, network, why))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            print("interrupted", flush=True)
+            return 130
     print(f"\n{verdict}")
     return int(bool(verdict.wrong))
 

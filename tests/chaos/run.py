@@ -1,63 +1,78 @@
-"""Real nodes and a real Redis under faults that a seed draws, judged by a ledger.
+"""Real nodes and a real store under faults that a seed draws, judged by a ledger.
 
-Five nodes share a Redis. Two clients send numbered messages to every page, and each page writes
-down what it handles. Meanwhile, one after the other:
+Five nodes with a cluster's secret, each on a machine of its own (a network namespace), share a
+Redis with a replica and three Sentinels. Two clients send numbered messages to every page, and each
+page writes down what it handles. Senders add to accounts, whose states are saved. Meanwhile, one
+after the other, the faults of `tests.chaos.steps` happen. After each of them the store must become
+whole and the nodes must agree; a node that had to end starts again. In the end every page must
+answer. The rules are in
 
-    kill      SIGKILL of a node; another starts at its address
-    pause     SIGSTOP of a node for some seconds, short or longer than its cluster waits
-    leave     SIGTERM of a node, which hands off and ends; another starts at its address
-    freeze    SIGSTOP of Redis for some seconds
-    crash     SIGKILL of Redis; it starts again with what it had acknowledged
+    tests.chaos.verdict      pages, asks, nodes that end by themselves
+    tests.chaos.saving       acknowledged saves
+    tests.chaos.resources    descriptors, threads, memory and tasks of each node
 
-Then everything is healed, the nodes must agree, and every page must answer. The verdict:
-
-- no page handles a message twice, or a producer's messages in another order
-- of no page are two activations alive at once
-- an ask that was answered was handled once; one that was refused for certain, never
-- no node's descriptors, threads or memory exceed their bounds, and no node ends by itself, but one
-  that was paused, which its cluster may have removed
-
-A seed repeats the faults, not the instants at which they meet the load. Splits, rotations of the
-secret and full disks are not drawn; `benchmarks/splits.py` and tests of their own have them.
+A machine that may not make namespaces or mount disks runs the other faults. The verdict has the
+reason, and does not call such a run complete.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import time
-from collections import Counter
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
 from pathlib import Path
-from random import Random
-from signal import SIGCONT, SIGSTOP
+from signal import SIGCONT, SIGHUP, SIGSTOP
 
-from shardbus import RequestError
-from tests.process.app import Page
-from tests.process.nodes import NodeProcess, Processes
+from shardbus import AsyncClient, RequestError
+from shardbus.transport.secret_file import new_secret, secrets_text, write_private
+from shardbus.transport.zmq.curve import Keyring
+from tests.chaos.resources import Sample, exceeded, peaks, use_of, waited_ns
+from tests.chaos.saving import Gap, Savers, judge
+from tests.chaos.steps import PLACES, Kind, Passing, Step, steps
+from tests.chaos.store import DOWN_AFTER_MS, Server, StoreServers, empty, fill
+from tests.chaos.verdict import (
+    Verdict,
+    ended_by_itself,
+    judge_asks,
+    judge_pages,
+    tracebacks,
+)
+from tests.process.namespaces import Machine, Network
+from tests.process.nodes import ROOT, NodeProcess, Processes
+from tests.process.stores.saving import stored_totals
 from tests.process.test_ledger import ASK, PAGES, TELL, Ledger, Load, Producer
-from tests.redis_server import RedisServer
 from tests.waiting import until
 
-NODES = 5
 ASK_TIMEOUT_S = 20.0
-QUIET_S = 8.0
-"""Seconds between two faults, at most."""
-PAUSES_S = (0.5, 3.0, 8.0, 25.0)
-"""Blinks, and pauses over the detector's patience and over `stable_after`."""
-DESCRIPTORS_MAX, THREADS_MAX, MEMORY_MAX_MIB = 400, 60, 400
-ACTIONS = ("kill", "kill", "pause", "pause", "leave", "freeze", "crash")
+ROUND_S = 0.5
+SAMPLE_S = 2.0
+STARVED = 0.5
+"""A node that waits for a core for this part of the time between two samples is starved."""
+STARVED_LATELY_S = 60.0
+TOKEN = "sesame-opens-the-door"
+APP = "tests.chaos.app:bus"
+COMMAND = "from shardbus_cli.main import main; main()"
 
 
 class SteadyProducer(Producer):
-    """A producer that goes on when a message is refused."""
+    """A producer that goes on when a message is refused. `longest` is its longest wait for the
+    answer to an ask."""
+
+    longest = 0.0
 
     async def run(self) -> None:
+        from tests.process.app import Page
+
         refs = [self.client.ref(Page, f"page-{i}") for i in range(PAGES)]
         while not self.closing:
             self.rounds += 1
             for page, ref in enumerate(refs):
                 if self.number == ASK:
-                    task = asyncio.ensure_future(self._ask(page, ref, self.rounds))
+                    task = asyncio.ensure_future(self._timed(page, ref, self.rounds))
                     self._asks.add(task)
                     task.add_done_callback(self._asks.discard)
                     continue
@@ -65,189 +80,427 @@ class SteadyProducer(Producer):
                     await ref.hit.tell(TELL, self.rounds)
                 except RequestError:
                     self.outcomes[page, self.rounds] = "refused"
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(ROUND_S)
         await asyncio.gather(*self._asks)
 
-
-@dataclass
-class Verdict:
-    """What a run showed."""
-
-    seed: int
-    timeline: list[str] = field(default_factory=list)
-    wrong: list[str] = field(default_factory=list)
-    handled: dict[str, int] = field(default_factory=dict)
-    peaks: dict[str, int] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        end = "; ".join(self.wrong) or "nothing wrong"
-        facts = {**self.handled, **self.peaks}
-        counts = ", ".join(f"{name} {count}" for name, count in facts.items())
-        return "\n".join([*self.timeline, counts, f"seed {self.seed}: {end}"])
+    async def _timed(self, page: int, ref: object, seq: int) -> None:
+        begun = time.monotonic()
+        await self._ask(page, ref, seq)  # type: ignore[arg-type]
+        self.longest = max(self.longest, time.monotonic() - begun)
 
 
 class Chaos:
-    """One run."""
+    """One run. `network` has a machine for each place and one for the store, if there can be."""
 
-    def __init__(self, folder: Path, seed: int, seconds: float) -> None:
-        self._folder, self._seconds = folder, seconds
-        self._random, self._verdict = Random(seed), Verdict(seed)
+    def __init__(
+        self, folder: Path, seed: int, seconds: float, network: Network | None = None, why: str = ""
+    ) -> None:
+        self._folder, self._seconds, self._network = folder, seconds, network
+        self._seed, self.verdict = seed, Verdict(seed)
         self._began = time.monotonic()
-        self._paused: set[str] = set()
-        """Names of nodes that were paused: these may end by themselves."""
+        self._machines: list[Machine | None] = [None] * PLACES
+        self._safe: Machine | None = None
+        if network is not None:
+            self._machines = [network.machine() for _ in range(PLACES)]
+            self._safe, self._spare = network.machine(), network.machine()
+        else:
+            self.verdict.impossible.append(why)
+        self._secret = folder / "cluster.secret"
+        write_private(self._secret, secrets_text([new_secret()]))
+        self._nodes: dict[int, NodeProcess] = {}
+        """The last node of each place."""
+        self._faulted: set[str] = set()
+        """Names of nodes that a fault may have silenced since all nodes agreed."""
+        self._gaps: list[Gap] = []
+        self._samples: dict[str, list[Sample]] = defaultdict(list)
+        self._waited: dict[str, int] = {}
+        self._starved_at = float("-inf")
 
     def _note(self, what: str) -> None:
         line = f"{time.monotonic() - self._began:7.1f}  {what}"
-        self._verdict.timeline.append(line)
+        self.verdict.timeline.append(line)
         print(line, flush=True)
 
     async def run(self) -> Verdict:
         """Run, heal and judge."""
-        with RedisServer(self._folder / "redis") as redis:
-            lab = Processes(self._folder, redis.url())
-            try:
-                await lab.cluster(NODES)
-                self._note(f"{NODES} nodes agree")
-                async with (
-                    lab.client(timeout=ASK_TIMEOUT_S) as a,
-                    lab.client(timeout=ASK_TIMEOUT_S) as b,
-                ):
-                    load = Load()
-                    load.producers = [SteadyProducer(a, TELL), SteadyProducer(b, ASK)]
-                    load.work = [asyncio.ensure_future(p.run()) for p in load.producers]
-                    await load.rounds(3)
-                    watch = asyncio.ensure_future(self._watch(lab))
-                    end = time.monotonic() + self._seconds
-                    while time.monotonic() < end:
-                        await self._act(lab, redis)
-                        await asyncio.sleep(self._random.uniform(1.0, QUIET_S))
-                    await self._heal(lab)
-                    await load.rounds(5)
-                    await load.end()
-                    watch.cancel()
-                    await self._all_answer(lab)
-                self._judge(load)
-            except BaseException:
-                print(lab.logs())
-                raise
-            finally:
-                lab.close()
-        return self._verdict
+        safe = self._safe
+        enter, host = (safe.enter, safe.address) if safe else ((), "127.0.0.1")
+        self._store = StoreServers(self._folder / "redis", host, enter)
+        self._lab = Processes(self._folder, self._store.url)
+        try:
+            await self._store.begin()
+            for place in range(PLACES):
+                await self._start(place)
+            await self._agree()
+            async with self._client() as a, self._client() as b, self._client() as c:
+                await self._load_and_faults(a, b, c)
+            if not self.verdict.wrong:
+                await self._end()
+        except BaseException:
+            self._keep()
+            raise
+        finally:
+            self._lab.close()
+            self._store.close()
+        if self.verdict.wrong:
+            self._keep()
+        return self.verdict
 
-    # ---- faults
+    def _keep(self) -> None:
+        (self._folder / "logs").write_text(self._lab.logs())
+        print(self._lab.logs(), file=sys.stderr)
 
-    async def _act(self, lab: Processes, redis: RedisServer) -> None:
-        action, node = self._random.choice(ACTIONS), self._random.choice(lab.live)
-        pause = self._random.choice(PAUSES_S)
-        match action:
-            case "kill":
-                self._note(f"kill {node.name}")
-                node.kill()
-                await self._replace(lab, node)
-            case "leave":
-                self._note(f"leave {node.name}")
-                code = await node.terminate()
-                if code not in (0, 7):
-                    self._verdict.wrong.append(f"{node.name} left with {code}")
-                await self._replace(lab, node)
-            case "pause":
-                self._note(f"pause {node.name} for {pause:g} s")
-                self._paused.add(node.name)
-                node.signal(SIGSTOP)
-                await asyncio.sleep(pause)
-                node.signal(SIGCONT)
-            case "freeze":
-                self._note(f"freeze redis for {min(pause, 8.0):g} s")
-                redis.pause()
-                await asyncio.sleep(min(pause, 8.0))
-                redis.resume()
-            case "crash":
-                self._note("crash redis")
-                redis.kill()
-                await asyncio.sleep(min(pause, 3.0))
-                redis.restart()
-        await self._return_removed(lab)
+    def _client(self) -> AsyncClient:
+        addresses = [f"tcp://{node.address}" for node in self._lab.live]
+        return AsyncClient(*addresses, cluster="lab", timeout=ASK_TIMEOUT_S, secret=self._secret)
 
-    async def _replace(self, lab: Processes, gone: NodeProcess) -> None:
-        seeds = [node.address for node in lab.live]
-        node = await lab.start(port=gone.port, seeds=seeds)
-        self._note(f"{node.name} joins at the address of {gone.name}")
+    async def _load_and_faults(self, a: AsyncClient, b: AsyncClient, c: AsyncClient) -> None:
+        load, self._savers = Load(), Savers(c)
+        load.producers = [SteadyProducer(a, TELL), SteadyProducer(b, ASK)]
+        load.work = [asyncio.ensure_future(p.run()) for p in load.producers]
+        await load.rounds(3)
+        self._savers.begin()
+        watch = asyncio.ensure_future(self._watch())
+        try:
+            end = time.monotonic() + self._seconds
+            for step in steps(self._seed, without=self._without()):
+                if time.monotonic() >= end:
+                    break
+                await self._do(step)
+                await asyncio.sleep(step.quiet_s)
+            self._note("heal")
+            await self._agree()
+            await load.rounds(5)
+            await self._saves_proceed()
+            await self._savers.end()
+            await load.end()
+            await self._all_answer()
+        finally:
+            watch.cancel()
+            for task in load.work:
+                task.cancel()
+        self._judge(load)
 
-    async def _return_removed(self, lab: Processes) -> None:
-        """Replace nodes that ended because their cluster had removed them during a pause."""
-        taken = {node.port for node in lab.live}
-        last = {node.port: node for node in lab.all}
-        for port, node in last.items():
-            if port in taken:
+    def _without(self) -> frozenset[Kind]:
+        kinds = set() if self._network else {Kind.SPLIT}
+        if self._store.no_disks:
+            self.verdict.impossible.append(self._store.no_disks)
+            kinds.add(Kind.DISK)
+        return frozenset(kinds)
+
+    # ---- nodes
+
+    async def _start(self, place: int) -> NodeProcess:
+        """Start a node at a place; again, if it meets a cluster that is about to end."""
+        settings = ("http.write=true", f"http.token={TOKEN}", f"security.secret={self._secret}")
+        machine = self._spare if place == PLACES and self._network else None
+        if place < PLACES:
+            machine = self._machines[place]
+        while True:
+            old = self._nodes.get(place)
+            seeds = [n.address for p, n in self._nodes.items() if n.running and p != place]
+            node = self._lab.begin(
+                port=old.port if old else 0,
+                seeds=seeds[:3],
+                machine=machine,
+                settings=(*settings, "security.insecure=false"),
+                app=APP,
+            )
+            self._nodes[place] = node
+            await until(
+                lambda node=node: not node.running or "ready: " in node.out.read_text(),
+                f"the start of {node.name}",
+            )
+            if node.running:
+                self._note(f"{node.name} joins at place {place}")
+                return node
+            error = node.err.read_text(errors="replace")
+            if "Traceback" in error:
+                self.verdict.wrong.append(f"{node.name} failed at its start with a traceback")
+            self._note(f"{node.name} did not start: {error.strip().splitlines()[-1:]}")
+            await asyncio.sleep(1.0)
+
+    async def _return_ended(self) -> None:
+        """Replace nodes that have ended by themselves."""
+        for place in range(PLACES):
+            node = self._nodes[place]
+            if node.running:
                 continue
-            if node.name not in self._paused:
-                code = node.process.returncode
-                self._verdict.wrong.append(f"{node.name} ended by itself with {code}")
-            await self._replace(lab, node)
+            lately = time.monotonic() - self._starved_at < STARVED_LATELY_S
+            wrong, note = ended_by_itself(
+                node.name,
+                node.process.returncode,
+                node.err.read_text(errors="replace"),
+                faulted=node.name in self._faulted,
+                starved=lately,
+            )
+            self._note(note or wrong)
+            if wrong:
+                self.verdict.wrong.append(wrong)
+            await self._start(place)
 
-    async def _heal(self, lab: Processes) -> None:
-        self._note("heal")
+    async def _agree(self) -> None:
+        """Wait until there is a node at every place, and all see these and no other."""
 
         async def whole() -> bool:
-            await self._return_removed(lab)
-            pages = await asyncio.gather(*(node.page("/v1/nodes") for node in lab.live))
-            wanted = {node.address: "up" for node in lab.live}
-            return len(wanted) == NODES and all(
+            await self._return_ended()
+            nodes = [self._nodes[place] for place in range(PLACES)]
+            pages = await asyncio.gather(*(node.page("/v1/nodes") for node in nodes))
+            wanted = {node.address: "up" for node in nodes}
+            return all(
                 page and {row["address"]: row["status"] for row in page["nodes"]} == wanted
                 for page in pages
             )
 
-        await until(whole, f"agreement of {NODES} nodes")
-        self._note("all nodes agree")
+        await until(whole, f"agreement of {PLACES} nodes")
+        self._faulted.clear()
 
-    async def _all_answer(self, lab: Processes) -> None:
-        async with lab.client() as client:
+    async def _all_answer(self) -> None:
+        from tests.process.app import Page
+
+        async with self._client() as client:
             refs = [client.ref(Page, f"page-{i}") for i in range(PAGES)]
             await asyncio.gather(*(ref.where() for ref in refs))
         self._note("all pages answer")
 
+    async def _saves_proceed(self) -> None:
+        before = self._savers.answered
+
+        def more() -> bool:
+            return all(count >= before[name] + 3 for name, count in self._savers.answered.items())
+
+        await until(more, "saves of every account")
+
+    # ---- faults
+
+    async def _do(self, step: Step) -> None:
+        """Do one step, and wait until everything is well again."""
+        self.verdict.done[step.kind] += 1
+        master, begun = await self._store.master(), time.monotonic()
+        match step.kind:
+            case Kind.KILL | Kind.PAUSE | Kind.LEAVE | Kind.JOIN:
+                await self._fault_of_a_node(step)
+            case Kind.SPLIT:
+                await self._split(step)
+            case Kind.ROTATE:
+                await self._rotate(step)
+            case Kind.FAILOVER:
+                await self._failover()
+            case _:
+                await self._fault_of_the_store(step)
+        await self._store.whole()
+        if step.kind != Kind.FAILOVER and await self._store.master() is not master:
+            self._note("the store has failed over")
+            self._gaps.append(Gap(begun - DOWN_AFTER_MS / 1000, time.monotonic()))
+        await self._agree()
+        self._note("all nodes agree")
+
+    async def _fault_of_a_node(self, step: Step) -> None:
+        node = self._nodes[step.place]
+        match step.kind:
+            case Kind.KILL:
+                self._note(f"kill {node.name}")
+                node.kill()
+                await self._start(step.place)
+            case Kind.LEAVE:
+                self._note(f"leave {node.name}")
+                code = await node.terminate()
+                if code not in (0, 7):
+                    self.verdict.wrong.append(f"{node.name} left with {code}")
+                await self._start(step.place)
+            case Kind.PAUSE:
+                self._note(f"pause {node.name} for {step.seconds:g} s")
+                self._faulted.add(node.name)
+                node.signal(SIGSTOP)
+                await asyncio.sleep(step.seconds)
+                node.signal(SIGCONT)
+            case _:
+                guest = await self._start(PLACES)
+                await asyncio.sleep(step.quiet_s)
+                self._note(f"leave {guest.name}, the guest")
+                code = await guest.terminate()
+                del self._nodes[PLACES]
+                if code not in (0, 7):
+                    self.verdict.wrong.append(f"{guest.name}, the guest, left with {code}")
+
+    async def _split(self, step: Step) -> None:
+        assert self._network is not None
+        few = [m for p, m in enumerate(self._machines) if p in step.few and m]
+        many = [m for p, m in enumerate(self._machines) if p not in step.few and m]
+        names = [self._nodes[place].name for place in step.few]
+        self._note(
+            f"split {', '.join(names)} from the others for {step.seconds:g} s; passes: "
+            f"{step.passing}; the store is reached by {step.reached_by}"
+        )
+        self._faulted.update(node.name for node in self._nodes.values())
+        if self._safe is not None and step.reached_by != "both":
+            (few if step.reached_by == "few" else many).append(self._safe)
+        match step.passing:
+            case Passing.NOTHING:
+                self._network.split(few, many)
+            case Passing.FROM_FEW:
+                self._network.stop(many, few)
+            case Passing.FROM_MANY:
+                self._network.stop(few, many)
+        await asyncio.sleep(step.seconds)
+        self._network.heal()
+        self._note("heal the network")
+
+    async def _rotate(self, step: Step) -> None:
+        how = "signals" if step.by_signal else "command"
+        self._note(f"rotate the secret, by {how}")
+        await self._command("keys", "rotate", str(self._secret))
+        await self._reload(step)
+        await asyncio.sleep(step.quiet_s)
+        await self._command("keys", "rotate", "--finish", str(self._secret))
+        await self._reload(step)
+
+    async def _reload(self, step: Step) -> None:
+        """Have every node read the file."""
+        keys = Keyring(self._secret).keys
+        if not step.by_signal:
+
+            async def reloaded() -> bool:
+                code, text = await self._command("keys", "reload", "--json", place=step.place)
+                if code:
+                    return False
+                rows = json.loads(text)["nodes"]
+                known = [key.fingerprint for key in keys]
+                return len(rows) == PLACES and all(row["keys"] == known for row in rows)
+
+            await until(reloaded, "the secret at every node")
+            return
+        nodes = [self._nodes[place] for place in range(PLACES)]
+        said = f"under secret {keys[0].fingerprint}"
+        counts = {n.name: n.err.read_text(errors="replace").count(said) for n in nodes}
+        for node in nodes:
+            node.signal(SIGHUP)
+
+        def read() -> bool:
+            return all(
+                not n.running or n.err.read_text(errors="replace").count(said) > counts[n.name]
+                for n in nodes
+            )
+
+        await until(read, "the secret in the logs of all nodes")
+
+    async def _command(self, *words: str, place: int = 0) -> tuple[int, str]:
+        """Run a command of the operator at a place; return its exit code and output."""
+        node = self._nodes[place]
+        env = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
+        env |= {
+            "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "cli"))),
+            "SHARDBUS_NODE_TOKEN": TOKEN,
+            "SHARDBUS_NODE_URL": f"http://127.0.0.1:{node.http_port}",
+        }
+        enter = node.machine.enter if node.machine else ()
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [*enter, sys.executable, "-c", COMMAND, *words],
+            env=env,
+            cwd=self._folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            self._note(f"{' '.join(words[:2])} ended with {done.returncode}: {done.stderr.strip()}")
+        return done.returncode, done.stdout
+
+    async def _failover(self) -> None:
+        """Fail over while nothing saves: no acknowledged save may be lost."""
+        self._note("fail the store over, while saves rest")
+        await self._savers.rest()
+        try:
+            master = await self._store.master()
+            await asyncio.to_thread(master.ask, "WAIT", "1", "0")
+            await self._store.failover()
+            await self._store.whole()
+        finally:
+            self._savers.resume()
+
+    async def _fault_of_the_store(self, step: Step) -> None:
+        server = await self._target(step)
+        word = step.kind.partition("-")[0]
+        self._note(f"{word} {server.name} for {step.seconds:g} s ({step.kind})")
+        match word:
+            case "kill":
+                server.kill()
+                await asyncio.sleep(step.seconds)
+                server.start()
+            case "freeze":
+                server.signal(SIGSTOP)
+                await asyncio.sleep(step.seconds)
+                server.signal(SIGCONT)
+            case "memory":
+                await self._store.set_maxmemory(server, "1")
+                await asyncio.sleep(step.seconds)
+                await self._store.set_maxmemory(server, "0")
+            case "disk":
+                await asyncio.to_thread(fill, server.folder)
+                await asyncio.sleep(step.seconds)
+                empty(server.folder)
+
+    async def _target(self, step: Step) -> Server:
+        match step.kind:
+            case Kind.KILL_SENTINEL | Kind.FREEZE_SENTINEL:
+                return self._store.sentinels[step.sentinel]
+            case Kind.KILL_REPLICA | Kind.FREEZE_REPLICA:
+                return await self._store.replica()
+            case Kind.DISK if not step.on_master:
+                return await self._store.replica()
+            case _:
+                return await self._store.master()
+
     # ---- judging
 
-    async def _watch(self, lab: Processes) -> None:
+    async def _watch(self) -> None:
+        """Take samples of all nodes that run."""
         while True:
-            for node in lab.live:
-                for name, value in _use(node.process.pid).items():
-                    self._verdict.peaks[name] = max(self._verdict.peaks.get(name, 0), value)
-            await asyncio.sleep(1.0)
+            for node in self._lab.live:
+                pid = node.process.pid
+                use = use_of(pid, self._folder)
+                if use is None:
+                    continue
+                self._samples[node.name].append(Sample(time.monotonic() - self._began, use))
+                waited = waited_ns(pid)
+                if waited - self._waited.get(node.name, waited) > STARVED * SAMPLE_S * 1e9:
+                    self._starved_at = time.monotonic()
+                self._waited[node.name] = waited
+            await asyncio.sleep(SAMPLE_S)
 
     def _judge(self, load: Load) -> None:
-        ledger, (_, asks), wrong = Ledger(self._folder), load.producers, self._verdict.wrong
-        for what in ("reordered", "repeated", "overlaps"):
-            found = getattr(ledger, what)
-            if found:
-                wrong.append(f"{len(found)} {what}: {found[:5]}")
-        handled = {who: Counter(seqs) for who, seqs in ledger.handled.items()}
-        for (page, seq), outcome in asks.outcomes.items():
-            count = handled.get((page, ASK), Counter())[seq]
-            if count not in {"ok": (1,), "refused": (0,), "unsure": (0, 1)}[outcome]:
-                wrong.append(f"page {page} ask {seq} was {outcome}, handled {count} times")
-        bounds = {"descriptors": DESCRIPTORS_MAX, "threads": THREADS_MAX, "MiB": MEMORY_MAX_MIB}
-        for name, most in bounds.items():
-            if self._verdict.peaks.get(name, 0) > most:
-                wrong.append(f"{self._verdict.peaks[name]} {name}, at most {most}")
+        ledger, (tells, asks), verdict = Ledger(self._folder), load.producers, self.verdict
+        verdict.wrong += judge_pages(ledger)
+        verdict.wrong += judge_asks(ledger, asks.outcomes)
+        for name, samples in self._samples.items():
+            verdict.wrong += [f"{name}: {what}" for what in exceeded(samples)]
+        logs = ((node.name, node.err.read_text(errors="replace")) for node in self._lab.all)
+        verdict.wrong += tracebacks(logs)
+        peak = peaks([sample for samples in self._samples.values() for sample in samples])
         outcomes = Counter(asks.outcomes.values())
-        self._verdict.handled = {
+        saves = self._savers.accounts.values()
+        assert isinstance(asks, SteadyProducer)
+        verdict.facts = {
             "tells handled": ledger.total(TELL),
-            "of": load.producers[0].rounds * PAGES,
+            "of": tells.rounds * PAGES,
             **{f"asks {outcome}": count for outcome, count in sorted(outcomes.items())},
+            "longest ask s": round(asks.longest, 1),
+            "saves answered": sum(len(one.answers) for one in saves),
+            "saves in doubt": sum(one.doubts for one in saves),
+            "failovers that may lose saves": len(self._gaps),
+            **{f"most {name}": value for name, value in peak._asdict().items()},
         }
 
-
-def _use(pid: int) -> dict[str, int]:
-    """Return what a process uses; nothing if it has just ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-        descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-    except OSError:
-        return {}
-    rows = dict(line.split(":", 1) for line in status.splitlines())
-    return {
-        "descriptors": descriptors,
-        "threads": int(rows.get("Threads", "0")),
-        "MiB": int(rows.get("VmRSS", "0 kB").split()[0]) // 1024,
-    }
+    async def _end(self) -> None:
+        """Have all nodes leave, and read the store."""
+        for node in self._lab.live:
+            code = await node.terminate()
+            if code not in (0, 7):
+                self.verdict.wrong.append(f"{node.name} left at the end with {code}")
+        accounts = self._savers.accounts
+        stored = await stored_totals(self._store.url, list(accounts))
+        broken = judge(accounts, stored, self._gaps)
+        self.verdict.wrong += broken
+        self._note(f"saves judged: {len(broken)} wrong")

@@ -133,6 +133,7 @@ class Processes:
         settings: tuple[str, ...] = (),
         seeds: list[str] | None = None,
         machine: Machine | None = None,
+        app: str = "tests.process.app:bus",
         **environment: str,
     ) -> NodeProcess:
         """Start a node of the tests' application; does not wait. Joins those that run, or `seeds`.
@@ -142,7 +143,7 @@ class Processes:
         port, gossip_port, http_port = (
             MACHINE_PORTS if machine else (port or free_port(), free_port(), free_port())
         )
-        command = ["node", "start", "tests.process.app:bus", "--port", str(port)]
+        command = ["node", "start", app, "--port", str(port)]
         command += ["--gossip-port", str(gossip_port), "--http-port", str(http_port)]
         command += ["--store", self.store, "--log-format", "pretty"]
         if machine:

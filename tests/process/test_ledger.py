@@ -71,8 +71,12 @@ class Ledger:
         """(page, producer) to the sequence numbers in the order of time."""
         self.spans: dict[int, dict[int, list[int]]] = defaultdict(dict)
         """Page to activation to its first and last record."""
+        self.busy: dict[int, dict[int, list[int]]] = defaultdict(dict)
+        """The same without the records of stops: those of a node that ends come late."""
         for page, producer, seq, activation, ns in rows:
             self.spans[page].setdefault(activation, [ns, ns])[1] = ns
+            if seq != -1:
+                self.busy[page].setdefault(activation, [ns, ns])[1] = ns
             if producer:
                 self.handled[page, producer].append(seq)
 

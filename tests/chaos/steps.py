@@ -1,0 +1,137 @@
+"""The faults of a chaos run, drawn from a seed alone.
+
+A *deck* has every kind at least once. It is shuffled and dealt, then the next one is, so that a run
+of some decks has done all kinds. What a step does is drawn with it, down to the seconds, and does
+not depend on what happened before: a seed repeats its steps. It does not repeat the instants at
+which they meet the load.
+
+    kill, pause, leave     a node, by its place
+    join                   one node more, which leaves at the end of the step
+    split                  the network, between one or two nodes and the others
+    rotate                 the cluster's secret, by command or by signals
+    kill, freeze           the master, the replica or a Sentinel of the store
+    failover               Sentinel makes the replica the master
+    memory                 the master has reached its `maxmemory`
+    disk                   the disk of the master or of the replica is full
+
+**One place is spared** for `SPARED_STEPS` steps, then the next one is: its node is neither killed
+nor stopped for long, and is on the larger side of a split. So each run has a process that grows old
+enough to show a leak, and no node is too old to be killed once.
+
+The larger side of each split is a majority: no step ends a whole cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+PLACES = 5
+SPARED_STEPS = 40
+QUIET_S = (1.0, 6.0)
+"""Seconds between the end of a step and the next one."""
+BLINKS_S, LONG_S = (0.5, 2.0), (8.0, 25.0)
+"""Pauses that a cluster waits out, and pauses that it does not."""
+STORE_S = (1.0, 3.0, 25.0)
+"""The last one is longer than Sentinel waits."""
+
+
+class Kind(StrEnum):
+    """What a step does."""
+
+    KILL = "kill"
+    PAUSE = "pause"
+    LEAVE = "leave"
+    JOIN = "join"
+    SPLIT = "split"
+    ROTATE = "rotate"
+    KILL_MASTER = "kill-master"
+    KILL_REPLICA = "kill-replica"
+    KILL_SENTINEL = "kill-sentinel"
+    FREEZE_MASTER = "freeze-master"
+    FREEZE_REPLICA = "freeze-replica"
+    FREEZE_SENTINEL = "freeze-sentinel"
+    FAILOVER = "failover"
+    MEMORY = "memory"
+    DISK = "disk"
+
+
+TWICE = (Kind.KILL, Kind.PAUSE, Kind.SPLIT)
+"""These are in each deck twice."""
+
+
+class Passing(StrEnum):
+    """What a split lets pass."""
+
+    NOTHING = "nothing"
+    FROM_FEW = "from the few"
+    FROM_MANY = "from the many"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One fault. `place` is that of its node. `few` are the places of the smaller side of a split,
+    `reached_by` the side that reaches the store. `seconds` is how long the fault lasts; `quiet_s`
+    follows it. `on_master`, `by_signal` and `sentinel` choose between two or three ways."""
+
+    number: int
+    kind: Kind
+    place: int
+    seconds: float
+    few: tuple[int, ...]
+    passing: Passing
+    reached_by: str
+    on_master: bool
+    by_signal: bool
+    sentinel: int
+    quiet_s: float
+
+
+def spared(number: int) -> int:
+    """Return the place whose node a step spares."""
+    return number // SPARED_STEPS % PLACES
+
+
+def steps(seed: int, *, without: frozenset[Kind] = frozenset()) -> Iterator[Step]:
+    """Draw steps without end. Kinds in `without` are not drawn: this machine cannot do them."""
+    dice, number = Random(seed), 0
+    while True:
+        deck = [*Kind, *TWICE]
+        dice.shuffle(deck)
+        for kind in deck:
+            step = _draw(dice, number, kind)
+            if kind not in without:
+                yield step
+            number += 1
+
+
+def _draw(dice: Random, number: int, kind: Kind) -> Step:
+    """Draw all of a step, also what its kind does not use, so that kinds do not shift the dice."""
+    safe = spared(number)
+    place, few = dice.choice([p for p in range(PLACES) if p != safe]), dice.choice((1, 2, 2))
+    blink, long, store = dice.choice(BLINKS_S), dice.choice(LONG_S), dice.choice(STORE_S)
+    seconds = store
+    if kind is Kind.PAUSE or kind is Kind.SPLIT:
+        seconds = dice.choice((blink, long))
+    others = [p for p in range(PLACES) if p not in (safe, place)]
+    return Step(
+        number,
+        kind,
+        place,
+        seconds,
+        (place, *dice.sample(others, few - 1)),
+        dice.choice((Passing.NOTHING, Passing.NOTHING, Passing.FROM_FEW, Passing.FROM_MANY)),
+        dice.choice(("both", "both", "few", "many")),
+        dice.random() < 0.5,
+        dice.random() < 0.5,
+        dice.randrange(3),
+        dice.uniform(*QUIET_S),
+    )
+
+
+def not_done(counts: Counter[Kind]) -> list[Kind]:
+    """Return the kinds of which a run had no step."""
+    return [kind for kind in Kind if not counts[kind]]

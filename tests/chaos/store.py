@@ -1,0 +1,263 @@
+"""A Redis with a replica and three Sentinels, each a process that can be killed and frozen, and a
+small disk of its own for each of the two servers.
+
+The servers sync every write, and the master takes none while it has no replica
+(`min-replicas-to-write`). Their configurations are files, so that roles that Sentinel has given
+them survive a restart.
+
+The disks are tmpfs. They are named after this process, so that the next run can remove what a run
+that was killed left behind. If they cannot be mounted, `no_disks` has the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from tests.ports import free_port
+from tests.redis_server import _DIES_WITH_PARENT as DIES_WITH_PARENT
+from tests.redis_server import server_binary
+from tests.waiting import until
+
+DISK_MIB = 96
+DOWN_AFTER_MS, FAILOVER_TIMEOUT_MS = 8000, 20000
+NAME = "lab"
+SETTINGS = """
+protected-mode no
+appendonly yes
+appendfsync always
+save ""
+auto-aof-rewrite-min-size 8mb
+min-replicas-to-write 1
+min-replicas-max-lag 10
+repl-diskless-sync-delay 0
+"""
+
+
+class Server:
+    """A process of the store."""
+
+    def __init__(
+        self, folder: Path, host: str, enter: tuple[str, ...], text: str, *, sentinel: bool = False
+    ) -> None:
+        self.name, self.host, self.port = folder.name, host, free_port()
+        self.folder, self._enter, self._sentinel = folder, enter, sentinel
+        self._config = folder.with_suffix(".conf")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._config.write_text(f"port {self.port}\nbind 0.0.0.0\ndir {folder}\n{text}")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    def start(self) -> None:
+        """Start the process if it does not run; does not wait."""
+        if self.running:
+            return
+        command = [*self._enter, sys.executable, "-c", DIES_WITH_PARENT, str(os.getpid())]
+        command += [str(server_binary()), str(self._config)]
+        command += ["--sentinel"] if self._sentinel else []
+        with self._config.with_suffix(".log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.running and self._process is not None:
+            self._process.send_signal(number)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, *words: str) -> object:
+        """Return the answer to a command.
+
+        Raises:
+            redis.RedisError: the server does not answer, or refuses.
+        """
+        once = Retry(NoBackoff(), 0)
+        with redis.Redis(host=self.host, port=self.port, socket_timeout=10.0, retry=once) as client:
+            return client.execute_command(*words)
+
+    def role(self) -> list[object]:
+        """Return the answer to ROLE; empty if there is none."""
+        with suppress(redis.RedisError, OSError):
+            answer = self.ask("ROLE")
+            if isinstance(answer, list):
+                return answer
+        return []
+
+
+class StoreServers:
+    """Two servers and three Sentinels."""
+
+    def __init__(self, folder: Path, host: str, enter: tuple[str, ...]) -> None:
+        folder.mkdir()
+        self._mounted: list[Path] = []
+        self.no_disks = ""
+        for name in ("redis-1", "redis-2"):
+            self._mount(folder / name)
+        first = Server(folder / "redis-1", host, enter, SETTINGS)
+        follows = f"{SETTINGS}replicaof {host} {first.port}\n"
+        self.servers = (first, Server(folder / "redis-2", host, enter, follows))
+        watch = (
+            f"sentinel monitor {NAME} {host} {first.port} 2\n"
+            f"sentinel down-after-milliseconds {NAME} {DOWN_AFTER_MS}\n"
+            f"sentinel failover-timeout {NAME} {FAILOVER_TIMEOUT_MS}\n"
+        )
+        self.sentinels = tuple(
+            Server(folder / f"sentinel-{n}", host, enter, watch, sentinel=True) for n in (1, 2, 3)
+        )
+        places = ",".join(f"{host}:{sentinel.port}" for sentinel in self.sentinels)
+        self.url = f"redis+sentinel://{places}/0?master={NAME}"
+
+    @property
+    def all(self) -> tuple[Server, ...]:
+        return (*self.servers, *self.sentinels)
+
+    def _mount(self, place: Path) -> None:
+        place.mkdir(parents=True)
+        command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", disk_name(), str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            self.no_disks = f"a disk cannot be mounted: {done.stderr.strip()}"
+        else:
+            self._mounted.append(place)
+
+    async def begin(self) -> None:
+        """Start everything and wait until it is whole."""
+        for server in self.all:
+            server.start()
+        await self.whole()
+
+    async def master(self) -> Server:
+        """Return the server that the Sentinels name, once a majority names the same."""
+        named = await until(self._named, "a master that two Sentinels name")
+        return next(s for s in self.servers if s.port == named)
+
+    async def _named(self) -> int:
+        answers = await asyncio.gather(*(asyncio.to_thread(named_by, s) for s in self.sentinels))
+        return next((port for port in answers if port and answers.count(port) >= 2), 0)
+
+    async def replica(self) -> Server:
+        """Return the other one."""
+        master = await self.master()
+        return next(server for server in self.servers if server is not master)
+
+    async def whole(self) -> None:
+        """Wait until all run, all Sentinels name one master, and the other server follows it."""
+
+        async def seen() -> bool:
+            for server in self.all:
+                server.start()
+            answers = await asyncio.gather(
+                *(asyncio.to_thread(named_by, s) for s in self.sentinels)
+            )
+            if len(set(answers)) > 1 or not answers[0]:
+                return False
+            master = next(s for s in self.servers if s.port == answers[0])
+            other = next(s for s in self.servers if s is not master)
+            role, follows = await asyncio.gather(
+                asyncio.to_thread(master.role), asyncio.to_thread(other.role)
+            )
+            return role[:1] == [b"master"] and (
+                follows[:1] + follows[2:4] == [b"slave", master.port, b"connected"]
+            )
+
+        await until(seen, "a whole store")
+
+    async def failover(self) -> None:
+        """Make the replica the master. It must have everything: nothing writes meanwhile."""
+        before = await self.master()
+
+        async def asked() -> bool:
+            with suppress(redis.RedisError, OSError):
+                await asyncio.to_thread(self.sentinels[0].ask, "SENTINEL", "FAILOVER", NAME)
+                return True
+            await asyncio.sleep(1.0)  # Sentinel refuses while another failover is under way.
+            return False
+
+        await until(asked, "Sentinel's consent to a failover")
+
+        async def done() -> bool:
+            return await self.master() is not before
+
+        await until(done, "the failover")
+
+    async def set_maxmemory(self, server: Server, value: str) -> None:
+        """Set `maxmemory`; waits until the server has taken it."""
+
+        async def taken() -> bool:
+            with suppress(redis.RedisError, OSError):
+                await asyncio.to_thread(server.ask, "CONFIG", "SET", "maxmemory", value)
+                return True
+            return False
+
+        await until(taken, f"maxmemory of {server.name}")
+
+    def close(self) -> None:
+        """End everything and remove the disks."""
+        for server in self.all:
+            server.kill()
+        for place in self._mounted:
+            subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+
+
+def named_by(sentinel: Server) -> int:
+    """Return the port of the master that a Sentinel names, 0 if it does not answer."""
+    with suppress(redis.RedisError, OSError):
+        answer = sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", NAME)
+        if isinstance(answer, (list, tuple)):
+            return int(answer[1])
+    return 0
+
+
+def fill(folder: Path) -> None:
+    """Fill the disk of this folder."""
+    with (folder / "ballast").open("wb") as file, suppress(OSError):
+        os.posix_fallocate(file.fileno(), 0, (DISK_MIB - 1) << 20)  # too much: takes what it can
+    with (folder / "ballast").open("ab", buffering=0) as file:
+        block = b"\0" * 4096
+        try:
+            while file.write(block) == len(block):
+                pass
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+
+
+def empty(folder: Path) -> None:
+    """Remove what `fill` has written."""
+    (folder / "ballast").unlink(missing_ok=True)
+
+
+def disk_name(pid: int | None = None) -> str:
+    """Return the name under which a run's disks are mounted."""
+    return f"chaos-{os.getpid() if pid is None else pid}"
+
+
+def sweep_disks() -> None:
+    """Remove the disks of runs whose process is no more."""
+    for line in Path("/proc/mounts").read_text().splitlines():
+        name, place, *_ = line.split()
+        pid = name.removeprefix("chaos-")
+        if name != pid and pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            subprocess.run(["umount", "-l", place], check=False, capture_output=True)
