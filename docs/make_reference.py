@@ -54,8 +54,9 @@ A cell in *italics* says that a setting does less than its name promises.
 CLOSING = f"""\
 Each setting has a variable, its key in capitals with two underscores for each dot, as in
 `{variable_of("node.port")}`. What follows `SHARDBUS_SHARDING__TYPES__` is the type's name in any
-case, unless two types differ in nothing else. `SHARDBUS_NODE_URL`, `SHARDBUS_NODE_TOKEN` and
-`SHARDBUS_NODE_CACERT` are read by the commands that ask a node, and are no settings.
+case, unless two types differ in nothing else. `SHARDBUS_NODE_URL`, `SHARDBUS_NODE_TOKEN`,
+`SHARDBUS_NODE_TOKEN_FILE` and `SHARDBUS_NODE_CACERT` are read by the commands that ask a node, and
+are no settings.
 """
 
 

@@ -37,8 +37,9 @@ MILLIS_MAX = 10**12
 HOPS_MAX = 2**16
 HOST_MAX, PORT_MAX, UID_MAX = 255, 65535, 2**64 - 1
 ID_CHARACTERS_MAX, TEXT_MAX = 256, 4096
-SHARDS_MAX = 2**20
-"""Shards, at most, that one message names."""
+SHARDS_MAX = 2**14
+"""Shards, at most, of a type, and that one message names. A node needs some 0.1 s to take over the
+homes of all."""
 NODES_MAX = 2**16
 """Nodes, at most, that one message names."""
 

@@ -79,9 +79,12 @@ class Forger:
     """One connection to a node's ROUTER. `target`: the node's id."""
 
     def __init__(
-        self, target: NodeId, context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self,
+        target: NodeId,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        cluster: str = CLUSTER,
     ) -> None:
-        self.target = target
+        self.target, self.cluster = target, cluster
         self.context: zmq.Context[zmq.Socket[bytes]] = context or zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -94,7 +97,7 @@ class Forger:
     def send(self, kind: FrameType, body: bytes, *, meant: int | None = None, seq: int = 0) -> None:
         """Send one frame."""
         to = self.target.uid if meant is None else meant
-        tag = cluster_tag(CLUSTER)
+        tag = cluster_tag(self.cluster)
         head = pack_header(PROTOCOL_VERSION, kind, tag, self.uid, to, seq, 0)
         self.socket.send_multipart([head, body])
 
@@ -111,7 +114,7 @@ class Forger:
     ) -> None:
         """Say HELLO under any name."""
         self.uid = uid
-        fields = [CLUSTER, name, list(node) if node else None, session, True, secret]
+        fields = [self.cluster, name, list(node) if node else None, session, True, secret]
         self.send(FrameType.HELLO, msgspec.msgpack.encode(fields), meant=0)
 
     def become_client(self) -> None:

@@ -5,6 +5,7 @@
     shardbus keys rotate cluster.secret       put a new secret in front of the present one
     shardbus keys reload                      every node reads its file again
     shardbus keys rotate cluster.secret --finish
+    shardbus keys token reader.token          a token for HTTP
     shardbus keys own node-1 node-1.key       a key for one process, for security.allowed
 
 No command prints a secret.
@@ -57,6 +58,26 @@ def new(
         return
     write_private(file, secrets_text([new_secret()]))
     output.note(f"{file} is written: copy it to every machine and name it in security.secret")
+
+
+@app.command()
+def token(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File for the token.")],
+    if_missing: Annotated[
+        bool, typer.Option("--if-missing", help="Keep a file that is there, if it can be used.")
+    ] = False,
+) -> None:
+    """Make a token for HTTP, for http.reader_token_file or http.token_file."""
+    import secrets
+
+    from shardbus.transport.secret_file import read_private, write_private
+
+    if if_missing and file.exists():
+        read_private(file, "a token")
+        output.note(f"{file} is there already")
+        return
+    write_private(file, f"{secrets.token_hex(16)}\n")
+    output.note(f"{file} is written: name it in http.reader_token_file or http.token_file")
 
 
 @app.command()

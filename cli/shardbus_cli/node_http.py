@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 64 * 2**20
 TOKEN_VARIABLE = "SHARDBUS_NODE_TOKEN"  # noqa: S105  (the name of a variable)
+TOKEN_FILE_VARIABLE = "SHARDBUS_NODE_TOKEN_FILE"  # noqa: S105  (the name of a variable)
+TOKEN_BYTES_MAX = 4096
 CACERT_VARIABLE = "SHARDBUS_NODE_CACERT"
 CODES = {
     401: ExitCode.REFUSED,
@@ -32,6 +34,25 @@ START_HINT = "start one with `shardbus node start`, or name one with --node or S
 def silent(url: str, why: str) -> CommandFailure:
     """Return the failure of a request without an answer."""
     return CommandFailure(f"no node at {url}: {why}", START_HINT, code=ExitCode.UNREACHABLE)
+
+
+def own_token() -> str:
+    """Return the token of this command: of the variable, or of the file that the other one names.
+
+    Raises:
+        CommandFailure: the file cannot be read.
+    """
+    token, file = os.environ.get(TOKEN_VARIABLE, ""), os.environ.get(TOKEN_FILE_VARIABLE, "")
+    if token or not file:
+        return token
+    try:
+        with open(file, encoding="ascii") as opened:
+            return opened.read(TOKEN_BYTES_MAX).strip()
+    except (OSError, ValueError) as failed:
+        why = getattr(failed, "strerror", None) or "it is not ASCII"
+        raise CommandFailure(
+            f"{TOKEN_FILE_VARIABLE}: {file!r} cannot be read: {why}", code=ExitCode.USAGE
+        ) from None
 
 
 class NodeHttp:
@@ -99,7 +120,7 @@ class NodeHttp:
 
         url = "/".join([self.url, *(quote(part, safe="") for part in path)])
         request = Request(f"{url}?{urlencode(query, doseq=True)}" if query else url, method=method)  # noqa: S310
-        if token := os.environ.get(TOKEN_VARIABLE):
+        if token := own_token():
             request.add_unredirected_header("Authorization", f"Bearer {token}")
         opener = build_opener(ProxyHandler({}), *self._tls())
         try:

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from shardbus.bounds import SHARDS_MAX
 from shardbus.config.options import count, counts, flag, names, number, read, seconds, size, text
 from shardbus.errors import ConfigError
 from shardbus.ids import Address
@@ -239,7 +240,9 @@ class ShardingSettings:
     """Sharding of one entity type; section `sharding` holds the defaults for every type."""
 
     shards: int = count(
-        100, "shards of a type; every node must agree, and it cannot change while a table is stored"
+        100,
+        "shards of a type; every node must agree, and it cannot change while a table is stored",
+        high=SHARDS_MAX,
     )
     role: str = text("", "host only on nodes with this role; empty is every node")
     coordinator_role: str = text(
@@ -428,6 +431,8 @@ class HttpSettings:
     write: bool = flag(False, "accept leave and down, with the token")
     token: str = text("", "bearer token of operators, who may read and write", secret=True)
     reader_token: str = text("", "bearer token of readers; with it, reading needs one", secret=True)
+    token_file: str = text("", "file with the operator's token, in place of token")
+    reader_token_file: str = text("", "file with the reader's token, in place of reader_token")
     allowed_hosts: tuple[str, ...] = names(
         "names by which HTTP is also reached, such as a proxy's; * is any name"
     )

@@ -104,21 +104,36 @@ def _check_http(http: HttpSettings) -> None:
         raise ConfigError(
             "only one of http.tls_cert and http.tls_key is set", hint="HTTPS needs both files"
         )
-    for name, token in (("http.token", http.token), ("http.reader_token", http.reader_token)):
-        if token and len(token) < TOKEN_CHARACTERS_MIN:
-            raise ConfigError(
-                f"{name} has {len(token)} characters, at least {TOKEN_CHARACTERS_MIN} are needed: "
-                "a shorter one can be guessed",
-                hint="make one with `openssl rand -hex 16`",
-            )
+    for name, token, file in (
+        ("http.token", http.token, http.token_file),
+        ("http.reader_token", http.reader_token, http.reader_token_file),
+    ):
+        if token and file:
+            raise ConfigError(f"{name} and {name}_file are both set", hint="set one of them")
+        if token:
+            check_token(name, token)
     if http.token and http.token == http.reader_token:
         raise ConfigError(
             "http.token and http.reader_token are equal, so every reader may write",
             hint="give readers a token of their own",
         )
-    if http.write and not http.token:
+    if http.write and not (http.token or http.token_file):
         raise ConfigError(
             "http.write is on without http.token", hint="set a token, as in SHARDBUS_HTTP__TOKEN"
+        )
+
+
+def check_token(name: str, token: str) -> None:
+    """Refuse a token that can be guessed. `name`: the setting or the file that has it.
+
+    Raises:
+        ConfigError: it is too short.
+    """
+    if len(token) < TOKEN_CHARACTERS_MIN:
+        raise ConfigError(
+            f"{name} has {len(token)} characters, at least {TOKEN_CHARACTERS_MIN} are needed: "
+            "a shorter one can be guessed",
+            hint="make one with `openssl rand -hex 16`",
         )
 
 
@@ -159,11 +174,13 @@ def check_exposure(settings: Settings) -> None:
             hint="make a secret with `shardbus keys new` and name its file in security.secret, "
             "or set security.insecure = true if you trust that network",
         )
-    if not (settings.http.token or settings.http.reader_token or is_loopback(http)):
+    own = settings.http
+    tokens = own.token or own.reader_token or own.token_file or own.reader_token_file
+    if not (tokens or is_loopback(http)):
         raise ConfigError(
             f"http.host is {http!r}, outside the loopback: every machine there may connect",
-            hint="set http.reader_token or http.token, and http.tls_cert with http.tls_key, or set "
-            "security.insecure = true if you trust that network",
+            hint="set http.reader_token_file or http.token, and http.tls_cert with http.tls_key, or"
+            " set security.insecure = true if you trust that network",
         )
 
 

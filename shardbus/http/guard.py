@@ -23,13 +23,17 @@ Source: docs/reference/http.md.
 from __future__ import annotations
 
 import hmac
+from dataclasses import replace
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardbus.config.settings import HttpSettings
-from shardbus.config.validation import is_address, is_loopback
+from shardbus.config.validation import check_token, is_address, is_loopback
+from shardbus.errors import ConfigError
 from shardbus.http.errors import Forbidden, error
+from shardbus.transport.secret_file import read_private
 
 HEADERS = (
     (b"cache-control", b"no-store"),
@@ -128,6 +132,30 @@ def _hostname(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0].lower().removesuffix(".")
+
+
+def with_tokens(settings: HttpSettings) -> HttpSettings:
+    """Return the settings with the tokens that their files hold. Called once, before it listens.
+
+    Raises:
+        ConfigError: a file cannot be read, others may read it, or it has no good token.
+    """
+    token = settings.token or _read("the operator's token", settings.token_file)
+    reader = settings.reader_token or _read("the reader's token", settings.reader_token_file)
+    if token and token == reader:
+        raise ConfigError(
+            "operator and reader have one token, so every reader may write",
+            hint="give readers a token of their own",
+        )
+    return replace(settings, token=token, reader_token=reader)
+
+
+def _read(what: str, file: str) -> str:
+    if not file:
+        return ""
+    token = read_private(Path(file), what).strip()
+    check_token(f"{file!r}, the file with {what},", token)
+    return token
 
 
 def reading_needs_token(settings: HttpSettings) -> bool:

@@ -24,6 +24,7 @@ from shardbus.transport.drop_reports import DropTallies, RefusedTells
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.log_limiter import log
 from shardbus.transport.permissions import (
+    CONTROL,
     FOR_COORDINATOR,
     HANDOVER,
     QUESTIONERS,
@@ -39,6 +40,7 @@ from shardbus.wire.control import (
     Members,
     Refusals,
     TypeInfo,
+    class_of,
     decode_control,
     encode_control,
 )
@@ -138,7 +140,12 @@ class Dispatcher:
             session.reply(flush.corr, b"")
 
     def on_control(self, session: Session, control: Control) -> None:
-        """Hand a machine's message to the machine; count it if its sender may not send it."""
+        """Hand a machine's message to the machine; count it if its sender may not send it. What no
+        process of its role may send is not decoded: that may take long."""
+        kind = class_of(control)
+        if kind not in CONTROL[session.permissions.role]:
+            self._not_allowed(session, f"{kind.__name__}")
+            return
         message, sender = decode_control(control), session.tag
         if not may_send(
             session.permissions,
@@ -180,7 +187,8 @@ class Dispatcher:
         elif region.table is not region:
             self._not_allowed(session, message)  # the outermost type has the machines
         elif kind is messages.GetShardHome and sender in self.clients:
-            shards = tuple(s for s in message.shards if region.router.has_shard(s))
+            known = dict.fromkeys(message.shards)
+            shards = tuple(s for s in known if region.router.has_shard(s))
             region.router.handle(events.MessageReceived(sender, messages.GetShardHome(shards)))
         elif kind is TypeInfo:
             region.unknown_at(sender)

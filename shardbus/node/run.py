@@ -41,6 +41,7 @@ from shardbus.entities.slow_handlers import places
 from shardbus.errors import ShardBusError, StoreUnavailable
 from shardbus.http.api import NodeApi
 from shardbus.http.app import create_app
+from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.ids import Address
 from shardbus.membership.events import SetService, Stopped
@@ -209,7 +210,7 @@ class _NodeRun:
         store = open_store(url, cluster=bus.name, timeout=settings.store.timeout)
         node = Node(bus.name, bus.types, settings, store, membership=self._membership)
         self._node = node
-        api, own_http = self._administer(node), settings.http
+        api, own_http = self._administer(node), with_tokens(settings.http)
         app = create_app(api, own_http, own.advertise or own.host)
         server = serve(app, own_http.host, own_http.port, tls_files(own_http))
         self._attach_supervisor(node, loop)

@@ -58,6 +58,9 @@ RUNS_MAX = 4096
 """Limit of runs in a batch."""
 MESSAGES_MAX = 8192
 """Limit of messages in a batch. A sender of this build fills a batch with at most some 700."""
+CONTROL_BYTES_MAX = 256 * 1024
+"""Limit of the bodies of a batch's control messages without the largest: one message may do much
+work, many large ones in one batch would add up. A sender of this build fills a batch with half."""
 CHAIN_MAX = 32
 """Limit of a chain. A longer chain loses its oldest entity."""
 
@@ -276,13 +279,13 @@ def decode_batch(body: bytes) -> list[Run]:
 
     Raises:
         RemoteProtocolError: it does not fit the schema, the columns of a run differ in length, or
-            it has more than `MESSAGES_MAX` messages.
+            it has more than `MESSAGES_MAX` messages or `CONTROL_BYTES_MAX` of control messages.
     """
     try:
         runs = _decode_batch(body)
     except UNREADABLE as e:
         raise RemoteProtocolError(f"not a batch: {e}") from None
-    messages = 0
+    messages = control = largest = 0
     for run in runs:
         match run:
             case TellRun():
@@ -291,6 +294,10 @@ def decode_batch(body: bytes) -> list[Run]:
                 even = len(run.ids) == len(run.payloads) == len(run.corrs)
             case ReplyRun():
                 even = len(run.corrs) == len(run.payloads)
+            case Control():
+                messages += 1
+                control, largest = control + len(run.body), max(largest, len(run.body))
+                continue
             case _:
                 messages += 1
                 continue
@@ -299,6 +306,8 @@ def decode_batch(body: bytes) -> list[Run]:
         messages += len(run.payloads)
     if messages > MESSAGES_MAX:
         raise RemoteProtocolError(f"a batch of {messages} messages, at most {MESSAGES_MAX}")
+    if control - largest > CONTROL_BYTES_MAX:
+        raise RemoteProtocolError(f"a batch with {control} bytes of control messages")
     return runs
 
 

@@ -89,6 +89,18 @@ def encode_control(entity_type: str, message: object) -> Control:
     return Control(type(message).__name__, entity_type, _encode(message))
 
 
+def class_of(control: Control) -> type:
+    """Return the class of a wrapped message, whose body is not looked at.
+
+    Raises:
+        RemoteProtocolError: the tag is unknown.
+    """
+    try:
+        return _CLASSES[control.tag]
+    except KeyError:
+        raise RemoteProtocolError(f"unknown control message {control.tag!r}") from None
+
+
 def decode_control(control: Control) -> object:
     """Decode a wrapped message.
 

@@ -10,23 +10,29 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from shardbus import ShardBus
 from shardbus.config.loading import load
-from shardbus.config.settings import Settings
+from shardbus.config.settings import HttpSettings, Settings
+from shardbus.http.app import create_app
+from shardbus.http.guard import with_tokens
 from shardbus.node.supervisor_link import SupervisorLink
 from shardbus.store.urls import default_url
 from shardbus_cli import health, node
 from shardbus_cli import main as cli
+from shardbus_cli.exit_codes import CommandFailure
+from shardbus_cli.node_http import own_token
+from tests.unit.http.http_kit import FakeNode
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 UNIT = (ROOT / "configs" / "systemd" / "shardbus@.service").read_text(encoding="utf-8")
-TOKEN = "sixteen-bytes-or-more"
 NODES = ("node1", "node2", "node3")
 SECRET = "/etc/shardbus/cluster.secret"
+TOKEN_FILE = "/etc/shardbus/reader.token"
 
 Started = list[tuple[str, Settings]]
 
@@ -70,7 +76,7 @@ def environment() -> Iterator[tuple[str, str]]:
     for line in block.splitlines():
         name, _, value = line.strip().partition(": ")
         if not name.startswith("#"):
-            yield name, value.strip('"').replace("${SHARDBUS_READER_TOKEN:-}", TOKEN)
+            yield name, value.strip('"')
 
 
 @pytest.mark.parametrize("name", NODES)
@@ -79,7 +85,7 @@ def test_the_nodes_of_the_compose_file(name, started, monkeypatch, tmp_path):
     secret = tmp_path / "cluster.secret"
     assert cli.run(["keys", "new", str(secret)]) == 0
     for variable, value in environment():
-        monkeypatch.setenv(variable, value.replace(SECRET, str(secret)))
+        monkeypatch.setenv(variable, value.replace("/etc/shardbus", str(tmp_path)))
     assert cli.run(words(service(name), "command")) == 0
     [(cluster, settings)] = started
     assert cluster == "flights"
@@ -88,13 +94,19 @@ def test_the_nodes_of_the_compose_file(name, started, monkeypatch, tmp_path):
     assert settings.store.url == "redis://redis:6379/0"
     assert settings.security.secret == str(secret)
     assert settings.http.host == "0.0.0.0"
+    assert not settings.security.insecure
+    assert settings.http.reader_token_file == str(tmp_path / "reader.token")
 
 
 def test_the_secret_is_made_at_the_first_start_and_read_by_all(tmp_path):
     first = service("secret")
     assert words(first, "command") == ["keys", "new", "--if-missing", SECRET]
     assert words(first, "volumes") == ["secret:/etc/shardbus"]
-    assert "condition: service_completed_successfully" in node_block()
+    assert "    token:\n      condition: service_completed_successfully" in node_block()
+    second = service("token")
+    assert words(second, "command") == ["keys", "token", "--if-missing", TOKEN_FILE]
+    assert words(second, "volumes") == ["secret:/etc/shardbus"]
+    assert "      secret:\n        condition: service_completed_successfully" in second
     for reader in (node_block(), service("flights")):
         assert words(reader, "volumes") == ["secret:/etc/shardbus:ro"]
     assert "environment: *environment" in service("flights")
@@ -102,6 +114,43 @@ def test_the_secret_is_made_at_the_first_start_and_read_by_all(tmp_path):
     for _ in range(2):
         assert cli.run(["keys", "new", "--if-missing", str(file)]) == 0
     assert file.stat().st_mode & 0o777 == 0o600
+    token = tmp_path / "reader.token"
+    for _ in range(2):
+        assert cli.run(["keys", "token", "--if-missing", str(token)]) == 0
+    assert token.stat().st_mode & 0o777 == 0o600
+    held = with_tokens(HttpSettings(reader_token_file=str(token)))
+    assert len(held.reader_token) == 32
+    assert (held.token, held.reader_token_file) == ("", str(token))
+
+
+async def test_the_pages_of_the_compose_file_need_the_token_and_the_probes_do_not(tmp_path):
+    """So the health check works without one, and the commands of `docker compose exec` with it."""
+    names = dict(environment())
+    assert names["SHARDBUS_HTTP__READER_TOKEN_FILE"] == names["SHARDBUS_NODE_TOKEN_FILE"]
+    token = tmp_path / "reader.token"
+    assert cli.run(["keys", "token", str(token)]) == 0
+    of = with_tokens(HttpSettings(host="0.0.0.0", reader_token_file=str(token)))
+    transport = httpx.ASGITransport(create_app(FakeNode(), of, "node1"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8558") as client:
+        assert (await client.get("/readyz")).status_code in (200, 503)
+        assert (await client.get("/v1/nodes")).status_code == 401
+        bearer = {"authorization": f"Bearer {token.read_text().strip()}"}
+        assert (await client.get("/v1/nodes", headers=bearer)).status_code == 200
+
+
+def test_commands_take_the_token_of_a_file(tmp_path, monkeypatch):
+    file = tmp_path / "reader.token"
+    file.write_text(" 0123456789abcdef\n")
+    monkeypatch.delenv("SHARDBUS_NODE_TOKEN", raising=False)
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN_FILE", str(file))
+    assert own_token() == "0123456789abcdef"
+    monkeypatch.setenv("SHARDBUS_NODE_TOKEN", "of the variable")
+    assert own_token() == "of the variable"
+    monkeypatch.delenv("SHARDBUS_NODE_TOKEN")
+    for wrong in (tmp_path / "none", tmp_path):
+        monkeypatch.setenv("SHARDBUS_NODE_TOKEN_FILE", str(wrong))
+        with pytest.raises(CommandFailure, match="cannot be read"):
+            own_token()
 
 
 def test_http_is_published_on_the_loopback_of_the_machine_only():

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from shardbus.config.settings import Settings
+from shardbus.http.guard import with_tokens
 from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
 from shardbus_cli.output import data, note
@@ -57,7 +58,7 @@ class UnitSupervisor:
         """Run until the last worker has ended. Returns the exit code."""
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[int] = self._loop.create_future()
-        own, http = self._settings.node, self._settings.http
+        own, http = self._settings.node, with_tokens(self._settings.http)
         app = create_front(self, http, own.advertise or own.host)
         self._server = serve(app, http.host, http.port, tls_files(http))
         await self._server.start()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
 
 from shardbus.config.settings import HttpSettings
+from shardbus.errors import ConfigError
 from shardbus.http.app import create_app
 from shardbus.http.guard import PROBES, bearer
+from shardbus.http.guard import with_tokens as with_tokens_of_files
 from tests.unit.http.http_kit import (
     BEARER,
     HERE,
@@ -210,3 +213,31 @@ async def test_two_authorizations_are_none() -> None:
         answer = await client.get("/v1/nodes", headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "why"),
+    [
+        ("short", 0o600, "can be guessed"),
+        ("", 0o600, "can be guessed"),
+        (READER, 0o644, "other users"),
+        ("x" * 5000, 0o600, "too large"),
+    ],
+)
+def test_a_file_without_a_good_token_is_refused(
+    tmp_path: Path, text: str, mode: int, why: str
+) -> None:
+    file = tmp_path / "reader.token"
+    file.write_text(text)
+    file.chmod(mode)
+    with pytest.raises(ConfigError, match=why) as failed:
+        with_tokens_of_files(HttpSettings(reader_token_file=str(file)))
+    assert READER not in str(failed.value)
+
+
+def test_one_token_for_both_roles_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "one.token"
+    file.write_text(OPERATOR)
+    file.chmod(0o600)
+    with pytest.raises(ConfigError, match="every reader may write"):
+        with_tokens_of_files(HttpSettings(token=OPERATOR, reader_token_file=str(file)))

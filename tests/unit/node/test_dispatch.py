@@ -14,7 +14,7 @@ from shardbus.node.dispatch import Dispatcher
 from shardbus.node.rpc import NodeRpc
 from shardbus.sharding import events, messages
 from shardbus.transport.permissions import CLIENT, NEWCOMER, NODE, Permissions, Role
-from shardbus.wire.batch import AskRun, Flush, Relayed, TellRun
+from shardbus.wire.batch import AskRun, Control, Flush, Relayed, TellRun
 from shardbus.wire.control import (
     Describe,
     Goodbye,
@@ -365,3 +365,31 @@ def test_a_clients_notice_about_a_node_without_sessions_here_ends_nothing(around
     around.linked.clear()
     around.control(Session(CLIENT), Goodbye(OTHER), "")
     assert (around.log, around.counted) == ([], {})
+
+
+@pytest.mark.parametrize("role", ["client", "newcomer"])
+def test_a_message_that_its_role_may_not_send_is_not_decoded(
+    role: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To decode 16 MiB of homes takes a second: whoever may not send them costs nothing."""
+
+    def decoded(control: Control) -> object:
+        raise AssertionError(f"decoded {control.tag}")
+
+    monkeypatch.setattr("shardbus.node.dispatch.decode_control", decoded)
+    around = Around()
+    for cls in (*messages.MESSAGES, *handover.MESSAGES, TypeInfo, Members, Refusals):
+        if role == "newcomer" or cls is not messages.GetShardHome:
+            control = Control(cls.__name__, PAGE, b"\xc1 not even a message")
+            around.dispatcher.on_control(Session(ROLES[role]), control)  # type: ignore[arg-type]
+    assert set(around.counted) == {"not_allowed"}
+    assert around.log == []
+
+
+def test_a_client_that_names_a_shard_often_asks_once_for_it() -> None:
+    around = Around()
+    session = Session(CLIENT)
+    around.dispatcher.clients[session.tag] = session  # type: ignore[assignment]
+    around.control(session, messages.GetShardHome(("1",) * 5000))
+    [(_, event)] = around.log
+    assert event == events.MessageReceived(PEER, messages.GetShardHome(("1",)))

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 
 from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
+from shardbus.transport.session import BATCH_WEIGHT_MAX
 from shardbus.wire import batch
 from shardbus.wire.batch import (
+    CONTROL_BYTES_MAX,
     MESSAGES_MAX,
     AskRun,
     Control,
@@ -255,3 +257,19 @@ def test_a_hello_over_its_bound_is_refused_before_it_is_decoded() -> None:
     for name, secret in (("n" * 301, b""), ("n", bytes(65))):
         with pytest.raises(RemoteProtocolError, match="not a Hello"):
             decode_hello(encode_body(["shop", name, None, 1, True, secret]))
+
+
+def test_many_large_control_messages_in_one_batch_are_refused() -> None:
+    """One may do much work, and as many as fit into a frame would add up to seconds."""
+    half = Control("ShardHomes", "page", bytes(CONTROL_BYTES_MAX // 2))
+    huge = Control("ShardHomes", "page", bytes(8 * CONTROL_BYTES_MAX))
+    for sound in ([half, half], [huge], [half, huge, half]):
+        assert decode_batch(encode_batch(sound)) == sound
+    one = Control("Describe", "page", b"x")
+    for wrong in ([half, huge, half, one], [huge, huge], [half, half, half, one]):
+        with pytest.raises(RemoteProtocolError, match="bytes of control messages"):
+            decode_batch(encode_batch(wrong))
+
+
+def test_what_a_session_puts_into_one_batch_stays_far_below_that_bound() -> None:
+    assert 2 * BATCH_WEIGHT_MAX <= CONTROL_BYTES_MAX
