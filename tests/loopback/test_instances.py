@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from examples import prices
 from shardbus import (
     Client,
     ConfigError,
@@ -315,3 +316,15 @@ async def test_entities_send_to_instances(nodes: Nodes) -> None:
         assert answer == "hello"
     finally:
         bus.attach(None)
+
+
+async def test_the_example_of_a_price_cache(
+    nodes: Nodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started = await nodes.cluster(prices.bus, 3)
+    routers = [node.regions["price"].router for node in started]
+    await until(lambda: [r.region.instances for r in routers] == [3, 3, 3], "three instances")
+    await prices.main(f"tcp://{started[0].me.address}")
+    *shown, computed = capsys.readouterr().out.split("\n")[:3]
+    assert shown == ["300 300", "300"]
+    assert computed in ("2 computed", "1 computed")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shardbus import Directive, Entity, ShardBus, handler
+from shardbus import Directive, Entity, Instances, ShardBus, handler
 from shardbus.errors import ConfigError
 from shardbus.routing.refs import START
 from tests.unit.declaring import Counter, Hit, Ledger, NoDefault, Opaque, declared
@@ -189,3 +189,43 @@ def test_functions_that_say_nothing_of_their_arguments_are_taken(bus: ShardBus) 
 def test_an_unknown_directive_is_a_wrong_declaration(bus: ShardBus) -> None:
     with pytest.raises(ConfigError, match="ignore"):
         bus.entity("counter", supervision={ValueError: "ignore"})(Counter)
+
+
+def test_instances_and_a_router_are_part_of_the_interface(bus: ShardBus) -> None:
+    kind = declared(bus, Counter, instances=3)
+    assert kind.interface.instances == Instances(exact=3)
+    assert (kind.interface.router, kind.interface.layout) == ("nearest", "crc32/100~N")
+    bus.entity("other", instances=1)(type("Other", (Counter,), {}))
+    assert bus.types["other"].interface.instances is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"instances": 0}, "'counter': instances is 0, not 1 to 1000"),
+        ({"instances": 3, "router": "neerest"}, "'counter': there is no router 'neerest'"),
+        ({"router": "all"}, "'counter': router needs instances"),
+        ({"instances": 3, "remember": True}, "'counter': remember with instances"),
+    ],
+)
+def test_wrong_instances_are_refused_in_one_line(
+    bus: ShardBus, given: dict[str, Any], error: str
+) -> None:
+    with pytest.raises(ConfigError, match=error) as caught:
+        declared(bus, type("Counter", (Counter,), {}), **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_state_with_instances_is_refused_with_its_reason(bus: ShardBus) -> None:
+    class Kept(Entity):
+        state: Ledger
+
+    class Merged(Kept):
+        def merge(self, one: Ledger, other: Ledger) -> Ledger:
+            return one
+
+    with pytest.raises(ConfigError, match="each instance would overwrite the others"):
+        declared(bus, Kept, instances=3)
+    with pytest.raises(ConfigError, match="not supported yet, not even with merge"):
+        declared(bus, Merged, instances=3)
+    assert declared(bus, Kept, instances=Instances(most=1)).interface.instances is not None

@@ -1,0 +1,142 @@
+"""The router of a type with instances: wire ids, rows, and what a sender has picked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shardbus.config.settings import ShardingSettings
+from shardbus.errors import ConfigError
+from shardbus.ids import NodeId, shard_of
+from shardbus.routing.instance_policies import Choice
+from shardbus.routing.instance_router import InstanceRouter, wire_id
+from shardbus.routing.instance_sender import InstanceSender
+from shardbus.sharding import events
+from shardbus.sharding.instances import Instances, row_of
+from shardbus.sharding.messages import Home, ShardHomes
+from shardbus.sharding.region.region import ShardRegion
+from shardbus.transport.asks import CoarseClock
+from shardbus.wire.schema import Interface
+
+A, B, C = (NodeId("10.0.0.1", port, port) for port in (1, 2, 3))
+
+
+class Out:
+    """A session that takes everything."""
+
+    writable = True
+
+    def __init__(self) -> None:
+        self.sent: list[str] = []
+
+    def tell(self, key: Any, entity_id: str, payload: bytes) -> None:
+        self.sent.append(entity_id)
+
+    def flush(self) -> None: ...
+
+    tell_accepted = tell
+
+
+class Owner:
+    def __init__(self) -> None:
+        self.outs = {node: Out() for node in (A, B, C)}
+        self.drops: list[str] = []
+
+    def out_for(self, node: NodeId) -> Any:
+        return self.outs[node]
+
+    def is_here(self, node: NodeId) -> bool:
+        return node == A
+
+    def perform(self, effect: object) -> None: ...
+    def dropped(self, reason: str, count: int, via: int = 0) -> None:
+        self.drops.append(reason)
+
+
+def router_on(here: NodeId | None = A, **given: Any) -> tuple[InstanceRouter, Owner]:
+    interface = Interface("quote", 4, "crc32/4~N", instances=Instances(exact=3), router="nearest")
+    owner, loop = Owner(), asyncio.get_running_loop()
+    region = ShardRegion("quote", None, interface.layout, ShardingSettings())
+    router = InstanceRouter(interface, region, owner, loop, CoarseClock())
+    router.here, router.sender_name = here, str(here)
+    router.handle(events.CoordinatorAt(C))
+    return router, owner
+
+
+def home(router: InstanceRouter, instance: int, node: NodeId, fence: int) -> None:
+    row = row_of(shard_of("x", 4), instance)
+    homes = ShardHomes(1, (Home(row, node, fence),))
+    router.handle(events.MessageReceived(C, homes))
+
+
+async def test_a_wire_id_belongs_to_a_row_of_its_entitys_shard() -> None:
+    router, _ = router_on()
+    shard = shard_of("x", 4)
+    assert router.shard_of(wire_id("x", 2)) == row_of(shard, 2)
+    assert [router.has_shard(s) for s in ("3~1", "3", "4~1", "3~0", "3~1001")] == [
+        True, False, False, False, False
+    ]  # fmt: skip
+    for wrong in ("x", "x~0", "~2", "a~b~2", "x~y"):
+        with pytest.raises(ConfigError, match="names no instance"):
+            router.shard_of(wrong)
+    with pytest.raises(ConfigError, match="has a ~"):
+        router.rows_of("x~2")
+    with pytest.raises(ConfigError, match="with its instance"):
+        router.rows_of("x" * 254)
+
+
+async def test_a_sender_goes_to_its_own_instance_and_to_another_while_it_moves() -> None:
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice("nearest"))
+    home(router, 2, B, 1)
+    sender.tell(sender.key("note"), "x", b"")
+    home(router, 1, A, 2)
+    sender.tell(sender.key("note"), "x", b"")
+    router.handle(events.NodeGone(A))
+    sender.tell(sender.key("note"), "x", b"")
+    assert (owner.outs[B].sent, owner.outs[A].sent) == (["x~2", "x~2"], ["x~1"])
+
+
+async def test_without_any_home_a_message_waits_for_the_one_that_it_was_hashed_to() -> None:
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice("nearest"))
+    sender.tell(sender.key("note"), "x", b"")
+    wire = sender.pick("x")
+    for instance, node in ((1, A), (2, B), (3, C)):
+        home(router, instance, node, instance)
+    sent = {node: out.sent for node, out in owner.outs.items() if out.sent}
+    assert list(sent.values()) == [[wire]]
+
+
+async def test_a_described_number_is_used() -> None:
+    router, _ = router_on()
+    counted: list[int] = []
+    router.when_counted(lambda: counted.append(router.count))
+    assert (router.count, router.counted, counted) == (3, False, [])
+    router.set_count(2)
+    assert (router.count, router.counted, counted) == (2, True, [2])
+    assert len(router.rows_of("x").routes) == 2
+    router.when_counted(lambda: counted.append(9))
+    assert counted == [2, 9]
+
+
+async def test_open_asks_are_counted_until_they_have_an_outcome() -> None:
+    router, _ = router_on()
+    loop = asyncio.get_running_loop()
+    first, second = loop.create_future(), loop.create_future()
+    for answer in (first, second):
+        router.note_open("x~1", A, answer)
+    assert (router.open_asks, router.open_asks_at) == ({"x~1": 2}, {A: 2})
+    first.set_result(None)
+    second.cancel()
+    await asyncio.sleep(0)
+    assert (router.open_asks, router.open_asks_at) == ({}, {})
+
+
+async def test_choices_share_their_senders_and_so_their_turns() -> None:
+    router, _ = router_on()
+    sender = InstanceSender(router, Choice("nearest"))
+    turns = [sender.towards(Choice("round-robin")).pick("x") for _ in range(6)]
+    assert sorted(turns) == ["x~1", "x~1", "x~2", "x~2", "x~3", "x~3"]
