@@ -15,7 +15,7 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages as handover
 from shardbus.sharding import messages
-from shardbus.sharding.messages import MESSAGES, Home
+from shardbus.sharding.messages import MESSAGES, Home, ShardMove
 from shardbus.wire.batch import Control
 from shardbus.wire.control import (
     Describe,
@@ -42,6 +42,10 @@ VALUES: dict[str, object] = {
     "loads": {"17": 0.5, "ü": 2e6},
     "shards": ("1", "2"),
     "count": 3,
+    "mode": "ordered",
+    "senders": (A, B),
+    "sender": A,
+    "moves": (ShardMove(*HOMES),),
 }
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]
