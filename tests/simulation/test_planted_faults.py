@@ -5,7 +5,7 @@ A check that nobody has ever seen fail proves little. The runs draw their faults
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -390,9 +390,17 @@ PLANTS: dict[Plant, tuple[str, ...]] = {
 """Each defect, and the rules that may find it first."""
 
 
-def first_broken(seeds: int, where: dict[str, Any]) -> Run | None:
-    """The first run of so many that breaks a rule."""
-    runs = (simulate(replace(draw(seed), **where)) for seed in range(seeds))
+KNOWN: dict[Plant, int] = {
+    a_lease_won_for_one_split_decides_about_the_next: 4,
+    the_winner_does_not_wait_for_the_losers: 8,
+    it_is_decided_at_the_first_look: 13,
+}
+"""Seeds that found a defect when this list was last brought up to date. They are tried first."""
+
+
+def first_broken(seeds: Iterable[int], where: dict[str, Any]) -> Run | None:
+    """The first of these runs that breaks a rule."""
+    runs = (simulate(replace(draw(seed), **where)) for seed in seeds)
     return next((run for run in runs if run.broken), None)
 
 
@@ -400,7 +408,7 @@ def first_broken(seeds: int, where: dict[str, Any]) -> Run | None:
 def test_a_fault_planted_in_a_configured_cluster_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
     wanted = CONFIGURED[plant]
-    found = first_broken(SEEDS, wanted.where)
+    found = first_broken((KNOWN.get(plant, 0), *range(SEEDS)), wanted.where)
     assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
     assert found.broken is not None
     assert found.broken.rule in wanted.rules, found.report()
@@ -419,7 +427,7 @@ def test_a_forgotten_member_that_is_down_and_may_not_know_it_leaves_two_sides(
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
-    found = first_broken(SEEDS, {})
+    found = first_broken(range(SEEDS), {})
     assert found is not None, f"{plant.__name__}: nothing broke in {SEEDS} seeds"
     assert found.broken is not None
     assert found.broken.rule in PLANTS[plant], found.broken.detail
