@@ -72,7 +72,12 @@ from shardbus.sharding.coordinator.stops import PendingStops
 from shardbus.sharding.instances import Instances
 from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.overrides import Overrides
-from shardbus.sharding.table import ShardHomeAllocated, ShardHomeDeallocated, ShardTable
+from shardbus.sharding.table import (
+    ShardHomeAllocated,
+    ShardHomeDeallocated,
+    ShardTable,
+    TableEvent,
+)
 from shardbus.sharding.timers import Timers
 
 GRACE, WRITE, CONFIRM = "grace", "write", "confirm"
@@ -463,12 +468,13 @@ class Coordinator:
         nodes = tuple(node for node in able if node != home.node)
         if not nodes or self._registry.why_not(now):
             return None
-        table = self._ledger.table.updated(ShardHomeDeallocated(home.shard))
+        table = self._ledger.table
+        events: list[TableEvent] = [ShardHomeDeallocated(home.shard)]
         for move in self._direct.in_flight():
             if move.target in table.regions and move.shard in table.homes:
-                fence = table.homes[move.shard].fence
-                moved = ShardHomeAllocated(Home(move.shard, move.target, fence))
-                table = table.updated_all((ShardHomeDeallocated(move.shard), moved))
+                there = Home(move.shard, move.target, table.homes[move.shard].fence)
+                events += [ShardHomeDeallocated(move.shard), ShardHomeAllocated(there)]
+        table = table.updated_all(events)
         return self.rebalancing.strategy.allocate(table, {}, [home.shard], nodes)[home.shard]
 
     def _on_freed(self, handoff: Handoff) -> None:
