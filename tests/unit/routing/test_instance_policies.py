@@ -79,6 +79,7 @@ def test_the_own_node_is_nearest_then_the_own_zone_then_the_fastest() -> None:
     zones, rtts = {A: "west", B: "west", C: "east"}, {B: 0.2, C: 0.001}
     here = [distance(node, A, "west", zones, rtts) for node in (A, B, C)]
     assert here == sorted(here)
+    assert here[0] < distance(B, A, "west", zones, {})  # also where no round trip is known
     assert nearest((1, 2, 3), here, "s x", 3) == (1, 2)
     far = [distance(node, None, "", zones, rtts) for node in (A, B, C)]
     assert nearest((1, 2, 3), far, "s x", 3) == (1, 3)  # A has no estimate: it counts as 0
