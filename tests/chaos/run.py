@@ -134,8 +134,7 @@ class Chaos:
             await self._agree()
             async with self._client() as a, self._client() as b, self._client() as c:
                 await self._load_and_faults(a, b, c)
-            if not self.verdict.wrong:
-                await self._end()
+            await self._end()
         except BaseException:
             self._keep()
             raise

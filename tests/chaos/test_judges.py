@@ -159,3 +159,23 @@ def test_a_verdict_says_whether_all_kinds_were_done() -> None:
     verdict.wrong.append("2 overlaps")
     assert verdict.ending.startswith("seed 7: 2 overlaps, NOT all")
     assert str(verdict).endswith(verdict.ending)
+
+
+def test_saves_that_are_acknowledged_and_not_written_are_seen() -> None:
+    """A planted fault: the group commit answers without the store. Seed 4, with a planned failover
+    and a kill, has shown these answers."""
+    totals = [*range(1, 26), *range(1, 74)]
+    kept = Kept([Answer(total, at, at) for at, total in enumerate(totals)])
+    assert judge({"account-3": kept}, {"account-3": 0}, []) == [
+        "account-3: 1 was answered after 25",
+        "account-3: 73 was answered, 0 is stored",
+    ]
+
+
+def test_only_a_request_that_the_end_of_a_node_cuts_off_may_leave_a_traceback() -> None:
+    cut = "Cancel 1 running task(s), timeout graceful shutdown exceeded\n"
+    request = "ERROR uvicorn.error  Exception in ASGI application\\n\nTraceback (most recent call"
+    other = "\nTraceback (most recent call last)"
+    assert tracebacks([("n1", cut + request)]) == []
+    assert tracebacks([("n1", request)]) == ["tracebacks of n1"]
+    assert tracebacks([("n1", cut + request + other)]) == ["tracebacks of n1"]
