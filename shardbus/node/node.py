@@ -215,7 +215,9 @@ class Node:
         region = RegionShell(
             entity_type, chosen, self, self.states, self.ref, hosts=hosts, within=within
         )
-        region.sampling.switch(on=isinstance(strategy, LeastLoad))
+        instances = entity_type.interface.instances
+        by_load = instances is not None and instances.per_instance > 0
+        region.sampling.switch(on=by_load or isinstance(strategy, LeastLoad))
         self.regions[name] = region
         if within is not None:
             return

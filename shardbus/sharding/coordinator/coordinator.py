@@ -253,6 +253,7 @@ class Coordinator:
     def _count_instances(self, rows: InstanceRows, now: float) -> None:
         """Decide N, stop the rows above it, get homes for those below, and announce it."""
         nodes = 0 if self._registry.why_not(now) else len(self._registry.candidates())
+        rows.by_load.forget_others(self._registry.registered)
         changed = rows.update(nodes, now)
         if not nodes:
             return
@@ -315,6 +316,8 @@ class Coordinator:
                     self._direct.on_complete(sender, move)
             case msg.ShardLoads(node, loads):
                 self.rebalancing.on_loads(node, loads, now)
+                if self._rows is not None:
+                    self._rows.by_load.loads[node] = sum(loads.values())
             case msg.GracefulShutdownRequest(_):
                 if self._registry.registered.get(sender) is False:
                     self._registry.shutting_down[sender] = None

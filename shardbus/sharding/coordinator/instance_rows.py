@@ -8,6 +8,10 @@ that finds no node without a row of its shard has no home.
     nodes come ──> N grows ──> rows are wanted ──> homes
     nodes go ───> SHRINK_AFTER_S ──> N shrinks ──> rows above it stop, and get no home
 
+With `per_instance`, N follows the load as well, which regions report (`LoadInstances`): after
+`RISES_AFTER_S` of more load than the instances are enough for, and after `FALLS_AFTER_S` of less
+than half of that. So a gust of load changes nothing.
+
 A coordinator that takes over finds N in the table: the highest row. The number is sent to every
 region and proxy once, and again when it changes; regions pass it on to their clients.
 
@@ -17,21 +21,67 @@ Source: docs/partitions.md; S3.48, S3.49.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import ceil
 
 from shardbus.ids import NodeId
 from shardbus.sharding.instances import Instances, row_of, split_row
 
 SHRINK_AFTER_S = 10.0
 """Seconds for which fewer instances must be wanted before there are fewer."""
+RISES_AFTER_S = 30.0
+"""Seconds for which the load must be more than the instances are enough for."""
+FALLS_AFTER_S = 300.0
+"""Seconds for which the load must be less than half of what the instances are enough for."""
+
+
+class LoadInstances:
+    """The number of instances that the load of a type calls for. `count` is at least 1."""
+
+    __slots__ = ("_per_instance", "_since", "_too_many", "count", "loads")
+
+    def __init__(self, per_instance: float) -> None:
+        self.count = 1
+        self.loads: dict[NodeId, float] = {}
+        """Messages per second of the type at each node, as reported last."""
+        self._per_instance = per_instance
+        self._since: float | None = None
+        """Since when the load has called for another number; below, in which direction."""
+        self._too_many = False
+
+    def forget_others(self, nodes: Iterable[NodeId]) -> None:
+        """Forget the loads of nodes that are not among these."""
+        self.loads = {node: self.loads[node] for node in nodes if node in self.loads}
+
+    def update(self, now: float) -> None:
+        """Compare the load with what the instances are enough for."""
+        if not self._per_instance:
+            return
+        load = sum(self.loads.values())
+        enough = self.count * self._per_instance
+        too_few, too_many = load > enough, self.count > 1 and load < enough / 2
+        if not (too_few or too_many):
+            self._since = None
+        elif self._since is None or too_many is not self._too_many:
+            self._since, self._too_many = now, too_many
+        due = self.deadline()
+        if due is not None and now >= due:
+            self.count, self._since = max(1, ceil(load / self._per_instance)), None
+
+    def deadline(self) -> float | None:
+        """Return when the number changes if the load stays as it is."""
+        if self._since is None:
+            return None
+        return self._since + (FALLS_AFTER_S if self._too_many else RISES_AFTER_S)
 
 
 class InstanceRows:
     """N of one type. `count` is 0 until it is known."""
 
-    __slots__ = ("_fewer_since", "_informed", "_instances", "count")
+    __slots__ = ("_fewer_since", "_informed", "_instances", "by_load", "count")
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
+        self.by_load = LoadInstances(instances.per_instance)
         self.count = 0
         self._fewer_since: float | None = None
         self._informed: dict[NodeId, int] = {}
@@ -39,14 +89,16 @@ class InstanceRows:
     def load(self, rows: Iterable[str]) -> None:
         """Take over the rows of a table."""
         self.count = max((split_row(row)[1] for row in rows), default=0)
+        self.by_load.count = max(1, self.count)  # until the loads show otherwise
 
     def update(self, nodes: int, now: float) -> bool:
         """Use this number of nodes that may host; 0 if it is not known. Returns True if N has
         changed."""
+        self.by_load.update(now)
         if nodes < 1:
             self._fewer_since = None
             return False
-        wanted = self._instances.wanted(nodes, 0.0)
+        wanted = self._instances.wanted(nodes, self.by_load.count * self._instances.per_instance)
         if wanted >= self.count:
             self._fewer_since = None
         elif self._fewer_since is None:
@@ -58,8 +110,10 @@ class InstanceRows:
         return True
 
     def deadline(self) -> float | None:
-        """Return when N shrinks, if fewer instances are wanted now."""
-        return None if self._fewer_since is None else self._fewer_since + SHRINK_AFTER_S
+        """Return when N changes, if nodes and load stay as they are."""
+        shrinks = None if self._fewer_since is None else self._fewer_since + SHRINK_AFTER_S
+        dues = [due for due in (shrinks, self.by_load.deadline()) if due is not None]
+        return min(dues, default=None)
 
     def exists(self, row: str) -> bool:
         """True if this is the row of an instance that there is."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from shardbus.ids import NodeId
-from shardbus.sharding.coordinator.instance_rows import SHRINK_AFTER_S, InstanceRows
+from shardbus.sharding.coordinator.instance_rows import (
+    FALLS_AFTER_S,
+    RISES_AFTER_S,
+    SHRINK_AFTER_S,
+    InstanceRows,
+)
 from shardbus.sharding.instances import Instances
 
 A, B = NodeId("10.0.0.1", 1, 1), NodeId("10.0.0.2", 1, 2)
@@ -51,3 +56,79 @@ def test_each_region_learns_N_once_and_again_when_it_changes_or_registers() -> N
     assert rows.to_inform([A, B]) == []
     rows.forget(A)
     assert rows.to_inform([A, B]) == [A]
+
+
+def by_load(per_instance: float = 100.0, most: int = 9) -> InstanceRows:
+    rows = InstanceRows(Instances(per_instance=per_instance, most=most))
+    assert rows.update(5, 0.0)
+    assert rows.count == 1
+    return rows
+
+
+def test_S3_49_N_rises_after_a_while_of_load_and_falls_after_a_longer_one() -> None:
+    rows = by_load()
+    rows.by_load.loads = {A: 150.0, B: 100.0}
+    assert not rows.update(5, 10.0)
+    assert rows.deadline() == 10.0 + RISES_AFTER_S
+    assert not rows.update(5, 10.0 + RISES_AFTER_S - 0.1)
+    assert rows.update(5, 10.0 + RISES_AFTER_S)
+    assert (rows.count, rows.deadline()) == (3, None)
+    rows.by_load.loads = {A: 149.0}  # less than half of 300
+    assert not rows.update(5, 100.0)
+    assert rows.deadline() == 100.0 + FALLS_AFTER_S
+    assert not rows.update(5, 100.0 + FALLS_AFTER_S)  # now fewer are wanted, as after a node's end
+    assert rows.update(5, 100.0 + FALLS_AFTER_S + SHRINK_AFTER_S)
+    assert rows.count == 2
+
+
+def test_a_gust_of_load_changes_nothing_in_either_direction() -> None:
+    rows = by_load()
+    for at in range(0, 1000, 20):
+        rows.by_load.loads = {A: 500.0 if at % 40 else 90.0}
+        assert not rows.update(5, float(at))
+    assert rows.count == 1
+    rows.by_load.count = 3
+    rows.update(5, 1000.0)
+    assert rows.count == 3
+    for at in range(1000, 3000, 200):
+        rows.by_load.loads = {A: 10.0 if at % 400 else 160.0}
+        assert not rows.update(5, float(at))
+    assert rows.count == 3
+
+
+def test_a_load_between_half_and_all_of_what_is_enough_keeps_N() -> None:
+    for load in (150.0, 200.0, 300.0):
+        rows = by_load()
+        rows.by_load.count = 3
+        rows.update(5, 0.0)
+        rows.by_load.loads = {A: load}
+        for at in (1.0, 400.0, 2000.0):
+            assert not rows.update(5, at)
+        assert rows.count == 3
+
+
+def test_the_load_counts_up_to_the_nodes_and_the_most() -> None:
+    for nodes, most, wanted in ((5, 9, 5), (5, 4, 4), (2, 9, 2)):
+        rows = by_load(most=most)
+        rows.by_load.loads = {A: 10_000.0}
+        rows.update(nodes, 0.0)
+        rows.update(nodes, RISES_AFTER_S)
+        rows.update(nodes, RISES_AFTER_S + SHRINK_AFTER_S)
+        assert rows.count == wanted
+
+
+def test_the_load_of_a_node_that_is_gone_does_not_count() -> None:
+    rows = by_load()
+    rows.by_load.loads = {A: 250.0, B: 90.0}
+    rows.by_load.forget_others([B])
+    rows.update(5, 0.0)
+    assert rows.deadline() is None
+
+
+def test_a_successor_keeps_the_instances_that_the_load_called_for() -> None:
+    rows = InstanceRows(Instances(per_instance=100.0))
+    rows.load(["17~1", "17~2", "17~3"])
+    rows.by_load.loads = {A: 250.0}
+    for at in (0.0, 15.0, 60.0, 1000.0):
+        assert not rows.update(5, at)
+    assert rows.count == 3
