@@ -54,6 +54,7 @@ READING: tuple[Callable[..., None], ...] = (
     show.entities,
     show.where,
     show.explain,
+    show.load,
     show.health,
     doctor.doctor,
     config.check,

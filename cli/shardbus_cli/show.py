@@ -176,6 +176,33 @@ def entities(
         )
 
 
+def load(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
+    """Show how busy the nodes are, and the shards with the most messages."""
+    answer = _page(node, as_json, "v1", "load")
+    if not answer:
+        return
+    columns = ("node", "busy", "lag ms", "rss MiB", "gc", "mailbox", "msg/s", "age s")
+    output.table(columns, map(_busy, answer.get("nodes", ())))
+    if unseen := answer.get("unseen"):
+        output.note(f"no answer about: {', '.join(unseen)}")
+    if hottest := answer.get("hottest"):
+        output.data("")
+        output.table(("type", "shard", "node", "load"), hottest)
+
+
+def _busy(row: Mapping[str, Any]) -> dict[str, object]:
+    return {
+        "node": row["node"],
+        "busy": f"{row['busy']:.0%}",
+        "lag ms": round(1000 * row["lag"]),
+        "rss MiB": round(row["rss"] / 2**20),
+        "gc": f"{row['gc']:.1%}",
+        "mailbox": round(row["mailbox"]),
+        "msg/s": round(row["rate"]),
+        "age s": round(row["age"], 1),
+    }
+
+
 def where(
     entity_type: EntityType, entity_id: EntityId, node: NodeUrl = NODE_URL, as_json: AsJson = False
 ) -> None:

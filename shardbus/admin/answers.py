@@ -61,6 +61,7 @@ class NodeAnswers:
         for answer in (
             self.stats,
             self.suspension,
+            self.vitals,
             self.table,
             self.shard,
             self.plan,
@@ -91,6 +92,14 @@ class NodeAnswers:
     def suspension(self) -> str:
         """Why no entity of this node handles messages; empty if they do."""
         return self._node.gate.describe()
+
+    def vitals(self) -> list[list[Any]]:
+        """How busy this node is, and the nodes that it watches: for each its name, its vitals, and
+        their age in seconds."""
+        watching = self._node.watching
+        known = dict(watching.overview.vitals) if watching is not None else {}
+        known[self._node.me] = (self._node.vitals.vitals, 0.0)
+        return [[str(node), list(vitals), age] for node, (vitals, age) in known.items()]
 
     def running(self, name: str, shard: str, entity_id: str) -> bool:
         """True if the entity is in memory here."""

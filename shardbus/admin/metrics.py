@@ -159,9 +159,13 @@ class _Collector:
             "shardbus_store_latency_seconds", "Loads and saves of entities' state"
         )
         latency.add_metric([], node.states.calls, node.states.seconds)
+        vitals = GaugeMetricFamily("shardbus_vitals", "How busy this node is", labels=["what"])
+        for what, amount in node.vitals.vitals._asdict().items():
+            vitals.add_metric([what], amount)
         build = GaugeMetricFamily("shardbus_build_info", "This build", labels=["version"])
         build.add_metric([VERSION], 1)
-        return [members, phi, epoch, lag, failed, suspended, suspensions, errors, latency, build]
+        loop = [lag, failed, suspended, suspensions, vitals]
+        return [members, phi, epoch, *loop, errors, latency, build]
 
 
 def _buckets(counts: Iterable[int]) -> list[tuple[str, float]]:

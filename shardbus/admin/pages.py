@@ -11,6 +11,9 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from heapq import nlargest
+from operator import itemgetter
+from random import Random
 from typing import Any
 
 from shardbus.admin.answers import NodeAnswers
@@ -31,6 +34,7 @@ from shardbus.ids import Address, NodeId
 from shardbus.membership import events as cluster
 from shardbus.membership.member import Member, Service, Status
 from shardbus.membership.view import MembershipView
+from shardbus.membership.vitals import Survey, Vitals
 from shardbus.node.event_log import fact, picture
 from shardbus.routing.instance_policies import Choice
 from shardbus.routing.instance_router import InstanceRouter, wire_id
@@ -44,6 +48,8 @@ STALLED_S = 10.0
 """A node whose loop is later than this is not alive."""
 STORE_WITHIN_S = 3.5
 """For the store to answer a checkup."""
+HOTTEST = 10
+"""Shards with the most messages, on the page of loads."""
 ENTITIES_MAX = 1000
 """Entities on one page."""
 PACE = ("paused", "held", "moving", "moves_at_a_time")
@@ -54,6 +60,11 @@ _STATES = {
     "starting": "starting",
     "unallocated": "unallocated",
 }
+
+
+def _vitals_of(answer: list[Any]) -> dict[NodeId, tuple[Vitals, float]]:
+    """The answer of a node to `vitals`."""
+    return {NodeId.parse(name): (Vitals(*values), age) for name, values, age in answer}
 
 
 def administer(node: AdminServices) -> AdminPages:
@@ -239,6 +250,39 @@ class AdminPages:
                 for name, data in self._node.subscriptions.view.meta.items()
             },
         }
+
+    async def load(self) -> Json:
+        """How busy the nodes are, by asking a few of them (`membership.vitals`), and the shards
+        with the most messages."""
+        node, survey = self._node, Survey(self._node.rpc.members(), Random())
+        while chosen := survey.next_look():
+            asked = (node.rpc.ask(one, "vitals") for one in chosen)
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            survey.record(_vitals_of(one) for one in answers if isinstance(one, list))
+        rows = [
+            {"node": str(one), **vitals._asdict(), "age": round(age, 3)}
+            for one, (vitals, age) in sorted(survey.found.items())
+        ]
+        return {
+            "node": str(node.me),
+            "nodes": rows,
+            "unseen": [str(one) for one in survey.unseen()],
+            "looks": survey.looks,
+            "hottest": await self._hottest(),
+        }
+
+    async def _hottest(self) -> list[Json]:
+        """The shards with the most messages per second, of the types that are balanced by load."""
+        own = [name for name, region in self._node.regions.items() if region.table is region]
+        tables = await asyncio.gather(*map(self._table, own))
+        rows: list[Json] = [
+            {"type": name, "shard": row[0], "node": row[1], "load": round(row[4], 3)}
+            for name, table in zip(own, tables, strict=True)
+            for row in table["shards"]
+            if len(row) > 4 and row[4]
+        ]
+        rows.sort(key=lambda row: (str(row["type"]), str(row["shard"])))
+        return nlargest(HOTTEST, rows, key=itemgetter("load"))
 
     async def checkup(self) -> Json:
         """The state of every member and of the store, for the doctor to compare."""

@@ -18,6 +18,7 @@ from shardbus.node.subscriptions import Subscriptions
 from shardbus.shells.cluster_thread import MembershipRunner
 from shardbus.shells.region import RegionShell
 from shardbus.shells.singleton import SingletonShell
+from shardbus.shells.vitals import VitalsSampler
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import RefusedTells
@@ -48,6 +49,7 @@ class AdminServices(Protocol):
     store: StateStore
     subscriptions: Subscriptions
     view: MembershipView | None
+    vitals: VitalsSampler
 
     @property
     def regions(self) -> Mapping[str, RegionShell]: ...

@@ -100,6 +100,11 @@ class MailboxLimits:
         self._interval_s = CHECK_MIN_S
         self._checked_at = 0.0
 
+    @property
+    def waiting(self) -> int:
+        """Messages that wait in mailboxes now. Costs a pass over the entities with a mailbox."""
+        return sum(len(activation.mailbox or ()) for activation in self._activations)
+
     # ---- while messages arrive
 
     def arrives(self, soft: bool) -> None:

@@ -96,6 +96,10 @@ class NodeApi(Protocol):
         """The version of the membership that each node has seen, and what prevents convergence."""
         ...
 
+    async def load(self) -> Json:
+        """How busy the nodes are, and the shards with the most messages."""
+        ...
+
     async def checkup(self) -> Json:
         """The state of every member and of the store."""
         ...

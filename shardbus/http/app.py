@@ -11,6 +11,7 @@
     GET  /v1/explain/{type}/{id}
     GET  /v1/downing
     GET  /v1/gossip
+    GET  /v1/load                            how busy the nodes are
     GET  /v1/checkup                         what `shardbus doctor` compares
     GET  /v1/events                          server-sent events; the first is a snapshot
     POST /v1/nodes/{node}/leave              needs http.write and the token; `self` is this node
@@ -80,6 +81,7 @@ def create_app(node: NodeApi, settings: HttpSettings, advertised: str = "") -> S
             Route("/v1/types", pages.types),
             Route("/v1/downing", pages.downing),
             Route("/v1/gossip", pages.gossip),
+            Route("/v1/load", pages.load),
             Route("/v1/checkup", pages.checkup),
             Route("/v1/events", pages.events),
             Route("/v1/shards/{rest:path}", pages.shards),
@@ -153,6 +155,9 @@ class _Pages:
 
     async def gossip(self, request: Request) -> Response:
         return await _answer(self.node.gossip())
+
+    async def load(self, request: Request) -> Response:
+        return await _answer(self.node.load())
 
     async def checkup(self, request: Request) -> Response:
         return await _answer(self.node.checkup())

@@ -168,7 +168,11 @@ class ClusterMembership:
     def overview(self, now: float) -> Overview:
         """Return what this node knows of the versions of others. For diagnostics."""
         return diagnose(
-            self.gossip, self.me, self._exchange.last_versions, self._heartbeats.phis(now)
+            self.gossip,
+            self.me,
+            self._exchange.last_versions,
+            self._heartbeats.phis(now),
+            self._heartbeats.vitals_known(now),
         )
 
     # -- events ----------------------------------------------------------------------------------
@@ -203,6 +207,8 @@ class ClusterMembership:
                 | ev.SetMeta()
             ):
                 self._apply_command(event, now)
+            case ev.SetVitals(vitals):
+                self._heartbeats.vitals = vitals
             case ev.LeaseResult(name, granted):
                 self._carry_out(self._resolver.on_lease_result(name, granted), now)
             case _:

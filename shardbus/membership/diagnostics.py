@@ -18,6 +18,7 @@ from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.reachability import Flag
 from shardbus.membership.vector_clock import Order, VectorClock
+from shardbus.membership.vitals import Vitals
 
 RELATIONS = {
     Order.SAME: "same",
@@ -26,6 +27,9 @@ RELATIONS = {
     Order.CONCURRENT: "concurrent",
 }
 """The other version's relation to ours, by the relation of ours to it."""
+
+
+EMPTY: Mapping[NodeId, tuple[Vitals, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,8 @@ class Overview:
     tombstones: int = 0
     phis: Mapping[NodeId, float] = field(default_factory=dict)
     """The failure detector's suspicion (phi) of each node that this node watches."""
+    vitals: Mapping[NodeId, tuple[Vitals, float]] = field(default_factory=dict)
+    """The vitals of this node and of the nodes that it watches, with their ages in seconds."""
 
 
 def diagnose(
@@ -53,6 +59,7 @@ def diagnose(
     me: NodeId,
     last_versions: Mapping[NodeId, VectorClock],
     phis: Mapping[NodeId, float],
+    vitals: Mapping[NodeId, tuple[Vitals, float]] = EMPTY,
 ) -> Overview:
     """Build the overview of this copy. `last_versions`: the last version received from each
     node."""
@@ -70,6 +77,7 @@ def diagnose(
         records=tuple(gossip.records()),
         tombstones=len(gossip.tombstones),
         phis=dict(phis),
+        vitals=dict(vitals),
     )
 
 

@@ -12,6 +12,7 @@ from shardbus.membership.failure.confirmed_death import ProbeOutcome
 from shardbus.membership.member import Member, Service
 from shardbus.membership.messages import ControlMessage, PublishedMessage
 from shardbus.membership.view import DomainEvent, MembershipView
+from shardbus.membership.vitals import Vitals
 
 # -- in ------------------------------------------------------------------------------------------
 
@@ -142,6 +143,13 @@ class SetMeta:
     data: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class SetVitals:
+    """The node has measured how busy it is. Its replies to heartbeats carry it."""
+
+    vitals: Vitals
+
+
 Event = (
     JoinSelf
     | JoinSeeds
@@ -160,6 +168,7 @@ Event = (
     | LeaseResult
     | RecordEpoch
     | SetMeta
+    | SetVitals
 )
 
 # -- out -----------------------------------------------------------------------------------------

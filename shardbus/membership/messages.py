@@ -25,8 +25,9 @@ from shardbus.ids import NodeId
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.vector_clock import VectorClock
+from shardbus.membership.vitals import Vitals
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of these messages and of their meaning. Nodes of different versions refuse each other."""
 
 NAME_MAX = 256
@@ -107,12 +108,14 @@ class Heartbeat:
 @dataclass(frozen=True, slots=True)
 class HeartbeatReply:
     """A sign of life. The first two numbers are those of the heartbeat. `lag` is the replying
-    node's. `consent`: the replying node counts the receiver as one of its side (`suspension`)."""
+    node's. `consent`: the replying node counts the receiver as one of its side (`suspension`).
+    `vitals`: how busy the replying node is, if it has measured it."""
 
     sequence: int
     sent_at: float
     lag: float = 0.0
     consent: bool = False
+    vitals: Vitals | None = None
 
 
 @dataclass(frozen=True, slots=True)

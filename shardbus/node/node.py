@@ -34,6 +34,7 @@ from shardbus.membership.joining import STORE_IDENTITY
 from shardbus.membership.member import Member, Status
 from shardbus.membership.messages import ControlMessage, JoinRefused
 from shardbus.membership.view import HandlingResumed, HandlingSuspended, MembershipView
+from shardbus.membership.vitals import Vitals
 from shardbus.node.dispatch import Dispatcher
 from shardbus.node.downing_log import DowningLog, fingerprint
 from shardbus.node.event_log import level_of, remark
@@ -53,6 +54,7 @@ from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
+from shardbus.shells.vitals import VitalsSampler
 from shardbus.store import node_registry
 from shardbus.store.entity_state import EntityStates
 from shardbus.store.group_commit import ATTEMPTS
@@ -179,6 +181,7 @@ class Node:
         for name, entity_type in self.types.items():
             self._add_type(name, entity_type, chosen[name])
         on_new_server(self.store, self._reassert)
+        self.vitals = VitalsSampler(self.regions, self.loop, self._publish_vitals)
         self._add_periodic_tasks()
         self._ticker.start()
 
@@ -277,6 +280,8 @@ class Node:
             confirmed=self.gate.confirmed,
         )
         self.cluster.start()
+        self.vitals.start()
+        self._ticker.add("vitals", self.vitals.on_tick)
         self._ticker.add("sign of life", lambda tick: self.cluster.app_alive())
         if settings.join == "auto":
             self.join_by(settings.seeds)
@@ -289,6 +294,9 @@ class Node:
         self.cluster.post(cluster.JoinSeeds(addresses) if addresses else cluster.JoinSelf())
 
     # ---- effects of membership
+
+    def _publish_vitals(self, vitals: Vitals) -> None:
+        self.cluster.post(cluster.SetVitals(vitals))
 
     def _notified(self, effect: object) -> None:
         """Hand an effect to the loop; called in the cluster thread."""
@@ -584,6 +592,7 @@ class Node:
         """Release everything at once. May be called at any time after `start`."""
         self.gate.end()
         self._ticker.stop()
+        self.vitals.stop()
         self._reassertions.cancel()
         for singleton in self.singletons.values():
             singleton.close()

@@ -21,11 +21,13 @@ from typing import Annotated, assert_never
 
 import msgspec
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from shardbus.bounds import Host, Millis, Port, Version
 from shardbus.errors import RemoteProtocolError
 from shardbus.membership import messages as m
 from shardbus.membership.vector_clock import VectorClock
+from shardbus.membership.vitals import Vitals
 from shardbus.wire.state import (
     NODES_MAX,
     Name,
@@ -88,6 +90,19 @@ class WireWelcome(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
     state: WireState
 
 
+Amount = Annotated[float, Meta(ge=0, le=1e15)]
+"""A number of `Vitals`."""
+
+
+class WireVitals(Struct, array_like=True, forbid_unknown_fields=True):
+    busy: Annotated[float, Meta(ge=0, le=1)]
+    lag: Amount
+    rss: Amount
+    gc: Annotated[float, Meta(ge=0, le=1)]
+    mailbox: Amount
+    rate: Amount
+
+
 class WireHeartbeat(Struct, array_like=True, tag=7, forbid_unknown_fields=True):
     sequence: Version
     sent_at: Seconds
@@ -99,6 +114,7 @@ class WireHeartbeatReply(Struct, array_like=True, tag=8, forbid_unknown_fields=T
     sent_at: Seconds
     lag_ms: Millis
     consent: bool
+    vitals: WireVitals | None = None
 
 
 class WireGossipStatus(Struct, array_like=True, tag=9, forbid_unknown_fields=True):
@@ -225,8 +241,9 @@ def _to_wire(message: m.Message) -> Wire:
             return WireWelcome(wire_state(gossip))
         case m.Heartbeat(sequence, sent_at, lag):
             return WireHeartbeat(sequence, sent_at, round(1000 * lag))
-        case m.HeartbeatReply(sequence, sent_at, lag, consent):
-            return WireHeartbeatReply(sequence, sent_at, round(1000 * lag), consent)
+        case m.HeartbeatReply(sequence, sent_at, lag, consent, vitals):
+            busy = WireVitals(*vitals) if vitals is not None else None
+            return WireHeartbeatReply(sequence, sent_at, round(1000 * lag), consent, busy)
         case m.GossipStatus(clock, seen):
             return WireGossipStatus(list(clock.counters), list(clock.counters.values()), seen)
         case m.GossipSeen(clock):
@@ -253,8 +270,9 @@ def _from_wire(wire: Wire) -> m.Message:
             return m.Welcome(gossip_of(state))
         case WireHeartbeat(sequence, sent_at, lag_ms):
             return m.Heartbeat(sequence, sent_at, lag_ms / 1000)
-        case WireHeartbeatReply(sequence, sent_at, lag_ms, consent):
-            return m.HeartbeatReply(sequence, sent_at, lag_ms / 1000, consent)
+        case WireHeartbeatReply(sequence, sent_at, lag_ms, consent, busy):
+            vitals = Vitals(*astuple(busy)) if busy is not None else None
+            return m.HeartbeatReply(sequence, sent_at, lag_ms / 1000, consent, vitals)
         case WireGossipStatus(nodes, counts, seen):
             return m.GossipStatus(_clock(nodes, counts), seen)
         case WireGossipSeen(nodes, counts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -421,3 +422,19 @@ async def test_a_node_with_a_failed_task_lives_and_is_not_ready(nodes: Nodes) ->
     assert await node.ref("counter", "a").add(3) == 3
     async with http(node) as client:
         assert "shardbus_tasks_failed_total 1.0" in (await client.get("/metrics")).text
+
+
+async def test_every_node_knows_how_busy_the_others_are(nodes: Nodes) -> None:
+    first, second = await two(nodes)
+    names = {str(first.me), str(second.me)}
+
+    async def known() -> bool:
+        watching = first.watching
+        if watching is None or watching.overview.vitals.keys() != {first.me, second.me}:
+            return False
+        page = await get(first, "/v1/load")
+        return {row["node"] for row in page["nodes"] if row["rss"] > 0} == names
+
+    async with asyncio.timeout(30):
+        while not await known():
+            await asyncio.sleep(0.05)

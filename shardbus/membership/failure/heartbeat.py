@@ -35,6 +35,7 @@ from shardbus.membership.failure.local_health import LocalHealth
 from shardbus.membership.failure.phi_accrual import PhiAccrual
 from shardbus.membership.messages import Heartbeat, HeartbeatReply
 from shardbus.membership.view import NodeStarved, SlowHeartbeat
+from shardbus.membership.vitals import Vitals
 
 REAPS_PER_HEARTBEAT = 4
 """Checks for silent nodes per heartbeat interval."""
@@ -89,6 +90,9 @@ class WatchedNode:
     """Seconds by which the node's timers are late, as it reports."""
     starvation_reported: bool = False
     """True if a NodeStarved notice was given for the present lag."""
+    vitals: Vitals | None = None
+    """The node's vitals, in its last reply."""
+    vitals_at: float = 0.0
 
 
 class Heartbeats:
@@ -99,6 +103,8 @@ class Heartbeats:
         self.settings = settings
         self.watches: dict[NodeId, WatchedNode] = {}
         self.health = LocalHealth(settings)
+        self.vitals: Vitals | None = None
+        """This node's own, for its replies."""
         self._sequence = 0
         self._false_alarm = 0
         self._beat_at: float | None = None
@@ -151,7 +157,9 @@ class Heartbeats:
         fires."""
         late = self._overdue(now)
         lag = min(late, self.health.patience_max) if self.health.counts(late) else 0.0
-        return HeartbeatReply(beat.sequence, beat.sent_at, max(lag, self.health.lag), consent)
+        return HeartbeatReply(
+            beat.sequence, beat.sent_at, max(lag, self.health.lag), consent, self.vitals
+        )
 
     def on_beat(self, sender: NodeId, beat: Heartbeat) -> list[NodeStarved]:
         """Record a heartbeat of that node."""
@@ -169,6 +177,8 @@ class Heartbeats:
         if watch.suspected and not self.health.counts(reply.lag):
             self._on_false_alarm()
         interval = watch.detector.heartbeat(now)
+        if reply.vitals is not None:
+            watch.vitals, watch.vitals_at = reply.vitals, now
         watch.answered = self._sequence
         notices: list[SlowHeartbeat | NodeStarved] = [*self._on_lag(sender, watch, reply.lag)]
         alarming = self.settings.acceptable_heartbeat_pause * 2 / 3
@@ -207,6 +217,18 @@ class Heartbeats:
     def phis(self, now: float) -> dict[NodeId, float]:
         """Return the suspicion (phi) of each watched node."""
         return {node: watch.detector.phi(now) for node, watch in self.watches.items()}
+
+    def vitals_known(self, now: float) -> dict[NodeId, tuple[Vitals, float]]:
+        """Return the vitals of this node and of the nodes that it watches, with their ages in
+        seconds."""
+        known = {
+            node: (watch.vitals, now - watch.vitals_at)
+            for node, watch in self.watches.items()
+            if watch.vitals is not None
+        }
+        if self.vitals is not None:
+            known[self.me] = (self.vitals, 0.0)
+        return known
 
     def _send_beats(self, now: float) -> list[tuple[NodeId, Heartbeat]]:
         self._sequence += 1

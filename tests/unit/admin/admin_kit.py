@@ -18,6 +18,7 @@ from shardbus.errors import NodeLost
 from shardbus.ids import NodeId
 from shardbus.membership.member import Member, Status
 from shardbus.membership.view import MembershipView
+from shardbus.membership.vitals import Vitals
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
@@ -117,6 +118,8 @@ class FakeNode:
         self.phases = SimpleNamespace(current="")
         self.stopped: asyncio.Future[str] = self.loop.create_future()
         self.lag, self.failed_tasks = 0.001, 0
+        self.vitals = SimpleNamespace(vitals=Vitals(busy=0.25, rate=9.0))
+        self.watching: Any = None
         self.joining, self.is_up = True, True
         self.joined: list[tuple[str, ...]] = []
         self.posted: list[object] = []

@@ -520,3 +520,26 @@ async def test_places_are_shown_beside_homes(node: FakeNode, pages: AdminPages) 
     ]
     with pytest.raises(ConfigError):
         await pages.place(PAGE, {"2": "no place"})
+
+
+async def test_the_page_of_loads_asks_a_few_nodes_and_names_those_that_no_answer_is_about() -> None:
+    node = FakeNode()
+    own, other = [0.5, 0.01, 1e6, 0.0, 3.0, 7.0], [0.1, 0.0, 2e6, 0.0, 0.0, 1.0]
+    node.rpc.answers[ME, "vitals"] = [[str(ME), own, 0.0], [str(PEER), other, 0.25]]
+    page = await AdminPages(node).load()
+    assert page["unseen"] == [str(LOST)]
+    assert page["looks"] == 1
+    rows = {row["node"]: row for row in page["nodes"]}
+    assert rows[str(ME)]["rate"] == 7.0
+    assert rows[str(PEER)] == {
+        "node": str(PEER), "busy": 0.1, "lag": 0.0, "rss": 2e6, "gc": 0.0, "mailbox": 0.0,
+        "rate": 1.0, "age": 0.25,
+    }  # fmt: skip
+
+
+async def test_the_hottest_shards_are_those_with_the_most_messages() -> None:
+    node = FakeNode()
+    shards = [[str(k), str(ME), 1, "running", load] for k, load in enumerate((1.0, None, 9.0, 0.0))]
+    node.rpc.answers[node.region.coordinator, "table"] = {"epoch": 1, "shards": shards}
+    hottest = (await AdminPages(node).load())["hottest"]
+    assert [(row["shard"], row["load"]) for row in hottest] == [("2", 9.0), ("0", 1.0)]

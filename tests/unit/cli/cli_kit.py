@@ -117,6 +117,16 @@ class FakeNode:
         self.acts.append(("leave", node))
         return {"leaving": node or ME}
 
+    async def load(self) -> Json:
+        busy = {"busy": 0.5, "lag": 0.004, "rss": 52428800.0, "gc": 0.01, "mailbox": 7.0}
+        return {
+            "node": ME,
+            "nodes": [{"node": ME, **busy, "rate": 1234.5, "age": 0.0}],
+            "unseen": ["127.0.0.1:9#9"],
+            "looks": 1,
+            "hottest": [{"type": "page", "shard": "3", "node": ME, "load": 42.0}],
+        }
+
     async def checkup(self) -> Json:
         return {"node": ME, "members": [], "store": {}}
 

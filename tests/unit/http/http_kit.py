@@ -117,6 +117,9 @@ class FakeNode:
     async def gossip(self) -> Json:
         return await self.answer("gossip")
 
+    async def load(self) -> Json:
+        return await self.answer("load")
+
     async def checkup(self) -> Json:
         return await self.answer("checkup")
 

@@ -26,6 +26,7 @@ from tests.waiting import turns, until
         ("/v1/types", ["types"]),
         ("/v1/downing", ["downing"]),
         ("/v1/gossip", ["gossip"]),
+        ("/v1/load", ["load"]),
         ("/v1/shards/counter", ["shards", "counter"]),
         ("/v1/partitions/counter", ["partitions", "counter"]),
         ("/v1/where/counter/page-7", ["where", "counter", "page-7"]),

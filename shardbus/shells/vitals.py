@@ -1,0 +1,123 @@
+"""Measures this node's vitals once a second (`membership.vitals`).
+
+    busy      processor time of the loop's thread, by the system's counter
+    lag       the longest delay of a tick in the last second
+    rss       /proc/self/statm; where there is none, the peak that `getrusage` knows
+    gc        time between the start and the end of collections, by `gc.callbacks`
+    mailbox   messages in the mailboxes that the limits of mailboxes know
+    rate      messages handed to entities
+
+Nothing here runs per message: counters that exist are read once a second.
+
+Source: S3.20.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import resource
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shardbus.membership.vitals import Averages, Vitals
+from shardbus.shells.region import RegionShell
+from shardbus.transport.asks import CoarseClock
+
+STATM = "/proc/self/statm"
+TICK_S = CoarseClock.TICK_MS / 1000
+PERIOD_S = 1.0
+"""Between two measurements."""
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, or its peak where the system has only that."""
+    try:
+        with open(STATM, encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class VitalsSampler:
+    """Measures, and passes on the averages.
+
+    Args:
+        regions: the types of this node.
+        loop: its clock counts the time that passes.
+        publish: called with the averages after each measurement.
+    """
+
+    def __init__(
+        self,
+        regions: Mapping[str, RegionShell],
+        loop: asyncio.AbstractEventLoop,
+        publish: Callable[[Vitals], None],
+    ) -> None:
+        self.averages = Averages()
+        self._loop = loop
+        self._regions, self._publish = regions, publish
+        self._at: float | None = None
+        self._ticked_at = 0.0
+        self._cpu = self._collecting = self._collected = self._lag = 0.0
+        self._accepted = 0
+
+    @property
+    def vitals(self) -> Vitals:
+        """The averages; zeros before the first measurement."""
+        return self.averages.vitals or Vitals()
+
+    def start(self) -> None:
+        """Begin to watch the garbage collector."""
+        gc.callbacks.append(self._on_collection)
+
+    def stop(self) -> None:
+        """Watch the garbage collector no more."""
+        with contextlib.suppress(ValueError):
+            gc.callbacks.remove(self._on_collection)
+
+    def on_tick(self, tick: int) -> None:
+        """Note how late this tick is, and measure if a second has passed. Called at each tick."""
+        now = self._loop.time()
+        if self._at is None:
+            self._begin(now)
+            return
+        self._lag = max(self._lag, now - self._ticked_at - TICK_S)
+        self._ticked_at = now
+        if now - self._at >= PERIOD_S - TICK_S / 2:
+            self._measure(now)
+
+    def _begin(self, now: float) -> None:
+        self._at = self._ticked_at = now
+        self._cpu, self._accepted = time.thread_time(), self._count()
+        self._lag = self._collected = 0.0
+
+    def _measure(self, now: float) -> None:
+        assert self._at is not None
+        passed, accepted, cpu = now - self._at, self._count(), time.thread_time()
+        measured = Vitals(
+            busy=min(1.0, (cpu - self._cpu) / passed),
+            lag=self._lag,
+            rss=float(resident_bytes()),
+            gc=min(1.0, self._collected / passed),
+            mailbox=float(self._waiting()),
+            rate=max(0, accepted - self._accepted) / passed,
+        )
+        self._begin(now)
+        self._publish(self.averages.add(measured, now))
+
+    def _count(self) -> int:
+        return sum(region.host.counts.accepted for region in self._regions.values())
+
+    def _waiting(self) -> int:
+        limits = (region.host.runner.mailbox_limits for region in self._regions.values())
+        return sum(limit.waiting for limit in limits)
+
+    def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._collecting = time.monotonic()
+        else:
+            self._collected += time.monotonic() - self._collecting
