@@ -100,7 +100,7 @@ def test_types_live_within_each_other_up_to_a_bound() -> None:
         {"extract_shard_id": lambda entity_id: "1"},
         {"use_lease": "shards"},
     ],
-    ids=str,
+    ids=lambda options: next(iter(options)),
 )
 def test_what_concerns_the_table_is_declared_for_the_outermost_type(
     options: dict[str, object],
