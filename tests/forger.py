@@ -68,6 +68,10 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
         "counts": (("page", "forged", 1),),
         "known": False,
         "count": 3,
+        "mode": "ordered",
+        "sender": node,
+        "senders": (node,),
+        "moves": (messages.ShardMove(home, home._replace(fence=HUGE + 1)),),
     }
     values |= {"shards": 1} if cls is TypeInfo else {}
     values |= {f.name: f.default for f in fields(cls) if f.name not in values}

@@ -124,6 +124,9 @@ class Node:
             self.hosting_members,
             self.may_coordinate,
         )
+        self.vitals = VitalsSampler(
+            self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
+        )
         self.on_leave: Callable[[], None] | None = None
         self._peers: dict[NodeId, Member] = {}
         self._suspects: set[NodeId] = set()
@@ -181,7 +184,6 @@ class Node:
         for name, entity_type in self.types.items():
             self._add_type(name, entity_type, chosen[name])
         on_new_server(self.store, self._reassert)
-        self.vitals = VitalsSampler(self.regions, self.loop, self._publish_vitals)
         self._add_periodic_tasks()
         self._ticker.start()
 

@@ -3,7 +3,7 @@
     busy      processor time of the loop's thread, by the system's counter
     lag       the longest delay of a tick in the last second
     rss       /proc/self/statm; where there is none, the peak that `getrusage` knows
-    gc        time between the start and the end of collections, by `gc.callbacks`
+    gc        processor time between the start and the end of collections, by `gc.callbacks`
     mailbox   messages in the mailboxes that the limits of mailboxes know
     rate      messages handed to entities
 
@@ -14,32 +14,19 @@ Source: S3.20.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
-import os
-import resource
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from shardbus.membership.vitals import Averages, Vitals
 from shardbus.shells.region import RegionShell
 from shardbus.transport.asks import CoarseClock
+from shardbus.transport.environment import Environment
 
-STATM = "/proc/self/statm"
 TICK_S = CoarseClock.TICK_MS / 1000
 PERIOD_S = 1.0
 """Between two measurements."""
-
-
-def resident_bytes() -> int:
-    """Return the resident memory of this process, or its peak where the system has only that."""
-    try:
-        with open(STATM, encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class VitalsSampler:
@@ -47,19 +34,21 @@ class VitalsSampler:
 
     Args:
         regions: the types of this node.
-        loop: its clock counts the time that passes.
+        environment: has the counters of the process.
+        now: the clock of the loop, which counts the time that passes.
         publish: called with the averages after each measurement.
     """
 
     def __init__(
         self,
         regions: Mapping[str, RegionShell],
-        loop: asyncio.AbstractEventLoop,
+        environment: Environment,
+        now: Callable[[], float],
         publish: Callable[[Vitals], None],
     ) -> None:
         self.averages = Averages()
-        self._loop = loop
-        self._regions, self._publish = regions, publish
+        self._cpu_time, self._resident = environment.cpu_time, environment.resident_bytes
+        self._regions, self._now, self._publish = regions, now, publish
         self._at: float | None = None
         self._ticked_at = 0.0
         self._cpu = self._collecting = self._collected = self._lag = 0.0
@@ -81,7 +70,7 @@ class VitalsSampler:
 
     def on_tick(self, tick: int) -> None:
         """Note how late this tick is, and measure if a second has passed. Called at each tick."""
-        now = self._loop.time()
+        now = self._now()
         if self._at is None:
             self._begin(now)
             return
@@ -92,16 +81,16 @@ class VitalsSampler:
 
     def _begin(self, now: float) -> None:
         self._at = self._ticked_at = now
-        self._cpu, self._accepted = time.thread_time(), self._count()
+        self._cpu, self._accepted = self._cpu_time(), self._count()
         self._lag = self._collected = 0.0
 
     def _measure(self, now: float) -> None:
         assert self._at is not None
-        passed, accepted, cpu = now - self._at, self._count(), time.thread_time()
+        passed, accepted, cpu = now - self._at, self._count(), self._cpu_time()
         measured = Vitals(
             busy=min(1.0, (cpu - self._cpu) / passed),
             lag=self._lag,
-            rss=float(resident_bytes()),
+            rss=float(self._resident()),
             gc=min(1.0, self._collected / passed),
             mailbox=float(self._waiting()),
             rate=max(0, accepted - self._accepted) / passed,
@@ -118,6 +107,6 @@ class VitalsSampler:
 
     def _on_collection(self, phase: str, info: dict[str, Any]) -> None:
         if phase == "start":
-            self._collecting = time.monotonic()
+            self._collecting = self._cpu_time()
         else:
-            self._collected += time.monotonic() - self._collecting
+            self._collected += self._cpu_time() - self._collecting

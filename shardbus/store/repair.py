@@ -80,6 +80,7 @@ class RepairableStore(Protocol):
 
     def raw_fences(self, entity_type: str) -> AsyncIterator[list[RawFence]]:
         """Yield the fences of entities and of lists of remembered entities, in pages."""
+        ...
 
     async def mend_table(
         self, entity_type: str, epoch: int, layout: str, gone: Sequence[object]

@@ -1,5 +1,5 @@
-"""What a node or a client takes from its surroundings: a network, a random name, random numbers and
-a clock. The simulator passes its own.
+"""What a node or a client takes from its surroundings: a network, a random name, random numbers, a
+clock, and what its process uses. The simulator passes its own.
 
 Source: docs/simulation.md.
 """
@@ -7,6 +7,8 @@ Source: docs/simulation.md.
 from __future__ import annotations
 
 import os
+import resource
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -16,16 +18,30 @@ from shardbus.transport.permissions import SECRET_BYTES, uid_of
 from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.transport.zmq.network import ZmqNetwork
 
+STATM = "/proc/self/statm"
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process, or its peak where the system has only that."""
+    try:
+        with open(STATM, encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
 
 @dataclass(slots=True)
 class Environment:
     """The surroundings of one process. `secret`: drawn for this incarnation; its uid is a hash of
-    it. `clock`: the clock of the cluster thread, in seconds."""
+    it. `clock`: the clock of the cluster thread, in seconds. `cpu_time`: processor time of the
+    calling thread, in seconds."""
 
     secret: bytes = field(default_factory=lambda: os.urandom(SECRET_BYTES), repr=False)
     network: Network = field(default_factory=ZmqNetwork)
     dice: Random = field(default_factory=Random)
     clock: Callable[[], float] = suspend_clock
+    cpu_time: Callable[[], float] = time.thread_time
+    resident_bytes: Callable[[], int] = resident_bytes
 
     @property
     def uid(self) -> int:

@@ -27,7 +27,7 @@ def application() -> tuple[ShardBus, Any]:
     coordinator."""
     bus = ShardBus("shop")
 
-    @bus.entity("counter", shards=100_000)
+    @bus.entity("counter", shards=16_000)
     class Counter(Entity):
         @handler
         def add(self) -> int:

@@ -106,6 +106,8 @@ class SimProcess:
             SimNetwork(world.exchange, name, self.loop),
             Random(world.rng.getrandbits(32)),
             lambda: self.loop.clock.boot_time(world.now),
+            cpu_time=lambda: 0.0,
+            resident_bytes=lambda: 0,
         )
         self.ended_at: float | None = None
         self.ended_badly = False

@@ -19,6 +19,7 @@ Source: docs/security.md; RFC 26 of ZeroMQ (CurveZMQ).
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 from collections.abc import Mapping
@@ -47,6 +48,10 @@ DENIED = 400
 EXPLAINED = (DENIED, int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH))
 """Values of events that name the reason of a failed handshake. Other values only say that the other
 side has closed the connection."""
+SILENT = (0, errno.EAGAIN, errno.EINTR, errno.EINPROGRESS, errno.ETIMEDOUT)
+"""Values of events for a handshake without an answer in time. It proves nothing about keys: the
+other process stands still, or its loop is blocked. The value is the error of libzmq's last read;
+EAGAIN was seen, and EPIPE where the other side has other keys."""
 
 log = logging.getLogger("shardbus.keys")
 
@@ -228,9 +233,11 @@ class KeyFallback:
         """The handshake is complete: these keys are the first to try after the next break."""
         self._failed = 0
 
-    def failed(self) -> float:
-        """The handshake failed: choose the next keys. Returns the pause before they are tried, in
-        seconds."""
+    def failed(self, value: int) -> float:
+        """The handshake failed, with the value of that event: choose the next keys. Returns the
+        pause before they are tried, in seconds."""
+        if value in SILENT:
+            return PAUSE_S
         if self._keyring is not None:
             self._keyring.reload_if_changed()
         if self._refresh():

@@ -359,7 +359,7 @@ class _Dealer:
         self._name.renew()
         self._to.on_broken()
         self._why = value if value in EXPLAINED else self._why
-        pause = self._fallback.failed()
+        pause = self._fallback.failed(value)
         self._again = self._network.loop.call_later(pause, self._open)
         self._on_down()
         if self._fallback.hopeless(self._why) and not self._denied and not self._closed:

@@ -379,7 +379,7 @@ class PubSubSockets:
         self._disconnect(publisher)
         publisher.name.renew()
         publisher.to.on_broken()
-        pause = publisher.keys.failed()
+        pause = publisher.keys.failed(value)
         if publisher.keys.hopeless():
             self.dropped["handshake_failed"] += 1
             why = reason_for(value, keyed=True)

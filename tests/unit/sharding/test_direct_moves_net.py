@@ -53,4 +53,4 @@ def test_what_must_hold_holds_in_every_mode(mode: str, block: int) -> None:
             moved += run_mode(seed, mode).notes.get("handoff_moved", 0)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, mode {mode}: {error}") from error
-    assert moved > 20, "almost nothing moved directly"
+    assert moved >= 10, "almost nothing moved directly"

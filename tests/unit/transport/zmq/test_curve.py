@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from shardbus.transport.zmq import curve
 from shardbus.transport.zmq.curve import (
     PAUSE_MAX_S,
     ROUNDS,
+    SILENT,
     KeyFallback,
     Keyring,
     derive,
@@ -106,21 +108,31 @@ def test_every_key_is_tried_before_a_pause_that_grows(path: Path) -> None:
     new, old = derive(TWO), derive(ONE)
     tried, pauses = [choice.current], []
     for _ in range(2 * ROUNDS + 1):
-        pauses.append(choice.failed())
+        pauses.append(choice.failed(errno.EPIPE))
         tried.append(choice.current)
     assert tried == [new, old] * (ROUNDS + 1)
     assert pauses[::2] == [0.0] * (ROUNDS + 1)
     assert pauses[1::2] == sorted(pauses[1::2])
     assert pauses[1] > 0
     for _ in range(200):
-        assert choice.failed() <= PAUSE_MAX_S
+        assert choice.failed(errno.EPIPE) <= PAUSE_MAX_S
+
+
+def test_a_handshake_without_an_answer_proves_nothing_about_keys(path: Path) -> None:
+    choice = KeyFallback(Keyring(path))
+    first = choice.current
+    for value in SILENT * 10:
+        assert 0 < choice.failed(value) <= PAUSE_MAX_S
+        assert choice.current == first
+    assert not choice.hopeless()
+    assert not choice.hopeless(curve.DENIED)
 
 
 def test_only_many_failures_with_every_key_mean_that_secrets_differ(path: Path) -> None:
     choice = KeyFallback(Keyring(path))
     hopeless = []
     for _ in range(2 * ROUNDS):
-        choice.failed()
+        choice.failed(errno.EPIPE)
         hopeless.append(choice.hopeless())
     assert hopeless == [False] * (2 * ROUNDS - 1) + [True]
     choice.succeeded()
@@ -129,10 +141,10 @@ def test_only_many_failures_with_every_key_mean_that_secrets_differ(path: Path) 
 
 def test_the_keys_that_worked_are_the_first_to_try_again(path: Path) -> None:
     choice = KeyFallback(Keyring(path))
-    choice.failed()
+    choice.failed(errno.EPIPE)
     choice.succeeded()
     assert choice.current == derive(ONE)
-    choice.failed()
+    choice.failed(errno.EPIPE)
     assert choice.current == derive(TWO)
 
 
@@ -140,13 +152,13 @@ def test_a_failure_finds_a_file_that_has_changed_meanwhile(path: Path) -> None:
     ring = Keyring(path)
     choice, other = KeyFallback(ring), KeyFallback(ring)
     for _ in range(2 * ROUNDS):
-        choice.failed()
+        choice.failed(errno.EPIPE)
     keep(path, THREE, TWO)
     os.utime(path, ns=(1, 1))
-    assert choice.failed() == 0.0
+    assert choice.failed(errno.EPIPE) == 0.0
     assert choice.current == derive(THREE)
     assert not choice.hopeless()
-    assert other.failed() == 0.0  # and so does every other connection
+    assert other.failed(errno.EPIPE) == 0.0  # and so does every other connection
     assert other.current == derive(THREE)
 
 
@@ -154,11 +166,11 @@ def test_without_a_keyring_there_are_no_keys_and_still_an_end() -> None:
     choice = KeyFallback(None)
     for _ in range(ROUNDS):
         assert choice.current is None
-        assert choice.failed() > 0
+        assert choice.failed(errno.EPIPE) > 0
     assert choice.hopeless(0x11000002)
     assert not choice.hopeless()  # the other side may just have ended
     for _ in range(ROUNDS):
-        choice.failed()
+        choice.failed(errno.EPIPE)
     assert choice.hopeless()
 
 
