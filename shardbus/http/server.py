@@ -2,8 +2,8 @@
 
 uvicorn does HTTP. It runs with these differences: it does not touch the process's signals (it would
 raise them again when it stops); the port is bound here, so that a taken port is one clear error;
-`start` returns when connections are accepted; `connections` bounds connections; and what clients
-make uvicorn log is limited in rate.
+`start` returns when connections are accepted; `connections` bounds connections; what clients make
+uvicorn log is limited in rate; and a request that the end of the server cuts off is answered.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shardbus.config.settings import HttpSettings
 from shardbus.errors import ConfigError
 from shardbus.http.connections import BoundedConnections
+from shardbus.http.errors import error
 from shardbus.task_set import watch
 from shardbus.transport.log_limiter import LogRateLimiter
+
+log = logging.getLogger("shardbus.http")
 
 BACKLOG = 512
 SHUTDOWN_GRACE_S = 2
@@ -48,6 +51,29 @@ class _Embedded(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         self.listening.set()
+
+
+def answering_when_cut(app: ASGIApp) -> ASGIApp:
+    """Return the application, which answers 503 to a request that is cancelled before its answer
+    has begun. uvicorn cancels what is under way `SHUTDOWN_GRACE_S` after its end began."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def send_on(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await app(scope, receive, send_on)
+        except asyncio.CancelledError:
+            log.warning("cut off a request for %.100s: this node ends", scope.get("path", ""))
+            if not begun:
+                response = error(503, "ending", "this node ends", "ask another node")
+                await response(scope, receive, send)
+
+    return answer
 
 
 class Server:
@@ -90,7 +116,7 @@ class Server:
     def _config(self) -> uvicorn.Config:
         cert, key = self._tls or (None, None)
         config = uvicorn.Config(
-            self._app,
+            answering_when_cut(self._app),
             ssl_certfile=cert,
             ssl_keyfile=key,
             http=BoundedConnections,

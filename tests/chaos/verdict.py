@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -98,15 +97,9 @@ def ended_by_itself(
     return f"{name} ended by itself with {code}", ""
 
 
-CUT_OFF = "timeout graceful shutdown exceeded"
-CUT_REQUEST = re.compile(r"Exception in ASGI application\\?n?\s*Traceback")
-
-
 def has_traceback(log: str) -> bool:
-    """True if a log has a traceback other than that of an HTTP request which the end of its node
-    has cut off: the HTTP server logs that one at a node's end. It is a known defect."""
-    known = len(CUT_REQUEST.findall(log)) if CUT_OFF in log else 0
-    return log.count("Traceback (most") > known
+    """True if a log has a traceback."""
+    return "Traceback (most" in log
 
 
 def tracebacks(logs: Iterable[tuple[str, str]]) -> list[str]:

@@ -42,6 +42,28 @@ async def test_the_server_listens_when_start_returns_and_stops(node):
         await asyncio.open_connection("127.0.0.1", server.port)
 
 
+async def test_a_request_that_the_end_cuts_off_is_answered(node, monkeypatch, caplog):
+    """Without this uvicorn logs a traceback, and the asker gets an error without a reason."""
+    arrived = asyncio.Event()
+
+    async def stand_still(*asked: object) -> Any:
+        arrived.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(node, "answer", stand_still)
+    monkeypatch.setattr("shardbus.http.server.SHUTDOWN_GRACE_S", 0)
+    server = serve(create_app(node, HttpSettings()), "127.0.0.1", 0)
+    await server.start()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        asked = asyncio.ensure_future(client.get("/v1/where/counter/7"))
+        await arrived.wait()
+        await server.stop()
+        answer = await asked
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "ending")
+    assert "cut off a request for /v1/where/counter/7" in caplog.text
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_taken_port_is_one_sentence(node):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
