@@ -518,13 +518,27 @@ class Coordinator:
         reason = self._registry.why_not(now)
 
         def why_not(shard: str) -> str:
-            moving = shard in self._moves.handoffs or shard in self._direct
-            return "the shard is on the move" if moving else reason or "its home is being stored"
+            if shard in self._moves.handoffs or shard in self._direct:
+                return "the shard is on the move"
+            return reason or self._why_no_place(shard) or "its home is being stored"
 
         registered = self._registry.registered.__contains__
         for asker, home in self._home_requests.answer(self._known, why_not, registered):
             if asker == home.node and home.shard in self._starts:
                 self._outbox.add(asker, HomeMessage.HOST_SHARD, (home,))
+
+    def _why_no_place(self, row: str) -> str:
+        """Return why the row of an instance has no home; empty if it can have one."""
+        rows = self._rows
+        if rows is None:
+            return ""
+        if not rows.exists(row):
+            return f"there are {rows.count} instances"
+        homes = map(self._ledger.home_of, rows.siblings(row))
+        taken = {home.node for home in homes if home is not None}
+        if taken.issuperset(self._registry.candidates()):
+            return "each node that may host it hosts another instance"
+        return ""
 
     def _on_start_overdue(self, home: Home, tries: int, now: float) -> None:
         """Send HostShard again to a region that has not confirmed, or hand the shard off."""

@@ -16,12 +16,14 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, LeastShard
 from shardbus.sharding.coordinator.coordinator import COALESCE_S, Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
+from shardbus.sharding.coordinator.instance_rows import SHRINK_AFTER_S
 from shardbus.sharding.coordinator.ledger import CONFIRM_S
 from shardbus.sharding.coordinator.moves import SLOW_S
 from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
 from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
 from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry, with_role_minimum
 from shardbus.sharding.coordinator.starts import TRIES
+from shardbus.sharding.instances import Instances
 from shardbus.sharding.messages import Home
 from shardbus.sharding.overrides import Overrides
 from shardbus.store.protocol import StoredTable
@@ -41,10 +43,13 @@ class CoordinatorDriver:
         live: tuple[NodeId, ...] = (A, B),
         strategy: AllocationStrategy | None = None,
         floor: int = 0,
+        instances: Instances | None = None,
     ) -> None:
         self.settings = settings or ShardingSettings()
         self.now = 0.0
-        self.coordinator = Coordinator("t", A, LAYOUT, self.settings, strategy or LeastShard())
+        self.coordinator = Coordinator(
+            "t", A, LAYOUT, self.settings, strategy or LeastShard(), instances
+        )
         self.writes: list[ev.Persist] = []
         self.taken = False
         """Another coordinator has claimed an epoch in the store."""
@@ -1249,3 +1254,50 @@ def test_proxies_do_not_count_for_the_minimum_of_regions() -> None:
     driver.wait(2.0)
     reason = "1 of 2 regions have registered"
     assert driver.ask(A, "1") == [(A, msg.Wait(1, ("1",), reason))]
+
+
+# Instances
+
+
+def pair_of_instances(wanted: int = 2) -> CoordinatorDriver:
+    driver = CoordinatorDriver(instances=Instances(exact=wanted))
+    sent = driver.register(A, B)
+    assert [m for m in sent if isinstance(m[1], msg.InstanceCount)] == [
+        (node, msg.InstanceCount(1, 2)) for node in (A, B)
+    ]
+    return driver
+
+
+def test_S3_47_a_request_for_one_row_gives_homes_to_all_of_its_shard() -> None:
+    driver = pair_of_instances()
+    driver.ask(A, "7~1")
+    assert {row: node for row, (node, _) in driver.writes[-1].homes.items()} == {"7~1": A, "7~2": B}
+    driver.persisted()
+    assert (A, msg.ShardHomes(1, (Home("7~2", B, FENCE + 1),))) in driver.ask(A, "7~2")
+
+
+def test_a_row_without_a_place_waits_with_the_reason() -> None:
+    driver = pair_of_instances()
+    driver.ask(A, "7~1")
+    driver.persisted()
+    driver.handle(ev.MembersChanged((A,)))
+    driver.wait(1.0)
+    writes = len(driver.writes)
+    why = "each node that may host it hosts another instance"
+    assert driver.ask(A, "7~2") == [(A, msg.Wait(1, ("7~2",), why))]
+    assert driver.ask(A, "7~3") == [(A, msg.Wait(1, ("7~3",), "there are 2 instances"))]
+    assert list(driver.coordinator.table.homes) == ["7~1"]
+    assert all("7~2" not in write.homes for write in driver.writes[writes:])
+
+
+def test_S3_48_fewer_nodes_mean_fewer_instances_after_a_while() -> None:
+    driver = pair_of_instances()
+    driver.ask(A, "7~1")
+    driver.persisted()
+    driver.handle(ev.MembersChanged((A,)))
+    sent = driver.wait(SHRINK_AFTER_S + 1.0)
+    assert (A, msg.InstanceCount(1, 1)) in sent
+    driver.handle(ev.MembersChanged((A, C)))
+    sent = driver.register(C)
+    assert (C, msg.InstanceCount(1, 2)) in sent
+    assert driver.writes[-1].homes["7~2"][0] == C
