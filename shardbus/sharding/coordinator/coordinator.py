@@ -307,7 +307,7 @@ class Coordinator:
                     self._on_stopped(home, sender, home.shard in left, now)
             case msg.ShardMoved(_, moves):
                 for move in moves:
-                    self._on_moved(sender, move)
+                    self._on_moved(sender, move, now)
             case msg.MoveRefused(_, moves):
                 for move in moves:
                     self._direct.on_refused(sender, move)
@@ -338,17 +338,23 @@ class Coordinator:
         self._moves.tick(now)
         self._direct.tick(now)
 
-    def _on_moved(self, sender: NodeId, move: ShardMove) -> None:
+    def _on_moved(self, sender: NodeId, move: ShardMove, now: float) -> None:
         """Record that a shard was handed over. A coordinator that does not know the move, because
-        the store has lost it, takes the new home as reported."""
+        the store has lost it, takes the new home as reported, or allocates another one if the node
+        of that is gone by now. It ends a later move of its own, which cannot take place."""
         old, new = move
         if self._direct.on_moved(sender, move):
             if not self._registry.is_live(new.node):
                 self._end_targets({new.node: None})
         elif sender == old.node and self.table.homes.get(old.shard) == old:
             self._moves.forget(old.shard)
-            self._ledger.freed.pop(old.shard, None)
-            self._ledger.adopted[old.shard] = new
+            self._direct.forget(old.shard)
+            if self._registry.is_live(new.node):
+                self._ledger.freed.pop(old.shard, None)
+                self._ledger.adopted[old.shard] = new
+            else:
+                self._ledger.free(old, "died", now)
+                self._ledger.want(old.shard)
 
     def _end_targets(self, gone: dict[NodeId, None]) -> None:
         """Get new homes for the shards that were handed to nodes that are gone."""

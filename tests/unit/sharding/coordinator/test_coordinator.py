@@ -1301,3 +1301,26 @@ def test_S3_48_fewer_nodes_mean_fewer_instances_after_a_while() -> None:
     sent = driver.register(C)
     assert (C, msg.InstanceCount(1, 2)) in sent
     assert driver.writes[-1].homes["7~2"][0] == C
+
+
+def test_a_shard_that_an_unknown_move_gave_to_a_node_that_is_gone_gets_another_home() -> None:
+    """The store has lost the move, and its new home has died since."""
+    driver = CoordinatorDriver(ShardingSettings(handoff="drop"))
+    driver.register(A, B)
+    home = driver.home("2")
+    lost = msg.ShardMove(home, Home("2", C, home.fence + 1))
+    writes = len(driver.writes)
+    driver.handle(ev.MessageReceived(home.node, msg.ShardMoved(home.node, (lost,))))
+    assert len(driver.writes) == writes + 1
+    node, fence = driver.writes[-1].homes["2"] or (None, 0)
+    assert node in (A, B)
+    assert fence > home.fence
+
+
+def test_a_shard_that_an_unknown_move_gave_to_a_living_node_lives_there() -> None:
+    driver = CoordinatorDriver(ShardingSettings(handoff="drop"))
+    driver.register(A, B)
+    home = driver.home("2")
+    new = Home("2", B, home.fence + 1)
+    driver.handle(ev.MessageReceived(A, msg.ShardMoved(A, (msg.ShardMove(home, new),))))
+    assert driver.writes[-1].homes["2"] == (B, new.fence)
