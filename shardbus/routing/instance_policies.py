@@ -9,7 +9,7 @@ died is not among them. If none is ready, the message waits for one that `spread
     nearest       this node's own instance, else one in the same zone, else any; always the same one
     round-robin   each in turn, for each entity
     random        any
-    least-busy    two at random, and of those the one with fewer open asks of this sender
+    least-busy    two at random, and of those the one with fewer open asks and quicker answers
     hash          the same one for the same key
     all           every one: the answer is a dict of node to reply or error
     first         the nearest, and after a delay a second one: the first answer counts
@@ -142,16 +142,15 @@ def any_of(ready: Sequence[int], dice: Random, count: int) -> int:
     return ready[int(dice.random() * len(ready))] if ready else int(dice.random() * count) + 1
 
 
-def least_busy(ready: Sequence[int], dice: Random, count: int, busy: Callable[[int], int]) -> int:
+def least_busy(ready: Sequence[int], dice: Random, count: int, cost: Callable[[int], float]) -> int:
     """Return the less busy one of two instances at random.
 
-    `busy(k)`: this sender's open asks to the node of instance k; those to the entity itself count
-    twice. Two choices instead of the minimum over all, because senders that all see one idle
-    instance would all send there.
+    `cost(k)`: what one more ask to instance k costs (`open_asks.OpenAsks`). Two choices instead of
+    the minimum over all, because senders that all see one idle instance would all send there.
     """
     if len(ready) < 2:
         return any_of(ready, dice, count)
     at = int(dice.random() * len(ready))
     other = int(dice.random() * (len(ready) - 1))
     one, two = ready[at], ready[other if other < at else other + 1]
-    return two if busy(two) < busy(one) else one
+    return two if cost(two) < cost(one) else one

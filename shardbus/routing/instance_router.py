@@ -29,6 +29,7 @@ from typing import Any
 from shardbus.errors import ConfigError, NodeLost, RequestError
 from shardbus.ids import NodeId, check_id, shard_of
 from shardbus.routing.instance_policies import distance, spread
+from shardbus.routing.open_asks import OpenAsks
 from shardbus.routing.pending_message import PendingMessage
 from shardbus.routing.router import ROUTES_MAX, Router, RouterOwner, ShardRoute
 from shardbus.sharding import events
@@ -104,10 +105,8 @@ class InstanceRouter(Router):
         self.zone = ""
         self.zones: Callable[[], Mapping[NodeId, str]] = dict
         self.rtts: Callable[[], Mapping[NodeId, float]] = dict
-        self.open_asks: dict[str, int] = {}
-        """Asks without an answer, by wire id; kept for `least-busy` only."""
-        self.open_asks_at: dict[NodeId, int] = {}
-        """The same by home."""
+        self.open_asks = OpenAsks()
+        """Asks without an answer, and how long answers took; kept for `least-busy` only."""
         self.senders: dict[object, Any] = {}
         """The senders by their choice of router: they share turns."""
         self.hedged = 0
@@ -300,23 +299,20 @@ class InstanceRouter(Router):
     # ---- open asks, for `least-busy`
 
     def note_open(self, wire: str, node: NodeId | None, answer: asyncio.Future[Any]) -> None:
-        """Count an ask as open until it has its outcome."""
-        asks, asks_at = self.open_asks, self.open_asks_at
-        asks[wire] = asks.get(wire, 0) + 1
-        if node is not None:
-            asks_at[node] = asks_at.get(node, 0) + 1
+        """Count an ask as open until it has its outcome, and take its time then."""
+        asks, now = self.open_asks, self._loop.time
+        begun = now()
+        asks.opened(wire, node)
 
-        def closed(_: asyncio.Future[Any]) -> None:
-            left = asks[wire] - 1
-            if left:
-                asks[wire] = left
-            else:
-                del asks[wire]
-            if node is not None:
-                left = asks_at[node] - 1
-                if left:
-                    asks_at[node] = left
-                else:
-                    del asks_at[node]
+        def closed(answer: asyncio.Future[Any]) -> None:
+            failed = answer.cancelled() or answer.exception() is not None
+            end = now()
+            asks.closed(wire, node, end - begun, end, failed=failed)
 
         answer.add_done_callback(closed)
+
+    def cost_of(self, entity_id: str, rows: ShardRows, instance: int) -> float:
+        """Return what one more ask to an instance costs, in s."""
+        home = self.region.home_of(rows.routes[instance - 1].shard)
+        node = home.node if home is not None else None
+        return self.open_asks.cost(wire_id(entity_id, instance), node, self._loop.time())

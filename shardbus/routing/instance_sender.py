@@ -118,8 +118,8 @@ class InstanceSender:
             case instance_policies.RANDOM:
                 return any_of(rows.ready, self._dice, count)
             case instance_policies.LEAST_BUSY:
-                busy = partial(self._busy, entity_id, rows)
-                return least_busy(rows.ready, self._dice, count, busy)
+                cost = partial(router.cost_of, entity_id, rows)
+                return least_busy(rows.ready, self._dice, count, cost)
             case instance_policies.HASH:
                 return spread(self.choice.key or router.sender_name, count)
             case _:
@@ -128,12 +128,6 @@ class InstanceSender:
     def _nearest(self, entity_id: str, rows: ShardRows) -> tuple[int, int]:
         text = f"{self.router.sender_name} {entity_id}"
         return nearest(rows.ready, rows.distances, text, self.router.count)
-
-    def _busy(self, entity_id: str, rows: ShardRows, instance: int) -> int:
-        router = self.router
-        home = router.region.home_of(rows.routes[instance - 1].shard)
-        at_home = router.open_asks_at.get(home.node, 0) if home is not None else 0
-        return router.open_asks.get(wire_id(entity_id, instance), 0) + at_home
 
     def route_of(self, entity_id: str) -> ShardRoute:
         """Return the route of the instance that the next message goes to."""

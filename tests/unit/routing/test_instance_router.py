@@ -128,11 +128,12 @@ async def test_open_asks_are_counted_until_they_have_an_outcome() -> None:
     first, second = loop.create_future(), loop.create_future()
     for answer in (first, second):
         router.note_open("x~1", A, answer)
-    assert (router.open_asks, router.open_asks_at) == ({"x~1": 2}, {A: 2})
+    asks = router.open_asks
+    assert (asks.by_wire_id, asks.by_node) == ({"x~1": 2}, {A: 2})
     first.set_result(None)
     second.cancel()
     await asyncio.sleep(0)
-    assert (router.open_asks, router.open_asks_at) == ({}, {})
+    assert (asks.by_wire_id, asks.by_node) == ({}, {})
 
 
 async def test_choices_share_their_senders_and_so_their_turns() -> None:
