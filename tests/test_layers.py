@@ -27,6 +27,8 @@ from pathlib import Path
 
 import pytest
 
+from shardbus_cli.command_table import COMMANDS
+
 ROOT = Path(__file__).resolve().parent.parent
 
 FLOORS = {
@@ -69,9 +71,18 @@ SIBLINGS = {
 }
 """Who may import whom on its own floor, above floor 0."""
 
-ENTRY_POINTS = {"shardbus_cli.main", "shardbus.simulation.machines"}
-"""Modules that are started or imported from outside: the command, and the network that the tests of
-machines run on."""
+ENTRY_POINTS = {
+    "shardbus_cli.main",
+    "shardbus_cli.dev.node_main",
+    "shardbus_cli.template.app",
+    "shardbus.simulation.machines",
+}
+"""Modules that are started or imported from outside: the command, the process of a node of
+`shardbus dev`, the application of a new project, and the network that the tests of machines run
+on."""
+
+LOADERS = {"shardbus_cli.commands"}
+"""Modules that import what the table of commands names."""
 
 PURE = ("shardbus.membership", "shardbus.sharding", "shardbus.wire")
 PURE_BANNED = {"asyncio", "zmq", "redis", "time", "uuid", "logging", "threading", "socket", "os"}
@@ -115,6 +126,8 @@ def package_of(module: str) -> str:
 
 def imports_of(module: str, tree: ast.Module) -> Iterator[str]:
     """Every module that is imported, wherever the import stands."""
+    if module in LOADERS:
+        yield from (f"shardbus_cli.{place.partition(':')[0]}" for place in COMMANDS.values())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

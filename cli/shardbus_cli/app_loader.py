@@ -1,18 +1,27 @@
 """Load the `ShardBus` that `APP` names.
 
 `APP` is `module:attribute` as for uvicorn, `module`, or a path to a `.py` file, with or without
-`:attribute`. There are three different errors: the module does not exist, it has no such attribute,
-or the attribute is no ShardBus. If the user's module raises, its traceback is printed from the
+`:attribute`. The attribute is a ShardBus, or a **factory**: a function without parameters that
+returns one. If `APP` is left out, it is `app` of the table `[tool.shardbus]` in the nearest
+`pyproject.toml`, of the current directory or of one above it, and the folder of that file is
+importable.
+
+There are three different errors: the module does not exist, it has no such attribute, or the
+attribute is no ShardBus. If the user's module or factory raises, its traceback is printed from the
 user's first line on.
+
+Source: docs/reference/cli.md.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -24,6 +33,55 @@ if TYPE_CHECKING:
     from shardbus import ShardBus
 
 FORM = "write module:attribute, a module, or a path to a .py file"
+PROJECT = "pyproject.toml"
+TABLE = '`app = "app:bus"` below `[tool.shardbus]`'
+
+
+def app_or_project(app: str | None) -> str:
+    """Return `app`, or the one of the nearest `pyproject.toml`, whose folder becomes importable.
+
+    Raises:
+        CommandFailure: no file names one, or the file cannot be read; exit code 3.
+    """
+    if app is not None:
+        return app
+    here = Path.cwd()
+    file = next((f for f in (at / PROJECT for at in (here, *here.parents)) if f.is_file()), None)
+    if file is None:
+        raise CommandFailure(
+            f"no APP is given, and there is no {PROJECT} here or above",
+            f"name one, as in `shardbus node start app:bus`, or add {PROJECT} with {TABLE}",
+            code=ExitCode.APP,
+        )
+    named = _named_in(file)
+    if str(file.parent) not in sys.path:
+        sys.path.insert(0, str(file.parent))
+    where, colon, attribute = _split(named)
+    inside = where.endswith(".py") and not Path(where).is_absolute()
+    return f"{file.parent / where}{colon}{attribute}" if inside else named
+
+
+def _named_in(file: Path) -> str:
+    """Return `app` of `[tool.shardbus]`."""
+    import tomllib
+
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("shardbus", {})
+        app = table.get("app")
+    except (OSError, ValueError, AttributeError) as wrong:
+        reason = str(wrong).partition("\n")[0]
+        raise CommandFailure(
+            f"no APP is given, and {str(file)!r} cannot be read: {reason}",
+            "name one, or correct the file",
+            code=ExitCode.APP,
+        ) from None
+    if not isinstance(app, str) or not app:
+        raise CommandFailure(
+            f"no APP is given, and {str(file)!r} names none",
+            f"add {TABLE} to it",
+            code=ExitCode.APP,
+        )
+    return app
 
 
 def load_app(app: str) -> ShardBus:
@@ -163,14 +221,40 @@ def _named(module: ModuleType, where: str, attribute: str) -> ShardBus:
         found = getattr(found, part)
     from shardbus import ShardBus
 
-    if not isinstance(found, ShardBus):
-        kind = type(found).__name__
+    if isinstance(found, ShardBus):
+        return found
+    if inspect.isroutine(found):
+        return _made_by(found, f"{where}:{attribute}")
+    raise CommandFailure(
+        f"{where}:{attribute} is of type {type(found).__name__}, not a ShardBus",
+        _offer(module, where),
+        code=ExitCode.APP,
+    )
+
+
+def _made_by(factory: Callable[..., object], name: str) -> ShardBus:
+    """Call a factory and return its ShardBus."""
+    from shardbus import ShardBus
+
+    hint = "a factory is a function without parameters that returns a ShardBus"
+    try:
+        inspect.signature(factory).bind()
+    except (TypeError, ValueError):
         raise CommandFailure(
-            f"{where}:{attribute} is of type {kind}, not a ShardBus",
-            _offer(module, where),
-            code=ExitCode.APP,
+            f"the factory {name} needs arguments", hint, code=ExitCode.APP
+        ) from None
+    if inspect.iscoroutinefunction(factory):
+        raise CommandFailure(f"the factory {name} is async", hint, code=ExitCode.APP)
+    try:
+        made = factory()
+    except Exception as raised:
+        raise _broken(name, raised) from None
+    if not isinstance(made, ShardBus):
+        kind = type(made).__name__
+        raise CommandFailure(
+            f"the factory {name} returned an object of type {kind}", hint, code=ExitCode.APP
         )
-    return found
+    return made
 
 
 def _candidates(found: object) -> list[str]:

@@ -87,11 +87,11 @@ class _Work:
     """The load on one node. It counts the messages that it sends, so that a lost one is found."""
 
     def __init__(self, client: AsyncClient, entities: int, payload: bytes) -> None:
-        from shardbus_cli.bench_app import Counter
+        from shardbus_cli.bench_app import HitCounter
 
         step = STRIDE if entities % STRIDE else 1
         numbers = (i * step % entities for i in range(entities))
-        self._refs: list[Any] = [client.ref(Counter, f"counter-{i}") for i in numbers]
+        self._refs: list[Any] = [client.ref(HitCounter, f"counter-{i}") for i in numbers]
         self._payload, self._sent = payload, 0
         self._facts = {"entities": entities, "payload": len(payload)}
 

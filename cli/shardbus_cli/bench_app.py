@@ -8,7 +8,7 @@ bus = ShardBus("bench")
 
 
 @bus.entity(name="counter", shards=64, passivate_after=3600.0)
-class Counter(Entity):
+class HitCounter(Entity):
     """Counts the messages that it receives."""
 
     def __init__(self) -> None:

@@ -1,83 +1,53 @@
 """The commands of `shardbus`, as typer parses them.
 
-Commands import what they need when they run, so that `--help` answers at once. Every failure ends
-in `run`: one line on standard error, and the exit code of that kind of failure.
+`command_line` makes the parser: of the one command that is called, or of all of them, whose places
+are in `command_table`. Commands import what they need when they run. Every failure ends in `run`:
+one line on standard error, and the exit code of that kind of failure.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 
-from shardbus_cli import (
-    bench,
-    config,
-    data,
-    doctor,
-    keys,
-    limits,
-    maintenance,
-    node,
-    placement,
-    send,
-    show,
-    simulate,
-    usage_errors,
-)
+from shardbus_cli import usage_errors
+from shardbus_cli.command_table import COMMANDS, named_in
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.output import data as print_data
 from shardbus_cli.output import error
 
-app = typer.Typer(
-    name="shardbus",
-    help="Stateful entities, sharded over a cluster of Python processes.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.add_typer(node.app, name="node")
-app.add_typer(show.cluster_app, name="cluster")
-app.add_typer(data.app, name="data")
-app.add_typer(config.app, name="config")
-app.add_typer(keys.app, name="keys")
-READING: tuple[Callable[..., None], ...] = (
-    show.nodes,
-    show.types,
-    show.shards,
-    show.partitions,
-    show.entities,
-    show.where,
-    show.explain,
-    show.load,
-    show.health,
-    doctor.doctor,
-    config.check,
-    simulate.simulate,
-    bench.bench,
-    maintenance.cordon,
-    maintenance.uncordon,
-    maintenance.drain,
-    maintenance.shutdown_region,
-    placement.plan,
-    placement.rebalance,
-    placement.place,
-    placement.stop,
-    limits.limit,
-)
-for command in READING:
-    app.command()(command)
-SENDING: tuple[Callable[..., None], ...] = (send.tell, send.ask)
-for command in SENDING:
-    app.command(context_settings={"ignore_unknown_options": True})(command)
+SENDING = ("tell", "ask")
+"""Commands whose arguments may look like options: a negative number, for example."""
 
 
-@app.command()
+def command_line(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the parser of these commands, by default of all."""
+    app = typer.Typer(
+        name="shardbus",
+        help="Stateful entities, sharded over a cluster of Python processes.",
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(root)
+    for name in names:
+        module, _, attribute = COMMANDS[name].partition(":")
+        found = getattr(import_module(f"shardbus_cli.{module}"), attribute)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            settings = {"ignore_unknown_options": True} if name in SENDING else None
+            app.command(name, context_settings=settings)(found)
+    return app
+
+
 def version() -> None:
     """Print the version."""
     from importlib.metadata import PackageNotFoundError
@@ -95,7 +65,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def root(
     show_version: Annotated[
         bool,
@@ -123,7 +92,9 @@ def root(
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command and return its exit code."""
+    called = named_in(arguments)
     try:
+        app = command_line([called] if called else COMMANDS)
         ended_with = app(args=arguments, prog_name=usage_errors.PROGRAM, standalone_mode=False)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else ExitCode.OK

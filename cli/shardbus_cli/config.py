@@ -167,7 +167,7 @@ def show(
 
 
 def check(
-    app: App,
+    app: App = None,
     file: ConfigFile = None,
     assignments: Assignments = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -175,9 +175,9 @@ def check(
     """Check application, settings and store as a node does at its start. Starts nothing."""
     import asyncio
 
-    from shardbus_cli.app_loader import load_app
+    from shardbus_cli.app_loader import app_or_project, load_app
 
-    bus = load_app(app)
+    bus = load_app(app_or_project(app))
     settings = settings_for(layers_of(file, [], assignments), bus)
     checks = asyncio.run(_checks(bus, settings))
     good = all(found["ok"] for found in checks.values())

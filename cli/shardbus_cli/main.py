@@ -1,7 +1,7 @@
 """The `shardbus` command, from its arguments to the exit code of the process.
 
-Plain `shardbus health` is answered without the parser of command lines: `health` says why. All else
-is in `commands`.
+The help of all commands and plain `shardbus health` need no parser of command lines, which takes
+longer to start than they do. All else is in `commands`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ def main() -> None:
 
 def run(arguments: list[str], *, debug: bool = False) -> int:
     """Run one command and return its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        from shardbus_cli.command_table import help_of_all
+
+        (sys.stdout if arguments else sys.stderr).write(help_of_all())
+        return 0 if arguments else 2
     if arguments[:1] == ["health"] and not debug:
         from shardbus_cli import health
 

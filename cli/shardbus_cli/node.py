@@ -26,7 +26,7 @@ Member = Annotated[str, typer.Argument(metavar="NODE", help="host:port#uid or ho
 
 @app.command()
 def start(
-    app: App,
+    app: App = None,
     file: ConfigFile = None,
     host: node_flags.Host = None,
     port: node_flags.Port = None,
@@ -55,6 +55,7 @@ def start(
     leash_fd: Annotated[int | None, typer.Option("--leash-fd", hidden=True)] = None,
 ) -> None:
     """Start a node and run it until SIGTERM or Ctrl-C: it leaves; after a second one it stops."""
+    from shardbus_cli.app_loader import app_or_project
     from shardbus_cli.config import layers_of
     from shardbus_cli.logs import configure
 
@@ -76,11 +77,11 @@ def start(
     settings = _settings(layers)
     configure(settings.log.level, settings.log.format)
     if workers:
-        arguments = ["node", "start", app, *node_flags.words(given)]
+        arguments = ["node", "start", *([app] if app else []), *node_flags.words(given)]
         arguments += ["--config", str(file)] if file else []
         arguments += [word for text in assignments or () for word in ("--set", text)]
         raise SystemExit(_supervise(settings, workers, arguments, ready_fd))
-    raise SystemExit(_load_and_run(app, layers, ready_fd, leash))
+    raise SystemExit(_load_and_run(app_or_project(app), layers, ready_fd, leash))
 
 
 def _leash(fd: int | None) -> SupervisorLink | None:

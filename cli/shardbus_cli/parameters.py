@@ -24,7 +24,12 @@ Assignments = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Any setting, as in log.level=debug."),
 ]
 App = Annotated[
-    str, typer.Argument(metavar="APP", help="module:attribute, a module, or a path to a .py file.")
+    str | None,
+    typer.Argument(
+        metavar="[APP]",
+        help="module:attribute, a module, or a path to a .py file; the attribute is a ShardBus or a"
+        " function that returns one. By default `app` of [tool.shardbus] in pyproject.toml.",
+    ),
 ]
 Secret = Annotated[
     Path | None,

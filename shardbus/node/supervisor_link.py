@@ -69,11 +69,16 @@ class SupervisorLink:
     def _listen(self) -> None:
         with suppress(OSError), self._socket.makefile("rb") as lines:
             for line in lines:
-                self._on_command(line.strip())
-        _discard_output()
-        self._on_command(b"leave")
+                self.on_command(line.strip())
+        self.on_closed()
 
-    def _on_command(self, command: bytes) -> None:
+    def on_closed(self) -> None:
+        """Handle the end of the supervisor. Called in the thread that reads."""
+        _discard_output()
+        self.on_command(b"leave")
+
+    def on_command(self, command: bytes) -> None:
+        """Carry out a command. Called in the thread that reads."""
         with self._lock:
             node = self._node
             if node is None:

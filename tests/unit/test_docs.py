@@ -20,7 +20,7 @@ from shardbus.config.loading import options
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
 from shardbus_cli.app_loader import load_app
-from shardbus_cli.commands import app as commands
+from shardbus_cli.commands import command_line
 from tests.test_layers import FLOORS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +121,7 @@ def attributes_read() -> Iterator[str]:
 def test_every_command_is_on_its_page_and_no_other() -> None:
     page = text("reference/cli.md")
     listed = re.findall(r"^\| `shardbus ([a-z-]+(?: [a-z]+)?)(?=[ `])", page, re.M)
-    assert sorted(listed) == sorted(names_of(commands, ""))
+    assert sorted(listed) == sorted(names_of(command_line(), ""))
 
 
 def names_of(group: typer.Typer, prefix: str) -> Iterator[str]:

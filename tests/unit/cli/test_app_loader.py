@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
-from shardbus_cli.app_loader import load_app
+from shardbus_cli.app_loader import app_or_project, load_app
 from shardbus_cli.exit_codes import ExitCode
 
 
@@ -74,3 +75,89 @@ def test_a_module_that_misses_another_is_not_taken_for_a_missing_one(shell, apps
     (apps / "needy_app.py").write_text("import no_such_module_anywhere\n")
     assert shell("node", "start", "needy_app:bus") == ExitCode.APP
     assert "it raised ModuleNotFoundError (line 1 of needy_app.py)" in shell.err
+
+
+FACTORIES = """
+from shardbus import ShardBus
+
+def make(size=1):
+    return ShardBus("made")
+
+def needy(size):
+    return ShardBus("made")
+
+async def late():
+    return ShardBus("made")
+
+def wrong():
+    return 3
+
+def broken():
+    raise ValueError("no")
+
+class Maker:
+    bus = ShardBus("inner")
+
+    @staticmethod
+    def make():
+        return ShardBus("static")
+"""
+
+
+def test_an_app_may_be_a_factory(apps):
+    (apps / "made_app.py").write_text(FACTORIES)
+    assert load_app("made_app:make").name == "made"
+    assert load_app("made_app:Maker.make").name == "static"
+    assert load_app("made_app:Maker.bus").name == "inner"
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("needy", "the factory made_app:needy needs arguments; a factory is a function without"),
+        ("late", "the factory made_app:late is async"),
+        ("wrong", "the factory made_app:wrong returned an object of type int"),
+        ("broken", r"it raised ValueError \(line 17 of made_app.py\)"),
+        ("Maker", "made_app:Maker is of type type, not a ShardBus"),
+    ],
+)
+def test_a_factory_that_makes_no_bus_has_an_error_of_its_own(shell, apps, name, said):
+    (apps / "made_app.py").write_text(FACTORIES)
+    assert shell("check", f"made_app:{name}") == ExitCode.APP
+    assert re.search(said, shell.err)
+
+
+def test_the_project_names_the_app_also_from_a_folder_below(shell, apps, monkeypatch):
+    (apps / "pyproject.toml").write_text('[tool.shardbus]\napp = "good_app:bus"\n')
+    (apps / "sub").mkdir()
+    for folder in (apps, apps / "sub"):
+        monkeypatch.chdir(folder)
+        assert load_app(app_or_project(None)).name == "shop"
+    assert app_or_project("other:bus") == "other:bus"
+    (apps / "pyproject.toml").write_text('[tool.shardbus]\napp = "good_app.py:bus"\n')
+    named = app_or_project(None)
+    assert named == f"{apps / 'good_app.py'}:bus"
+    assert load_app(named).name == "shop"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[tool.other]\n", r"names none; add `app = "),
+        ("[tool.shardbus]\napp = 3\n", "names none"),
+        ("tool = 3\n", "cannot be read"),
+        ("[tool", "cannot be read"),
+        (None, "there is no pyproject.toml here or above; name one"),
+    ],
+    ids=["none", "number", "no table", "no toml", "no file"],
+)
+def test_a_project_without_an_app_is_an_error_of_one_line(shell, apps, monkeypatch, text, said):
+    if text is None:
+        real = Path.is_file
+        monkeypatch.setattr(Path, "is_file", lambda f: f.name != "pyproject.toml" and real(f))
+    else:
+        (apps / "pyproject.toml").write_text(text)
+    for command in (["check"], ["node", "start"], ["dev"]):
+        assert shell(*command) == ExitCode.APP
+        assert said in shell.err
+        assert shell.err.count("\n") == 1

@@ -27,7 +27,7 @@ def test_an_interrupted_command_ends_with_130(shell, url, monkeypatch, interrupt
         assert shell("nodes") == 130
     assert shell.out == ""
     # Some versions of Typer turn the interrupt into an exit, others let it through.
-    monkeypatch.setattr("shardbus_cli.commands.app", interrupted)
+    monkeypatch.setattr("shardbus_cli.commands.command_line", interrupted)
     assert shell("nodes") == 130
 
 

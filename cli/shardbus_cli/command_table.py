@@ -1,0 +1,101 @@
+"""The commands of `shardbus`: where each one is, and its line in the help.
+
+The parser of command lines needs ten times as long to start as Python itself, and most commands
+import libraries of their own. So a command is imported when it is called, by its place in this
+table, and the help of `shardbus` is printed from the table without any parser. This module imports
+nothing.
+
+Source: docs/reference/cli.md.
+"""
+
+from __future__ import annotations
+
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Develop": {
+        "init": ("init:init", "Make a project: an entity, a test, a web route, a compose file."),
+        "dev": ("dev.command:dev", "Run a cluster on this machine, in one terminal."),
+        "check": ("config:check", "Check application, settings and store; start nothing."),
+        "simulate": ("simulate:simulate", "Run simulated clusters under seeded faults."),
+        "bench": ("bench:bench", "Measure tells, asks and starts of entities on this machine."),
+    },
+    "Run": {
+        "node": ("node:app", "Start a node, or remove one from the cluster."),
+        "cluster": ("show:cluster_app", "The cluster as a whole."),
+        "config": ("config:app", "The settings of a node."),
+        "keys": ("keys:app", "The secret of a cluster, and keys for its processes."),
+    },
+    "Send": {
+        "ask": ("send:ask", "Send a message and print the answer as JSON."),
+        "tell": ("send:tell", "Send a message; return when a node has acknowledged it."),
+    },
+    "Look": {
+        "top": ("top:top", "Watch how busy the nodes and the types are."),
+        "nodes": ("show:nodes", "List the members and the shards and entities of each."),
+        "types": ("show:types", "List the entity types of the cluster."),
+        "shards": ("show:shards", "List the shards of a type and where they live."),
+        "partitions": ("show:partitions", "List the nodes of the instances of each shard."),
+        "entities": ("show:entities", "List the entities in memory, one page at a time."),
+        "where": ("show:where", "Show the shard and the home of an entity."),
+        "explain": ("show:explain", "Explain why an entity or a shard is on its node."),
+        "load": ("show:load", "Show how busy the nodes are, and the busiest shards."),
+        "health": ("show:health", "Show whether a node is ready for work."),
+        "doctor": ("doctor:doctor", "Report what is wrong with the cluster and what to do."),
+        "version": ("commands:version", "Print the version."),
+    },
+    "Operate": {
+        "cordon": ("maintenance:cordon", "Keep new shards away from a node."),
+        "uncordon": ("maintenance:uncordon", "Let a node take shards again."),
+        "drain": ("maintenance:drain", "Move all shards off a node, which stays a member."),
+        "shutdown-region": (
+            "maintenance:shutdown_region",
+            "Move a type's shards off a node.",
+        ),
+        "plan": ("placement:plan", "Predict which shards would move."),
+        "rebalance": ("placement:rebalance", "Check the balance now; pause or bound moves."),
+        "place": ("placement:place", "Set where shards must live, for strategy external."),
+        "stop": ("placement:stop", "Stop shards until their next message."),
+        "limit": ("limits:limit", "Show or set the limit of a type's entities in memory."),
+        "data": ("data:app", "The stored tables of shards."),
+    },
+}
+"""Section, command, and its place as `module:attribute` within `shardbus_cli`, with a summary."""
+
+COMMANDS = {name: place for rows in SECTIONS.values() for name, (place, _) in rows.items()}
+"""Every command with its place."""
+
+HEAD = """\
+Usage: shardbus [OPTIONS] COMMAND [ARGS]...
+
+  Stateful entities, sharded over a cluster of Python processes.
+
+Options:
+  --version      Print the version.
+  --cacert FILE  PEM file with the certificates to trust in HTTPS to a node.
+                 [env: SHARDBUS_NODE_CACERT]
+  --debug        Show tracebacks; may stand anywhere.
+  -h, --help     Show this message and exit.
+"""
+FOOT = """\
+`shardbus COMMAND --help` shows the options of a command. Begin with `shardbus dev --demo`, or with
+`shardbus init DIR`.
+"""
+
+
+def help_of_all() -> str:
+    """Return the help of `shardbus`."""
+    width = max(map(len, COMMANDS)) + 2
+    parts = [HEAD]
+    for section, rows in SECTIONS.items():
+        lines = (f"  {name:<{width}}{line}\n" for name, (_, line) in rows.items())
+        parts.append(f"{section}:\n{''.join(lines)}")
+    return "\n".join([*parts, FOOT])
+
+
+def named_in(arguments: list[str]) -> str:
+    """Return the command that the arguments name; an empty text if there is none, or an unknown
+    one."""
+    left = list(arguments)
+    while left and left[0].startswith("-"):
+        if left.pop(0) == "--cacert" and left:
+            left.pop(0)
+    return left[0] if left and left[0] in COMMANDS else ""

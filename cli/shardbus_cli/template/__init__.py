@@ -1,0 +1,1 @@
+"""The project that `shardbus init` makes; `shardbus dev --demo` runs its application."""

@@ -1,0 +1,212 @@
+"""`top`: watch how busy the nodes and the types are, over the HTTP of any node.
+
+On a terminal the picture is drawn anew every two seconds until Ctrl-C; elsewhere one picture is
+printed. If the node does not answer, the other nodes of the last picture are asked instead. `frame`
+makes the picture from the pages and is pure.
+
+Source: docs/reference/cli.md; docs/reference/http.md.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardbus_cli import output
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EVERY_S, EVERY_LEAST_S = 2.0, 0.2
+HOTTEST = 5
+ENTER, LEAVE, HOME, CLEAR_LINE, CLEAR_REST = (
+    "\x1b[?1049h\x1b[?25l",
+    "\x1b[?25h\x1b[?1049l",
+    "\x1b[H",
+    "\x1b[K",
+    "\x1b[J",
+)
+Pages = dict[str, Any]
+NODE_COLUMNS = (
+    "node", "status", "busy", "lag ms", "rss MiB", "msg/s", "mailbox", "shards", "entities", "is",
+)  # fmt: skip
+
+
+def top(
+    every: Annotated[
+        float, duration("Between two pictures: 2s, 500ms.", EVERY_S, EVERY_LEAST_S)
+    ] = EVERY_S,
+    count: Annotated[
+        int | None,
+        typer.Option(min=1, help="Pictures; until Ctrl-C on a terminal, else 1, by default."),
+    ] = None,
+    node: NodeUrl = NODE_URL,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per picture.")
+    ] = False,
+) -> None:
+    """Watch how busy the nodes and the types are, until Ctrl-C."""
+    draws = sys.stdout.isatty() and not as_json
+    left = count if count is not None or draws else 1
+    watched = Watched(node)
+    with _screen(draws):
+        while True:
+            _show(watched, draws=draws, as_json=as_json)
+            if left is not None:
+                left -= 1
+                if not left:
+                    return
+            time.sleep(every)
+
+
+class Watched:
+    """The cluster of one node. `url` is the node that answered last."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._others: list[str] = []
+
+    def pages(self) -> Pages:
+        """Return the pages of the node, or of the first other one that answers.
+
+        Raises:
+            CommandFailure: no node answers; the failure is that of the node asked first.
+        """
+        try:
+            return self._read(self.url)
+        except CommandFailure as failure:
+            if failure.code is not ExitCode.UNREACHABLE:
+                raise
+            for other in self._others:
+                try:
+                    found = self._read(other)
+                except CommandFailure:
+                    continue
+                self.url = other
+                return found
+            raise
+
+    def _read(self, url: str) -> Pages:
+        asked = NodeHttp(url)
+        found = {name: asked.read("v1", name) for name in ("cluster", "nodes", "types", "load")}
+        scheme = asked.url.partition("://")[0]
+        rows = found["nodes"].get("nodes", ())
+        self._others = [f"{scheme}://{row['http']}" for row in rows if row.get("http")]
+        return found
+
+
+def frame(pages: Mapping[str, Any], url: str, clock: str) -> list[str]:
+    """Return the lines of one picture."""
+    cluster, members = pages["cluster"], pages["nodes"].get("nodes", ())
+    busy = {row["node"]: row for row in pages["load"].get("nodes", ())}
+    up = sum(row.get("status") == "up" and bool(row.get("reachable", True)) for row in members)
+    name = output.safe(cluster.get("cluster"))
+    head = f"cluster {name}   {up} of {len(members)} nodes up   {clock}   {url}"
+    rows = [_node_row(row, busy.get(row["node"], {})) for row in members]
+    lines = [head, "", *_table(NODE_COLUMNS, rows), ""]
+    lines += _table(("type", "shards", "entities", "coordinator"), _type_rows(pages, members))
+    hottest = pages["load"].get("hottest", ())[:HOTTEST]
+    if hottest:
+        lines += ["", *_table(("type", "shard", "node", "load"), hottest)]
+    return lines
+
+
+def _node_row(row: Mapping[str, Any], busy: Mapping[str, Any]) -> dict[str, object]:
+    reachable = row.get("reachable", True)
+    marks = [mark for mark in ("leader", "oldest") if row.get(mark)]
+    marks += ["suspended"] if row.get("suspended") else []
+    known: dict[str, object] = {}
+    if busy:
+        known = {
+            "busy": f"{busy['busy']:.0%}",
+            "lag ms": round(1000 * busy["lag"]),
+            "rss MiB": round(busy["rss"] / 2**20),
+            "msg/s": round(busy["rate"]),
+            "mailbox": round(busy["mailbox"]),
+        }
+    return known | {
+        "node": row["node"],
+        "status": row.get("status") if reachable else "unreachable",
+        "shards": sum((row.get("shards") or {}).values()),
+        "entities": sum((row.get("entities") or {}).values()),
+        "is": marks,
+    }
+
+
+def _type_rows(pages: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> list[Pages]:
+    """The types with their shards and entities on all nodes."""
+    coordinators = pages["cluster"].get("coordinators") or {}
+    names = [row["type"] for row in pages["types"].get("types", ())]
+    return [
+        {
+            "type": name,
+            "shards": sum((row.get("shards") or {}).get(name, 0) for row in members),
+            "entities": sum((row.get("entities") or {}).get(name, 0) for row in members),
+            "coordinator": (coordinators.get(name) or {}).get("node"),
+        }
+        for name in names
+    ]
+
+
+def _table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[str]:
+    cells = [[column.upper() for column in columns]]
+    cells += [[output.safe(row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in cells
+    ]
+
+
+def _show(watched: Watched, *, draws: bool, as_json: bool) -> None:
+    """Print one picture. On a terminal a node that does not answer is a line of it."""
+    try:
+        pages = watched.pages()
+    except CommandFailure as failure:
+        if not draws:
+            raise
+        _draw([str(failure)])
+        return
+    if as_json:
+        output.data(output.as_json(pages))
+        sys.stdout.flush()
+        return
+    lines = frame(pages, watched.url, time.strftime("%H:%M:%S"))
+    if draws:
+        _draw(lines)
+    else:
+        output.data("\n".join(lines))
+
+
+def _draw(lines: Sequence[str]) -> None:
+    """Draw over the last picture. Lines are cut at the edge of the terminal."""
+    from shutil import get_terminal_size
+
+    size = get_terminal_size()
+    shown = (f"{line[: size.columns]}{CLEAR_LINE}" for line in lines[: size.lines - 1])
+    sys.stdout.write(HOME + "\r\n".join(shown) + CLEAR_REST)
+    sys.stdout.flush()
+
+
+@contextmanager
+def _screen(draws: bool) -> Iterator[None]:
+    """Draw on a screen of its own, and give the old one back."""
+    if not draws:
+        yield
+        return
+    sys.stdout.write(ENTER)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.stdout.write(LEAVE)
+        sys.stdout.flush()

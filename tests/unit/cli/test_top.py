@@ -1,0 +1,69 @@
+"""`top`: one picture from a node's pages, and the next node when one is silent."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardbus_cli.exit_codes import CommandFailure, ExitCode
+from shardbus_cli.node_http import NodeHttp
+from shardbus_cli.top import Watched, frame
+
+ME, OTHER = "127.0.0.1:7355#00000000000000aa", "10.0.0.9:1#1"
+
+
+def test_one_picture_is_printed_where_there_is_no_terminal(shell, url):
+    assert shell("top") == ExitCode.OK
+    lines = shell.out.splitlines()
+    assert lines[0].startswith("cluster shop   1 of 2 nodes up")
+    [mine] = [line for line in lines if line.startswith(ME)]
+    assert mine.split() == [
+        ME, "up", "50%", "4", "50", "1234", "7", "100", "7", "leader,", "oldest",
+    ]  # fmt: skip
+    [other] = [line for line in lines if line.startswith(OTHER)]
+    assert other.split()[1:4] == ["unreachable", "-", "-"]
+    assert f"counter  {67 * 2}" in shell.out
+    assert "page  3" in lines[-1]
+
+
+def test_as_many_pictures_as_asked_for_each_a_line_of_json(shell, url):
+    assert shell("top", "--json", "--count", "2", "--every", "200ms") == ExitCode.OK
+    pages = [json.loads(line) for line in shell.out.splitlines()]
+    assert [sorted(page) for page in pages] == [["cluster", "load", "nodes", "types"]] * 2
+
+
+def test_a_hostile_name_cannot_move_the_cursor():
+    row = {"node": "\x1b[31mx", "status": "up", "reachable": True}
+    pages = {
+        "cluster": {"cluster": "a\nb", "coordinators": {}},
+        "nodes": {"nodes": [row]},
+        "types": {"types": [{"type": "\x1b[2J"}]},
+        "load": {"nodes": []},
+    }
+    assert all(line.isprintable() for line in frame(pages, "http://x", "12:00:00"))
+
+
+def test_another_node_is_asked_when_one_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: set[str] = set()
+
+    def read(self: NodeHttp, *path: str, **query: object) -> dict[str, object]:
+        if self.url in silent:
+            raise CommandFailure("no node", code=ExitCode.UNREACHABLE)
+        return {"nodes": [{"http": "127.0.0.1:1"}, {"http": "127.0.0.1:2"}]}
+
+    monkeypatch.setattr(NodeHttp, "read", read)
+    watched = Watched("http://127.0.0.1:1")
+    watched.pages()
+    silent.add("http://127.0.0.1:1")
+    watched.pages()
+    assert watched.url == "http://127.0.0.1:2"
+    silent.add("http://127.0.0.1:2")
+    with pytest.raises(CommandFailure, match="no node"):
+        watched.pages()
+
+
+def test_no_node_is_an_error(shell, monkeypatch):
+    monkeypatch.setenv("SHARDBUS_NODE_URL", "http://127.0.0.1:1")
+    assert shell("top") == ExitCode.UNREACHABLE
+    assert shell.err.count("\n") == 1
