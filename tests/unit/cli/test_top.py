@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
-from shardbus_cli.top import Watched, frame
+from shardbus_cli.top import ENTER, LEAVE, Watched, frame
+from tests.waiting import PATIENCE_S
 
 ME, OTHER = "127.0.0.1:7355#00000000000000aa", "10.0.0.9:1#1"
 
@@ -67,3 +74,31 @@ def test_no_node_is_an_error(shell, monkeypatch):
     monkeypatch.setenv("SHARDBUS_NODE_URL", "http://127.0.0.1:1")
     assert shell("top") == ExitCode.UNREACHABLE
     assert shell.err.count("\n") == 1
+
+
+def test_on_a_terminal_it_draws_until_ctrl_c_and_gives_the_screen_back(url):
+    """With a terminal of its own."""
+    leader, follower = pty.openpty()
+    command = "import sys; from shardbus_cli.main import run; sys.exit(run(sys.argv[1:]))"
+    shown = [sys.executable, "-c", command, "top", "--every", "200ms", "--node", url]
+    with subprocess.Popen(
+        shown, stdin=follower, stdout=follower, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        os.close(follower)
+        screen = _read_until(leader, "cluster shop", 2)
+        assert screen.startswith(ENTER)
+        process.send_signal(signal.SIGINT)
+        assert _read_until(leader, LEAVE, 1).endswith(LEAVE)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    os.close(leader)
+
+
+def _read_until(terminal: int, text: str, times: int) -> str:
+    """What the terminal shows until this text has come so often."""
+    found = ""
+    while found.count(text) < times:
+        assert select.select([terminal], [], [], PATIENCE_S)[0], found
+        found += os.read(terminal, 65536).decode()
+    return found
