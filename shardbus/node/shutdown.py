@@ -32,8 +32,8 @@ LEFT = "left"
 PART_S = 5.0
 """For messages under way, at most."""
 PART_FIRST_S = 1.0
-"""For clients to leave while this node is a member, at most. Clients that wait for late answers
-stay until it has left."""
+"""For clients to leave while this node is a member, or if the whole cluster stops, at most. Those
+that wait for late answers stay until it has left."""
 POLL_S = 0.02
 
 
@@ -108,7 +108,9 @@ async def _leave(node: LeavingNode, progress: Progress) -> None:
     if await asyncio.shield(node.stopped) != LEFT:
         return
     _part_with_clients(node)
-    await _until(node, lambda: not _busy(node) and not _hands_over(node), PART_S)
+    # No other node will serve what clients still send if the whole cluster stops.
+    seconds = PART_FIRST_S if node.cluster_stops.done() else PART_S
+    await _until(node, lambda: not _busy(node) and not _hands_over(node), seconds)
 
 
 def _part_with_clients(node: LeavingNode) -> None:

@@ -247,6 +247,16 @@ async def test_shards_end_here_if_the_whole_cluster_stops() -> None:
 
 
 @virtual
+async def test_clients_that_stay_keep_a_cluster_that_stops_for_a_second_only() -> None:
+    """Such as one that ended while it connected, which this node cannot know."""
+    node = Leaving()
+    node.cluster_stops.set_result(None)
+    node.region.stopped_here.set_result(None)
+    node.endpoint.clients = 1
+    assert await node.leaving() == (True, about(PART_FIRST_S))
+
+
+@virtual
 async def test_handing_off_becomes_stopping_if_the_cluster_stops_meanwhile() -> None:
     node = Leaving()
     node.region.drained = node.loop.create_future()
