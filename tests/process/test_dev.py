@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from tests.waiting import PATIENCE_S, until
 
 NODES = 3
 APP = """
-import subprocess, sys
+import subprocess, sys, threading
 from pathlib import Path
 from dataclasses import dataclass
 from shardbus import Entity, ShardBus, StopReason, handler
@@ -42,7 +43,13 @@ def make():
 
         @handler
         def tool(self) -> int:
-            return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE).pid
+            forever = "import threading; threading.Event().wait()"
+            return subprocess.Popen([sys.executable, "-c", forever]).pid
+
+        @handler
+        def block(self) -> None:
+            Path("blocks").touch()
+            threading.Event().wait()
 
         async def on_stop(self, reason: StopReason) -> None:
             self.state.total += 1000
@@ -93,11 +100,16 @@ async def test_dev_runs_nodes_and_leaves_none_behind_even_if_it_is_killed(lab: P
     async with dev.client() as client:
         assert await client.call("box", "b", "add", 5) == 5
         tool = await client.call("box", "b", "tool")
-    assert lives(tool)
-    os.kill(nodes[0], signal.SIGSTOP)
-    dev.process.kill()
-    os.kill(nodes[0], signal.SIGCONT)
-    await until(lambda: not any(map(lives, [*nodes, tool])), "the end of every process")
+        try:
+            assert lives(tool)
+            await client.cast("box", "b", "block")
+            await until((lab.folder / "blocks").exists, "a handler that blocks its node")
+            dev.process.kill()
+            await until(lambda: not any(map(lives, [*nodes, tool])), "the end of every process")
+        finally:
+            for pid in (*nodes, tool):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.long
