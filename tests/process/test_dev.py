@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardbus import AsyncClient
+from tests.markers import long_only
 from tests.ports import free_block
 from tests.process.nodes import NodeProcess, Processes
 from tests.process.test_workers import lives
@@ -92,7 +93,10 @@ class Dev:
         return AsyncClient(*addresses, cluster="lab", timeout=PATIENCE_S)
 
 
-async def test_dev_runs_nodes_and_leaves_none_behind_even_if_it_is_killed(lab: Processes) -> None:
+@pytest.mark.parametrize("blocked", [True, *long_only(False)])
+async def test_dev_runs_nodes_and_leaves_none_behind_even_if_it_is_killed(
+    lab: Processes, blocked: bool
+) -> None:
     dev = Dev(lab)
     await dev.wait("Ctrl-C ends them")
     nodes = dev.pids()
@@ -102,8 +106,9 @@ async def test_dev_runs_nodes_and_leaves_none_behind_even_if_it_is_killed(lab: P
         tool = await client.call("box", "b", "tool")
         try:
             assert lives(tool)
-            await client.cast("box", "b", "block")
-            await until((lab.folder / "blocks").exists, "a handler that blocks its node")
+            if blocked:
+                await client.cast("box", "b", "block")
+                await until((lab.folder / "blocks").exists, "a handler that blocks its node")
             dev.process.kill()
             await until(lambda: not any(map(lives, [*nodes, tool])), "the end of every process")
         finally:

@@ -45,6 +45,8 @@ class DevLink(SupervisorLink):
         super().__init__(fd)
         self._told = {word: threading.Event() for word in (Word.LOAD, Word.RUN)}
         self._running: Node | None = None
+        self.alone = False
+        """True once `dev` has ended."""
 
     def wait_for(self, word: Word) -> None:
         """Return when this word has come."""
@@ -63,6 +65,7 @@ class DevLink(SupervisorLink):
                 return
         node = self._running
         if node is None:
+            self.end_group()
             os._exit(0)
         try:
             node.loop.call_soon_threadsafe(self._end, node)
@@ -71,10 +74,17 @@ class DevLink(SupervisorLink):
 
     def on_closed(self) -> None:
         """End, and leave no process behind."""
-        killer = threading.Timer(ALONE_S, os.killpg, (os.getpgrp(), signal.SIGKILL))
+        self.alone = True
+        killer = threading.Timer(ALONE_S, self.end_group)
         killer.daemon = True
         killer.start()
         super().on_closed()
+
+    def end_group(self) -> None:
+        """Kill this process and the programs that the application started, if `dev` has ended. If
+        it runs, it does so itself."""
+        if self.alone:
+            os.killpg(os.getpgrp(), signal.SIGKILL)
 
     def _end(self, node: Node) -> None:
         if node.is_up:
@@ -94,6 +104,7 @@ def main() -> None:
         failed = raised if isinstance(raised, CommandFailure) else CommandFailure.of(raised)
         error(str(failed))
         code = failed.code
+    link.end_group()
     sys.exit(code)
 
 
