@@ -293,10 +293,10 @@ class ShardingSettings:
         10.0, "longest wait before a remembering shard whose store failed retries"
     )
     entity_restart_backoff: float = seconds(
-        10.0, "longest wait before a failed entity starts again"
+        10.0, "longest wait before a failed start of an entity is tried again"
     )
     entity_restart_backoff_min: float = seconds(
-        0.2, "the first such wait; it doubles with each failure"
+        0.2, "the first such wait; it doubles with each failed start"
     )
     entity_recovery_strategy: str = text(
         "adaptive",

@@ -239,7 +239,6 @@ class Activation:
         "busy",
         "entity",
         "extras",
-        "failed_at",
         "failures",
         "key",
         "mailbox",
@@ -269,7 +268,6 @@ class Activation:
         self.used = 0
         """The tick of the last message from outside."""
         self.failures = 0
-        self.failed_at = 0
         self.task: EagerTask | None = None
         """The task of a handler, a start or an `on_stop` that waits."""
         self.extras: Extras | None = None

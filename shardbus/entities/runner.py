@@ -22,9 +22,9 @@ mailboxes, and what would go on is held, in order. Once it opens, the held activ
 in each turn of the loop.
 
 **Failures.** A handler that raises fails its asker with EntityFailed and restarts the entity (a new
-object, its state loaded again, `on_start`): the first time at once, then with a doubling backoff;
-messages wait. The directive `resume` keeps the object, `stop` stops it. `supervision` describes a
-start that fails.
+object, its state loaded again, `on_start`) at once; messages wait. Only a start that fails is tried
+again after a backoff. The directive `resume` keeps the object, `stop` stops it. `supervision`
+describes a start that fails.
 
 A message that an entity asks of itself, directly or through others, is refused (`reentrancy`).
 
@@ -682,7 +682,9 @@ class EntityRunner:
             session.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
         stale = isinstance(error, StaleFence)
         directive = Directive.STOP if stale else self._supervisor.directive(error)
-        self._supervisor.failed(activation, "failed", error, again=directive is Directive.RESTART)
+        in_start = activation.state is LifeState.STARTING  # cancelled
+        again = in_start and directive is Directive.RESTART
+        self._supervisor.failed(activation, "failed", error, again=again)
         if directive is Directive.RESUME:
             return True
         if self._supervisor.stops_itself(activation, error) or self._ends(activation, directive):

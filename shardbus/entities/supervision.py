@@ -8,6 +8,10 @@ while the entity is wanted, the first time at once, then with a doubling backoff
                                                 └─ idle for too long, or over the limit, and no
                                                    asker waits for it: passivated
 
+A handler that fails restarts its entity without a backoff, however often it does: otherwise a
+sender of invalid messages would delay the valid ones of others. A start that succeeds ends the
+backoff.
+
 A store that does not answer is no failure of the entity, so supervision is not asked about it.
 
 At a hand-off, an entity is wanted while messages wait for it, since they come before those that the
@@ -40,9 +44,6 @@ from shardbus.transport.log_limiter import LogRateLimiter
 log = logging.getLogger("shardbus.entity")
 store_log = logging.getLogger("shardbus.entity.store")
 store_log.addFilter(LogRateLimiter())
-
-FAILURE_MEMORY_TICKS = 200
-"""10 s. An older failure does not lengthen the next backoff."""
 
 
 class StateLoader(Protocol):
@@ -136,6 +137,7 @@ class Supervisor:
                 if self.gives_up(activation, e):
                     return
             else:
+                activation.failures = 0
                 ended = _stopped_itself(activation)
                 activation.step(LifeStep.REFUSES if ended else LifeStep.STARTED)
                 return
@@ -222,8 +224,8 @@ class Supervisor:
         activation.entity.state = cls() if data is None else read(data)
 
     def _backoff(self, activation: Activation) -> float:
-        """Return the seconds to wait: 0 unless the entity failed more than once lately, then
-        doubling up to the maximum."""
+        """Return the seconds to wait: 0 unless this start failed more than once, then doubling
+        up to the maximum."""
         if activation.failures <= 1:
             return 0.0
         settings = self._settings
@@ -233,13 +235,11 @@ class Supervisor:
     def failed(
         self, activation: Activation, what: str, error: BaseException, *, again: bool = True
     ) -> None:
-        """Count and log a failure. `again`: the entity starts again, after a longer backoff than
-        the last time."""
+        """Count and log a failure. `again`: it is a start that is tried again, after a longer
+        backoff than the last time."""
         self.counts.failures += 1
         if again:
-            if self.tick - activation.failed_at > FAILURE_MEMORY_TICKS:
-                activation.failures = 0
-            activation.failures, activation.failed_at = activation.failures + 1, self.tick
+            activation.failures += 1
         # A store that fails may fail all entities of a node.
         output = store_log if isinstance(error, StoreUnavailable) else log
         output.warning(

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from shardbus import Entity, ShardBus, handler
+from shardbus.entities.activation import Activation
 from shardbus.entities.entity_type import Directive
+from shardbus.entities.supervision import Supervisor
 from shardbus.errors import (
     ConfigError,
     EntityFailed,
@@ -347,20 +349,46 @@ async def test_TSU7_a_stopped_entity_starts_again_for_waiting_messages() -> None
     assert b.host.counts.started == {"message": 1, "restart": 1}
 
 
-async def test_repeated_failures_wait_longer_and_longer() -> None:
-    b = bench(Worker, Log(), entity_restart_backoff_min=0.01, entity_restart_backoff=0.04)
-    cell_waits = []
+async def test_a_handler_that_fails_again_and_again_restarts_without_a_backoff() -> None:
+    """A backoff of an hour would keep the next ask waiting."""
+    b = bench(Worker, Log(), entity_restart_backoff_min=3600, entity_restart_backoff=3600)
     for _ in range(6):
         with pytest.raises(EntityFailed):
             await b.ask("e", "bad", "x")
-        activation = b.activation("e")
-        assert activation is not None
-        cell_waits.append(b.host.runner._supervisor._backoff(activation))
-    assert cell_waits == [0, 0.01, 0.02, 0.04, 0.04, 0.04]
-    b.host.runner.advance(b.host.runner.tick + 1000)
+    assert await b.ask("e", "count") == 0
+    assert b.host.counts.failures == 6
+
+
+async def test_failed_starts_wait_longer_and_longer_until_one_succeeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Fragile(Entity):
+        log: Log
+
+        def __init__(self) -> None:
+            self.log.maybe_fail()
+
+        @handler
+        def hit(self, bad: bool = False) -> int:
+            if bad:
+                raise ValueError("bad")
+            return 1
+
+    waits: list[float] = []
+
+    async def pause(self: Supervisor, activation: Activation, seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr(Supervisor, "_pause", pause)
+    b = bench(Fragile, log := Log(), entity_restart_backoff_min=0.01, entity_restart_backoff=0.04)
+    log.fail = [ValueError(str(n)) for n in range(6)]
+    assert await b.ask("e", "hit") == 1
+    assert waits == [0.01, 0.02, 0.04, 0.04, 0.04]
+    log.fail = [ValueError("the failed handler is no failed start: no wait")]
     with pytest.raises(EntityFailed):
-        await b.ask("e", "bad", "x")
-    assert b.activation("e").failures == 1  # type: ignore[union-attr]
+        await b.ask("e", "hit", True)
+    assert await b.ask("e", "hit") == 1
+    assert waits == [0.01, 0.02, 0.04, 0.04, 0.04]
 
 
 async def test_a_cancelled_handler_is_a_failure() -> None:
