@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PARTS_MAX = 8
 SKIPPED_MAX = 256
 """Parts of one overlong message that are read in one turn."""
-RCVMORE, NOBLOCK, SOURCE_FD = int(zmq.RCVMORE), int(zmq.NOBLOCK), int(zmq.SRCFD)
+RCVMORE, NOBLOCK, SOURCE_FD = zmq.RCVMORE, int(zmq.NOBLOCK), int(zmq.SRCFD)
 SHORT, SHORT_HEAD, LONG_HEAD = 256, 2, 9
 """ZMTP puts a head before each part: 2 bytes if the part is shorter than 256, else 9."""
 COUNTERS_MAX = 1024

@@ -22,7 +22,8 @@ from shardbus.transport.zmq.multipart import Multipart
 
 TURN_MAX = 32
 WATCHDOG_S = 1.0
-EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+EVENTS, POLLIN = zmq.EVENTS, int(zmq.POLLIN)
+"""`get` makes an enum member of a number, which takes longer than to pass the member."""
 
 Receive = Callable[[], list[bytes] | None]
 """Reads one message: its parts, or None if there is nothing to hand out. Raises zmq.Again if the
