@@ -182,9 +182,8 @@ async def test_without_its_handler_a_node_admits_nobody(
     address = f"tcp://{node.me.address}"
     for _ in range(2):  # the first ends the thread, the second finds none
         with pytest.raises(Exception, match=r"no node|differs"):
-            await AsyncClient(
-                address, cluster="shop", secret=secret, connect_timeout=1.0
-            ).__aenter__()
+            async with AsyncClient(address, cluster="shop", secret=secret, connect_timeout=1.0):
+                pass
     assert "every new connection is refused" in caplog.text
     assert not node.endpoint.clients
 

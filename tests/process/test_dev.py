@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import os
 import signal
 import subprocess
@@ -222,14 +223,18 @@ async def test_the_web_route_of_a_new_project_reaches_the_cluster(lab: Processes
         cwd=project, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        url = f"http://127.0.0.1:{block + 3}/counters/page-7"
-        asked = ["curl", "-s", "-X", "POST", f"{url}?amount=2"]
         answers: list[str] = []
 
         def answered() -> bool:
-            done = subprocess.run(asked, check=False, capture_output=True, text=True)
-            answers.append(done.stdout)
-            return done.returncode == 0
+            asked = http.client.HTTPConnection("127.0.0.1", block + 3, timeout=PATIENCE_S)
+            try:
+                asked.request("POST", "/counters/page-7?amount=2")
+                answers.append(asked.getresponse().read().decode())
+            except OSError:
+                return False  # it does not listen yet
+            finally:
+                asked.close()
+            return True
 
         await until(answered, "the web route")
         assert answers[-1] == '{"total":2}'
