@@ -19,6 +19,7 @@ from tests.unit.cli.cli_kit import ME
         ("shards", "counter"),
         ("partitions", "counter"),
         ("entities", "counter", "--prefix", "p"),
+        ("load",),
         ("where", "counter", "a/b c"),
         ("limit", "counter"),
         ("explain", "counter", "x"),
@@ -35,6 +36,18 @@ def test_json_is_what_http_sent_and_nothing_else(shell, url, words):
     assert shell.out
     with pytest.raises(ValueError, match=r"Expecting value|Extra data"):
         json.loads(shell.out)
+
+
+def test_load_shows_each_node_in_units_and_the_hottest_shards(shell, url):
+    assert shell("load") == ExitCode.OK
+    heading, node, *rest = shell.out.splitlines()
+    assert heading.split("  ")[0] == "NODE"
+    assert node.split() == [ME, "50%", "4", "50", "1.0%", "7", "1234", "0"]
+    assert [line.split() for line in rest if line] == [
+        ["TYPE", "SHARD", "NODE", "LOAD"],
+        ["page", "3", ME, "42"],
+    ]
+    assert "no answer about: 127.0.0.1:9#9" in shell.err
 
 
 def test_a_suspended_node_is_marked(shell, url):
