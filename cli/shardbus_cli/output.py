@@ -60,12 +60,22 @@ def error(text: str, command: str = "shardbus") -> None:
 
 def table(columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Print rows under upper-case headings. A missing value is shown as `-`."""
-    headings = [column.upper() for column in columns]
-    cells = [[safe(row.get(column)) for column in columns] for row in rows]
     if sys.stdout.isatty():
+        headings, *cells = _cells(columns, rows)
         _drawn(headings, cells)
-    else:
-        _aligned([headings, *cells])
+        return
+    for line in table_lines(columns, rows):
+        data(line)
+
+
+def table_lines(columns: Sequence[str], rows: Iterable[Row]) -> list[str]:
+    """Return the lines of a table as it is without a terminal."""
+    return aligned(_cells(columns, rows))
+
+
+def _cells(columns: Sequence[str], rows: Iterable[Row]) -> list[list[str]]:
+    headings = [column.upper() for column in columns]
+    return [headings, *([safe(row.get(column)) for column in columns] for row in rows)]
 
 
 def checks(found: Mapping[str, Mapping[str, object]]) -> None:
@@ -79,14 +89,17 @@ def checks(found: Mapping[str, Mapping[str, object]]) -> None:
 
 def facts(values: Mapping[str, object]) -> None:
     """Print names and values, one per line."""
-    _aligned([[name, safe(value)] for name, value in values.items()])
+    for line in aligned([[name, safe(value)] for name, value in values.items()]):
+        data(line)
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> None:
+def aligned(lines: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of cells as text, each column as wide as its widest cell."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))] if lines else []
-    for line in lines:
-        padded = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        data("  ".join(padded).rstrip())
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
 
 
 def _drawn(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> None:

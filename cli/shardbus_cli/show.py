@@ -184,7 +184,7 @@ def load(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
     if not answer:
         return
     columns = ("node", "busy", "lag ms", "rss MiB", "gc", "mailbox", "msg/s", "age s")
-    output.table(columns, map(_busy, answer.get("nodes", ())))
+    output.table(columns, map(busy_cells, answer.get("nodes", ())))
     if unseen := answer.get("unseen"):
         output.note(f"no answer about: {', '.join(unseen)}")
     if hottest := answer.get("hottest"):
@@ -192,7 +192,8 @@ def load(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
         output.table(("type", "shard", "node", "load"), hottest)
 
 
-def _busy(row: Mapping[str, Any]) -> dict[str, object]:
+def busy_cells(row: Mapping[str, Any]) -> dict[str, object]:
+    """Return how busy a node is, as the cells of a table."""
     return {
         "node": row["node"],
         "busy": f"{row['busy']:.0%}",

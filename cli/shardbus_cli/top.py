@@ -21,6 +21,7 @@ from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
+from shardbus_cli.show import busy_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,6 +39,7 @@ Pages = dict[str, Any]
 NODE_COLUMNS = (
     "node", "status", "busy", "lag ms", "rss MiB", "msg/s", "mailbox", "shards", "entities", "is",
 )  # fmt: skip
+TYPE_COLUMNS = ("type", "shards", "entities", "coordinator")
 
 
 def top(
@@ -111,11 +113,13 @@ def frame(pages: Mapping[str, Any], url: str, clock: str) -> list[str]:
     name = output.safe(cluster.get("cluster"))
     head = f"cluster {name}   {up} of {len(members)} nodes up   {clock}   {url}"
     rows = [_node_row(row, busy.get(row["node"], {})) for row in members]
-    lines = [head, "", *_table(NODE_COLUMNS, rows), ""]
-    lines += _table(("type", "shards", "entities", "coordinator"), _type_rows(pages, members))
+    lines = [head, "", *output.table_lines(NODE_COLUMNS, rows), ""]
+    lines += output.table_lines(
+        ("type", "shards", "entities", "coordinator"), _type_rows(pages, members)
+    )
     hottest = pages["load"].get("hottest", ())[:HOTTEST]
     if hottest:
-        lines += ["", *_table(("type", "shard", "node", "load"), hottest)]
+        lines += ["", *output.table_lines(("type", "shard", "node", "load"), hottest)]
     return lines
 
 
@@ -123,16 +127,7 @@ def _node_row(row: Mapping[str, Any], busy: Mapping[str, Any]) -> dict[str, obje
     reachable = row.get("reachable", True)
     marks = [mark for mark in ("leader", "oldest") if row.get(mark)]
     marks += ["suspended"] if row.get("suspended") else []
-    known: dict[str, object] = {}
-    if busy:
-        known = {
-            "busy": f"{busy['busy']:.0%}",
-            "lag ms": round(1000 * busy["lag"]),
-            "rss MiB": round(busy["rss"] / 2**20),
-            "msg/s": round(busy["rate"]),
-            "mailbox": round(busy["mailbox"]),
-        }
-    return known | {
+    return (busy_cells(busy) if busy else {}) | {
         "node": row["node"],
         "status": row.get("status") if reachable else "unreachable",
         "shards": sum((row.get("shards") or {}).values()),
@@ -153,16 +148,6 @@ def _type_rows(pages: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -
             "coordinator": (coordinators.get(name) or {}).get("node"),
         }
         for name in names
-    ]
-
-
-def _table(columns: Sequence[str], rows: Sequence[Mapping[str, object]]) -> list[str]:
-    cells = [[column.upper() for column in columns]]
-    cells += [[output.safe(row.get(column)) for column in columns] for row in rows]
-    widths = [max(len(line[at]) for line in cells) for at in range(len(columns))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
     ]
 
 

@@ -29,8 +29,8 @@ from shardbus.ids import NodeId
 HALF_LIFE_S = 5.0
 """An answer that is older by this counts half."""
 SAMPLES = 50
-"""An answer changes the estimate by at least this part of the difference; the first ones by more,
-so that a slow start of an entity is soon forgotten."""
+"""An answer changes the estimate by at least one part in this number of the difference; the first
+ones by more, so that a slow start of an entity is soon forgotten."""
 LEAST_S = 1e-4
 """The lowest estimate, of a node without answers: below it open asks alone decide."""
 NODES_MAX = 4096

@@ -225,11 +225,6 @@ class DevCluster:
         """Return the stage of each node that serves, starts or ends."""
         return {number: node.stage for number, node in self._nodes.items()}
 
-    def number_of(self, run: int) -> int:
-        """Return the node of a run; 0 if it is unknown."""
-        found = self._find(run)
-        return found.number if found is not None else 0
-
     def handle(self, event: DevEvent, now: float) -> list[DevEffect]:
         """Handle an event and return its effects."""
         match event:

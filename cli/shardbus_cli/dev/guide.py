@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from shardbus_cli.dev.layout import FOLDER, TOKEN, NodePlace
+from shardbus_cli.output import aligned
 
 if TYPE_CHECKING:
     from shardbus.wire.schema import Interface, Method
@@ -57,12 +58,7 @@ def banner(
     kept = f"{store} ({'kept; --fresh removes it' if FOLDER in store else 'kept'})"
     rows = [("NODE", "ADDRESS", "HTTP", "PROCESS")]
     rows += [(str(n.number), n.address, n.url, str(pids.get(n.number, "-"))) for n in nodes]
-    widths = [max(len(row[at]) for row in rows) for at in range(4)]
-    table = [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+    table = [f"  {line}" for line in aligned(rows)]
     lines = [f"ready: {len(nodes)} nodes in cluster {cluster!r}", f"state: {kept}", "", *table, ""]
     lines += ["Try in another terminal:", *(f"  {line}" for line in _next(nodes, pids, example))]
     ending = "A change of a source file restarts the nodes. " if reloads else ""

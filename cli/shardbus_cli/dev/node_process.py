@@ -1,8 +1,8 @@
-"""The process of one node of `shardbus dev`: a socket for words and reports, two pipes for output.
+"""The process of one node of `shardbus dev` (`workers.child_process`): its words and its reports.
 
 Nothing here imports asyncio or the library, whose import would take processor time from the nodes.
 Threads read the reports and wait for the end of the process. The end is reported once, after all
-reports. The process has a group of its own, so that Ctrl-C on the terminal reaches only `dev`.
+reports.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from shardbus_cli.workers.child_process import start_child
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
 
 START = "from shardbus_cli.dev.node_main import main; main()"
@@ -52,28 +51,9 @@ class NodeProcess:
         Raises:
             OSError: the system cannot start a process. Nothing is left open.
         """
-        self._socket, theirs = socket.socketpair()
-        out, err = os.pipe(), os.pipe()
-        try:
-            self._process = subprocess.Popen(  # noqa: S603  (a fixed command)
-                [sys.executable, "-c", START, json.dumps({**task, "fd": theirs.fileno()})],
-                stdin=subprocess.DEVNULL,
-                stdout=out[1],
-                stderr=err[1],
-                env={name: v for name, v in os.environ.items() if name != "NOTIFY_SOCKET"},
-                pass_fds=[theirs.fileno(), lock],
-                process_group=0,
-            )
-        except OSError:
-            self._socket.close()
-            os.close(out[0])
-            os.close(err[0])
-            raise
-        finally:
-            theirs.close()
-            os.close(out[1])
-            os.close(err[1])
-        output.add(self.number, out=out[0], err=err[0])
+        self._process, self._socket = start_child(
+            self.number, START, lambda fd: [json.dumps({**task, "fd": fd})], output, lock
+        )
         threading.Thread(
             target=self._follow, args=(self._process,), name="shardbus-node", daemon=True
         ).start()

@@ -23,6 +23,7 @@ from shardbus_cli.dev.layout import HOST, WEAK, DevFolder, NodePlace
 from shardbus_cli.dev.node_process import NodeProcess, Report
 from shardbus_cli.dev.source_files import SourceFiles
 from shardbus_cli.output import data, note
+from shardbus_cli.workers.child_process import how_ended
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
 
 LONGEST_WAIT_S = 3600.0
@@ -191,7 +192,7 @@ class DevRunner:
             case cluster.AllReady(generation):
                 self._announce(generation)
             case cluster.NodeRestarts(number, code, seconds):
-                note(f"shardbus: node {number} {_how(code)}; it starts again in {seconds:g} s")
+                note(f"shardbus: node {number} {how_ended(code)}; it starts again in {seconds:g} s")
             case cluster.RunBack(number):
                 data(f"node {number} is ready again, process {self._pids().get(number, '-')}")
             case cluster.RunLeft(number):
@@ -218,12 +219,3 @@ class DevRunner:
 
     def _pids(self) -> dict[int, int]:
         return {process.number: process.pid for process in self._processes.values()}
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"

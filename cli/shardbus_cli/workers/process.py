@@ -1,23 +1,19 @@
-"""The process of one worker, with a socket for commands and reports and two pipes for its output.
+"""The process of one worker (`child_process`): its commands and its reports.
 
-The end of the process is reported once, after all of its reports. The worker is in a process group
-of its own, so that Ctrl-C on the terminal reaches only the supervisor. It inherits no descriptors
-of other workers, because a socket must close with the process at its other end.
+The end of the process is reported once, after all of its reports.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 from shardbus.task_set import watch
+from shardbus_cli.workers.child_process import start_child
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
 
 START = "from shardbus_cli.main import main; main()"
@@ -46,28 +42,7 @@ class WorkerProcess:
         Raises:
             OSError: the system cannot start a process. Nothing is left open.
         """
-        self._socket, theirs = socket.socketpair()
-        pipes = os.pipe(), os.pipe()
-        ends = [theirs.fileno(), pipes[0][1], pipes[1][1]]
-        try:
-            self._process = subprocess.Popen(  # noqa: S603  (a fixed command)
-                [sys.executable, "-c", START, *command(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=pipes[0][1],
-                stderr=pipes[1][1],
-                env={name: v for name, v in os.environ.items() if name != "NOTIFY_SOCKET"},
-                pass_fds=[theirs.fileno()],
-                process_group=0,
-            )
-        except OSError:
-            self._socket.close()
-            ends += [pipes[0][0], pipes[1][0]]
-            raise
-        finally:
-            theirs.detach()
-            for fd in ends:
-                os.close(fd)
-        output.add(self.number, out=pipes[0][0], err=pipes[1][0])
+        self._process, self._socket = start_child(self.number, START, command, output)
         self._watch = watch(asyncio.create_task(self._follow(self._process)))
 
     def send(self, word: str) -> None:

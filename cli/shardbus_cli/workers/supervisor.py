@@ -22,6 +22,7 @@ from shardbus.http.server import scheme, serve, tls_files
 from shardbus.node.run import notify
 from shardbus_cli.output import data, note
 from shardbus_cli.workers import worker_group
+from shardbus_cli.workers.child_process import how_ended
 from shardbus_cli.workers.http_front import Json, Place, create_front
 from shardbus_cli.workers.plan import WorkerPlan
 from shardbus_cli.workers.prefixed_output import PrefixedOutput
@@ -172,7 +173,7 @@ class UnitSupervisor:
                     log.error("worker %d did not end in time and is killed", number)
                     self._processes[number].kill()
                 case worker_group.RestartLater(number, code, seconds):
-                    how = _how(code)
+                    how = how_ended(code)
                     log.error("worker %d %s; it is restarted in %g s", number, how, seconds)
                 case worker_group.AnnounceReady():
                     self._announce()
@@ -218,12 +219,3 @@ def _flush() -> None:
     import sys
 
     sys.stdout.flush()
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        return f"was ended by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was ended by signal {-code}"
