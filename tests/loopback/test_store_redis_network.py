@@ -15,7 +15,7 @@ from shardbus.ids import NodeId
 from shardbus.store.opening import open_store
 from shardbus.store.protocol import StateStore
 from tests.redis_server import RedisServer
-from tests.unit.store.store_suite import remembered, save, until
+from tests.unit.store.store_suite import LONG_S, SHORT_S, insist, remembered, save, until
 
 A, B = NodeId("10.0.0.1", 7355, 1), NodeId("10.0.0.2", 7355, 2)
 
@@ -102,12 +102,25 @@ async def proxy(redis_url: str) -> AsyncIterator[Proxy]:
 
 @pytest.fixture
 async def store(proxy: Proxy, redis_url: str) -> AsyncIterator[StateStore]:
+    async with through(proxy, redis_url, LONG_S) as store:
+        yield store
+
+
+@pytest.fixture
+async def hasty(proxy: Proxy, redis_url: str) -> AsyncIterator[StateStore]:
+    """A store that gives up soon, for tests in which no answer comes."""
+    async with through(proxy, redis_url, SHORT_S) as store:
+        yield store
+
+
+@contextlib.asynccontextmanager
+async def through(proxy: Proxy, redis_url: str, timeout: float) -> AsyncIterator[StateStore]:
     db = redis_url.rpartition("/")[2]
-    store = open_store(f"redis://127.0.0.1:{proxy.port}/{db}", cluster="shop", timeout=1.0)
-    await store.start()
-    await store.claim_epoch("counter", 1, "crc32/100")
-    await store.load_state("counter", "a", 1)
-    await store.add_remembered("counter", "7", [], 1)
+    store = open_store(f"redis://127.0.0.1:{proxy.port}/{db}", cluster="shop", timeout=timeout)
+    await insist(store.start)
+    await insist(lambda: store.claim_epoch("counter", 1, "crc32/100"))
+    await insist(lambda: store.load_state("counter", "a", 1))
+    await insist(lambda: store.add_remembered("counter", "7", [], 1))
     yield store
     await store.close()
 
@@ -132,56 +145,56 @@ async def test_a_step_whose_answer_was_lost_counts_once(proxy: Proxy, store: Sta
 
 
 async def test_a_write_that_arrives_after_its_sender_gave_up_undoes_nothing(
-    proxy: Proxy, store: StateStore
+    proxy: Proxy, hasty: StateStore
 ) -> None:
     proxy.holding = True
     lost = await asyncio.gather(
-        store.write_homes("counter", 1, {"7": (A, 1)}, 1),
-        store.save_states([save("a", 1, b"old", 2)]),
-        store.remove_remembered("counter", "7", ["e"], 1),
+        hasty.write_homes("counter", 1, {"7": (A, 1)}, 1),
+        hasty.save_states([save("a", 1, b"old", 2)]),
+        hasty.remove_remembered("counter", "7", ["e"], 1),
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in lost] == [StoreUnavailable] * 3
     proxy.holding = False
-    await store.write_homes("counter", 1, {"7": (B, 1)}, 3)
-    await store.save_states([save("a", 1, b"new", 4)])
-    await store.add_remembered("counter", "7", ["e"], 1)
+    await insist(lambda: hasty.write_homes("counter", 1, {"7": (B, 1)}, 3))
+    await insist(lambda: hasty.save_states([save("a", 1, b"new", 4)]))
+    await insist(lambda: hasty.add_remembered("counter", "7", ["e"], 1))
     assert proxy.held
     await proxy.release()
     for _ in range(20):
-        table = await store.load_table("counter")
+        table = await insist(lambda: hasty.load_table("counter"))
         assert table is not None
         assert dict(table.homes) == {"7": (B, 1)}
-        assert await remembered(store) == {"e"}
-    assert await store.load_state("counter", "a", 1) == b"new"
+        assert await insist(lambda: remembered(hasty)) == {"e"}
+    assert await insist(lambda: hasty.load_state("counter", "a", 1)) == b"new"
 
 
 async def test_a_load_keeps_earlier_writes_of_its_own_node_out(
-    proxy: Proxy, store: StateStore
+    proxy: Proxy, hasty: StateStore
 ) -> None:
     proxy.holding = True
     with pytest.raises(StoreUnavailable):
-        await store.save_states([save("a", 1, b"late", 1)])
+        await hasty.save_states([save("a", 1, b"late", 1)])
     proxy.holding = False
-    assert await store.load_state("counter", "a", 1) is None
+    assert await insist(lambda: hasty.load_state("counter", "a", 1)) is None
     await proxy.release()
     for _ in range(20):
-        assert await store.load_state("counter", "a", 1) is None
+        assert await insist(lambda: hasty.load_state("counter", "a", 1)) is None
 
 
 async def test_a_master_that_was_demoted_is_left_for_its_successor(
     proxy: Proxy, store: StateStore, redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with RedisServer(tmp_path / "old") as old:
-        through = open_store(f"redis://127.0.0.1:{proxy.port}/0", cluster="bank", timeout=5.0)
+        bank = open_store(f"redis://127.0.0.1:{proxy.port}/0", cluster="bank", timeout=LONG_S)
         proxy.target = old.port
-        await through.start()
-        await through.claim_epoch("counter", 1, "crc32/100")
+        await bank.start()
+        await bank.claim_epoch("counter", 1, "crc32/100")
         with old.client() as client:
             client.replicaof("127.0.0.1", redis_server.port)
         proxy.target = redis_server.port
-        assert (await through.claim_epoch("counter", 2, "crc32/100")).epoch == 2
-        await through.close()
+        assert (await bank.claim_epoch("counter", 2, "crc32/100")).epoch == 2
+        await bank.close()
 
 
 async def test_answers_are_never_mixed_while_connections_break(
@@ -204,21 +217,13 @@ async def test_answers_are_never_mixed_while_connections_break(
             assert outcome is None or isinstance(outcome, asyncio.CancelledError)
 
 
-async def test_a_partition_that_heals_is_forgotten(proxy: Proxy, store: StateStore) -> None:
+async def test_a_partition_that_heals_is_forgotten(proxy: Proxy, hasty: StateStore) -> None:
     target, proxy.target = proxy.target, 1
     proxy.lose_answers = 1
     with pytest.raises(StoreUnavailable):
-        await store.load_table("counter")
+        await hasty.load_table("counter")
     proxy.target, proxy.lose_answers = target, 0
-
-    async def answers() -> bool:
-        try:
-            await store.load_table("counter")
-        except StoreUnavailable:
-            return False
-        return True
-
-    await until(answers)
+    await insist(lambda: hasty.load_table("counter"))
 
 
 @pytest.mark.long
@@ -237,8 +242,8 @@ async def test_after_a_failover_the_sentinels_new_master_is_used(tmp_path: Path)
         sentinel = servers.enter_context(RedisServer(config.parent, sentinel=config))
         url = f"redis+sentinel://127.0.0.1:{sentinel.port}?master=shop"
         store = open_store(url, cluster="shop", timeout=2.0)
-        await store.start()
-        await store.claim_epoch("counter", 1, "crc32/100")
+        await insist(store.start)
+        await insist(lambda: store.claim_epoch("counter", 1, "crc32/100"))
         with replica.client() as client:
 
             async def copied() -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -33,6 +33,9 @@ NASTY_IDS = [
 ]  # fmt: skip
 
 StoreFactory = Callable[[], StateStore]
+Answer = TypeVar("Answer")
+LONG_S, SHORT_S = 60.0, 1.0
+"""Timeouts of stores: one that must not pass, and one that the test waits for."""
 
 
 async def until(condition: Callable[[], Awaitable[object]]) -> None:
@@ -40,6 +43,20 @@ async def until(condition: Callable[[], Awaitable[object]]) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not await condition():
             await asyncio.sleep(0.01)
+
+
+async def insist(step: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Repeat `step` until the store answers, and return its answer.
+
+    For a store whose timeout is short because the test waits for it to pass: it may also pass where
+    the test does not want it, on a machine that stands still for a moment.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await step()
+            except StoreUnavailable:
+                await asyncio.sleep(0.01)
 
 
 def save(entity_id: str, fence: int, data: bytes | None, op_id: int) -> Save:
