@@ -3,6 +3,9 @@
 #   make demo [STORE=redis://...]   a month of flights through a cluster that changes
 #   make test                       under five minutes on two cores; before every commit
 #   make test-long                  the tests marked long, and more examples for the generated ones
+#   make test-pythons [ENVIRONMENTS='3.13 lowest']
+#                                   the suite of make test on each Python, and on the oldest and
+#                                   newest dependencies, one after the other
 #   make mutants [ONLY=id]          plant each defect of tests/mutants; each must fail a test
 #   make fuzz [INPUTS=1000000] [TARGETS='batch gossip'] [ROUNDS=100 STATE=FILE]
 #                                   feed changed bytes to every decoder and to sessions
@@ -34,13 +37,14 @@ STATE :=
 MINUTES := 30
 SEED :=
 ONLY :=
+ENVIRONMENTS :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
 PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long mutants fuzz fuzz-coverage chaos simulate lint types docs-generated lock audit bill bench
+.PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs-generated lock audit bill bench
 .PHONY: report clean
 
 demo: .venv/examples.stamp
@@ -51,6 +55,10 @@ test: .venv/all.stamp
 
 test-long: .venv/all.stamp
 	$(PYTEST) --numprocesses=3 -m '(long or hypothesis) and not soak' $(PYTEST_FLAGS)
+
+test-pythons: .venv/all.stamp
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m tests.supply.pythons $(ENVIRONMENTS) $(if $(PYTEST_FLAGS),-- $(PYTEST_FLAGS))
 
 mutants: .venv/all.stamp
 	$(BIN)/python -m tests.mutants --jobs $(JOBS) $(ONLY)

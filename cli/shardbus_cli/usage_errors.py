@@ -30,7 +30,9 @@ def said(wrong: Any) -> tuple[str, CommandFailure]:
     text, hint = str(wrong.format_message()), f"see `{path} -h`"
     alike = getattr(wrong, "possibilities", None)
     if alike:
-        text, hint = str(wrong.message), f"did you mean {' or '.join(sorted(alike))}?"
+        found = _ALIKE.fullmatch(str(wrong.message))  # some versions name them there, too
+        text = found["wrong"] if found else str(wrong.message)
+        hint = f"did you mean {' or '.join(sorted(alike))}?"
     elif found := _ALIKE.fullmatch(text):
         names = found["names"].replace("'", "").split(", ")
         text, hint = found["wrong"], f"did you mean {' or '.join(names)}?"

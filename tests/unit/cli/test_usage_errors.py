@@ -21,7 +21,7 @@ def test_wrong_usage(shell, words):
     [
         ("frobnicate", "shardbus: no such command 'frobnicate'; see `shardbus -h`"),
         ("node strat", "shardbus node: no such command 'strat'; did you mean start\\?"),
-        ("nodes --jsn", "shardbus nodes: no such option: --jsn; did you mean --json\\?"),
+        ("nodes --jsn", "shardbus nodes: no such option:? '?--jsn'?; did you mean --json\\?"),
         ("where counter", "shardbus where: missing argument 'ID'; see `shardbus where -h`"),
         ("nodes --json=1", "shardbus.*: .*'--json' does not take a value; see `shardbus.* -h`"),
         ("plan t --add -1", "shardbus plan: --add: .*; see `shardbus plan -h`"),
