@@ -17,7 +17,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.declaration import EntityOptions, Supervision, entity_type_of
 from shardbus.entities.entity_type import EntityType
 from shardbus.entities.passivation import Passivation
-from shardbus.errors import ConfigError, LocalProtocolError
+from shardbus.errors import ConfigError, LocalProtocolError, Rejection
 from shardbus.ids import check_id
 from shardbus.node.app_version import VersionSource
 from shardbus.node.phases import PHASES
@@ -27,6 +27,7 @@ from shardbus.routing.refs import ASK_TIMEOUT_MS
 from shardbus.routing.region import Region
 from shardbus.sharding.allocation.strategies import AllocationStrategy
 from shardbus.sharding.instances import Instances
+from shardbus.wire.rejections import check_rejection
 from shardbus.wire.schema import (
     Extractor,
     Interface,
@@ -55,11 +56,15 @@ class ShardBus:
 
     def message(self, cls: C) -> C:
         """Register a dataclass, `msgspec.Struct` or pydantic model as a message of the types
-        declared after it, in `receive`.
+        declared after it, in `receive`. A subclass of `Rejection` is only checked: handlers raise
+        it, and it needs no registration.
 
         Raises:
             ConfigError: it is none of these, or a field of it cannot be encoded.
         """
+        if issubclass(cls, Rejection):
+            check_rejection(cls)
+            return cls
         if not is_message_class(cls):
             raise ConfigError(
                 f"{cls.__name__} is not a dataclass, msgspec.Struct or pydantic model"

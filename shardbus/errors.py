@@ -15,12 +15,14 @@ ShardBusError
         ├── definite: BufferFull  MailboxFull  UnknownEntityType  Unhandled  SchemaError
         │             MessageTooLarge
         └── not: AskTimeout  NodeLost  EntityFailed
+                 Rejection  the answer of a handler that refuses; applications subclass it
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 
 class ShardBusError(Exception):
@@ -174,3 +176,47 @@ class EntityFailed(RequestError):
 
     def __str__(self) -> str:
         return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class Rejection(RequestError):
+    """The handler ran and refuses: an answer, not a failure. The entity goes on as it is, and to
+    send the message again is useless until something changes.
+
+    An application declares its own as dataclasses, and handlers raise them:
+
+        @dataclass
+        class OutOfStock(Rejection):
+            left: int
+
+    The asker gets that very class with its fields, if it has imported the class. Otherwise it gets
+    a `Rejection` with the name of the class as `type` and its text as `message`.
+    """
+
+    def __init__(self, message: str = "", *, type: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.type = type or self.__class__.__name__
+
+    if TYPE_CHECKING:
+        type: str
+        wire_form: tuple[str, bytes] | None
+    else:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return what `__init__` would have set, in which a dataclass does not call this one.
+            Class attributes would become defaults of fields with these names."""
+            match name:
+                case "type":
+                    return self.__class__.__name__
+                case "hint":
+                    return ""
+                case "message":
+                    shown = fields(self) if is_dataclass(self) else ()
+                    return ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in shown)
+                case "wire_form":
+                    return None
+            raise AttributeError(f"{self.__class__.__name__!r} object has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        text = str(self.message)
+        own = self.type == self.__class__.__name__
+        return text if own else f"{self.type}: {text}" if text else self.type

@@ -4,6 +4,8 @@
     1 failed            4 cluster or store unreachable     7 drain deadline passed
     2 usage             5 unhealthy or check failed
 
+A message that its entity refuses is 6, too.
+
 Source: docs/reference/cli.md.
 """
 
@@ -46,7 +48,7 @@ class CommandFailure(Exception):
         match error:
             case errors.ConfigError():
                 code = ExitCode.USAGE
-            case errors.Refused():
+            case errors.Refused() | errors.Rejection():
                 code = ExitCode.REFUSED
             case errors.StaleEpoch() | errors.StaleFence():
                 code = ExitCode.FAILED
@@ -54,6 +56,8 @@ class CommandFailure(Exception):
                 code = ExitCode.UNREACHABLE
             case _:
                 code = ExitCode.FAILED
+        if isinstance(error, errors.Rejection):
+            return cls(f"{error.type}: {error.message}" if error.message else error.type, code=code)
         return cls(error.message if error.hint else str(error), error.hint, code=code)
 
     def __str__(self) -> str:

@@ -151,9 +151,19 @@ class StopRequest:
 
 class Extras:
     """What few entities need: timers, a stash, piped work, an idle timeout of their own, a stop
-    request, and the error of a start that is not tried again."""
+    request, the error of a start that is not tried again, and failures of their own timers."""
 
-    __slots__ = ("idle_timeout", "refusal", "stash", "stashed", "stop_request", "timers", "work")
+    __slots__ = (
+        "idle_timeout",
+        "own_failures",
+        "refusal",
+        "stash",
+        "stashed",
+        "stop_request",
+        "timers",
+        "used_at_failure",
+        "work",
+    )
 
     def __init__(self) -> None:
         self.timers: list[asyncio.TimerHandle] = []
@@ -165,6 +175,10 @@ class Extras:
         self.idle_timeout: float | None = None
         self.stop_request: StopRequest | None = None
         self.refusal: BaseException | None = None
+        self.own_failures = 0
+        """Failures by messages of the entity's own, without one of others in between."""
+        self.used_at_failure = 0
+        """`used` at the last of these failures."""
 
     def take_stashed(self) -> bool:
         """Return `stashed`, and clear it for the next message."""

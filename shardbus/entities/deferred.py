@@ -38,6 +38,7 @@ from shardbus.entities.entity_type import EntityType, Invoker
 from shardbus.entities.mailboxes import MailboxLimits
 from shardbus.entities.supervision import EntityCounts
 from shardbus.errors import EntityFailed, LocalProtocolError, MailboxFull
+from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 
 NEVER = 2**62
@@ -106,7 +107,7 @@ class DeferredWork:
         """Run work beside the messages; see `Context.pipe_to_self`."""
         if self._receive is None:
             raise LocalProtocolError(f"{self._name} has no receive for the outcome of its work")
-        asker: Asker = (None, 0, ())
+        asker: Asker = (None, Origin.OWN, ())
         if answer:
             message = self._take_current(activation, "answered later")
             asker = (message.session, message.corr, message.chain)

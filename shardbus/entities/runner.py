@@ -22,9 +22,14 @@ mailboxes, and what would go on is held, in order. Once it opens, the held activ
 in each turn of the loop.
 
 **Failures.** A handler that raises fails its asker with EntityFailed and restarts the entity (a new
-object, its state loaded again, `on_start`) at once; messages wait. Only a start that fails is tried
-again after a backoff. The directive `resume` keeps the object, `stop` stops it. `supervision`
-describes a start that fails.
+object, its state loaded again, `on_start`) at once; messages wait. A told message whose handler
+raises is counted as dropped, `failed`. The directive `resume` keeps the object, `stop` stops it.
+`supervision` describes when a start waits for a backoff.
+
+**Rejections.** A `Rejection` that a handler raises, or lets pass from an entity that it asked, is
+an answer: the asker gets it, and the entity goes on as it is. For a told message it is counted as
+dropped, `rejected`. Only the stop message of an entity has no sender that could be refused: there
+it is a failure, which stops the entity.
 
 A message that an entity asks of itself, directly or through others, is refused (`reentrancy`).
 
@@ -62,10 +67,12 @@ from shardbus.errors import (
     EntityFailed,
     MailboxFull,
     ReentrancyError,
+    Rejection,
     SchemaError,
     StaleFence,
     Unhandled,
 )
+from shardbus.transport.drop_reports import Origin
 from shardbus.transport.session import Session
 from shardbus.wire.batch import Chain
 from shardbus.wire.schema import encode_value, unreadable
@@ -668,18 +675,27 @@ class EntityRunner:
     def _failed(
         self, activation: Activation, error: BaseException, session: Session | None, corr: int
     ) -> bool:
-        """Fail the asker of a handler that raised, and follow its directive. Returns True
-        if the entity goes on or stops, False if it starts again."""
+        """Fail the asker of a handler that raised, or count its told message, and follow the
+        directive. Returns True if the entity goes on or stops, False if it starts again."""
         extras = activation.extras
-        if session is not None and extras is not None and extras.take_stashed():
+        put_aside = session is not None and extras is not None and extras.take_stashed()
+        if put_aside:
             session = None  # its message will be handled again, and answered then
         if isinstance(error, Unhandled):
             self.counts.drop("unhandled", via=corr)
             if session is not None:
                 session.fail(corr, error)
             return True
+        if isinstance(error, Rejection) and not self._stops_by(activation, corr):
+            if session is not None:
+                session.fail(corr, error)
+            elif not put_aside:
+                self.counts.drop("rejected", via=corr)
+            return True
         if session is not None:
             session.fail(corr, failure_for_asker(self.kind.name, activation.key, error))
+        elif corr <= Origin.UNREPORTED and not put_aside:
+            self.counts.drop("failed", via=corr)
         stale = isinstance(error, StaleFence)
         directive = Directive.STOP if stale else self._supervisor.directive(error)
         in_start = activation.state is LifeState.STARTING  # cancelled
@@ -689,11 +705,22 @@ class EntityRunner:
             return True
         if self._supervisor.stops_itself(activation, error) or self._ends(activation, directive):
             return True
+        if corr == Origin.OWN:
+            self._supervisor.failed_by_itself(activation)
         self.deferred.end(activation)
         activation.entity = None
         activation.step(LifeStep.RESTARTS)
+        if not in_start:
+            self.counts.restarted()
         self._begin(activation)
         return False
+
+    @staticmethod
+    def _stops_by(activation: Activation, corr: int) -> bool:
+        """True if the message is the entity's stop message, or a later one of its own: an error of
+        any class then stops it."""
+        stop_request = activation.stop_request
+        return corr == Origin.OWN and stop_request is not None and stop_request.handed
 
     def _ends(self, activation: Activation, directive: Directive) -> bool:
         """Decide whether a failed entity stops instead of starting again. In a shard that moves it

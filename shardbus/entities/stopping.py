@@ -191,7 +191,8 @@ class Stopper:
         self._gone(activation)
 
     def _fail_current(self, activation: Activation) -> None:
-        """Fail the asker of the message being handled, unless the message was put aside."""
+        """Fail the asker of the message being handled, or count it as a tell that failed, unless
+        the message was put aside."""
         current = None if activation.task is None else activation.task.message
         if current is None or (activation.extras is not None and activation.extras.take_stashed()):
             return
@@ -199,3 +200,5 @@ class Stopper:
         if session is not None and session.lost is None:
             text = f"{self._kind.name} {activation.key!r} did not stop in time"
             session.fail(corr, EntityFailed("CancelledError", text))
+        elif session is None and corr <= Origin.UNREPORTED:
+            self._runner.counts.drop("failed", via=corr)

@@ -12,6 +12,10 @@ A handler that fails restarts its entity without a backoff, however often it doe
 sender of invalid messages would delay the valid ones of others. A start that succeeds ends the
 backoff.
 
+A timer, or piped work, that an entity begins in its start and that fails would restart it for ever,
+without a pause. So if an entity fails by a message of its own, and has got no message of others
+since the last time that it did, the start that follows waits as one that has failed as often.
+
 A store that does not answer is no failure of the entity, so supervision is not asked about it.
 
 At a hand-off, an entity is wanted while messages wait for it, since they come before those that the
@@ -69,6 +73,10 @@ class EntityCounts:
         self.stopped: dict[str, int] = {}
         self.report_drop: Callable[[int, str, int], None] | None = None
         """Reports dropped tells to their sender: its session's mark, the reason, the number."""
+
+    def restarted(self) -> None:
+        """Count an entity that starts again after a failure, in the same activation."""
+        self.started["restart"] = self.started.get("restart", 0) + 1
 
     @property
     def all_started(self) -> int:
@@ -141,6 +149,14 @@ class Supervisor:
                 ended = _stopped_itself(activation)
                 activation.step(LifeStep.REFUSES if ended else LifeStep.STARTED)
                 return
+
+    def failed_by_itself(self, activation: Activation) -> None:
+        """Note that an entity, which starts again now, has failed by a message of its own."""
+        extras = activation.more()
+        again = extras.own_failures and extras.used_at_failure == activation.used
+        extras.own_failures = extras.own_failures + 1 if again else 1
+        extras.used_at_failure = activation.used
+        activation.failures = extras.own_failures
 
     async def _pause(self, activation: Activation, seconds: float) -> None:
         activation.step(LifeStep.PAUSES)

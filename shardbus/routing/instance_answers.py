@@ -2,8 +2,9 @@
 
 `AllAnswers` collects one outcome of each instance. It is done when the last one is there; each part
 has a deadline, so it ends. `FirstAnswer` asks one instance and, after a delay or if that fails, a
-second one. The first reply counts; the other ask is given up, and its reply, if it comes, is
-ignored. An error counts only when no reply can come any more; then the first error is the outcome.
+second one. The first reply or rejection counts; the other ask is given up, and its reply, if it
+comes, is ignored. An error counts only when no reply can come any more; then the first error is the
+outcome.
 
 Source: docs/partitions.md; Dean and Barroso, "The Tail at Scale" (2013).
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
+
+from shardbus.errors import Rejection
 
 
 class HedgeCounter(Protocol):
@@ -111,6 +114,9 @@ class FirstAnswer:
         error = asked.exception()
         if error is None:
             self._answer.set_result(asked.result())
+            return
+        if isinstance(error, Rejection):  # an answer, too
+            self._answer.set_exception(error)
             return
         self._error = self._error or error
         self._hedge()

@@ -16,8 +16,16 @@ from typing import Annotated, Any, NamedTuple, Protocol
 import msgspec
 
 from shardbus import errors
-from shardbus.errors import AskTimeout, EntityFailed, ReentrancyError, RequestError, SchemaError
+from shardbus.errors import (
+    AskTimeout,
+    EntityFailed,
+    ReentrancyError,
+    Rejection,
+    RequestError,
+    SchemaError,
+)
 from shardbus.wire.batch import UNREADABLE, Chain, Fail, ReplyRun
+from shardbus.wire.rejections import decode_rejection, encode_rejection, plain_rejection
 from shardbus.wire.schema import Decode
 
 Failure = RequestError | ReentrancyError
@@ -149,7 +157,7 @@ class Asks:
         """An ask failed on the other side."""
         entry = self.entries.pop(fail.corr, None)
         if entry is not None:
-            refuse(entry, failure(fail))
+            refuse(entry, failure(fail, relayed=entry[1] is None))
 
     def expire(self, name: str) -> int:
         """Fail the asks whose deadline has passed. Returns their number."""
@@ -177,6 +185,12 @@ def refuse(entry: PendingAsk | tuple[Any, Decode | None, int], error: Failure) -
 
 def fail_of(corr: int, error: Exception) -> Fail:
     """Return an error in its wire form."""
+    if isinstance(error, Rejection):
+        try:
+            name, text, fields = encode_rejection(error)
+        except SchemaError as e:
+            return fail_of(corr, EntityFailed("SchemaError", e.message))
+        return Fail(corr, "Rejection", text[:FAILURE_TEXT_MAX], name, fields)
     text = error.message if isinstance(error, RequestError) else str(error)
     detail = ""
     if isinstance(error, EntityFailed):
@@ -186,8 +200,12 @@ def fail_of(corr: int, error: Exception) -> Fail:
     return Fail(corr, type(error).__name__, text[:FAILURE_TEXT_MAX], detail)
 
 
-def failure(fail: Fail) -> Failure:
-    """Return the error that a Fail stands for."""
+def failure(fail: Fail, *, relayed: bool = False) -> Failure:
+    """Return the error that a Fail stands for. `relayed`: this process only passes it on, so a
+    rejection is not read."""
+    if fail.error == "Rejection":
+        make = plain_rejection if relayed else decode_rejection
+        return make(fail.detail, fail.text, fail.fields)
     if fail.error == "EntityFailed":
         return EntityFailed(fail.detail, fail.text)
     if fail.error == "ReentrancyError":

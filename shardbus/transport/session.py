@@ -312,7 +312,7 @@ class Session:
     def fail(self, corr: int, error: Exception) -> None:
         """Answer an ask with an error."""
         fail = fail_of(corr, error)
-        self._put(fail, len(fail.text) + len(fail.detail))
+        self._put(fail, len(fail.text) + len(fail.detail) + len(fail.fields))
 
     def relay(
         self,

@@ -14,7 +14,7 @@ message. Payloads are opaque here; only a handler's declared types decode them.
     Tell      [0, type, method, ids, payloads]
     Ask       [1, type, method, timeout_ms, ids, payloads, corrs, chain]
     Reply     [2, corrs, payloads]
-    Fail      [3, corr, error, text, detail]
+    Fail      [3, corr, error, text, detail, fields]
     Relayed   [4, type, shard, id, method, payload, corr, timeout_ms, hops, chain, via]  later hop
     Control   [5, tag, type, body]
     Flush     [6, type, shard, corr, timeout_ms, hops]
@@ -24,8 +24,8 @@ a registered class. A correlation id belongs to one direction of one session; 0 
 expected.
 
 A chain lists the entities that wait for the answer, each as [type, id, number], the first caller
-first. It is empty for asks from outside of entities. `chain` and `via` are missing in batches of
-builds without them.
+first. It is empty for asks from outside of entities. `chain`, `via` and `fields` are missing in
+batches of builds without them.
 
 Decoding is schema-first: a frame that does not fit the schema is refused whole, and a claimed
 length is checked against the bytes that are there.
@@ -73,6 +73,8 @@ ProcessName = Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX)]
 
 FAILURE_MAX = 32 * 1024
 """Characters, at most, of an error's text and of its details."""
+REJECTION_BYTES_MAX = 64 * 1024
+"""Bytes, at most, of a rejection's fields."""
 METHOD_MAX = 1024
 """Characters, at most, of a method: the name of a handler or of a class."""
 
@@ -86,6 +88,7 @@ Payloads = Annotated[list[bytes], msgspec.Meta(max_length=MESSAGES_MAX)]
 Corrs = Annotated[list[int], msgspec.Meta(max_length=MESSAGES_MAX)]
 Method = Annotated[str, msgspec.Meta(max_length=METHOD_MAX)]
 Failure = Annotated[str, msgspec.Meta(max_length=FAILURE_MAX)]
+RejectionFields = Annotated[bytes, msgspec.Meta(max_length=REJECTION_BYTES_MAX)]
 
 _HEADER = struct.Struct("<BBIQQQQ")
 HEADER_BYTES = _HEADER.size
@@ -141,12 +144,13 @@ class ReplyRun(msgspec.Struct, array_like=True, tag_field="op", tag=2, gc=False)
 
 class Fail(msgspec.Struct, array_like=True, tag_field="op", tag=3, gc=False):
     """A failed ask: the name of an error class of `shardbus.errors`, its text, and further
-    arguments of the class."""
+    arguments of the class. `fields`: those of a rejection (`wire.rejections`)."""
 
     corr: Uid
     error: Id
     text: Failure
     detail: Failure
+    fields: RejectionFields = b""
 
 
 class Relayed(msgspec.Struct, array_like=True, tag_field="op", tag=4, gc=False):

@@ -150,6 +150,12 @@ def _check_info(where: str, info: Any, seen: set[int]) -> None:
                     f"{where} cannot be a message type: {cls.__name__} does not travel",
                     hint="use plain values, dataclasses, msgspec.Struct or pydantic models",
                 )
+        case msgspec.inspect.DataclassType(cls=cls) if issubclass(cls, BaseException):
+            # Decoding would make an exception without calling its class, which Python cannot print.
+            raise ConfigError(
+                f"{where} cannot be a message type: {cls.__name__} is an exception",
+                hint="raise it in a handler, if it is a shardbus.Rejection",
+            )
         case (
             msgspec.inspect.StructType(fields=fields) | msgspec.inspect.DataclassType(fields=fields)
         ):

@@ -83,6 +83,7 @@ def _batches() -> tuple[bytes, ...]:
         batch.AskRun("page", "hit", 5000, ["a"], [value], [1], chain),
         batch.ReplyRun([1, 2], [value, value]),
         batch.Fail(1, "EntityFailed", "text", "detail"),
+        batch.Fail(1, "Rejection", "text", "module:Class", value),
         batch.Relayed("page", "7", "a", "hit", value, 3, 500, 1, chain, 4),
         batch.Control("Describe", "page", msgspec.msgpack.encode({})),
         batch.Flush("page", "7", 9, 1000, 0),

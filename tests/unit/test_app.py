@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from shardbus import ShardBus
+from shardbus import Entity, Rejection, ShardBus, handler
 from shardbus.errors import ConfigError, LocalProtocolError
 from tests.unit.declaring import Counter, Hit, Opaque, by_message
 
@@ -52,6 +53,45 @@ def test_a_message_that_is_none_is_refused(bus: ShardBus) -> None:
     Holds.__annotations__["inner"] = Opaque
     with pytest.raises(ConfigError, match=r"message Holds\.inner cannot"):
         bus.message(Holds)
+
+
+def test_a_rejection_is_checked_and_no_message(bus: ShardBus) -> None:
+    @bus.message
+    @dataclass
+    class Left(Rejection):
+        since: float
+
+    @bus.entity("page")
+    class Page(Entity):
+        async def receive(self, message: object) -> None: ...
+
+    assert ":Left" not in bus.types["page"].interface.messages
+    with pytest.raises(ConfigError, match="Spoken is not a dataclass"):
+
+        @bus.message
+        class Spoken(Rejection): ...
+
+
+@dataclass
+class Gone(Exception):
+    since: float
+
+
+@dataclass
+class Holder:
+    inner: list[Gone]
+
+
+@pytest.mark.parametrize("where", ["parameter", "result", "field"])
+def test_an_exception_is_no_message(bus: ShardBus, where: str) -> None:
+    """Its decoded form would have no arguments, and printing it would end the process."""
+
+    def takes(self: Any, gone: Any) -> Any: ...
+
+    wanted = {"parameter": {"gone": Gone}, "result": {"return": Gone}, "field": {"gone": Holder}}
+    takes.__annotations__ = wanted[where]
+    with pytest.raises(ConfigError, match="Gone is an exception; raise it"):
+        bus.entity("page")(type("Page", (Entity,), {"takes": handler(takes)}))
 
 
 def test_S2_8_a_region_is_looked_up_before_there_is_a_node(bus: ShardBus) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 
 import pytest
 
 import shardbus
-from shardbus.errors import (
-    Unhandled,
-)
+from shardbus.errors import Rejection, Unhandled
 from shardbus_cli import send
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 
@@ -40,6 +39,11 @@ def test_words_that_mean_nothing(words):
     with pytest.raises(CommandFailure) as failed:
         send.parse_words(words)
     assert failed.value.code is ExitCode.USAGE
+
+
+@dataclass
+class Full(Rejection):
+    seats: int
 
 
 class FakeClient:
@@ -113,6 +117,26 @@ def test_a_word_that_is_no_handler_gets_a_hint_how_to_send_a_message(
     monkeypatch.setattr(FakeClient, "call", refuse)
     assert shell("ask", "counter", "p", "get") == ExitCode.FAILED
     assert shell.err.endswith("""no handler 'get'; a message for `receive` is quoted: '"get"'\n""")
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Rejection("left=3", type="OutOfStock"), "OutOfStock: left=3"),
+        (Rejection(type="OutOfStock"), "OutOfStock"),
+        (Full(3), "Full: seats=3"),
+    ],
+    ids=["unknown", "without text", "known"],
+)
+def test_a_message_that_the_entity_refuses_is_one_line_and_code_6(
+    shell, url, client, monkeypatch, error, line
+):
+    async def refuse(*_: object) -> object:
+        raise error
+
+    monkeypatch.setattr(FakeClient, "call", refuse)
+    assert shell("ask", "counter", "p", "add") == ExitCode.REFUSED
+    assert (shell.out, shell.err) == ("", f"shardbus: {line}\n")
 
 
 def test_a_message_for_receive(shell, url, client):

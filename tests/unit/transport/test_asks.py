@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,13 +14,14 @@ from shardbus.errors import (
     EntityFailed,
     NodeLost,
     ReentrancyError,
+    Rejection,
     RequestError,
     SchemaError,
     Unhandled,
 )
 from shardbus.transport.asks import Asks, CoarseClock, fail_of, failure
 from shardbus.wire.batch import Fail, ReplyRun
-from shardbus.wire.schema import decode_value
+from shardbus.wire.schema import decode_value, encode_value
 
 
 class Waiter:
@@ -191,6 +193,40 @@ def test_a_cycle_that_cannot_be_read_is_a_failed_entity(detail: str) -> None:
     failed = failure(Fail(1, "ReentrancyError", "why", detail))
     assert isinstance(failed, EntityFailed)
     assert (failed.type, failed.message) == ("ReentrancyError", "why")
+
+
+@dataclass
+class Empty(Rejection):
+    left: int
+
+
+def test_a_rejection_arrives_as_itself() -> None:
+    fail = fail_of(1, Empty(3))
+    assert (fail.error, fail.detail) == ("Rejection", f"{__name__}:Empty")
+    assert failure(fail) == Empty(3)
+
+
+def test_a_rejection_that_cannot_travel_is_a_failed_entity() -> None:
+    failed = failure(fail_of(1, Empty(object())))  # type: ignore[arg-type]
+    assert isinstance(failed, EntityFailed)
+    assert failed.type == "SchemaError"
+
+
+async def test_a_process_that_passes_a_rejection_on_does_not_read_it(asks: Asks) -> None:
+    """Its version of the class may lack a field."""
+    passed: list[Exception] = []
+
+    class Relay(Waiter):
+        def fail(self, error: RequestError) -> None:
+            passed.append(error)
+
+    fields = encode_value({"left": 3, "newer": 1})
+    asks.on_fail(
+        Fail(asks.expect(Relay(), None, 100), "Rejection", "t", f"{__name__}:Empty", fields)
+    )
+    [error] = passed
+    assert type(error) is Rejection
+    assert fail_of(9, error) == Fail(9, "Rejection", "t", f"{__name__}:Empty", fields)
 
 
 async def test_a_failure_reaches_a_future_and_a_waiter(asks: Asks) -> None:

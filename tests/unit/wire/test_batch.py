@@ -20,6 +20,7 @@ from shardbus.wire import batch
 from shardbus.wire.batch import (
     CONTROL_BYTES_MAX,
     MESSAGES_MAX,
+    REJECTION_BYTES_MAX,
     AskRun,
     Control,
     Fail,
@@ -51,6 +52,7 @@ RUNS: list[Run] = [
     AskRun("counter", "add", 5000, ["a"], [b"\x90"], [3], (("page", "é", 2**62), ("user", "b", 1))),
     ReplyRun([1, 2], [b"\xc0", b""]),
     Fail(7, "EntityFailed", "division by zero", "ZeroDivisionError"),
+    Fail(8, "Rejection", "left=3", "shop:OutOfStock", b"\x81\xa4left\x03"),
     Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3),
     Relayed("counter", "17", "a", "", b"\xc0", 9, 250, 3, (("page", "é", 2**62),)),
     Relayed("counter", "17", "a", "", b"\xc0", 0, 0, 3, (), -7),
@@ -79,7 +81,8 @@ def test_another_implementation_of_messagepack_reads_it() -> None:
             [["page", "é", 2**62], ["user", "b", 1]],
         ],
         [2, [1, 2], [b"\xc0", b""]],
-        [3, 7, "EntityFailed", "division by zero", "ZeroDivisionError"],
+        [3, 7, "EntityFailed", "division by zero", "ZeroDivisionError", b""],
+        [3, 8, "Rejection", "left=3", "shop:OutOfStock", b"\x81\xa4left\x03"],
         [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [], 0],
         [4, "counter", "17", "a", "", b"\xc0", 9, 250, 3, [["page", "é", 2**62]], 0],
         [4, "counter", "17", "a", "", b"\xc0", 0, 0, 3, [], -7],
@@ -94,6 +97,19 @@ def test_runs_of_a_build_without_chains_are_read() -> None:
     asked, sent_on = msgpack.unpackb(encode_batch([ask, relayed]))
     for old in (sent_on[:-2], sent_on[:-1]):  # without the link that it came by
         assert decode_batch(msgpack.packb([asked[:-1], old])) == [ask, relayed]
+
+
+def test_a_failure_of_a_build_without_rejections_is_read() -> None:
+    [failed] = msgpack.unpackb(encode_batch([Fail(1, "Unhandled", "no", "")]))
+    assert decode_batch(msgpack.packb([failed[:-1]])) == [Fail(1, "Unhandled", "no", "")]
+
+
+def test_the_fields_of_a_rejection_are_bounded() -> None:
+    fail = Fail(1, "Rejection", "", "m:C", b"x" * REJECTION_BYTES_MAX)
+    assert decode_batch(encode_batch([fail])) == [fail]
+    fail.fields += b"x"
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(encode_batch([fail]))
 
 
 def test_a_build_without_chains_reads_these_runs() -> None:

@@ -1,0 +1,170 @@
+"""Rejections as bytes: the subclasses of `Rejection` that handlers raise.
+
+The host sends the name of the class as `module:qualified name`, the text of the error, and the
+fields of the dataclass as a map. The receiver looks for the class among the subclasses of
+`Rejection` that its process has imported:
+
+    the class of that module and qualified name ──> else the only one with that last name ──> none
+
+The second step serves a module with two names, as `__main__` has. A class that was defined again,
+as in a notebook, replaces its predecessor. The receiver reads the fields with their declared types
+and calls the class. A field that it does not know is ignored, and one that is missing gets its
+default, so a class may change as a message may.
+
+Without a class, and where the fields do not fit, the receiver makes a plain `Rejection` with the
+last name and the text. It keeps what it received, so that a process which passes it on loses
+nothing. No other class is ever called, and nothing is imported for a name that arrives.
+
+Source: docs/how-to/define-entities.md.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from shardbus.errors import ConfigError, Rejection, SchemaError
+from shardbus.wire.batch import REJECTION_BYTES_MAX
+from shardbus.wire.schema import check_type, decoder, encode_value
+
+NAME_MAX = 1024
+"""Characters of the name of a class that travel."""
+
+Rebuild = Callable[[type[Rejection], str, bytes], Rejection]
+"""Makes a rejection of its class, its text and its fields."""
+
+_rebuilds: WeakKeyDictionary[type[Rejection], Rebuild] = WeakKeyDictionary()
+
+
+def check_rejection(cls: type[Rejection]) -> None:
+    """Check that a rejection can travel.
+
+    Raises:
+        ConfigError: it is no dataclass, or the type of a field cannot be sent.
+    """
+    if not _has_fields(cls):
+        raise ConfigError(f"{cls.__name__} is not a dataclass", hint="decorate it with @dataclass")
+    for name, wanted in _types(cls).items():
+        check_type(f"rejection {cls.__name__}.{name}", wanted)
+
+
+def encode_rejection(error: Rejection) -> tuple[str, str, bytes]:
+    """Return the name of the class, the text and the fields of a rejection.
+
+    Raises:
+        SchemaError: a field cannot be sent, or the fields are too large together.
+    """
+    cls, payload = type(error), b""
+    try:
+        if error.wire_form is not None:
+            name, payload = error.wire_form
+            return name, error.message, payload
+        text = error.message if cls.__str__ is Rejection.__str__ else str(error)
+        if _has_fields(cls):
+            names = [f.name for f in _fields(cls)]
+            payload = encode_value({name: getattr(error, name) for name in names})
+    except Exception as e:  # a class's own text may raise anything
+        raise SchemaError(f"rejection {cls.__name__} cannot be sent: {e}") from None
+    name = error.type if cls is Rejection else f"{cls.__module__}:{cls.__qualname__}"
+    if len(payload) > REJECTION_BYTES_MAX or len(name) > NAME_MAX:
+        raise SchemaError(
+            f"rejection {cls.__name__:.100} is too large: {len(payload)} bytes of fields, at most"
+            f" {REJECTION_BYTES_MAX}, and {len(name)} characters of its name, at most {NAME_MAX}"
+        )
+    return name, str(text), payload
+
+
+def decode_rejection(name: str, text: str, payload: bytes) -> Rejection:
+    """Return the rejection that another process sent: of the class with that name, or a plain
+    one."""
+    cls = _class_named(name)
+    if cls is not None:
+        try:
+            return _rebuild_of(cls)(cls, text, payload)
+        except Exception:  # the fields do not fit, or the class's own checks raise anything
+            return plain_rejection(name, text, payload)
+    return plain_rejection(name, text, payload)
+
+
+def plain_rejection(name: str, text: str, payload: bytes) -> Rejection:
+    """Return a rejection without its class, which can be passed on."""
+    error = Rejection(text, type=_last(name))
+    error.wire_form = (name, payload)
+    return error
+
+
+def _last(name: str) -> str:
+    return name.rpartition(":")[2].rpartition(".")[2]
+
+
+def _subclasses(cls: type[Rejection]) -> Iterator[type[Rejection]]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+def _class_named(name: str) -> type[Rejection] | None:
+    last = _last(name)
+    alike = {f"{c.__module__}:{c.__qualname__}": c for c in _subclasses(Rejection)}
+    if name in alike:
+        return alike[name]
+    found = [cls for cls in alike.values() if cls.__name__ == last]
+    return found[0] if len(found) == 1 else None
+
+
+def _has_fields(cls: Any) -> bool:
+    return dataclasses.is_dataclass(cls)
+
+
+def _fields(cls: Any) -> list[dataclasses.Field[Any]]:
+    """Return the fields that the constructor takes."""
+    return [field for field in dataclasses.fields(cls) if field.init]
+
+
+def _types(cls: type[Rejection]) -> dict[str, Any]:
+    """Return the types of the fields that the constructor takes.
+
+    Raises:
+        ConfigError: an annotation is not known.
+    """
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except NameError as e:
+        raise ConfigError(f"rejection {cls.__name__}: an annotation is not known: {e}") from None
+    return {field.name: hints[field.name] for field in _fields(cls)}
+
+
+def _rebuild_of(cls: type[Rejection]) -> Rebuild:
+    known = _rebuilds.get(cls)
+    if known is None:
+        known = _rebuilds[cls] = _new_rebuild(cls)
+    return known
+
+
+def _new_rebuild(cls: type[Rejection]) -> Rebuild:
+    if not _has_fields(cls):
+        if cls.__init__ is Rejection.__init__:
+            return lambda own, text, payload: own(text)
+        raise ConfigError(f"{cls.__name__} is not a dataclass")
+    types, rows = _types(cls), list[Any]()
+    for field in _fields(cls):
+        wanted: Any = Any if types[field.name] is object else types[field.name]
+        if field.default_factory is not dataclasses.MISSING:
+            default: Any = msgspec.field(default_factory=field.default_factory)
+            rows.append((field.name, wanted, default))
+        elif field.default is not dataclasses.MISSING:
+            rows.append((field.name, wanted, msgspec.field(default=field.default)))
+        else:
+            rows.append((field.name, wanted))
+    read = decoder(msgspec.defstruct("Fields", rows, kw_only=True))
+
+    def rebuild(own: Callable[..., Rejection], text: str, payload: bytes) -> Rejection:
+        values = read(payload)
+        return own(**{row[0]: getattr(values, row[0]) for row in rows})
+
+    return rebuild

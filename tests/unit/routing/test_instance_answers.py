@@ -1,0 +1,44 @@
+"""The first answer of two instances: a reply, or a rejection, which is an answer, too."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from shardbus.errors import MailboxFull, Rejection
+from shardbus.routing.instance_answers import FirstAnswer
+
+
+class Asks:
+    """A counter of second asks, and the asks of each instance."""
+
+    hedged = 0
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.open: dict[int, asyncio.Future[Any]] = {}
+        self.answer: asyncio.Future[Any] = self.loop.create_future()
+        FirstAnswer(self, self.answer, self.ask, 1, 2, 3600)
+
+    def ask(self, instance: int) -> asyncio.Future[Any]:
+        self.open[instance] = self.loop.create_future()
+        return self.open[instance]
+
+
+async def test_a_rejection_of_the_first_instance_is_the_answer() -> None:
+    asks = Asks()
+    asks.open[1].set_exception(Rejection("sold out"))
+    with pytest.raises(Rejection, match="sold out"):
+        await asks.answer
+    assert set(asks.open) == {1}
+
+
+async def test_an_error_of_the_first_instance_is_not_while_the_second_may_answer() -> None:
+    asks = Asks()
+    asks.open[1].set_exception(MailboxFull("full"))
+    await asyncio.sleep(0)
+    assert set(asks.open) == {1, 2}
+    asks.open[2].set_result(7)
+    assert await asks.answer == 7
