@@ -21,6 +21,8 @@ from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("cluster.gossip_interval=200ms", "cluster.leader_actions_interval=200ms")
+PATIENT = ("store.timeout=60s",)
+"""For a file that no test takes away: only a machine that stands still keeps it from answering."""
 MACHINE_PORTS = (7355, 7356, 8558)
 """ROUTER, gossip and HTTP of a node that has a machine to itself."""
 
@@ -150,7 +152,8 @@ class Processes:
             command += ["--host", machine.address, "--set", "security.insecure=true"]
         for seed in [node.address for node in self.live[:2]] if seeds is None else seeds:
             command += ["--seed", seed]
-        for assignment in (*QUICK, *settings):
+        patience = () if self.store.startswith("redis") else PATIENT
+        for assignment in (*QUICK, *patience, *settings):
             command += ["--set", assignment]
         node = self.run(*command, *options, machine=machine, **environment)
         node.port, node.gossip_port, node.http_port = port, gossip_port, http_port

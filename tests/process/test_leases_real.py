@@ -33,7 +33,7 @@ async def test_B59_a_process_that_stood_still_hands_nothing_to_a_shard_whose_lea
     """While it stands still a message arrives, and the lease goes to somebody else and back. The
     message finds a new incarnation, for the old one may not go on."""
     node = await lab.start(settings=LEASED)
-    other = SqliteStore(lab.store.removeprefix("sqlite:///"), cluster="lab")
+    other = SqliteStore(lab.store.removeprefix("sqlite:///"), cluster="lab", timeout=60.0)
     await other.start()
 
     async def take() -> Lease | None:

@@ -2,7 +2,7 @@
 
 A rebalance is one plan. It is carried out as fast as `max_moves_in_flight` allows, per source and
 per target: messages for a shard wait while it moves, until the store has its new home, and must not
-wait for all other moves too. In mode `buffer` many shards share one write of the store, so many may
+wait for all other moves too. In mode `buffer` one write of the store is for many shards, so 100 may
 move at a time. In the other modes no message waits for the store, and a shard waits for little but
 its companions: few of them keep the wait short.
 

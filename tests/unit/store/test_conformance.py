@@ -17,6 +17,7 @@ from shardbus.store.redis import RedisStore
 from shardbus.store.sqlite import SqliteStore
 from tests.unit.store.store_suite import (
     HUGE,
+    LONG_S,
     NASTY_IDS,
     A,
     StoreFactory,
@@ -258,12 +259,12 @@ class TestStores(StoreConformance):
             case "sqlite":
                 path = tmp_path / "new" / "bus.db"
                 return lambda: SqliteStore(
-                    path, cluster="shop", timeout=10.0, full_sync=False, clock=clock
+                    path, cluster="shop", timeout=LONG_S, full_sync=False, clock=clock
                 )
             case _:
                 server = fakeredis.FakeServer()
                 return lambda: RedisStore(
                     "redis://fake",
-                    timeout=10.0,
+                    timeout=LONG_S,
                     connect=lambda: fakeredis.FakeAsyncRedis(server=server),
                 )

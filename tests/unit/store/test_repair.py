@@ -26,7 +26,7 @@ from shardbus.store.repair import (
     repairable,
 )
 from shardbus.store.sqlite import SqliteStore
-from tests.unit.store.store_suite import by_hand
+from tests.unit.store.store_suite import LONG_S, by_hand
 
 A = NodeId("10.0.0.1", 7355, 1)
 IDS = [f"e{i}" for i in range(30)] + ["a:b%2F{}*?"]
@@ -36,9 +36,11 @@ IDS = [f"e{i}" for i in range(30)] + ["a:b%2F{}*?"]
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     server = fakeredis.FakeServer()
     made: StateStore = (
-        SqliteStore(tmp_path / "bus.db")
+        SqliteStore(tmp_path / "bus.db", timeout=LONG_S)
         if request.param == "sqlite"
-        else RedisStore("redis://fake", connect=lambda: fakeredis.FakeAsyncRedis(server=server))
+        else RedisStore(
+            "redis://fake", timeout=LONG_S, connect=lambda: fakeredis.FakeAsyncRedis(server=server)
+        )
     )
     await made.start()
     await made.claim_epoch("counter", 5, "crc32/100")

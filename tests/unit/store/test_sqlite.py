@@ -15,6 +15,7 @@ from shardbus.errors import ConfigError, StoreUnavailable
 from shardbus.ids import NodeId
 from shardbus.store.protocol import Save, on_new_server
 from shardbus.store.sqlite import SqliteStore
+from tests.unit.store.store_suite import LONG_S
 
 A = NodeId("10.0.0.1", 7355, 1)
 
@@ -27,7 +28,7 @@ def path(tmp_path: Path) -> Path:
 async def test_only_the_owner_may_read_the_file(path: Path) -> None:
     umask = os.umask(0)
     try:
-        store = SqliteStore(path)
+        store = SqliteStore(path, timeout=LONG_S)
         await store.start()
         await store.claim_epoch("counter", 1, "crc32/100")
     finally:
@@ -39,7 +40,10 @@ async def test_only_the_owner_may_read_the_file(path: Path) -> None:
 
 
 async def test_clusters_of_one_file_do_not_meet(path: Path) -> None:
-    shop, bank = SqliteStore(path, cluster="shop"), SqliteStore(path, cluster="bank")
+    shop, bank = (
+        SqliteStore(path, cluster="shop", timeout=LONG_S),
+        SqliteStore(path, cluster="bank", timeout=LONG_S),
+    )
     for store in (shop, bank):
         await store.start()
         await store.claim_epoch("counter", 1, "crc32/100")
@@ -57,6 +61,7 @@ import asyncio, sys
 from shardbus.errors import StaleEpoch
 from shardbus.store.protocol import Save
 from shardbus.store.sqlite import SqliteStore
+from tests.unit.store.store_suite import LONG_S
 
 async def main():
     store = SqliteStore(sys.argv[1], full_sync=False, timeout=30)
@@ -85,7 +90,7 @@ async def test_processes_that_race_share_the_file(path: Path) -> None:
     assert [racer.returncode for racer in racers] == [0, 0, 0]
     won = [int(out) for out, _ in outputs]
     assert 0 < sum(won) <= 100
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     table = await store.load_table("counter")
     assert table is not None
@@ -96,7 +101,7 @@ async def test_processes_that_race_share_the_file(path: Path) -> None:
 
 
 async def test_many_waiting_calls_share_transactions(path: Path) -> None:
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     await asyncio.gather(
         *(store.save_states([Save("counter", f"e-{n}", 1, b"x", n + 1)]) for n in range(2000))
@@ -106,7 +111,7 @@ async def test_many_waiting_calls_share_transactions(path: Path) -> None:
 
 
 async def test_a_refused_call_undoes_nothing_of_its_neighbours(path: Path) -> None:
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     answers = await asyncio.gather(
         store.save_states([Save("counter", "a", 1, b"a", 1)]),
@@ -141,12 +146,12 @@ async def test_a_file_that_is_no_database_is_named_and_left_alone(
     path.parent.mkdir()
     path.write_bytes(content)
     with pytest.raises(StoreUnavailable, match="not an SQLite database"):
-        await SqliteStore(path).start()
+        await SqliteStore(path, timeout=LONG_S).start()
     assert path.read_bytes() == content
 
 
 async def test_a_damaged_file_is_named(path: Path) -> None:
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     await store.save_states([Save("counter", f"e-{n}", 1, b"x" * 1000, n + 1) for n in range(200)])
     await store.close()
@@ -168,11 +173,11 @@ async def test_another_programs_database_is_refused(path: Path) -> None:
         db.execute("CREATE TABLE theirs (x)")
     db.close()
     with pytest.raises(ConfigError, match="another program"):
-        await SqliteStore(path).start()
+        await SqliteStore(path, timeout=LONG_S).start()
 
 
 async def test_a_newer_format_is_refused(path: Path) -> None:
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     await store.close()
     with sqlite3.connect(path) as db:
@@ -183,7 +188,7 @@ async def test_a_newer_format_is_refused(path: Path) -> None:
 
 
 async def test_a_full_disk_is_named_and_nothing_is_half_written(path: Path) -> None:
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     await store.claim_epoch("counter", 1, "crc32/100")
     await store._worker.call(lambda steps: steps.db.execute("PRAGMA max_page_count = 20").close())
@@ -199,11 +204,11 @@ async def test_a_full_disk_is_named_and_nothing_is_half_written(path: Path) -> N
 async def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreUnavailable, match="file"):
-        await SqliteStore(tmp_path / "file" / "bus.db").start()
+        await SqliteStore(tmp_path / "file" / "bus.db", timeout=LONG_S).start()
 
 
 async def test_a_file_that_was_replaced_is_opened_anew(path: Path) -> None:
-    store, other = SqliteStore(path), SqliteStore(path)
+    store, other = SqliteStore(path, timeout=LONG_S), SqliteStore(path, timeout=LONG_S)
     met: list[str] = []
     on_new_server(store, lambda: met.append("another file"))
     await store.start()
@@ -229,14 +234,14 @@ async def test_answered_writes_survive_the_process(path: Path) -> None:
         "from shardbus.store.protocol import Save\n"
         "from shardbus.store.sqlite import SqliteStore\n"
         "async def main():\n"
-        "    store = SqliteStore(sys.argv[1])\n"
+        "    store = SqliteStore(sys.argv[1], timeout=60)\n"
         "    await store.start()\n"
         "    await store.save_states([Save('counter', 'a', 3, b'kept', 1)])\n"
         "    os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
     assert subprocess.run([sys.executable, "-c", code, path]).returncode == -9
-    store = SqliteStore(path)
+    store = SqliteStore(path, timeout=LONG_S)
     await store.start()
     assert await store.load_state("counter", "a", 3) == b"kept"
     await store.close()
@@ -246,7 +251,7 @@ async def test_a_clock_that_was_set_back_holds_a_lease_no_longer_than_its_length
     path: Path,
 ) -> None:
     now = [10_000.0]
-    store = SqliteStore(path, clock=lambda: now[0])
+    store = SqliteStore(path, timeout=LONG_S, clock=lambda: now[0])
     await store.start()
     assert await store.acquire_lease("sbr", "a", 10.0) is not None
     now[0] = 5.0
