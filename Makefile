@@ -12,8 +12,9 @@
 #   make fuzz-coverage              the same, steered by coverage; it installs atheris
 #   make chaos [MINUTES=30] [SEED=]  real nodes and stores under drawn faults; ledgers judge
 #   make lint | types
+#   make docs                        the site, dist/site; a broken link or anchor is an error
 #   make docs-generated             the pages of docs/ that come from the code
-#   make lock                       requirements.lock anew, with hashes; after a change of pyproject.toml
+#   make lock                       the locks anew, with hashes; after a change of pyproject.toml
 #   make audit                      the locked packages against known vulnerabilities
 #   make bill                       the bill of materials, dist/shardbus.cdx.json
 #   make bench                      the quick benchmarks; the others: benchmarks/harness.py
@@ -44,7 +45,7 @@ PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs-generated lock audit bill bench
+.PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs docs-generated lock audit bill bench
 .PHONY: report clean
 
 demo: .venv/examples.stamp
@@ -87,6 +88,9 @@ types: .venv/all.stamp
 	$(BIN)/mypy -p benchmarks
 	$(BIN)/basedpyright
 
+docs: .venv-docs/stamp
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 docs-generated: .venv/all.stamp
 	$(BIN)/python docs/make_reference.py
 	$(BIN)/python docs/make_diagrams.py
@@ -98,6 +102,8 @@ lock: .venv/all.stamp
 	@printf 'hatchling>=1.26\neditables>=0.5\n' | $(BIN)/uv pip compile --quiet --universal --python-version 3.11 \
 		--generate-hashes --no-header --no-annotate --extra dev --extra examples --extra test \
 		pyproject.toml - --output-file requirements.lock $(LOCK_FLAGS)
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--group docs --output-file requirements-docs.lock $(LOCK_FLAGS)
 
 audit: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
@@ -115,7 +121,7 @@ report: .venv/all.stamp
 	@$(BIN)/python -m benchmarks.report .venv/lines.json docs
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-*
 
 # For the demo, the newest packages that fit; to develop and test, exactly those of the lock.
 .venv/examples.stamp: pyproject.toml
@@ -127,6 +133,12 @@ clean:
 	$(NEW_VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The site's generator has an environment of its own: nothing else needs it.
+.venv-docs/stamp: requirements-docs.lock
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
 	@touch $@
 
 define NEW_VENV

@@ -30,7 +30,7 @@ from tests.mutants.catalogue import ROOT, Mutant, load, problems
 
 LIMIT_S = 1800.0
 """Ends tests that hang. No measure of speed."""
-LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "site", "dist")
+LEFT_OUT = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "site", "dist")
 SHOWN_LINES = 40
 
 

@@ -22,7 +22,7 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.supply.materials import LOCK
+from tests.supply.materials import DOCS_LOCK, LOCK
 
 EXCEPTIONS = Path(__file__).with_name("exceptions.toml")
 LIMIT_S = 300.0
@@ -58,7 +58,8 @@ def command(today: datetime.date, exceptions: list[Accepted]) -> list[str]:
     """Return the command of the audit. An exception that has run out does not count."""
     ignored = [f"--ignore-vuln={one.id}" for one in exceptions if today <= one.until]
     audit = [sys.executable, "-m", "pip_audit", "--progress-spinner=off", "--disable-pip"]
-    return [*audit, "--require-hashes", "--requirement", str(LOCK), *ignored]
+    locks = [f"--requirement={lock}" for lock in (LOCK, DOCS_LOCK)]
+    return [*audit, "--require-hashes", *locks, *ignored]
 
 
 def verdict(code: int, said: str) -> int:

@@ -24,6 +24,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements.lock"
+DOCS_LOCK = ROOT / "requirements-docs.lock"
+"""What only `make docs` installs, into an environment of its own."""
 PAGE = ROOT / "docs" / "reference" / "licences.md"
 
 _LOCKED = re.compile(r"(?P<name>[\w.-]+)==(?P<version>[^ ;\\]+)( ; (?P<marker>.*?))? \\")

@@ -30,7 +30,7 @@ ENVIRONMENTS = {python: python for python in PYTHONS} | {"lowest": LOWEST_ON, "n
 """The Python of each environment."""
 SUITE = ("--numprocesses=4", "--dist=worksteal", "--hypothesis-profile=quick")
 CHOICE = ("-m", "not long and not soak")
-EXTRAS = "test,examples"
+EXTRAS = "dev,test,examples"
 SETUP_LIMIT_S = 1800.0
 SUITE_LIMIT_S = 3600.0
 

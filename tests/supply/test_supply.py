@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from tests.supply import audit, materials
-from tests.supply.materials import LOCK, PAGE, PERMISSIVE, ROOT, TOOLS, packages, terms
+from tests.supply.materials import DOCS_LOCK, LOCK, PAGE, PERMISSIVE, ROOT, TOOLS, packages, terms
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BUILD_LIMIT_S = 300.0
@@ -28,10 +28,25 @@ BUILD_LIMIT_S = 300.0
 
 def test_every_locked_package_has_hashes_and_no_other_source() -> None:
     assert all(one.hashes for one in packages())
-    text = LOCK.read_text(encoding="utf-8")
-    assert not re.search(r"://|^-", text, re.MULTILINE), "a source beside the hashes"
-    lines = [line for line in text.splitlines() if "==" in line]
+    lines = [line for line in LOCK.read_text(encoding="utf-8").splitlines() if "==" in line]
     assert len(lines) == len(packages())
+
+
+@pytest.mark.parametrize("lock", [LOCK, DOCS_LOCK], ids=["all", "docs"])
+def test_a_lock_names_hashes_only(lock: Path) -> None:
+    text = lock.read_text(encoding="utf-8")
+    assert not re.search(r"://|^-", text, re.MULTILINE), "a source beside the hashes"
+    blocks = re.split(r"\n(?=\S)", text)
+    assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_the_lock_of_the_site_fits_what_its_group_declares() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    text = DOCS_LOCK.read_text(encoding="utf-8")
+    locked = dict(re.findall(r"^([\w.-]+)==([\w.]+)", text, re.MULTILINE))
+    for line in project["dependency-groups"]["docs"]:
+        requirement = Requirement(line)
+        assert requirement.specifier.contains(Version(locked[requirement.name]))
 
 
 @pytest.mark.parametrize("extra", [None, "dev", "examples", "test"])
