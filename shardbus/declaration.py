@@ -130,7 +130,7 @@ def stop_message_of(
     try:
         return addressed(invokers, message)
     except ConfigError as e:
-        raise ConfigError(f"{name!r}: stop_message: {e.message}") from None
+        raise ConfigError(f"{name!r}: stop_message: {e.message}", hint=e.hint) from None
 
 
 def interface_of(

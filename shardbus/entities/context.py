@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, overload
 
 from shardbus.entities.activation import Activation
 from shardbus.entities.deferred import DeferredWork
-from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason
+from shardbus.entities.entity_type import BEHAVIOUR, EntityType, StopReason, addressed
 from shardbus.entities.passivation import idle_timeout
 from shardbus.entities.passivator import Passivator
 from shardbus.entities.runner import EntityRunner
@@ -133,24 +133,23 @@ class Context(Activation):
         self._host.stopper.leave(self, StopReason.STOPPED)
 
     def schedule_once(self, delay: float, message: object) -> asyncio.TimerHandle:
-        """Send `message`, as it is now, to this entity's `receive` in `delay` seconds. The timer
+        """Send `message`, as it is now, to this entity in `delay` seconds: a text that names a
+        handler without arguments calls that handler, anything else is for `receive`. The timer
         ends with the activation.
 
         Raises:
-            SchemaError: the message cannot be encoded. Nothing was scheduled.
+            SchemaError: the message cannot be encoded. ConfigError: nothing takes it. Nothing was
+                scheduled.
         """
-        method, payload = method_of(message), encode_value(message)
+        method, payload = self._addressed(message)
         return self.more().add_timer(
             self._host.loop.call_later(delay, self._host.tell_self, self, method, payload)
         )
 
     def schedule(self, interval: float, message: object) -> None:
         """Send `message`, as it is now, every `interval` seconds until the activation ends.
-
-        Raises:
-            SchemaError: the message cannot be encoded. Nothing was scheduled.
-        """
-        method, payload = method_of(message), encode_value(message)
+        Otherwise as `schedule_once`."""
+        method, payload = self._addressed(message)
 
         def begin() -> None:
             self.more().add_timer(self._host.loop.call_later(interval, again))
@@ -160,6 +159,13 @@ class Context(Activation):
             self._host.tell_self(self, method, payload)
 
         begin()
+
+    def _addressed(self, message: object) -> tuple[str, bytes]:
+        """Return the method and the payload of a timer's message. Raises as `schedule_once`."""
+        method_of(message)
+        encode_value(message)
+        invoker, payload = addressed(self._host.kind.invokers, message)
+        return invoker.name, payload
 
     def stash(self) -> None:
         """Put the message being handled aside. Its asker waits on.

@@ -114,16 +114,18 @@ def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker
     named = invokers.get(message) if isinstance(message, str) and message else None
     if named is not None and NO_ARGUMENTS[0] in named.decoders:
         return named, NO_ARGUMENTS
+    hint = ""
     try:
         payload = encode_value(message)
         invoker = invokers.get(method_of(message)) or invokers.get("")
         if invoker is not None and invoker.one is not None:
             invoker.one(payload)
             return invoker, payload
-        why = "there is no receive"
+        why = "there is no receive" if named is None else "that handler needs arguments"
+        hint = "name a handler without arguments, or write a receive"
     except Exception as e:
         why = str(e)
-    raise ConfigError(f"no handler takes {message!r}"[:150] + f": {why}"[:150])
+    raise ConfigError(f"no handler takes {message!r}"[:150] + f": {why}"[:150], hint=hint)
 
 
 def is_coroutine_function(function: Callable[..., Any]) -> bool:

@@ -349,12 +349,8 @@ class Host:
         """Hand the message of a timer to its own entity."""
         if self.find(activation.key, activation.shard.shard) is not activation:
             return
-        invoker = self.kind.invokers.get(method) or self.kind.invokers.get("")
-        if invoker is None:
-            self.counts.drop("unhandled")
-        else:
-            message = Message(invoker, payload, None, Origin.OWN, 0)
-            self.stopper.receive_own(activation, message)
+        message = Message(self.kind.invokers[method], payload, None, Origin.OWN, 0)
+        self.stopper.receive_own(activation, message)
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too."""

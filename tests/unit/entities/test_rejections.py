@@ -209,7 +209,8 @@ async def test_a_rejection_in_the_stop_message_stops_the_entity() -> None:
     b = Bench(bus)
     await b.ask("e", "sell", 1)
     b.stop(StopReason.HANDOFF)
-    await b.stopped()
+    await turns()
+    assert b.down == [b.SHARD]
     assert b.host.counts.stopped == {"handoff": 1}
 
 

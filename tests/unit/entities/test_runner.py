@@ -752,6 +752,61 @@ async def test_a_timer_sends_its_message_as_it_was_at_the_call(how: str) -> None
     assert log.rows[0] == [1]
 
 
+@pytest.mark.parametrize("how", ["schedule", "schedule_once"])
+async def test_a_timer_calls_the_handler_of_that_name(how: str) -> None:
+    class Clocked(Entity):
+        log: Log
+
+        @handler
+        def begin(self, how: str) -> None:
+            getattr(self.context, how)(0.001, "expire")
+            getattr(self.context, how)(0.001, "other")
+
+        @handler
+        async def expire(self, why: str = "time") -> None:
+            self.log.rows.append(("expire", why))
+
+        def receive(self, message: str) -> None:
+            self.log.rows.append(("receive", message))
+
+    b = bench(Clocked, log := Log())
+    await b.ask("e", "begin", how)
+    await until(lambda: len(log.rows) >= 2, "both messages")
+    assert log.rows[:2] == [("expire", "time"), ("receive", "other")]
+    b.stop()
+    await b.stopped()
+
+
+@pytest.mark.parametrize("how", ["schedule", "schedule_once"])
+@pytest.mark.parametrize(
+    ("message", "typed", "why"),
+    [
+        ("expired", False, "no handler takes 'expired': there is no receive; name a handler"),
+        ("begin", False, "no handler takes 'begin': that handler needs arguments; name a"),
+        (7, False, "no handler takes 7: there is no receive"),
+        ("seven", True, "no handler takes 'seven': Expected `int`, got `str`"),
+    ],
+)
+async def test_a_timer_whose_message_nothing_takes_is_refused_where_it_is_scheduled(
+    how: str, message: object, typed: bool, why: str
+) -> None:
+    class Clocked(Entity):
+        @handler
+        def begin(self, how: str, message: Any) -> str:
+            try:
+                getattr(self.context, how)(0.001, message)
+            except ConfigError as e:
+                return str(e)
+            return ""
+
+    class Numbers(Clocked):
+        def receive(self, message: int) -> None: ...
+
+    b = bench(Numbers if typed else Clocked)
+    assert (await b.ask("e", "begin", how, message)).startswith(why)
+    assert _timers(b) == 0
+
+
 def _timers(b: Bench) -> int:
     """Timers of the loop that would call this host's entities."""
     loop: Any = asyncio.get_running_loop()

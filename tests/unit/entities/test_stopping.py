@@ -243,7 +243,7 @@ async def test_a_stop_message_finds_its_handler(message: object, wanted: object)
     ("message", "text"),
     [
         ("stop", "there is no receive"),
-        ("hit", "there is no receive"),  # it takes a parameter
+        ("hit", "that handler needs arguments; name a handler without arguments"),
         (object(), "cannot travel"),
     ],
 )
