@@ -19,7 +19,7 @@ from shardbus.client.thread_bridge import TellItem, ThreadBridge
 from shardbus.client.towards import Towards
 from shardbus.ids import check_id
 from shardbus.routing.instance_refs import AnySender, sender_by
-from shardbus.routing.refs import NO_ARGUMENTS, START, milliseconds, named, pack
+from shardbus.routing.refs import NO_ARGUMENTS, START, milliseconds, named, pack, question
 from shardbus.routing.region import Region
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
@@ -156,11 +156,9 @@ class Client:
         timeout: float | None = None,
     ) -> Any:
         """Send and return the answer. Raises a RequestError."""
-        if args and isinstance(message, str):
-            return self.call(kind, entity_id, message, *args, timeout=timeout)
         router = self._router(kind)
-        key, payload = pack(router, message, args)
-        return self._answered(router, key, entity_id, payload, timeout, decode_value)
+        key, payload, decode = question(router, message, args)
+        return self._answered(router, key, entity_id, payload, timeout, decode)
 
     def call(
         self,
@@ -378,11 +376,9 @@ class BlockingRef:
 
     def ask(self, message: object) -> Any:
         """Ask `receive`. Raises a RequestError."""
-        key, payload = pack(self._router, message, ())
+        key, payload, decode = question(self._router, message, ())
         timeout_ms = self._timeout_ms
-        return self._bridge.ask(
-            self._router, key, self.entity_id, payload, timeout_ms, decode_value
-        )
+        return self._bridge.ask(self._router, key, self.entity_id, payload, timeout_ms, decode)
 
     def __repr__(self) -> str:
         return f"<ref {self._router.interface.name} {self.entity_id!r}>"

@@ -169,11 +169,11 @@ def milliseconds(timeout: float) -> int:
 def ask(
     router: Sender, entity_id: str, message: object, args: tuple[Any, ...], timeout_ms: int
 ) -> asyncio.Future[Any]:
-    """Ask `receive` with `message`; with `args`, ask the handler that `message` names."""
-    if args:
-        if not isinstance(message, str):
-            raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
-        return call(router, entity_id, message, args, timeout_ms)
+    """Ask `receive` with `message`. With `args`, and if the type is known to have no `receive`, ask
+    the handler that `message` names."""
+    if args or message.__class__ is str:
+        key, payload, decode = question(router, message, args)
+        return router.ask(key, entity_id, payload, timeout_ms, decode)
     key = router.key(method_of(message))
     return router.ask(key, entity_id, encode_value(message), timeout_ms, decode_value)
 
@@ -203,6 +203,17 @@ def named(router: Sender, handler: str, args: tuple[Any, ...]) -> tuple[Key, byt
     known = router.interface.methods.get(handler)
     decode = known.decode_result if known is not None else decode_value
     return router.key(handler), encode_value(args), decode
+
+
+def question(router: Sender, message: object, args: tuple[Any, ...]) -> tuple[Key, bytes, Decode]:
+    """Return key, payload and decoder of the answer for an ask, as `ask` describes it."""
+    interface = router.interface
+    if isinstance(message, str):
+        if args or (message in interface.methods and not interface.messages):
+            return named(router, message, args)
+    elif args:
+        raise ConfigError(f"a handler is named by a string, not by {type(message).__name__}")
+    return router.key(method_of(message)), encode_value(message), decode_value
 
 
 def start_entity(router: Sender, entity_id: str, timeout_ms: int) -> asyncio.Future[Any]:

@@ -44,6 +44,7 @@ from shardbus.sharding.region.region import ShardRegion
 from shardbus.shells.load_sampling import LoadSampling
 from shardbus.shells.shard_hosts import ShardHosts
 from shardbus.shells.shard_leases import ShardLeases
+from shardbus.shells.text_messages import handler_call, handler_runs, unhandled
 from shardbus.store.protocol import StateStore
 from shardbus.transport.asks import CoarseClock, Failure
 from shardbus.transport.drop_reports import DropTallies, Origin
@@ -238,7 +239,11 @@ class RegionShell:
         invoker = self.entity_type.invokers.get(run.method)
         via = session.mark or self._node.drops.mark(session)
         if invoker is None:
-            self.host.counts.drop("unhandled", len(run.ids), via)
+            for part in handler_runs(run, self.entity_type):
+                if part.method in self.entity_type.invokers:
+                    self.on_tells(session, part)
+                else:
+                    self.host.counts.drop("unhandled", len(part.ids), via)
             return
 
         def arrive(entity_id: str, payload: bytes, corr: int) -> Activation | None:
@@ -268,14 +273,13 @@ class RegionShell:
             self._check_leases()
         invoker = self.entity_type.invokers.get(run.method)
         if invoker is None:
-            self.host.counts.drop("unhandled", len(run.ids))
-            text = (
-                f"{self.name} has no handler {run.method!r}"
-                if run.method
-                else f"{self.name} has no receive"
-            )
-            for corr in run.corrs:
-                session.fail(corr, Unhandled(text))
+            for part in handler_runs(run, self.entity_type):
+                if part.method in self.entity_type.invokers:
+                    self.on_asks(session, part)
+                else:
+                    self.host.counts.drop("unhandled", len(part.ids))
+                    for corr in part.corrs:
+                        session.fail(corr, unhandled(self.entity_type, part.method))
             return
         if run.timeout_ms <= 0:
             self.host.counts.drop("expired", len(run.ids))  # it was under way for too long
@@ -302,6 +306,9 @@ class RegionShell:
         if self._check_leases is not None:
             self._check_leases()
         invoker = self.entity_type.invokers.get(message.method)
+        if invoker is None:
+            message = handler_call(message, self.entity_type)
+            invoker = self.entity_type.invokers.get(message.method)
         local = session is self._node.loopback
         asker, corr = (session, message.corr) if message.corr else (None, message.via)
         if asker is None and not local:
@@ -309,7 +316,7 @@ class RegionShell:
         if invoker is None:
             self.host.counts.drop("unhandled", via=corr)
             if asker is not None:
-                session.fail(message.corr, Unhandled(f"{self.name} has no {message.method!r}"))
+                session.fail(message.corr, unhandled(self.entity_type, message.method))
             return
         if not local:  # a local one was counted when it arrived
             counts = self.host.counts

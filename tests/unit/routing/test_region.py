@@ -17,6 +17,7 @@ from shardbus.errors import ConfigError, Unhandled
 from shardbus.ids import NodeId
 from shardbus.node.subscriptions import Subscriptions
 from shardbus.routing.refs import START
+from shardbus.wire.schema import Interface
 from tests.unit.declaring import Counter, Hit, Letter, by_message, declared
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +103,7 @@ class Sent:
 
     def __init__(self) -> None:
         self.sender: Any = self
+        self.interface = Interface("counter", 10, "crc32/10")
         self.messages: list[tuple[str, object]] = []
         self.drops: list[tuple[str, int]] = []
 
