@@ -64,6 +64,7 @@ class Terminal:
         self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.nodes: list[subprocess.Popen[str]] = []
         self.code = 0
+        self.folder = ROOT
         self.state = tmp / "state"
         own = {k: v for k, v in os.environ.items() if not k.startswith("SHARDBUS_")}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -98,7 +99,7 @@ class Terminal:
             return self._start(self._with_ports(self.here(step.command)))
         done = subprocess.run(
             ["bash", "-c", self.here(step.command)],
-            cwd=ROOT, env=self.environment, text=True, check=False, timeout=PATIENCE_S,
+            cwd=self.folder, env=self.environment, text=True, check=False, timeout=PATIENCE_S,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
         self.code = done.returncode
@@ -116,7 +117,7 @@ class Terminal:
 
     def _start(self, command: str) -> list[str]:
         node = subprocess.Popen(
-            ["bash", "-c", f"exec {command}"], cwd=ROOT, env=self.environment,
+            ["bash", "-c", f"exec {command}"], cwd=self.folder, env=self.environment,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
         self.nodes.append(node)
@@ -129,9 +130,13 @@ class Terminal:
     def _interrupt(self) -> list[str]:
         """Ctrl-C in the terminal of the youngest node that runs."""
         running = [node for node in self.nodes if node.poll() is None]
-        running[-1].send_signal(signal.SIGINT)
-        _, log = running[-1].communicate(timeout=PATIENCE_S)
-        self.code = running[-1].returncode
+        return self.interrupt(running[-1])
+
+    def interrupt(self, node: subprocess.Popen[str]) -> list[str]:
+        """Ctrl-C in the terminal of a node: what it says until its end, without its log."""
+        node.send_signal(signal.SIGINT)
+        _, log = node.communicate(timeout=PATIENCE_S)
+        self.code = node.returncode
         assert self.code == 0, log
         return [line for line in log.splitlines() if not line.startswith("{")]
 
