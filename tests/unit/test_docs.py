@@ -252,12 +252,6 @@ def test_examples_import_what_exists(page: str) -> None:
                 assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
-@pytest.mark.parametrize("page", EXAMPLES)
-def test_examples_compile(page: str) -> None:
-    for example in code(page):
-        compile(example, page, "exec")
-
-
 def test_the_tutorials_application_can_be_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
