@@ -155,6 +155,13 @@ def test_every_metric_is_on_its_page_and_no_other() -> None:
     assert sorted(listed) == sorted(made)
 
 
+def test_figures_of_the_comparison_are_those_of_the_page_of_performance() -> None:
+    table = text("comparison.md").partition("## Figures")[2]
+    figures = re.findall(r"(?<=\| )([\d,]{3,}(?: us)?)(?= \|)", table)
+    assert len(figures) == 12
+    assert [figure for figure in figures if f" {figure} " not in text("performance.md")] == []
+
+
 # -- diagrams ----------------------------------------------------------------------------------
 
 
