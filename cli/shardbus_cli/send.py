@@ -198,6 +198,8 @@ def _with_client(
         from shardbus import AsyncClient
         from shardbus.errors import NodeLost
 
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout
         async with AsyncExitStack() as stack:
             try:
                 client = await stack.enter_async_context(
@@ -209,6 +211,7 @@ def _with_client(
                     "HTTP answers, but the port of messages does not: check the firewall",
                     code=ExitCode.UNREACHABLE,
                 ) from None
+            client.timeout_ms = max(0, int((deadline - loop.time()) * 1000))
             return await work(client)
 
     return asyncio.run(run())

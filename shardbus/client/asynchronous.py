@@ -71,7 +71,8 @@ class AsyncClient:
     AsyncClient("tcp://host:port", ...)`.
 
     The client connects by the first address that answers; give several, so that it starts although
-    a node is down. `timeout` is the default deadline of an ask, in seconds. `send_buffer_bytes`
+    a node is down. `timeout` is the default deadline of an ask, in seconds (5), and bounds entering
+    the client, too, which otherwise waits `connect_timeout` (10). `send_buffer_bytes`
     bounds what waits for each node while the caller does not await its tells. `secret` names the
     file with the cluster's secret, by default that of SHARDBUS_SECURITY__SECRET; empty is none.
     `key` names the file of a key of its own, for a cluster with `security.allowed`, by default
@@ -84,8 +85,8 @@ class AsyncClient:
         self,
         *addresses: str,
         cluster: str,
-        timeout: float = ASK_TIMEOUT_S,
-        connect_timeout: float = CONNECT_TIMEOUT_S,
+        timeout: float | None = None,
+        connect_timeout: float | None = None,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         secret: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
@@ -98,8 +99,11 @@ class AsyncClient:
         if send_buffer_bytes < SEND_BUFFER_MIN:
             raise ConfigError(f"send_buffer_bytes is at least {SEND_BUFFER_MIN}")
         self.cluster = check_id("a cluster name", cluster)
-        self.timeout_ms = milliseconds(timeout)
+        self.timeout_ms = milliseconds(ASK_TIMEOUT_S if timeout is None else timeout)
         self._addresses = [Address.parse(a) for a in addresses]
+        if connect_timeout is None:
+            longest = CONNECT_TIMEOUT_S if timeout is None else timeout
+            connect_timeout = min(CONNECT_TIMEOUT_S, longest)
         self._connect_timeout = connect_timeout
         keyring = None
         if environment is None:
@@ -252,7 +256,8 @@ class AsyncClient:
         *args: Any,
         timeout: float | None = None,
     ) -> Any:
-        """Send and await the answer, at most `timeout` seconds.
+        """Send and await the answer, at most `timeout` seconds, in which the client also learns a
+        type that it does not know and finds a node if it has lost the last one.
 
         With further arguments `message` is the name of a handler. Raises a RequestError; its
         `definite` is True if the handler certainly did not run."""
@@ -270,7 +275,8 @@ class AsyncClient:
         args: tuple[Any, ...],
         timeout_ms: int,
     ) -> Any:
-        return await ask(await self.router_of(kind), entity_id, message, args, timeout_ms)
+        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
+        return await ask(router, entity_id, message, args, left_ms)
 
     async def call(
         self,
@@ -282,8 +288,8 @@ class AsyncClient:
     ) -> Any:
         """Ask a handler by its name; it may have no arguments."""
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router = self._regions.find(kind) or await self.router_of(kind)
-        return await call(router, entity_id, handler, args, timeout_ms)
+        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
+        return await call(router, entity_id, handler, args, left_ms)
 
     async def start_entity(
         self, kind: str | type, entity_id: str, timeout: float | None = None
@@ -291,8 +297,8 @@ class AsyncClient:
         """Start an entity without a message; returns when it runs. A remembered entity keeps
         running from then on. Raises as `ask`."""
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        router = self._regions.find(kind) or await self.router_of(kind)
-        await start_entity(router, entity_id, timeout_ms)
+        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
+        await start_entity(router, entity_id, left_ms)
 
     async def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
         """Tell a handler by its name; it may have no arguments."""
@@ -306,9 +312,9 @@ class AsyncClient:
         timeout: float | None = None,
     ) -> list[Any]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        router = self._regions.find(kind) or await self.router_of(kind)
         timeout_ms = self.timeout_ms if timeout is None else milliseconds(timeout)
-        asks = [attempt(router, entity_id, m, timeout_ms) for entity_id, m in messages]
+        router, left_ms = await self._regions.learn_within(kind, timeout_ms)
+        asks = [attempt(router, entity_id, m, left_ms) for entity_id, m in messages]
         return await asyncio.gather(*asks, return_exceptions=True)
 
     async def flush(self) -> None:
@@ -338,9 +344,11 @@ class AsyncClient:
         """
         return Towards(self._regions, choice_of(policy, key, after), self.timeout_ms)
 
-    async def router_of(self, kind: str | type) -> AnySender:
-        """Return what sends to a type, for the blocking client. Raises UnknownEntityType."""
-        return await self._regions.learn(kind, self.timeout_ms / 1000)
+    async def router_of(self, kind: str | type, timeout_ms: int | None = None) -> AnySender:
+        """Return what sends to a type, for the blocking client. Raises UnknownEntityType, or
+        AskTimeout after `timeout_ms`."""
+        wait_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        return await self._regions.learn(kind, wait_ms / 1000)
 
     @property
     def buffered(self) -> int:

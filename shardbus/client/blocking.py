@@ -11,10 +11,11 @@ import asyncio
 import os
 import threading
 from collections.abc import Awaitable, Callable, Iterable
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from shardbus.client.asynchronous import ASK_TIMEOUT_S, CONNECT_TIMEOUT_S, AsyncClient
+from shardbus.client.asynchronous import ASK_TIMEOUT_S, AsyncClient
 from shardbus.client.thread_bridge import TellItem, ThreadBridge
 from shardbus.client.towards import Towards
 from shardbus.ids import check_id
@@ -38,8 +39,8 @@ class Client:
         self,
         *addresses: str,
         cluster: str,
-        timeout: float = ASK_TIMEOUT_S,
-        connect_timeout: float = CONNECT_TIMEOUT_S,
+        timeout: float | None = None,
+        connect_timeout: float | None = None,
         send_buffer_bytes: int = SEND_BUFFER_BYTES,
         secret: str | os.PathLike[str] | None = None,
         key: str | os.PathLike[str] | None = None,
@@ -49,9 +50,9 @@ class Client:
         self._addresses, self._cluster = addresses, cluster
         self._send_buffer_bytes = send_buffer_bytes
         self._timeout, self._connect_timeout = timeout, connect_timeout
-        self._timeout_ms = milliseconds(timeout)
+        self._timeout_ms = milliseconds(ASK_TIMEOUT_S if timeout is None else timeout)
         self._loop = asyncio.new_event_loop()
-        self._bridge = ThreadBridge(self._loop, timeout)
+        self._bridge = ThreadBridge(self._loop, self._timeout_ms / 1000)
         self._thread = threading.Thread(target=self._loop.run_forever, name="shardbus", daemon=True)
 
     def __enter__(self) -> Client:
@@ -155,10 +156,10 @@ class Client:
         *args: Any,
         timeout: float | None = None,
     ) -> Any:
-        """Send and return the answer. Raises a RequestError."""
-        router = self._router(kind)
+        """Send and return the answer, after at most `timeout` seconds. Raises a RequestError."""
+        router, deadline = self._router_until(kind, timeout)
         key, payload, decode = question(router, message, args)
-        return self._answered(router, key, entity_id, payload, timeout, decode)
+        return self._answered(router, key, entity_id, payload, deadline, decode)
 
     def call(
         self,
@@ -169,9 +170,9 @@ class Client:
         timeout: float | None = None,
     ) -> Any:
         """Ask a handler by its name; it may have no arguments."""
-        router = self._router(kind)
+        router, deadline = self._router_until(kind, timeout)
         key, payload, decode = named(router, handler, args)
-        return self._answered(router, key, entity_id, payload, timeout, decode)
+        return self._answered(router, key, entity_id, payload, deadline, decode)
 
     def _answered(
         self,
@@ -179,16 +180,16 @@ class Client:
         key: Key,
         entity_id: str,
         payload: bytes,
-        timeout: float | None,
+        deadline: float,
         decode: Decode,
     ) -> Any:
-        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
         check_id("an entity id", entity_id)
+        timeout_ms = max(0, int((deadline - monotonic()) * 1000))
         return self._bridge.ask(router, key, entity_id, payload, timeout_ms, decode)
 
     def start_entity(self, kind: str | type, entity_id: str, timeout: float | None = None) -> None:
         """Start an entity without a message; returns when it runs."""
-        self._run(lambda: self._client.start_entity(kind, entity_id, timeout))
+        self._run_within(lambda: self._client.start_entity(kind, entity_id, timeout), timeout)
 
     def cast(self, kind: str | type, entity_id: str, handler: str, *args: Any) -> None:
         """Tell a handler by its name; it may have no arguments. Raises as `tell`."""
@@ -204,7 +205,7 @@ class Client:
     ) -> list[Any]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
         batch = list(messages)
-        return self._run(lambda: self._client.ask_many(kind, batch, timeout))
+        return self._run_within(lambda: self._client.ask_many(kind, batch, timeout), timeout)
 
     @property
     def lost_messages(self) -> int:
@@ -222,6 +223,22 @@ class Client:
 
     def _router(self, kind: str | type) -> AnySender:
         return self._routers.get(kind) or self._run(lambda: self._client.router_of(kind))
+
+    def _run_within(self, work: Callable[[], Awaitable[T]], timeout: float | None) -> T:
+        """Run work that takes at most `timeout` seconds once it begins, or the default."""
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        return self._bridge.run(work, within=timeout_ms / 1000)
+
+    def _router_until(self, kind: str | type, timeout: float | None) -> tuple[AnySender, float]:
+        """Return what sends to a type, and the time at which the call must end."""
+        timeout_ms = self._timeout_ms if timeout is None else milliseconds(timeout)
+        deadline = monotonic() + timeout_ms / 1000
+        router = self._routers.get(kind)
+        if router is None:
+            router = self._bridge.run(
+                lambda: self._client.router_of(kind, timeout_ms), within=timeout_ms / 1000
+            )
+        return router, deadline
 
     def _run(self, work: Callable[[], Awaitable[T]]) -> T:
         return self._bridge.run(work)

@@ -173,6 +173,15 @@ class ClientRegions:
             raise LocalProtocolError(CLOSED)
         return future.result()
 
+    async def learn_within(self, kind: str | type, timeout_ms: int) -> tuple[AnySender, int]:
+        """Return what sends to a type, as `learn`, and the milliseconds left of the timeout."""
+        known = self.find(kind)
+        if known is not None:
+            return known, timeout_ms
+        began = self.endpoint.loop.time()
+        learnt = await self.learn(kind, timeout_ms / 1000)
+        return learnt, max(0, timeout_ms - int((self.endpoint.loop.time() - began) * 1000))
+
     def on_type_info(self, name: str, info: TypeInfo) -> None:
         """Add the type that the contact describes, or refuse it, and answer those who wait."""
         waiting = [future for future in self._learning.pop(name, []) if not future.done()]

@@ -12,18 +12,23 @@ A tell may fail only when the loop sends it (its shard has had no home, and the 
 longer than `timeout`). It cannot raise in the call that put it: it is counted in `dropped`, and the
 next call of any thread raises its error.
 
+An ask ends by its deadline wherever it waits: for room in the queue, in the queue behind tells that
+wait for room in the send buffer, or for its answer. It is not sent if it leaves the queue later.
+
 Source: docs/how-to/send.md; S0.35.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable
+from time import monotonic
 from typing import Any, TypeVar
 
-from shardbus.errors import BufferFull, LocalProtocolError
+from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError
 from shardbus.routing.router import Sender
 from shardbus.transport.asks import Key
 from shardbus.transport.fork_guard import guard
@@ -39,15 +44,20 @@ ITEM_BYTES = 256
 TURN_MAX = 2048
 """Messages that are sent before the loop's other work gets a turn."""
 RETRY_S = 0.01
+GRACE_S = 1.0
+"""How long after its deadline a thread waits for the loop, which knows more about the reason."""
+NO_ROOM = "the send buffer was full for as long as the call may take"
 
 
 class ThreadFuture:
     """The outcome of an ask, for which a thread waits. It has those methods of a future that an
     answer uses; set it once."""
 
-    __slots__ = ("_error", "_lock", "_value")
+    __slots__ = ("_error", "_lock", "_value", "deadline")
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float = math.inf) -> None:
+        self.deadline = deadline
+        """Time by which the outcome must be there, by the monotonic clock."""
         self._lock = threading.Lock()
         self._lock.acquire()
         self._value: Any = None
@@ -68,11 +78,21 @@ class ThreadFuture:
         self._lock.release()
 
     def result(self) -> Any:
-        """Wait for the outcome and return or raise it. Every ask gets one by its deadline."""
-        with self._lock:
+        """Wait for the outcome and return or raise it.
+
+        Raises:
+            AskTimeout: there is none by the deadline. The loop decides before, unless it does not
+                get to it.
+        """
+        left = self.deadline - monotonic() + GRACE_S
+        if not self._lock.acquire(timeout=-1 if left == math.inf else max(left, 0)):
+            raise AskTimeout("no answer in time: the client was busy with earlier messages")
+        try:
             if self._error is not None:
                 raise self._error
             return self._value
+        finally:
+            self._lock.release()
 
 
 TellItem = tuple[Sender, Key, str, bytes]
@@ -114,19 +134,30 @@ class ThreadBridge:
             raise BufferFull("the send buffer is full")
         self.tell(item)
 
-    def put(self, item: TellItem | AskItem | Job, size: int = 0, *, last: bool = False) -> None:
+    def put(
+        self,
+        item: TellItem | AskItem | Job,
+        size: int = 0,
+        *,
+        last: bool = False,
+        deadline: float = math.inf,
+    ) -> None:
         """Queue an item; wait while the queue is full. `last`: leave the error of an earlier tell
         to `raise_error`.
 
         Raises:
             MessageTooLarge: the payload is over the limit. LocalProtocolError: the client is
-                closed. Others, such as BufferFull: an earlier tell could not be sent.
+                closed. BufferFull: there was no room by the deadline. Others, and BufferFull, too:
+                an earlier tell could not be sent.
         """
         if size > PAYLOAD_BYTES_MAX:
             raise too_large(size)
         with self._lock:
             while self._weight > QUEUE_BYTES and not self._closed and self._error is None:
-                self._room.wait()
+                left = deadline - monotonic()
+                if left <= 0:
+                    raise BufferFull(NO_ROOM)
+                self._room.wait(None if left == math.inf else left)
             if self._closed:
                 raise LocalProtocolError("the client is closed")
             if not last:
@@ -158,14 +189,17 @@ class ThreadBridge:
         read: Decode,
     ) -> Any:
         """Ask, and wait for the answer. Raises as `put`, or a RequestError."""
-        answer = ThreadFuture()
-        self.put((router, key, entity_id, payload, timeout_ms, answer, read), len(payload))
+        answer = ThreadFuture(monotonic() + timeout_ms / 1000)
+        item = (router, key, entity_id, payload, timeout_ms, answer, read)
+        self.put(item, len(payload), deadline=answer.deadline)
         return answer.result()
 
-    def run(self, work: Callable[[], Awaitable[T]], *, last: bool = False) -> T:
+    def run(
+        self, work: Callable[[], Awaitable[T]], *, last: bool = False, within: float = math.inf
+    ) -> T:
         """Run `work` in the loop after everything queued before, and return its result. Raises as
-        `put`, and what the work raises."""
-        answer = ThreadFuture()
+        `put`, what the work raises, and AskTimeout after `within` seconds."""
+        answer = ThreadFuture(monotonic() + within)
 
         async def call() -> None:
             try:
@@ -174,7 +208,8 @@ class ThreadBridge:
                 answer.set_exception(e)
 
         tasks: list[asyncio.Task[None]] = []  # the loop keeps no strong reference to a task
-        self.put(lambda: tasks.append(self._loop.create_task(call())), last=last)
+        begin = lambda: tasks.append(self._loop.create_task(call()))  # noqa: E731
+        self.put(begin, last=last, deadline=answer.deadline)
         result: T = answer.result()
         return result
 
@@ -220,6 +255,10 @@ class ThreadBridge:
         try:
             if len(item) == 7:
                 router, key, entity_id, payload, timeout_ms, answer, decode = item
+                left = answer.deadline - monotonic()
+                if left <= 0 < timeout_ms:
+                    raise BufferFull(NO_ROOM)
+                timeout_ms = max(0, min(timeout_ms, int(left * 1000)))
                 router.ask_for(answer, key, entity_id, payload, timeout_ms, decode)
                 return None
             router, key, entity_id, payload = item

@@ -30,11 +30,16 @@ class Towards:
 
     async def sender(self, kind: str | type) -> InstanceSender:
         """Return what sends to a type by this router."""
-        known = self._senders.get(kind)
-        if known is None:
-            learnt = await self._regions.learn(kind, self._timeout_ms / 1000)
-            known = self._senders[kind] = by_choice(learnt, self._choice)
+        known, _ = await self._sender_within(kind, self._timeout_ms)
         return known
+
+    async def _sender_within(self, kind: str | type, timeout_ms: int) -> tuple[InstanceSender, int]:
+        """Return what sends to a type, and the milliseconds left of the timeout."""
+        known, left_ms = self._senders.get(kind), timeout_ms
+        if known is None:
+            learnt, left_ms = await self._regions.learn_within(kind, timeout_ms)
+            known = self._senders[kind] = by_choice(learnt, self._choice)
+        return known, left_ms
 
     async def tell(self, kind: str | type, entity_id: str, message: object, *args: Any) -> None:
         """Send without an answer."""
@@ -64,7 +69,8 @@ class Towards:
         timeout: float | None = None,
     ) -> Any:
         """Send and await the answer; by `all`, a dict of node to reply or error."""
-        return await ask(await self.sender(kind), entity_id, message, args, self._ms(timeout))
+        sender, left_ms = await self._sender_within(kind, self._ms(timeout))
+        return await ask(sender, entity_id, message, args, left_ms)
 
     async def call(
         self,
@@ -75,7 +81,8 @@ class Towards:
         timeout: float | None = None,
     ) -> Any:
         """Ask a handler by its name; it may have no arguments."""
-        return await call(await self.sender(kind), entity_id, handler, args, self._ms(timeout))
+        sender, left_ms = await self._sender_within(kind, self._ms(timeout))
+        return await call(sender, entity_id, handler, args, left_ms)
 
     async def ask_many(
         self,
@@ -84,8 +91,8 @@ class Towards:
         timeout: float | None = None,
     ) -> list[Any]:
         """Ask a batch of (entity id, message). Returns answers or errors, in the same order."""
-        sender, timeout_ms = await self.sender(kind), self._ms(timeout)
-        asks = [attempt(sender, entity_id, m, timeout_ms) for entity_id, m in messages]
+        sender, left_ms = await self._sender_within(kind, self._ms(timeout))
+        asks = [attempt(sender, entity_id, m, left_ms) for entity_id, m in messages]
         return await asyncio.gather(*asks, return_exceptions=True)
 
     def _ms(self, timeout: float | None) -> int:

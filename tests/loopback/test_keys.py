@@ -362,7 +362,7 @@ async def test_only_keys_that_are_allowed_connect_and_do_what_their_role_may(
         await nodes.agree(2)
         client = await nodes.client(secret="", key=user)
         assert await client.call("counter", "page-1", "add", 1) == 1
-        narrow = await nodes.client(secret="", key=other, timeout=2.0)
+        narrow = await nodes.client(secret="", key=other, timeout=2.0, connect_timeout=PATIENCE_S)
         with pytest.raises((UnknownEntityType, AskTimeout)):
             await narrow.call("counter", "page-1", "add", 1)
         assert await client.call("counter", "page-1", "add", 0) == 1
@@ -415,7 +415,7 @@ async def test_a_revoked_key_loses_its_connection_and_others_lose_nothing(party:
         nodes.security = party.settings(one)
         node = await nodes.start(bus)
         good = await nodes.client(secret="", key=kept)
-        bad = await nodes.client(secret="", key=revoked, timeout=2.0)
+        bad = await nodes.client(secret="", key=revoked, timeout=2.0, connect_timeout=PATIENCE_S)
         assert await bad.call("counter", "page-1", "add", 1) == 1
         del party.entries["revoked"]
         party.write()

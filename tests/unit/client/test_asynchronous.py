@@ -8,7 +8,12 @@ from typing import Any
 
 import pytest
 
-from shardbus.client.asynchronous import CLOSE_S, SEND_BUFFER_MIN, AsyncClient
+from shardbus.client.asynchronous import (
+    CLOSE_S,
+    CONNECT_TIMEOUT_S,
+    SEND_BUFFER_MIN,
+    AsyncClient,
+)
 from shardbus.errors import (
     AskTimeout,
     BufferFull,
@@ -243,6 +248,73 @@ async def test_without_a_node_entering_fails_at_the_connect_timeout() -> None:
         with pytest.raises(NodeLost, match="no node of cluster 'shop' answers"):
             await client.__aenter__()
         assert world.endpoint.closed
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({}, CONNECT_TIMEOUT_S),
+        ({"timeout": 2.0}, 2.0),
+        ({"timeout": 60.0}, CONNECT_TIMEOUT_S),
+        ({"timeout": 2.0, "connect_timeout": 4.0}, 4.0),
+    ],
+    ids=["default", "short", "long", "both"],
+)
+@virtual
+async def test_the_timeout_bounds_entering_the_client(
+    options: dict[str, float], seconds: float
+) -> None:
+    world = World(A)
+    world.up = set()
+    loop = asyncio.get_running_loop()
+    with world.playing():
+        began = loop.time()
+        with pytest.raises(NodeLost):
+            await world.client(**options).__aenter__()
+        assert loop.time() - began == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("how", "described_after"),
+    [
+        *((how, 0.4) for how in ("ask", "call", "start_entity", "ask_many")),
+        *((how, None) for how in ("ask", "call", "start_entity", "ask_many", "to")),
+    ],
+)
+@virtual
+async def test_the_timeout_of_a_call_includes_learning_the_type(
+    how: str, described_after: float | None
+) -> None:
+    """No shard has a home, so that nothing answers either."""
+    world = World(A)
+    world.home, world.answers = None, False
+    loop = asyncio.get_running_loop()
+
+    async def make(client: AsyncClient) -> None:
+        match how:
+            case "ask":
+                await client.ask("page", "x", 1, timeout=1.0)
+            case "call":
+                await client.call("page", "x", "total", timeout=1.0)
+            case "start_entity":
+                await client.start_entity("page", "x", timeout=1.0)
+            case "ask_many":
+                [outcome] = await client.ask_many("page", [("x", 1)], timeout=1.0)
+                raise outcome
+            case _:
+                await client.to("nearest").ask("page", "x", 1, timeout=1.0)
+
+    def describe() -> None:
+        world.session(A).receive(world.types["page"], "page")
+
+    with world.playing():
+        async with world.client() as client:
+            began = loop.time()
+            if described_after is not None:
+                loop.call_later(described_after, describe)
+            with pytest.raises(AskTimeout):
+                await make(client)
+            assert 1.0 <= loop.time() - began <= 1.3  # in ticks of 50 ms
 
 
 @virtual

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardbus.client.thread_bridge import ITEM_BYTES, QUEUE_BYTES, ThreadBridge
-from shardbus.errors import BufferFull, LocalProtocolError, UnknownEntityType
+from shardbus.errors import AskTimeout, BufferFull, LocalProtocolError, UnknownEntityType
 from shardbus.wire.schema import decode_value
 
 KEY = ("page", "add")
@@ -57,9 +57,9 @@ class Queue:
     def tell(self, entity_id: str, size: int = 1) -> None:
         self.bridge.tell((self.sender, KEY, entity_id, bytes(size)))  # type: ignore[arg-type]
 
-    def ask(self, entity_id: str) -> Any:
+    def ask(self, entity_id: str, timeout_ms: int = 300_000) -> Any:
         sender: Any = self.sender
-        return self.bridge.ask(sender, KEY, entity_id, b"", 1000, decode_value)
+        return self.bridge.ask(sender, KEY, entity_id, b"", timeout_ms, decode_value)
 
     def hold(self) -> asyncio.Future[None]:
         """The send buffer is full until the future that is returned is done."""
@@ -175,6 +175,47 @@ def test_an_ask_that_cannot_be_sent_raises_in_its_own_thread(queue: Queue) -> No
         queue.ask("x")
     queue.sender.refusals = []
     assert queue.ask("y") == "y"
+
+
+def test_an_ask_behind_tells_without_room_ends_by_its_deadline_and_is_not_sent(
+    queue: Queue,
+) -> None:
+    room = queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(20)
+    with pytest.raises(AskTimeout):
+        queue.ask("late", 50)
+    queue.free(room)
+    assert queue.ask("next") == "next"
+    assert queue.sender.sent == ["first", "next"]
+
+
+def test_an_ask_that_finds_no_room_in_the_queue_ends_by_its_deadline(queue: Queue) -> None:
+    room = queue.hold()
+    queue.sender.enough = (1, threading.Event())
+    queue.tell("first")
+    assert queue.sender.enough[1].wait(20)
+    queue.tell("large", 2 * QUEUE_BYTES)
+    with pytest.raises(BufferFull, match="as long as the call may take") as full:
+        queue.ask("late", 50)
+    assert full.value.definite
+    queue.free(room)
+    assert queue.ask("next") == "next"
+    assert queue.sender.sent == ["first", "large", "next"]
+
+
+def test_work_that_does_not_end_is_given_up(queue: Queue) -> None:
+    released: list[asyncio.Event] = []
+
+    async def wait() -> None:
+        released.append(asyncio.Event())
+        await released[0].wait()
+
+    with pytest.raises(AskTimeout):
+        queue.bridge.run(wait, within=0.05)
+    queue.loop.call_soon_threadsafe(released[0].set)
+    assert queue.ask("next") == "next"
 
 
 def test_closing_refuses_threads_that_wait_for_room(queue: Queue) -> None:
