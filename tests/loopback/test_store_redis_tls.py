@@ -29,9 +29,11 @@ class Certificates:
             folder / "server.key",
         )
         authority_key, request, extra = folder / "ca.key", folder / "csr", folder / "ext"
-        extra.write_text(f"subjectAltName={name}\n")
+        extra.write_text(f"subjectAltName={name}\nauthorityKeyIdentifier=keyid\n")
         new = ("openssl", "req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
-        ca = (*new, "-x509", "-days", "2", "-subj", "/CN=authority")
+        # Python 3.13 refuses an authority that does not say what its key is for.
+        purpose = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+        ca = (*new, "-x509", "-days", "2", "-subj", "/CN=authority", *purpose)
         self._run(*ca, "-keyout", authority_key, "-out", self.authority)
         self._run(*new, "-subj", "/CN=store", "-keyout", self.key, "-out", request)
         sign = ("openssl", "x509", "-req", "-days", "2", "-CAcreateserial", "-extfile", extra)
