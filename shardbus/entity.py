@@ -17,7 +17,6 @@ from typing import (
     NoReturn,
     ParamSpec,
     Protocol,
-    Self,
     TypeVar,
     overload,
 )
@@ -30,6 +29,8 @@ from shardbus.wire.schema import encode_value
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -42,7 +43,9 @@ Thread = bool | ThreadPoolExecutor
 
 
 class Called(Protocol[P, R_co]):
-    """A handler as an attribute of a reference, for type checkers."""
+    """A handler as an attribute of a reference, for type checkers. Type checkers see a reference as
+    an object of the entity's class, and the blocking client's as the class itself: a descriptor
+    distinguishes the two."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R_co]:
         """Ask the entity. The answer is what the handler returns."""
@@ -57,7 +60,8 @@ class Called(Protocol[P, R_co]):
 
 
 class Handler(Generic[P, R]):
-    """A method that references can call. Inside its own entity it is the plain method."""
+    """A method that references can call. Inside its own entity it is the plain method. For type
+    checkers it is also what an attribute of the blocking client's references is."""
 
     def __init__(self, function: Callable[..., Any], *, thread: Thread) -> None:
         self.function = function
@@ -65,12 +69,49 @@ class Handler(Generic[P, R]):
         self.__doc__ = function.__doc__
         self.__name__ = function.__name__
 
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Ask the entity, and return what the handler returns."""
+            ...
+
+        def tell(self, *args: P.args, **kwargs: P.kwargs) -> None:
+            """Send a message without an answer."""
+
+        def tell_nowait(self, *args: P.args, **kwargs: P.kwargs) -> None:
+            """Send a message without an answer. Raise BufferFull instead of waiting."""
+
     @overload
     def __get__(self, instance: None, owner: type) -> Handler[P, R]: ...
     @overload
     def __get__(self, instance: object, owner: type) -> Called[P, R]: ...
     def __get__(self, instance: object | None, owner: type) -> Any:
         return self if instance is None else self.function.__get__(instance, owner)
+
+
+class ByRouter(Protocol[T_co]):
+    """The method `to` of a reference, for type checkers."""
+
+    @overload
+    def __call__(self, policy: Literal["all"]) -> Any: ...
+    @overload
+    def __call__(self, policy: Literal["hash"], *, key: str | int | None = None) -> T_co: ...
+    @overload
+    def __call__(self, policy: Literal["first"], *, after: float | None = None) -> T_co: ...
+    @overload
+    def __call__(self, policy: OneInstance) -> T_co: ...
+    def __call__(self, policy: str, **options: object) -> Any:
+        """Return a reference to the same entity by another router."""
+
+
+class Routed:
+    """Makes `to` of a reference and of a blocking one, for type checkers."""
+
+    @overload
+    def __get__(self, instance: None, owner: type[T]) -> ByRouter[type[T]]: ...
+    @overload
+    def __get__(self, instance: T, owner: type[T]) -> ByRouter[T]: ...
+    def __get__(self, instance: object, owner: type) -> Any: ...
 
 
 @overload
@@ -130,17 +171,7 @@ class Entity:
     context: Context
 
     if TYPE_CHECKING:
-        # For references, which type checkers see as objects of the entity's class.
-        @overload
-        def to(self, policy: Literal["all"]) -> Any: ...
-        @overload
-        def to(self, policy: Literal["hash"], *, key: str | int | None = None) -> Self: ...
-        @overload
-        def to(self, policy: Literal["first"], *, after: float | None = None) -> Self: ...
-        @overload
-        def to(self, policy: OneInstance) -> Self: ...
-        def to(self, policy: str, **options: object) -> Any:
-            """Return a reference to the same entity by another router."""
+        to = Routed()
 
     async def on_start(self) -> None:
         """Prepare for messages. Called before the first one; messages wait until it returns. If it

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.unit.declaring import Counter
 
@@ -20,6 +23,8 @@ def test_a_handler_is_a_plain_method_inside_its_entity() -> None:
 
 
 TYPED = """
+from typing import assert_type
+
 from shardbus import AsyncClient, Client, Entity, ShardBus, handler
 
 bus = ShardBus("shop")
@@ -56,6 +61,38 @@ async def use(client: AsyncClient) -> None:
     await ref.add.tell(1)
     ref.add.tell_nowait(1)
     own: int = await bus.ref(Counter, "x").add()
+    assert_type(await ref.to("nearest").add(1), int)
+
+
+def block(client: Client) -> None:
+    ref = client.ref(Counter, "page-7")
+    assert_type(ref.add(2), int)
+    assert_type(ref.add(amount=2), int)
+    assert_type(ref.name(), str)
+    assert_type(ref.blocking("x"), bytes)
+    assert_type(ref.to("nearest").add(1), int)
+    assert_type(ref.to("hash", key="a").name(), str)
+    ref.add.tell(1)
+    ref.add.tell_nowait(1)
+    ref.to("all").add(1)
+"""
+MISUSE = """
+async def misuse(client: AsyncClient) -> None:
+    ref = client.ref(Counter, "page-7")
+    await ref.add("x")
+    total: str = await ref.add(2)
+    await ref.missing()
+    await ref.add.tell("x")
+
+
+async def misuse_blocking(client: Client) -> None:
+    ref = client.ref(Counter, "page-7")
+    ref.add("x")
+    total: str = ref.add(2)
+    await ref.add(2)
+    ref.missing()
+    ref.add.tell("x")
+    ref.to("nowhere")
 """
 
 
@@ -74,18 +111,34 @@ def test_type_checkers_know_handlers(tmp_path: Path) -> None:
 
 
 def test_type_checkers_refuse_what_does_not_fit(tmp_path: Path) -> None:
-    code, said = mypy(
-        tmp_path,
-        """
-async def misuse(client: AsyncClient) -> None:
-    ref = client.ref(Counter, "page-7")
-    await ref.add("x")
-    total: str = await ref.add(2)
-    await ref.missing()
-    await ref.add.tell("x")
-""",
-    )
+    code, said = mypy(tmp_path, MISUSE)
     assert code == 1
     lines = [line for line in said.splitlines() if "error:" in line]
-    kinds = [line.rpartition("[")[2] for line in lines]
-    assert kinds == ["arg-type]", "assignment]", "attr-defined]", "arg-type]"], said
+    kinds = [line.rpartition("[")[2].rstrip("]") for line in lines]
+    assert kinds == [
+        *("arg-type", "assignment", "attr-defined", "arg-type"),
+        *("arg-type", "assignment", "misc", "attr-defined", "arg-type", "call-overload"),
+    ], said
+
+
+@pytest.mark.long
+def test_another_type_checker_agrees(tmp_path: Path) -> None:
+    file = tmp_path / "typed.py"
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "standard"}')
+    command = [Path(sys.executable).parent / "basedpyright", "--outputjson"]
+    command += ["--pythonpath", sys.executable, "--project", tmp_path]
+
+    def rules() -> list[str]:
+        done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
+        found = json.loads(done.stdout)["generalDiagnostics"]
+        return [row.get("rule", row["message"]) for row in found if row["severity"] == "error"]
+
+    file.write_text(TYPED)
+    assert rules() == []
+    file.write_text(TYPED + MISUSE)
+    assert rules() == [
+        *("reportArgumentType", "reportAssignmentType", "reportAttributeAccessIssue"),
+        *("reportArgumentType", "reportArgumentType", "reportAssignmentType"),
+        *("reportGeneralTypeIssues", "reportAttributeAccessIssue", "reportArgumentType"),
+        *("reportCallIssue", "reportArgumentType"),
+    ]
