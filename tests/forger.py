@@ -61,6 +61,8 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
         "left": (),
         "shards": (shard,),
         "loads": {shard: 1e9},
+        "spare": 0.1,
+        "rate": 1e9,
         "epoch": 2**27,
         "reason": "forged",
         "nodes": (node,),

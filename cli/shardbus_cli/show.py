@@ -14,6 +14,8 @@ from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, AsJson, EntityId, EntityType, NodeUrl
 from shardbus_cli.placement import note_held
 
+HOTTEST_COLUMNS = ("type", "shard", "node", "load", "unit")
+
 cluster_app = typer.Typer(help="The cluster as a whole.", no_args_is_help=True)
 
 
@@ -118,6 +120,8 @@ def shards(entity_type: EntityType, node: NodeUrl = NODE_URL, as_json: AsJson = 
         loads = any(row.get("load") is not None for row in rows)
         columns = ("shard", "node", "state", "fence", "entities", *(("load",) if loads else ()))
         output.table(columns, rows)
+        if loads and (unit := answer.get("load_unit")):
+            output.note(f"load in {output.safe(unit)}")
         note_held(answer)
 
 
@@ -179,7 +183,7 @@ def entities(
 
 
 def load(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
-    """Show how busy the nodes are, and the shards with the most messages."""
+    """Show how busy the nodes are, and the shards with the most load."""
     answer = _page(node, as_json, "v1", "load")
     if not answer:
         return
@@ -189,7 +193,7 @@ def load(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
         output.note(f"no answer about: {', '.join(unseen)}")
     if hottest := answer.get("hottest"):
         output.data("")
-        output.table(("type", "shard", "node", "load"), hottest)
+        output.table(HOTTEST_COLUMNS, hottest)
 
 
 def busy_cells(row: Mapping[str, Any]) -> dict[str, object]:

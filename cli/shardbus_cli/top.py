@@ -21,7 +21,7 @@ from shardbus_cli import output
 from shardbus_cli.exit_codes import CommandFailure, ExitCode
 from shardbus_cli.node_http import NodeHttp
 from shardbus_cli.parameters import NODE_URL, NodeUrl, duration
-from shardbus_cli.show import busy_cells
+from shardbus_cli.show import HOTTEST_COLUMNS, busy_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def frame(pages: Mapping[str, Any], url: str, clock: str) -> list[str]:
     )
     hottest = pages["load"].get("hottest", ())[:HOTTEST]
     if hottest:
-        lines += ["", *output.table_lines(("type", "shard", "node", "load"), hottest)]
+        lines += ["", *output.table_lines(HOTTEST_COLUMNS, hottest)]
     return lines
 
 

@@ -217,7 +217,12 @@ class NodeAnswers:
             [shard, str(home.node), home.fence, coordinator.state_of(shard), load_of(shard)]
             for shard, home in homes.items()
         ]
-        return {"epoch": coordinator.epoch, "shards": shards, **_pace(coordinator)}
+        return {
+            "epoch": coordinator.epoch,
+            "shards": shards,
+            "load_unit": coordinator.rebalancing.load_unit,
+            **_pace(coordinator),
+        }
 
     def shard(self, name: str, shard: str) -> dict[str, Any] | None:
         """The home of a shard and its changes, each with its age in seconds."""

@@ -42,6 +42,7 @@ from shardbus.routing.instance_sender import InstanceSender
 from shardbus.routing.paths import ancestors
 from shardbus.sharding.instances import INSTANCE_MARK, split_row
 from shardbus.sharding.intents import split_intents
+from shardbus.sharding.shard_load import MESSAGES, UNITS
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 
 STALLED_S = 10.0
@@ -49,7 +50,7 @@ STALLED_S = 10.0
 STORE_WITHIN_S = 3.5
 """For the store to answer a checkup."""
 HOTTEST = 10
-"""Shards with the most messages, on the page of loads."""
+"""Shards with the most load, on the page of loads."""
 ENTITIES_MAX = 1000
 """Entities on one page."""
 PACE = ("paused", "held", "moving", "moves_at_a_time")
@@ -65,6 +66,11 @@ _STATES = {
 def _vitals_of(answer: list[Any]) -> dict[NodeId, tuple[Vitals, float]]:
     """The answer of a node to `vitals`."""
     return {NodeId.parse(name): (Vitals(*values), age) for name, values, age in answer}
+
+
+def _load_unit(table: Mapping[str, Any]) -> str:
+    """The unit of a table's loads; the coordinator of an older version does not name it."""
+    return str(table.get("load_unit") or UNITS[MESSAGES])
 
 
 def administer(node: AdminServices) -> AdminPages:
@@ -253,7 +259,7 @@ class AdminPages:
 
     async def load(self) -> Json:
         """How busy the nodes are, by asking a few of them (`membership.vitals`), and the shards
-        with the most messages."""
+        with the most load."""
         node, survey = self._node, Survey(self._node.rpc.members(), Random())
         while chosen := survey.next_look():
             asked = (node.rpc.ask(one, "vitals") for one in chosen)
@@ -272,17 +278,28 @@ class AdminPages:
         }
 
     async def _hottest(self) -> list[Json]:
-        """The shards with the most messages per second, of the types that are balanced by load."""
+        """The shards with the most load, of the types that are balanced by it: `HOTTEST` of each
+        unit, for loads in different units cannot be compared."""
         own = [name for name, region in self._node.regions.items() if region.table is region]
         tables = await asyncio.gather(*map(self._table, own))
         rows: list[Json] = [
-            {"type": name, "shard": row[0], "node": row[1], "load": round(row[4], 3)}
+            {
+                "type": name,
+                "shard": row[0],
+                "node": row[1],
+                "load": round(row[4], 3),
+                "unit": _load_unit(table),
+            }
             for name, table in zip(own, tables, strict=True)
             for row in table["shards"]
             if len(row) > 4 and row[4]
         ]
         rows.sort(key=lambda row: (str(row["type"]), str(row["shard"])))
-        return nlargest(HOTTEST, rows, key=itemgetter("load"))
+        hottest: list[Json] = []
+        for unit in dict.fromkeys(row["unit"] for row in rows):
+            same = (row for row in rows if row["unit"] == unit)
+            hottest += nlargest(HOTTEST, same, key=itemgetter("load"))
+        return hottest
 
     async def checkup(self) -> Json:
         """The state of every member and of the store, for the doctor to compare."""
@@ -473,6 +490,7 @@ class AdminPages:
             "epoch": table["epoch"],
             "complete": table["complete"],
             **{name: table.get(name) for name in PACE},
+            "load_unit": _load_unit(table),
             "shards": rows,
         }
 

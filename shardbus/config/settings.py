@@ -44,6 +44,9 @@ HANDOFFS = (
 )
 """The modes of `sharding.handoff_modes`."""
 
+LOADS = ("messages", "time", "memory", "mailbox", "mixed")
+"""The kinds of load of `sharding.shard_load`."""
+
 SUSPEND_PART = 0.8
 """The default of `suspend_after`, as a part of `stable_after`."""
 CLOCKS_APART = 1.02
@@ -339,8 +342,17 @@ class ShardingSettings:
         0, "shards in motion at a time, for the other strategies", off=True
     )
     rebalance_relative_limit: float = number(1.0, "least-shards: the same as a share of all shards")
+    load: str = text(
+        "messages", "least-load: what counts as the load of a shard and of a node", choices=LOADS
+    )
     rebalance_load_tolerance: float = number(
-        0.2, "least-load: tolerated difference in messages, as a share of the mean", low=0.01
+        0.2, "least-load: tolerated difference in load, as a share of the mean", low=0.01
+    )
+    rebalance_move_cost: float = number(
+        0.25, "least-load: what a move must gain, as a share of the mean load of a shard", low=0.01
+    )
+    rebalance_cool_down: float = seconds(
+        60.0, "least-load: between two moves of one shard for balance", off=True
     )
     use_lease: str = text(
         "off",

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from shardbus.config.settings import NodeSettings
@@ -136,8 +137,11 @@ def is_coroutine_function(function: Callable[..., Any]) -> bool:
 def in_thread(function: Callable[..., Any], pool: ThreadPoolExecutor | None) -> Callable[..., Any]:
     """Return a coroutine function that runs a blocking handler in a worker thread: of that pool, or
     of the loop's own."""
+    return partial(run_in_thread, pool, function)
 
-    async def call(entity: Any, *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(pool, function, entity, *args)
 
-    return call
+async def run_in_thread(
+    pool: ThreadPoolExecutor | None, function: Callable[..., Any], entity: Any, *args: Any
+) -> Any:
+    """Run a blocking handler in a worker thread."""
+    return await asyncio.get_running_loop().run_in_executor(pool, function, entity, *args)

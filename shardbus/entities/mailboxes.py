@@ -105,6 +105,15 @@ class MailboxLimits:
         """Messages that wait in mailboxes now. Costs a pass over the entities with a mailbox."""
         return sum(len(activation.mailbox or ()) for activation in self._activations)
 
+    def waiting_by_shard(self) -> dict[str, int]:
+        """Return how many messages wait for the entities of each shard. Costs the same pass."""
+        found: dict[str, int] = {}
+        for activation in self._activations:
+            if activation.mailbox:
+                shard = activation.shard.shard
+                found[shard] = found.get(shard, 0) + len(activation.mailbox)
+        return found
+
     # ---- while messages arrive
 
     def arrives(self, soft: bool) -> None:

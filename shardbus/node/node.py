@@ -52,6 +52,7 @@ from shardbus.sharding.allocation.selection import strategy_for
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.coordinator.registry import with_role_minimum
 from shardbus.shells.cluster_thread import ClusterThread, MembershipRunner
+from shardbus.shells.load_reports import LoadReports
 from shardbus.shells.region import RegionShell, check_own_table, region_of
 from shardbus.shells.singleton import HOSTING, SingletonShell
 from shardbus.shells.vitals import VitalsSampler
@@ -124,6 +125,8 @@ class Node:
             self.hosting_members,
             self.may_coordinate,
         )
+        self._by_load: dict[str, ShardingSettings] = {}
+        """The types whose load is reported, with their settings."""
         self.vitals = VitalsSampler(
             self.regions, self.environment, lambda: self.loop.time(), self._publish_vitals
         )
@@ -183,6 +186,10 @@ class Node:
         self.loopback.tag = self.me
         for name, entity_type in self.types.items():
             self._add_type(name, entity_type, chosen[name])
+        self.load_reports = LoadReports(
+            self.me, self.regions, self.environment, self.loop.time, self.send
+        )
+        self.load_reports.switch(self._by_load)
         on_new_server(self.store, self._reassert)
         self._add_periodic_tasks()
         self._ticker.start()
@@ -220,12 +227,13 @@ class Node:
         region = RegionShell(
             entity_type, chosen, self, self.states, self.ref, hosts=hosts, within=within
         )
-        instances = entity_type.interface.instances
-        by_load = instances is not None and instances.per_instance > 0
-        region.sampling.switch(on=by_load or isinstance(strategy, LeastLoad))
         self.regions[name] = region
         if within is not None:
             return
+        instances = entity_type.interface.instances
+        by_load = instances is not None and instances.per_instance > 0
+        if by_load or isinstance(strategy, LeastLoad):
+            self._by_load[name] = chosen
 
         def make() -> Coordinator:
             layout = entity_type.interface.layout
@@ -246,8 +254,8 @@ class Node:
         for name, region in self.regions.items():
             for what, sweep in region.host.sweeps().items():
                 add(f"{what} of {name}", sweep, SECOND)
-            add(f"loads of {name}", region.report_loads, SECOND)
             add(f"handlers of {name}", partial(region.find_slow_handlers, self.slow), SECOND)
+        add("loads", self.load_reports.on_tick, SECOND)
         add("quarantine", lambda tick: self.quarantine_stalled_peers(), SECOND)
         add("loopback", lambda tick: self.loopback.expire())
         add("drops", self.drops.report)

@@ -48,6 +48,10 @@ from msgspec import Meta
 from shardbus.bounds import NODES_MAX, SHARDS_MAX, Epoch, Fence, Id, Text
 from shardbus.ids import NodeId
 from shardbus.sharding.instances import INSTANCES_MAX
+from shardbus.sharding.shard_load import SPARE_MIN
+
+Load = Annotated[float, Meta(ge=0.0, le=1e15)]
+"""A load, which neither a defect nor a hostile member can make so large that a sum overflows."""
 
 
 class Home(NamedTuple):
@@ -190,11 +194,16 @@ class PassOn:
 
 @dataclass(frozen=True, slots=True)
 class ShardLoads:
-    """The messages per second of each shard of this region, without those that have none. They
-    only decide where shards move for balance. No answer."""
+    """The load of each shard of this region, without those that have none, and what its node has to
+    spare for the type, as a part of it. `kind`: the unit, one of `shard_load`. `rate`: messages per
+    second of all these shards; None: the sum of `loads`. They only decide where shards move for
+    balance, and how many instances there are. No answer."""
 
     node: NodeId
-    loads: Annotated[Mapping[Id, float], Meta(max_length=SHARDS_MAX)]
+    loads: Annotated[Mapping[Id, Load], Meta(max_length=SHARDS_MAX)]
+    kind: Id = "messages"
+    spare: Annotated[float, Meta(ge=SPARE_MIN, le=1.0)] = 1.0
+    rate: Load | None = None
 
 
 @dataclass(frozen=True, slots=True)

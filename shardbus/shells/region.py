@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import Activation, Message
-from shardbus.entities.entity_type import EntityType, StopReason
+from shardbus.entities.entity_type import EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
 from shardbus.entities.host import Host
 from shardbus.entities.reentrancy import NodeInstanceRouter, NodeRouter
-from shardbus.entities.runner import read_ahead, sliced
+from shardbus.entities.runner import Arrive, read_ahead, sliced
 from shardbus.entities.slow_handlers import SlowHandlers
 from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, Refused, Unhandled, UnknownEntityType
@@ -46,7 +46,7 @@ from shardbus.shells.shard_hosts import ShardHosts
 from shardbus.shells.shard_leases import ShardLeases
 from shardbus.shells.text_messages import handler_call, handler_runs, unhandled
 from shardbus.store.protocol import StateStore
-from shardbus.transport.asks import CoarseClock, Failure
+from shardbus.transport.asks import Failure
 from shardbus.transport.drop_reports import DropTallies, Origin
 from shardbus.transport.endpoint import Endpoint
 from shardbus.transport.loopback import Loopback
@@ -63,9 +63,6 @@ EVERY_NODE = "*"
 
 FORWARD_TIMEOUT_MS = 86_400_000
 """For a forwarded message that has no deadline."""
-
-LOAD_REPORTS = 2
-"""Reports to the coordinator in one `rebalance_interval`."""
 
 
 class RegionServices(Protocol):
@@ -255,17 +252,18 @@ class RegionShell:
         mailbox_limits = self._mailbox_limits
         ahead = read_ahead(invoker, run.payloads)
         mailbox_limits.arrives(not session.forced)
-        slices = sliced(run.ids, run.payloads, via)
+        counts = self.host.counts
+        counts.accepted += len(run.ids)
         try:
-            self._deliver(self._find, arrive, invoker, None, slices, 0, (), ahead)
+            if counts.accepted >= self.sampling.mark:
+                self._deliver_sampled(arrive, invoker, None, run, via, 0, (), ahead)
+            else:
+                slices = sliced(run.ids, run.payloads, via)
+                self._deliver(self._find, arrive, invoker, None, slices, 0, (), ahead)
         finally:
             mailbox_limits.soft = False
         if mailbox_limits.met:
             mailbox_limits.pause(session)
-        counts = self.host.counts
-        counts.accepted += len(run.ids)
-        if counts.accepted >= self.sampling.mark:
-            self.sampling.sample(counts.accepted, run.ids)
 
     def on_asks(self, session: Session, run: AskRun) -> None:
         """Deliver asks, whose senders wait for an answer."""
@@ -293,13 +291,39 @@ class RegionShell:
                 self._forward(session, entity_id, message, 0)
             return activation
 
-        slices = sliced(run.ids, run.payloads, run.corrs)
-        ahead = read_ahead(invoker, run.payloads)
-        self._deliver(self._find, arrive, invoker, session, slices, deadline, run.chain, ahead)
+        ahead, chain = read_ahead(invoker, run.payloads), run.chain
         counts = self.host.counts
         counts.accepted += len(run.ids)
         if counts.accepted >= self.sampling.mark:
-            self.sampling.sample(counts.accepted, run.ids)
+            self._deliver_sampled(arrive, invoker, session, run, run.corrs, deadline, chain, ahead)
+        else:
+            slices = sliced(run.ids, run.payloads, run.corrs)
+            self._deliver(self._find, arrive, invoker, session, slices, deadline, chain, ahead)
+
+    def _deliver_sampled(
+        self,
+        arrive: Arrive,
+        invoker: Invoker,
+        session: Session | None,
+        run: TellRun | AskRun,
+        corrs: int | Sequence[int],
+        deadline: int,
+        chain: Chain,
+        ahead: list[Any] | None,
+    ) -> None:
+        """Deliver a run of which one message is a sample of the load."""
+        ids, payloads = run.ids, run.payloads
+        at, timed = self.sampling.sample(self.host.counts.accepted, ids, invoker)
+        parts = [(0, len(ids), invoker)]
+        if timed is not None:
+            parts = [(0, at, invoker), (at, at + 1, timed), (at + 1, len(ids), invoker)]
+        for start, end, part_invoker in parts:
+            if start < end:
+                marks = corrs if isinstance(corrs, int) else corrs[start:end]
+                slices = sliced(ids[start:end], payloads[start:end], marks)
+                self._deliver(
+                    self._find, arrive, part_invoker, session, slices, deadline, chain, ahead
+                )
 
     def on_relayed(self, session: Session, message: Relayed) -> None:
         """Deliver a message that another node, or this node's router, forwards."""
@@ -322,7 +346,8 @@ class RegionShell:
             counts = self.host.counts
             counts.accepted += 1
             if counts.accepted >= self.sampling.mark:
-                self.sampling.sample(counts.accepted, (message.id,))
+                _, timed = self.sampling.sample(counts.accepted, (message.id,), invoker)
+                invoker = timed or invoker
         deadline = self._node.endpoint.clock.after(message.timeout_ms) if asker is not None else 0
         arrived = Message(invoker, message.payload, asker, corr, deadline, message.chain)
         self._node.gate.is_shut()  # a start looks at the last check only
@@ -519,24 +544,6 @@ class RegionShell:
         self.host.runner.advance(tick)
         if self.table is self and self.router.buffered_asks:
             self._node.endpoint.asks_timed_out += self.router.expire()
-
-    def report_loads(self, tick: int) -> None:
-        """Send the loads of the shards here to the coordinator, `LOAD_REPORTS` times in one
-        `rebalance_interval`, if the allocation strategy uses them. Called about once a second."""
-        sampling, interval = self.sampling, self.settings.rebalance_interval / LOAD_REPORTS
-        due = tick - sampling.reported >= int(1000 * interval) // CoarseClock.TICK_MS
-        registered = self.table is self and self.hosts and self.router.region.registered
-        if not (sampling.on and due and registered):
-            return
-        sampling.reported, now = tick, self._loop.time()
-        loads = sampling.read(self.host.counts.accepted, now)
-        for one in self.inner:
-            for shard, load in (one.sampling.read(one.host.counts.accepted, now) or {}).items():
-                if loads is not None:
-                    loads[shard] = loads.get(shard, 0.0) + load
-        if loads is not None and self.coordinator is not None:
-            report = messages.ShardLoads(self._node.me, loads)
-            self._node.send(self.coordinator, self.name, report)
 
     def find_slow_handlers(self, slow: SlowHandlers, tick: int) -> None:
         """Report handlers that have waited for `slow_handler_after`. Called about once a second."""

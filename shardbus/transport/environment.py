@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 
@@ -19,6 +20,11 @@ from shardbus.transport.suspend_clock import suspend_clock
 from shardbus.transport.zmq.network import ZmqNetwork
 
 STATM = "/proc/self/statm"
+CGROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+"""The limit of the container, of both versions of cgroups."""
 
 
 def resident_bytes() -> int:
@@ -28,6 +34,19 @@ def resident_bytes() -> int:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def memory_limit(files: Sequence[str] = CGROUP_LIMITS) -> int:
+    """Return the bytes of memory that this process may use: those of the machine, or of its
+    container if these are fewer; 0 if the system does not say."""
+    try:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    except (OSError, ValueError):
+        limits = []
+    for path in files:
+        with suppress(OSError, ValueError), open(path, encoding="ascii") as file:
+            limits.append(int(file.read()))  # "max" is no number, and no limit
+    return min((limit for limit in limits if limit > 0), default=0)
 
 
 @dataclass(slots=True)
@@ -42,6 +61,7 @@ class Environment:
     clock: Callable[[], float] = suspend_clock
     cpu_time: Callable[[], float] = time.thread_time
     resident_bytes: Callable[[], int] = resident_bytes
+    memory_limit: Callable[[], int] = memory_limit
 
     @property
     def uid(self) -> int:

@@ -185,7 +185,13 @@ async def test_the_shards(nodes: Nodes) -> None:
     pair = await two(nodes)
     for node in pair:
         said = await get(node, "/v1/shards/counter")
-        pace = {"paused": False, "held": "", "moving": 0, "moves_at_a_time": 100}
+        pace = {
+            "paused": False,
+            "held": "",
+            "moving": 0,
+            "moves_at_a_time": 100,
+            "load_unit": "messages/s",
+        }
         assert set(said) == {"type", "coordinator", "epoch", "complete", "shards", *pace}
         assert {name: said[name] for name in pace} == pace
         assert (said["type"], said["coordinator"]) == ("counter", str(pair[0].me))

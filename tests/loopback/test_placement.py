@@ -269,7 +269,7 @@ async def test_TS14_a_strategy_that_fails_leaves_nobody_without_a_home(nodes: No
 
 
 async def test_N9_shards_with_many_messages_are_spread_by_load(nodes: Nodes) -> None:
-    bus = application(allocation="least-load", rebalance_interval=0.5)
+    bus = application(allocation="least-load", rebalance_interval=0.5, rebalance_cool_down=0)
     first, second = await nodes.cluster(bus, 2)
     await touch(nodes, range(SHARDS))
     assert len(first.regions["counter"].host.shards) == SHARDS // 2

@@ -1,23 +1,30 @@
 """The strategy least-load: shards go where they even out the load of regions, not their number.
 
-A shard's weight is its load, in messages per second, plus a tenth of the mean load for being there.
-So shards without messages are spread too, and a type that is not used is balanced by number.
+A shard's weight is its load, in a unit of `shard_load`, plus a tenth of the mean load for being
+there. So shards without load are spread too, and a type that is not used is balanced by number. A
+region's weight is the sum of its shards, divided by what its node has to `spare`: a node that is
+half taken by other work is full with half of the shards.
 
     allocate    each shard to the region with the least weight at that moment
     rebalance   from the heaviest region to the lightest, the shard that evens the two out best,
                 again and again
 
-A move has a cost: messages for the shard wait meanwhile. So there is a *tolerance*: regions that
-differ by less than this part of the mean count as even, and a step must gain a quarter of that, or
-of the mean weight of a shard. Together with smoothed loads (`coordinator/rebalancing`) this keeps
-shards from moving to and fro. A shard that weighs more than the difference between two regions
-stays: it would only move the imbalance. A shard that weighs more than a region's share cannot be
-balanced by any move; `hot` returns it.
+A move has a cost: messages for the shard wait meanwhile, and its entities start anew. So
+
+- regions that differ by less than the *tolerance*, a part of the mean, count as even;
+- a step must gain the *move cost*, a part of the mean weight of a shard, or of the tolerance if
+  that is less;
+- a shard that has just moved rests, until its load at the new home is known.
+
+Together with smoothed loads (`coordinator.load_estimates`) this keeps shards from moving to and
+fro. A shard that weighs more than the difference between two regions stays: it would only move the
+imbalance. A shard that weighs more than a region's share cannot be balanced by any move; `hot`
+returns it.
 
 Without loads from every region that has shards nothing is rebalanced, for a table that is even in
 load need not be even in numbers.
 
-Source: N.9, S3.20, S3.49.
+Source: docs/how-to/tune.md; N.9, S3.20, S3.49.
 """
 
 from __future__ import annotations
@@ -40,9 +47,6 @@ MOVES_MAX = 1000
 STEPS = 4
 """Steps of a plan per move, at most. Each evens out a little more."""
 
-GAIN = 0.25
-"""What a step must gain, as a part of the tolerance or of the mean weight of a shard."""
-
 
 @dataclass(frozen=True, slots=True)
 class LeastLoad:
@@ -51,12 +55,18 @@ class LeastLoad:
     Args:
         tolerance: the difference between two regions that counts as even, as a part of the mean.
         max_moves: shards that may move at a time, 0 for `MOVES_MAX`.
-        loads: messages per second and shard; None while a region has not reported.
+        move_cost: what a step must gain, as a part of the mean weight of a shard.
+        loads: load of each shard; None while a region has not reported.
+        spare: what nodes have to spare, above 0 and at most 1; 1 where it is not known.
+        resting: shards that have just moved.
     """
 
     tolerance: float = 0.2
     max_moves: int = 0
+    move_cost: float = 0.25
     loads: Mapping[str, float] | None = field(default=None, compare=False)
+    spare: Mapping[NodeId, float] = field(default_factory=dict, compare=False)
+    resting: Collection[str] = field(default=(), compare=False)
 
     def allocate(
         self,
@@ -67,13 +77,14 @@ class LeastLoad:
     ) -> dict[str, NodeId]:
         """Give each shard, the heaviest first, to the region with the least weight."""
         weight = _weights(self.loads or {}, [*table.homes, *shards])
-        heap = [(sum(weight[s] for s in table.shards_at(n)), n) for n in candidates]
+        rooms = {node: self.spare.get(node, 1.0) for node in candidates}
+        heap = [(sum(weight[s] for s in table.shards_at(n)) / rooms[n], n) for n in candidates]
         heapify(heap)
         homes: dict[str, NodeId] = {}
         for shard in sorted(shards, key=lambda s: -weight[s]):
             total, node = heap[0]
             homes[shard] = node
-            heapreplace(heap, (total + weight[shard], node))
+            heapreplace(heap, (total + weight[shard] / rooms[node], node))
         return homes
 
     def rebalance(
@@ -84,27 +95,33 @@ class LeastLoad:
             return []
         plan = assignment(table, candidates, in_flight)
         weight = _weights(self.loads, [shard for shards in plan.values() for shard in shards])
+        whole, rooms = sum(weight.values()), {node: self.spare.get(node, 1.0) for node in plan}
+        least = self.tolerance * whole / sum(rooms.values())
+        gain = min(0.25 * least, self.move_cost * whole / max(1, len(weight)))
+        most = max(0, self.max_moves - len(in_flight)) if self.max_moves else MOVES_MAX
+        still = in_flight.keys() | set(self.resting)
         totals = {node: sum(weight[s] for s in shards) for node, shards in plan.items()}
         movable = {
-            node: sorted((weight[shard], shard) for shard in shards if shard not in in_flight)
+            node: sorted((weight[shard], shard) for shard in shards if shard not in still)
             for node, shards in plan.items()
         }
-        whole = sum(totals.values())
-        least = self.tolerance * whole / len(totals)
-        gain = GAIN * min(least, whole / max(1, len(weight)))
-        most = max(0, self.max_moves - len(in_flight)) if self.max_moves else MOVES_MAX
         left: dict[str, NodeId] = {}
         goes: dict[str, NodeId] = {}
         sources = dict.fromkeys(totals)
+
+        def level(node: NodeId) -> float:
+            return totals[node] / rooms[node]
+
         for _ in range(STEPS * most):
             if not sources or len(left) >= most:
                 break
-            source = max(sources, key=lambda node: totals[node])
-            target = min(totals, key=lambda node: totals[node])
-            difference = totals[source] - totals[target]
+            source, target = max(sources, key=level), min(totals, key=level)
+            difference = level(source) - level(target)
             if difference <= least:
                 break
-            place = _best(movable[source], difference, gain)
+            room, free = rooms[source], rooms[target]
+            even = difference * room * free / (room + free)
+            place = _best(movable[source], even, difference * free, gain)
             if place is None:
                 del sources[source]
                 continue
@@ -118,7 +135,7 @@ class LeastLoad:
         return [move for move in moves if move.source != move.target]
 
     def hot(self, regions: int) -> dict[str, float]:
-        """Return the shards with more than a region's share of all messages, and their part."""
+        """Return the shards with more than a region's share of all load, and their part."""
         loads = self.loads or {}
         whole = sum(loads.values())
         if regions < 2 or not whole:
@@ -135,19 +152,24 @@ def _weights(loads: Mapping[str, float], shards: Iterable[str]) -> dict[str, flo
     return {shard: loads.get(shard, mean) + presence for shard in shards}
 
 
-def _best(shards: Sequence[tuple[float, str]], difference: float, gain: float) -> int | None:
+def _best(shards: Sequence[tuple[float, str]], even: float, most: float, gain: float) -> int | None:
     """Return the place of the shard whose move evens out best; None if no move gains enough.
 
     A move that evens out too little is preferred to one that does too much, since most messages
     wait during a move of the hottest shard. Among equals the first by name is taken.
+
+    Args:
+        shards: weight and name of each, the lightest first.
+        even: the weight after whose move both regions are even; `most` only swaps them.
+        gain: the least that a move must even out.
     """
 
     def weight(entry: tuple[float, str]) -> float:
         return entry[0]
 
-    place = bisect_right(shards, difference / 2, key=weight)
+    place = bisect_right(shards, even, key=weight)
     if place and shards[place - 1][0] >= gain:
         return bisect_left(shards, shards[place - 1][0], key=weight)
-    if place < len(shards) and difference - shards[place][0] >= gain:
+    if place < len(shards) and most - shards[place][0] >= gain:
         return place
     return None

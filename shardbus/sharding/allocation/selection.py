@@ -42,6 +42,7 @@ def strategy_of(settings: ShardingSettings) -> AllocationStrategy:
         case "external":
             return External(limit)
         case "least-load":
-            return LeastLoad(settings.rebalance_load_tolerance, limit)
+            tolerance, cost = settings.rebalance_load_tolerance, settings.rebalance_move_cost
+            return LeastLoad(tolerance, limit, cost)
         case _:
             return LeastShard(limit, settings.rebalance_relative_limit)

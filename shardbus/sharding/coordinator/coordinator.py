@@ -31,6 +31,7 @@ The parts, each in a module of its own:
     direct_moves  moves in which the old home hands the shard to the new one
     moves         all moves under way, and those planned
     rebalancing   when to plan, how fast to move
+    load_estimates what the shards cost, and what nodes have to spare
     starts, stops shards that must start, shards that an operator stops
     instance_rows the number of instances of a type, and its rows
     outbox        messages of one turn, and requests for homes
@@ -314,10 +315,10 @@ class Coordinator:
             case msg.MoveComplete(_, moves):
                 for move in moves:
                     self._direct.on_complete(sender, move)
-            case msg.ShardLoads(node, loads):
-                self.rebalancing.on_loads(node, loads, now)
+            case msg.ShardLoads():
+                self.rebalancing.on_loads(message, now)
                 if self._rows is not None:
-                    self._rows.by_load.loads[node] = sum(loads.values())
+                    self._rows.by_load.record(message)
             case msg.GracefulShutdownRequest(_):
                 if self._registry.registered.get(sender) is False:
                     self._registry.shutting_down[sender] = None

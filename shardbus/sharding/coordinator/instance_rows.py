@@ -25,6 +25,7 @@ from math import ceil
 
 from shardbus.ids import NodeId
 from shardbus.sharding.instances import Instances, row_of, split_row
+from shardbus.sharding.messages import ShardLoads
 
 SHRINK_AFTER_S = 10.0
 """Seconds for which fewer instances must be wanted before there are fewer."""
@@ -47,6 +48,11 @@ class LoadInstances:
         self._since: float | None = None
         """Since when the load has called for another number; below, in which direction."""
         self._too_many = False
+
+    def record(self, report: ShardLoads) -> None:
+        """Record what a region reports, in messages per second whatever the unit of its loads."""
+        rate = sum(report.loads.values()) if report.rate is None else report.rate
+        self.loads[report.node] = rate
 
     def forget_others(self, nodes: Iterable[NodeId]) -> None:
         """Forget the loads of nodes that are not among these."""

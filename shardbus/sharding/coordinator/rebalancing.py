@@ -14,16 +14,9 @@ plan. The bound on moves in flight keeps one move short; this bound keeps the wh
 being felt where each move has a cost that outlasts it, such as a cold cache. The window slides: a
 move counts for the 60 seconds after it began. A new coordinator starts to count at 0.
 
-**Loads.** Where the strategy goes by load (`least_load`), regions report messages per second and
-shard:
-
-    region ──ShardLoads, every few seconds──> coordinator ──smoothed──> strategy least-load
-
-A reported load replaces half of the known one after `HALF_LIFE_S`, so a short burst moves nothing.
-It belongs to the shard and goes with it to its next home. A shard that its region leaves out of the
-report had no messages. A new coordinator knows no loads; every region reports within seconds, and
-until then nothing is moved for balance. A shard that is too hot to be balanced by any move is
-noted once, when it has been so for `LASTING_S`.
+**Loads.** Where the strategy goes by load (`least_load`), regions report what their shards cost
+(`load_estimates`). A check gives the strategy the averages, and the shards that rest because they
+have just moved.
 
 **Number of shards.** Each check also compares the number of shards with the number of nodes. With
 fewer shards than nodes some nodes host nothing; with very many shards per node, moves, first
@@ -38,20 +31,20 @@ Source: S2.18, S2.19, B.65, B.66, B.69, B.77, N.9, N.10; docs/how-to/define-enti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.ids import NodeId
 from shardbus.sharding.allocation.checked import CheckedStrategy
 from shardbus.sharding.allocation.least_load import LeastLoad
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, Move
 from shardbus.sharding.coordinator.ledger import Ledger
+from shardbus.sharding.coordinator.load_estimates import LASTING_S, LoadEstimates
 from shardbus.sharding.coordinator.moves import Moves
 from shardbus.sharding.coordinator.registry import Registry
 from shardbus.sharding.events import Note
+from shardbus.sharding.messages import ShardLoads
 from shardbus.sharding.overrides import Overrides
-from shardbus.sharding.table import ShardTable
+from shardbus.sharding.shard_load import UNITS
 
 PLAIN = "crc32/"
 """The start of the layout of a type without a shard function of its own."""
@@ -60,12 +53,6 @@ COALESCE_S = 0.2
 """Seconds in which changes of membership gather before the balance is checked."""
 
 MINUTE_S = 60.0
-
-HALF_LIFE_S = 20.0
-"""Seconds after which a reported load has replaced half of the known one."""
-
-LASTING_S = 30.0
-"""Seconds that a condition must last before it is noted."""
 
 PER_NODE_MAX = 1000
 """Shards per node above which there are very many."""
@@ -98,7 +85,7 @@ class Rebalancing:
         self._registry, self._ledger, self._moves = registry, ledger, moves
         self._due: float | None = None
         self._rate_limit = MoveRateLimit(settings.max_moves_per_minute)
-        self._loads = LoadEstimates()
+        self._loads = LoadEstimates(settings.load, settings.rebalance_cool_down)
         self._shard_count = ShardCountCheck(settings.shards if layout.startswith(PLAIN) else 0)
 
     @property
@@ -124,14 +111,19 @@ class Rebalancing:
         if isinstance(strategy, External):
             self.strategy.strategy = replace(strategy, places=overrides.places)
 
-    def on_loads(self, node: NodeId, loads: Mapping[str, float], now: float) -> None:
-        """Record the loads of a region's shards, in messages per second."""
+    def on_loads(self, report: ShardLoads, now: float) -> None:
+        """Record the loads of a region's shards."""
         if isinstance(self.strategy.strategy, LeastLoad):
-            self._loads.record(node, loads, self._ledger.table, now)
+            self._moves.notes += self._loads.record(report, self._ledger.table, now)
             self._update_loads(now)
 
+    @property
+    def load_unit(self) -> str:
+        """The unit of `load_of`."""
+        return UNITS[self._loads.kind]
+
     def load_of(self, shard: str) -> float | None:
-        """Return the messages per second of the shard, if they are measured."""
+        """Return the load of the shard, in the unit of `sharding.load`, if it is measured."""
         return self._loads.loads.get(shard)
 
     def check_at(self, at: float) -> None:
@@ -163,7 +155,12 @@ class Rebalancing:
         """Give the strategy the present loads, and note shards that are too hot."""
         strategy, table = self.strategy.strategy, self._ledger.table
         if isinstance(strategy, LeastLoad):
-            strategy = replace(strategy, loads=self._loads.known(table))
+            strategy = replace(
+                strategy,
+                loads=self._loads.known(table),
+                spare=self._loads.spare,
+                resting=self._loads.resting(now),
+            )
             self.strategy.strategy = strategy
             self._moves.notes += self._loads.hot_notes(strategy.hot(len(table.regions)), now)
 
@@ -174,6 +171,7 @@ class Rebalancing:
         candidates, room = self._registry.candidates(), self._rate_limit.room(now)
         ready = self._moves.take_ready(candidates, self._ledger.arriving(), room)
         self._rate_limit.add(len(ready), now)
+        self._loads.moved((move.shard for move in ready), now)
         return ready
 
     def why_not(self) -> str:
@@ -205,52 +203,6 @@ class MoveRateLimit:
         """Return when there is room again; None if there is room."""
         full = self._most and len(self._begun) >= self._most
         return self._begun[0] + MINUTE_S if full else None
-
-
-class LoadEstimates:
-    """The smoothed loads of the shards of one type, in messages per second."""
-
-    __slots__ = ("_hot_since", "_noted", "_reported_at", "loads")
-
-    def __init__(self) -> None:
-        self.loads: dict[str, float] = {}
-        self._reported_at: dict[NodeId, float] = {}
-        """When each region last reported."""
-        self._hot_since: dict[str, float] = {}
-        self._noted: dict[str, None] = {}
-
-    def record(
-        self, node: NodeId, reported: Mapping[str, float], table: ShardTable, now: float
-    ) -> None:
-        """Record what a region reports of its own shards; what it reports of others is ignored."""
-        passed = now - self._reported_at.get(node, now)
-        self._reported_at[node] = now
-        part = 1.0 - 0.5 ** (passed / HALF_LIFE_S)
-        for shard in table.shards_at(node):
-            load = max(0.0, reported.get(shard, 0.0))
-            before = self.loads.get(shard)
-            self.loads[shard] = load if before is None else before + part * (load - before)
-
-    def known(self, table: ShardTable) -> dict[str, float] | None:
-        """Return the load of every shard that has a home; None while a region that has shards has
-        not reported."""
-        for gone in [node for node in self._reported_at if node not in table.regions]:
-            del self._reported_at[gone]
-        if any(shards and node not in self._reported_at for node, shards in table.regions.items()):
-            return None
-        return {shard: self.loads[shard] for shard in table.homes if shard in self.loads}
-
-    def hot_notes(self, hot: Mapping[str, float], now: float) -> list[Note]:
-        """Return a note for each shard that has been too hot for `LASTING_S`, once. `hot` has the
-        shards that are too hot now, with their part of all messages."""
-        self._hot_since = {shard: self._hot_since.get(shard, now) for shard in hot}
-        self._noted = {shard: None for shard in self._noted if shard in hot}
-        notes = []
-        for shard, since in self._hot_since.items():
-            if now - since >= LASTING_S and shard not in self._noted:
-                self._noted[shard] = None
-                notes.append(Note("hot_shard", f"shard {shard} gets {hot[shard]:.0%} of all"))
-        return notes
 
 
 class ShardCountCheck:

@@ -108,6 +108,7 @@ class SimProcess:
             lambda: self.loop.clock.boot_time(world.now),
             cpu_time=lambda: 0.0,
             resident_bytes=lambda: 0,
+            memory_limit=lambda: 0,
         )
         self.ended_at: float | None = None
         self.ended_badly = False

@@ -188,6 +188,7 @@ class FakeNode:
             plan=self._plan,
             rebalancing=SimpleNamespace(
                 load_of={"1": 1.5}.get,
+                load_unit="handler s/s",
                 moves_in_flight=(1, 3),
                 why_not=lambda: "",
                 paused=False,

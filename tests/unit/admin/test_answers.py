@@ -170,7 +170,7 @@ async def test_the_table_has_each_shard_with_home_fence_state_and_load(
     answers: NodeAnswers,
 ) -> None:
     rows = [["1", str(ME), 9, "running", 1.5], ["2", str(PEER), 4, "begin", None]]
-    assert answers.table(PAGE) == {"epoch": 3, "shards": rows, **PACE}
+    assert answers.table(PAGE) == {"epoch": 3, "shards": rows, "load_unit": "handler s/s", **PACE}
 
 
 async def test_a_shard_has_its_history_with_ages(node: FakeNode, answers: NodeAnswers) -> None:

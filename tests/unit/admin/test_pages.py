@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from shardbus.admin.pages import STALLED_S, AdminPages
+from shardbus.admin.pages import HOTTEST, STALLED_S, AdminPages
 from shardbus.errors import (
     ConfigError,
     Refused,
@@ -537,9 +537,37 @@ async def test_the_page_of_loads_asks_a_few_nodes_and_names_those_that_no_answer
     }  # fmt: skip
 
 
-async def test_the_hottest_shards_are_those_with_the_most_messages() -> None:
+async def test_the_hottest_shards_are_those_with_the_most_load() -> None:
     node = FakeNode()
     shards = [[str(k), str(ME), 1, "running", load] for k, load in enumerate((1.0, None, 9.0, 0.0))]
     node.rpc.answers[node.region.coordinator, "table"] = {"epoch": 1, "shards": shards}
     hottest = (await AdminPages(node).load())["hottest"]
     assert [(row["shard"], row["load"]) for row in hottest] == [("2", 9.0), ("0", 1.0)]
+    assert {row["unit"] for row in hottest} == {"messages/s"}, "an older coordinator names no unit"
+
+
+async def test_each_load_has_its_unit_and_units_do_not_push_each_other_out() -> None:
+    node = FakeNode()
+    pages = AdminPages(node)
+    units = {"page": ("messages/s", 5000.0), "user": ("handler s/s", 0.5)}
+    tables = {
+        name: {
+            "epoch": 1,
+            "complete": True,
+            "load_unit": unit,
+            "shards": [[str(k), "n", 1, "running", load] for k in range(2 * HOTTEST)],
+        }
+        for name, (unit, load) in units.items()
+    }
+    node.regions = dict.fromkeys(tables, node.region)
+
+    async def table(name: str) -> dict[str, Any]:
+        return tables[name]
+
+    pages._table = table  # type: ignore[method-assign]
+    hottest = (await pages.load())["hottest"]
+    assert [(row["type"], row["unit"]) for row in hottest] == [
+        *[("page", "messages/s")] * HOTTEST,
+        *[("user", "handler s/s")] * HOTTEST,
+    ]
+    assert (await pages.shards("user"))["load_unit"] == "handler s/s"

@@ -124,7 +124,9 @@ class FakeNode:
             "nodes": [{"node": ME, **busy, "rate": 1234.5, "age": 0.0}],
             "unseen": ["127.0.0.1:9#9"],
             "looks": 1,
-            "hottest": [{"type": "page", "shard": "3", "node": ME, "load": 42.0}],
+            "hottest": [
+                {"type": "page", "shard": "3", "node": ME, "load": 42.0, "unit": "entities"}
+            ],
         }
 
     async def checkup(self) -> Json:

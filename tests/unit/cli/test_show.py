@@ -44,8 +44,8 @@ def test_load_shows_each_node_in_units_and_the_hottest_shards(shell, url):
     assert heading.split("  ")[0] == "NODE"
     assert node.split() == [ME, "50%", "4", "50", "1.0%", "7", "1234", "0"]
     assert [line.split() for line in rest if line] == [
-        ["TYPE", "SHARD", "NODE", "LOAD"],
-        ["page", "3", ME, "42"],
+        ["TYPE", "SHARD", "NODE", "LOAD", "UNIT"],
+        ["page", "3", ME, "42", "entities"],
     ]
     assert "no answer about: 127.0.0.1:9#9" in shell.err
 

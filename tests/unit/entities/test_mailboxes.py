@@ -253,6 +253,15 @@ def box(activation: Activation) -> deque[Message]:
     return activation.mailbox
 
 
+def test_S3_20_waiting_messages_are_counted_by_shard() -> None:
+    made = Limited()
+    for shard, count in (("1", 2), ("2", 0), ("1", 3)):
+        activation = Activation(None, Shard(shard, 1), "e")
+        made.limits.mailbox_of(activation).extend(made.message() for _ in range(count))
+    assert made.limits.waiting_by_shard() == {"1": 5}
+    assert made.limits.waiting == 5
+
+
 def test_a_tell_for_a_full_mailbox_is_queued_and_pauses_its_sender() -> None:
     limited, sender = Limited(), Sender()
     full = limited.entity(ROOM)

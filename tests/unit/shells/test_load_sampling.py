@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from threading import Event
+from typing import Any
 
 import pytest
 
+from shardbus.entities.entity_type import Invoker, in_thread
 from shardbus.errors import ConfigError
-from shardbus.shells.load_sampling import NEVER, SAMPLES_S, LoadSampling
+from shardbus.shells import load_sampling
+from shardbus.shells.load_sampling import NEVER, SAMPLES_S, TIMES_MAX, LoadSampling
 
 
 class Feed:
@@ -28,7 +35,12 @@ class Feed:
             self.sampling.sample(self.count, ids)
 
     def read(self, now: float) -> dict[str, float] | None:
-        return self.sampling.read(self.count, now)
+        return rates(self.sampling.read(self.count, now))
+
+
+def rates(read: dict[str, tuple[float, float]] | None) -> dict[str, float] | None:
+    """The messages of each shard, without their times."""
+    return None if read is None else {shard: messages for shard, (messages, _) in read.items()}
 
 
 def test_N9_with_few_messages_every_run_counts() -> None:
@@ -82,3 +94,136 @@ def test_what_is_no_id_is_nobodys() -> None:
 
 def test_it_is_off_until_somebody_wants_to_know() -> None:
     assert LoadSampling(str).mark == NEVER
+
+
+# The times of handlers
+
+
+class Watch:
+    """A clock that handlers advance themselves."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(load_sampling, "perf_counter", lambda: self.now)
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    return Watch(monkeypatch)
+
+
+@pytest.fixture
+def sampling() -> LoadSampling:
+    made = LoadSampling(lambda entity_id: entity_id[0])
+    made.switch(on=True, timed=True)
+    made.read(0, 0.0)
+    return made
+
+
+def invoker(function: Callable[..., Any], *, is_async: bool = False) -> Invoker:
+    return Invoker("handle", function, is_async, {})
+
+
+def test_S3_20_a_sampled_handler_is_timed_for_all_messages_it_stands_for(
+    watch: Watch, sampling: LoadSampling
+) -> None:
+    plain = invoker(lambda entity, seconds: watch.work(seconds))
+    at, timed = sampling.sample(4, "aaaa", plain)
+    assert (0 <= at < 4, timed is plain) == (True, False)
+    assert timed is not None
+    timed.function(None, 0.25)
+    assert sampling.handled == 1.0
+    assert sampling.read(4, 2.0) == {"a": (2.0, 0.5)}
+    assert sampling.handled == 1.0, "a reading does not change what was handled in all"
+
+
+def test_a_handler_that_raises_takes_time_too(watch: Watch, sampling: LoadSampling) -> None:
+    def fails(entity: object) -> None:
+        watch.work(0.5)
+        raise ValueError("no")
+
+    _, timed = sampling.sample(1, "a", invoker(fails))
+    assert timed is not None
+    with pytest.raises(ValueError, match="no"):
+        timed.function(None)
+    assert sampling.read(1, 1.0) == {"a": (1.0, 0.5)}
+
+
+async def test_the_time_for_which_a_coroutine_waits_does_not_count(
+    watch: Watch, sampling: LoadSampling
+) -> None:
+    opened = asyncio.Event()
+
+    async def waits(entity: object) -> str:
+        watch.work(0.25)
+        await opened.wait()
+        watch.work(0.5)
+        return "done"
+
+    _, timed = sampling.sample(1, "a", invoker(waits, is_async=True))
+    assert timed is not None
+    running = asyncio.ensure_future(timed.function(None))
+    await asyncio.sleep(0)
+    watch.work(100.0)
+    opened.set()
+    assert await running == "done"
+    assert sampling.read(1, 1.0) == {"a": (1.0, 0.75)}
+
+
+async def test_a_timed_coroutine_is_cancelled_and_fails_as_any_other(
+    watch: Watch, sampling: LoadSampling
+) -> None:
+    seen: list[str] = []
+
+    async def waits(entity: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    _, timed = sampling.sample(1, "a", invoker(waits, is_async=True))
+    assert timed is not None
+    running = asyncio.ensure_future(timed.function(None))
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.wait([running])
+    assert (seen, running.cancelled()) == (["cancelled"], True)
+    unfinished = timed.function(None)
+    unfinished.send(None)
+    unfinished.close()
+    assert seen == ["cancelled"], "the end of the loop is no cancellation"
+
+
+async def test_a_blocking_handler_is_timed_in_its_thread_without_the_queue_before_it(
+    watch: Watch, sampling: LoadSampling
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        release = Event()
+        queued = asyncio.get_running_loop().run_in_executor(pool, release.wait, 60.0)
+        blocking = in_thread(lambda entity: watch.work(0.5), pool)
+        _, timed = sampling.sample(1, "a", invoker(blocking, is_async=True))
+        assert timed is not None
+        running = asyncio.ensure_future(timed.function(None))
+        await asyncio.sleep(0)
+        watch.work(100.0)
+        release.set()
+        await asyncio.gather(running, queued)
+    assert sampling.read(1, 1.0) == {"a": (1.0, 0.5)}
+
+
+def test_without_times_the_invoker_stays_and_without_readings_memory_is_bounded(
+    watch: Watch, sampling: LoadSampling
+) -> None:
+    plain = invoker(lambda entity: watch.work(1.0))
+    untimed = LoadSampling(str)
+    untimed.switch(on=True)
+    assert untimed.sample(1, "a", plain) == (0, None)
+    _, timed = sampling.sample(1, "a", plain)
+    assert timed is not None
+    for _ in range(TIMES_MAX + 10):
+        timed.function(None)
+    assert sampling.handled == TIMES_MAX

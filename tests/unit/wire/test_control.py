@@ -40,6 +40,9 @@ VALUES: dict[str, object] = {
     "behind": HOMES,
     "left": ("1",),
     "loads": {"17": 0.5, "ü": 2e6},
+    "kind": "time",
+    "spare": 0.25,
+    "rate": 125.0,
     "shards": ("1", "2"),
     "count": 3,
     "mode": "ordered",
@@ -92,6 +95,11 @@ def test_a_field_of_a_newer_node_is_ignored() -> None:
         ("Goodbye", msgpack.packb({"node": ["h", 65536, 1]})),
         ("Goodbye", msgpack.packb({"node": ["h", 1, -1]})),
         ("GetShardHome", msgpack.packb({"shards": ["1"] * (SHARDS_MAX + 1)})),
+        ("ShardLoads", msgpack.packb({"node": ["h", 1, 1], "loads": {"1": -1.0}})),
+        ("ShardLoads", msgpack.packb({"node": ["h", 1, 1], "loads": {"1": float("nan")}})),
+        ("ShardLoads", msgpack.packb({"node": ["h", 1, 1], "loads": {"1": float("inf")}})),
+        ("ShardLoads", msgpack.packb({"node": ["h", 1, 1], "loads": {}, "spare": 0.0})),
+        ("ShardLoads", msgpack.packb({"node": ["h", 1, 1], "loads": {}, "rate": float("inf")})),
     ],
 )
 def test_what_does_not_fit_is_refused(tag: str, body: bytes) -> None:

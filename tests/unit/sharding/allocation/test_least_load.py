@@ -15,8 +15,8 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.least_load import MOVES_MAX, LeastLoad
 from shardbus.sharding.allocation.selection import strategy_of
 from shardbus.sharding.allocation.strategies import Move
-from shardbus.sharding.coordinator.rebalancing import HALF_LIFE_S, LASTING_S, LoadEstimates
-from shardbus.sharding.messages import Home
+from shardbus.sharding.coordinator.load_estimates import HALF_LIFE_S, LASTING_S, LoadEstimates
+from shardbus.sharding.messages import Home, ShardLoads
 from shardbus.sharding.table import RegionRegistered, ShardHomeAllocated, ShardTable
 from tests.unit.sharding.allocation.test_strategies import moved, nodes
 from tests.unit.sharding.coordinator.test_coordinator import A, B, C, CoordinatorDriver, ack
@@ -104,6 +104,29 @@ def test_a_plan_has_a_limit_and_goes_on_from_the_moves_under_way() -> None:
     assert len(strategy.rebalance(seen, seen.regions, under_way)) == 1
 
 
+def test_S3_20_a_node_with_less_to_spare_gets_less() -> None:
+    seen, known = table([[10] * 8, [10] * 8])
+    first, second = sorted(seen.regions)
+    strategy = LeastLoad(loads=known, spare={first: 0.5})
+    after = moved(seen, strategy.rebalance(seen, seen.regions, {}))
+    assert [len(after.shards_at(node)) for node in (first, second)] == [6, 10]
+    new = [f"new-{i}" for i in range(9)]
+    chosen = strategy.allocate(ShardTable(1, "x"), {}, new, seen.regions)
+    assert [list(chosen.values()).count(node) for node in (first, second)] == [3, 6]
+
+
+def test_S3_20_a_shard_that_rests_does_not_move() -> None:
+    seen, known = table([[60, 30, 10], [10, 10]])
+    moves = LeastLoad(loads=known, resting=("1",)).rebalance(seen, seen.regions, {})
+    assert [move.shard for move in moves] == ["2"]
+
+
+def test_S3_20_a_move_must_gain_what_it_costs() -> None:
+    loads = [[40, 40, 40, 2], [40, 40]]
+    assert [move.shard for move in plan(loads, move_cost=0.01)[0]] == ["3"]
+    assert plan(loads, move_cost=1.0)[0] == []
+
+
 def test_new_shards_go_to_the_least_load_the_heaviest_first() -> None:
     seen, loads = table([[90], [10, 10, 10]])
     loads |= {"new": 60.0, "newer": 1.0}
@@ -150,24 +173,66 @@ def test_N9_loads_are_smoothed_and_stay_with_their_shards() -> None:
     load_estimates = LoadEstimates()
     seen, _ = table([[0, 0], [0]])
     first, second = sorted(seen.regions)
-    load_estimates.record(first, {"0": 100.0, "2": 7.0}, seen, 0.0)
+    load_estimates.record(ShardLoads(first, {"0": 100.0, "2": 7.0}), seen, 0.0)
     assert load_estimates.known(seen) is None, "the second has not reported"
-    load_estimates.record(second, {}, seen, 0.0)
+    load_estimates.record(ShardLoads(second, {}), seen, 0.0)
     assert load_estimates.known(seen) == {"0": 100.0, "1": 0.0, "2": 0.0}, (
         "of others it cannot say anything"
     )
-    load_estimates.record(first, {}, seen, HALF_LIFE_S)
+    load_estimates.record(ShardLoads(first, {}), seen, HALF_LIFE_S)
     assert load_estimates.loads["0"] == pytest.approx(50.0)
     there = moved(seen, [Move("0", first, second)])
-    load_estimates.record(first, {"0": 1e9}, there, 2 * HALF_LIFE_S)
+    load_estimates.record(ShardLoads(first, {"0": 1e9}), there, 2 * HALF_LIFE_S)
     assert load_estimates.loads["0"] == pytest.approx(50.0)
+
+
+def test_S3_20_what_nodes_have_to_spare_is_smoothed_and_forgotten_with_them() -> None:
+    load_estimates = LoadEstimates("time")
+    seen, _ = table([[0], [0]])
+    first, second = sorted(seen.regions)
+    load_estimates.record(ShardLoads(first, {}, "time", 0.9), seen, 0.0)
+    load_estimates.record(ShardLoads(second, {}, "time", 0.3), seen, 0.0)
+    load_estimates.record(ShardLoads(first, {}, "time", 0.5), seen, HALF_LIFE_S)
+    assert load_estimates.spare == {first: pytest.approx(0.7), second: 0.3}
+    alone, _ = table([[0]])
+    load_estimates.known(alone)
+    assert list(load_estimates.spare) == [first]
+
+
+def test_S3_20_a_report_in_another_unit_is_noted_once_and_does_not_count() -> None:
+    load_estimates = LoadEstimates("time")
+    seen, _ = table([[0]])
+    [node] = seen.regions
+    [note] = load_estimates.record(ShardLoads(node, {"0": 900.0}), seen, 0.0)
+    assert (note.kind, note.detail) == (
+        "load_kind",
+        f"{node} reports messages, sharding.load is time here",
+    )
+    assert load_estimates.record(ShardLoads(node, {"0": 900.0}), seen, 1.0) == []
+    assert (load_estimates.loads, load_estimates.known(seen)) == ({}, None)
+    assert load_estimates.record(ShardLoads(node, {"0": 0.5}, "time"), seen, 2.0) == []
+    assert load_estimates.known(seen) == {"0": 0.5}
+    assert load_estimates.record(ShardLoads(node, {"0": 900.0}), seen, 3.0) != []
+    assert load_estimates.known(seen) is None, "nothing moves until it reports as the others do"
+
+
+def test_S3_20_a_shard_that_moved_for_balance_rests_for_the_cool_down() -> None:
+    load_estimates = LoadEstimates(cool_down=60.0)
+    load_estimates.moved(["1"], 0.0)
+    load_estimates.moved(["2"], 30.0)
+    assert load_estimates.resting(59.9) == ("1", "2")
+    assert load_estimates.resting(60.0) == ("2",)
+    assert load_estimates.resting(90.0) == ()
+    off = LoadEstimates(cool_down=0.0)
+    off.moved(["1"], 0.0)
+    assert off.resting(0.0) == ()
 
 
 def test_a_region_of_a_new_incarnation_must_report_first() -> None:
     load_estimates = LoadEstimates()
     seen, _ = table([[0], [0]])
     for node in seen.regions:
-        load_estimates.record(node, {"0": 1.0}, seen, 0.0)
+        load_estimates.record(ShardLoads(node, {"0": 1.0}), seen, 0.0)
     alone, _ = table([[0]])
     assert load_estimates.known(alone) is not None
     assert load_estimates.known(seen) is None
@@ -222,6 +287,11 @@ def test_N9_a_coordinator_moves_hot_shards_once_every_region_has_reported() -> N
     driver.handle(ev.MessageReceived(A, msg.ShardStopped(A, (home,))))
     driver.persisted()
     assert driver.coordinator.table.homes[home.shard].node == B
+    loaded(driver, B, **{f"s{home.shard}": 900.0})
+    loaded(driver, A)
+    again = driver.wait(chosen.rebalance_interval)
+    begun_again = [m for _, m in again if isinstance(m, msg.BeginHandOff)]
+    assert all(h.shard != home.shard for m in begun_again for h in m.homes), "it rests"
 
 
 def test_loads_in_the_name_of_another_and_for_other_strategies_are_ignored() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shardbus.ids import NodeId
 from shardbus.sharding.coordinator.instance_rows import (
     FALLS_AFTER_S,
@@ -10,6 +12,7 @@ from shardbus.sharding.coordinator.instance_rows import (
     InstanceRows,
 )
 from shardbus.sharding.instances import Instances
+from shardbus.sharding.messages import ShardLoads
 
 A, B = NodeId("10.0.0.1", 1, 1), NodeId("10.0.0.2", 1, 2)
 
@@ -123,6 +126,23 @@ def test_the_load_of_a_node_that_is_gone_does_not_count() -> None:
     rows.by_load.forget_others([B])
     rows.update(5, 0.0)
     assert rows.deadline() is None
+
+
+@pytest.mark.parametrize(
+    ("report", "rate"),
+    [
+        (ShardLoads(A, {"1~1": 70.0, "1~2": 30.0}), 100.0),
+        (ShardLoads(A, {"1~1": 0.7}, "time", 0.5, 250.0), 250.0),
+        (ShardLoads(A, {"1~1": 9000.0}, "memory", 1.0, 0.0), 0.0),
+    ],
+    ids=["an older node", "handlers", "memory"],
+)
+def test_N_follows_messages_whatever_the_unit_of_the_balance(
+    report: ShardLoads, rate: float
+) -> None:
+    rows = by_load()
+    rows.by_load.record(report)
+    assert rows.by_load.loads == {A: rate}
 
 
 def test_a_successor_keeps_the_instances_that_the_load_called_for() -> None:
