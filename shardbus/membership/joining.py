@@ -35,12 +35,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from shardbus.config.settings import ClusterSettings
-from shardbus.errors import LocalProtocolError
 from shardbus.ids import Address, NodeId
 from shardbus.membership.events import SendControl
 from shardbus.membership.gossip import Gossip
 from shardbus.membership.member import Member
 from shardbus.membership.messages import Greeting, InitAck, InitJoin, Join
+from shardbus.transitions import following
 
 ASK_AGAIN_AFTER = 0.5
 """Seconds between two InitJoins, or Joins, to the same node."""
@@ -234,10 +234,7 @@ class Joiner:
         Raises:
             LocalProtocolError: the table has no such transition. Nothing changed.
         """
-        after = TRANSITIONS.get((self.phase, trigger))
-        if after is None:
-            raise LocalProtocolError(f"joining: {trigger.value!r} in phase {self.phase.name}")
-        self.phase = after
+        self.phase = following(TRANSITIONS, self.phase, trigger, "joining")
 
     def _contact(self, now: float) -> None:
         self.target, self.nacked = None, {}

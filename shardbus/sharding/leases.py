@@ -38,10 +38,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import assert_never
 
-from shardbus.errors import LocalProtocolError
 from shardbus.sharding.events import Note
 from shardbus.sharding.timers import Timers
 from shardbus.store.protocol import Lease
+from shardbus.transitions import following
 
 RENEW = 0.25
 """The part of the ttl after which leases are renewed, and within which the store must answer."""
@@ -212,10 +212,7 @@ class LeaseEntry:
         Raises:
             LocalProtocolError: the table has no such transition. Nothing changed.
         """
-        after = TRANSITIONS.get((self.state, trigger))
-        if after is None:
-            raise LocalProtocolError(f"lease: {trigger.value!r} in state {self.state.value!r}")
-        self.state = after
+        self.state = following(TRANSITIONS, self.state, trigger, "lease")
 
 
 class Leases:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 from collections import Counter
@@ -187,7 +188,7 @@ async def test_TU13_seeds_that_do_not_answer_are_exit_code_4(lab: Processes) -> 
     node = lab.begin(seeds=[seed], settings=("cluster.shutdown_after_unsuccessful_join=1s",))
     assert await node.ended() == 4
     said = node.err.read_text()
-    assert f"no seed took this node in within 1 s; tried {seed}" in said
+    assert re.search(rf"no seed took this node in within \d+ s; tried {seed}", said)
     assert "refuses" not in said
 
 

@@ -39,12 +39,12 @@ from enum import Enum
 from typing import assert_never
 
 from shardbus.config.settings import SingletonSettings
-from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.member import Status
 from shardbus.membership.singleton import messages as ho
 from shardbus.membership.singleton.predecessors import WAY_OUT, Predecessors
 from shardbus.membership.view import MembershipView
+from shardbus.transitions import following
 
 
 class SingletonState(Enum):
@@ -295,11 +295,8 @@ class Singleton:
         Raises:
             LocalProtocolError: the table has no such transition. Nothing changed.
         """
-        before, after = self.state, TRANSITIONS.get((self.state, trigger))
-        if after is None:
-            raise LocalProtocolError(
-                f"singleton {self._name!r}: {trigger.value!r} in {before.value!r}"
-            )
+        before = self.state
+        after = following(TRANSITIONS, before, trigger, f"singleton {self._name!r}")
         self.state = after
         self._retry_at = self._until = self._restart_at = None
         self._out.append(ho.SingletonStateChanged(before.value, after.value, trigger.value))

@@ -56,7 +56,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.strategies import Move
@@ -65,6 +64,7 @@ from shardbus.sharding.events import Note, Send
 from shardbus.sharding.handoff_modes import MODES
 from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.timers import Timers
+from shardbus.transitions import following
 
 SETTLE_S = 60.0
 """Seconds that a shard does not move again while its new home waits for acknowledgements. The new
@@ -136,14 +136,9 @@ class DirectMove:
         Raises:
             LocalProtocolError: the diagram has no such arrow. Nothing changed.
         """
-        after = TRANSITIONS.get((self.phase, trigger))
-        if after is None:
-            raise LocalProtocolError(
-                f"direct move of shard {self.move.old.shard!r}:"
-                f" {trigger.value!r} in phase {self.phase.value!r}"
-            )
-        self.phase = after
-        return after
+        machine = f"direct move of shard {self.move.old.shard!r}"
+        self.phase = following(TRANSITIONS, self.phase, trigger, machine)
+        return self.phase
 
 
 class DirectMoves:

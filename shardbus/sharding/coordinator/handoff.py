@@ -42,9 +42,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.sharding.messages import Home
+from shardbus.transitions import following
 
 
 class HandoffPhase(Enum):
@@ -118,12 +118,8 @@ class Handoff:
         Raises:
             LocalProtocolError: the diagram has no such arrow. Nothing changed.
         """
-        after = TRANSITIONS.get((self.phase, trigger))
-        if after is None:
-            raise LocalProtocolError(
-                f"handoff of shard {self.home.shard!r}:"
-                f" {trigger.value!r} in phase {self.phase.value!r}"
-            )
+        machine = f"hand-off of shard {self.home.shard!r}"
+        after = following(TRANSITIONS, self.phase, trigger, machine)
         if (self.phase, trigger) == (HandoffPhase.STOPPING, HandoffTrigger.DEADLINE):
             self.overdue += 1
         self.phase = after

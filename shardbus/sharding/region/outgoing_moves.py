@@ -38,7 +38,6 @@ from dataclasses import dataclass
 from enum import Enum
 
 from shardbus.config.settings import ShardingSettings
-from shardbus.errors import LocalProtocolError
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
@@ -47,6 +46,7 @@ from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.region.route import REJECT_DROPPED_IN_MOVE, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.timers import Timers
+from shardbus.transitions import following
 
 FORWARD_S = 5.0
 """Seconds that the old home counts acknowledgements."""
@@ -112,14 +112,9 @@ class OutgoingMove:
         Raises:
             LocalProtocolError: the diagram has no such arrow. Nothing changed.
         """
-        after = TRANSITIONS.get((self.phase, trigger))
-        if after is None:
-            raise LocalProtocolError(
-                f"shard {self.move.old.shard!r} leaves: {trigger.value!r} in phase"
-                f" {self.phase.value!r}"
-            )
-        self.phase = after
-        return after
+        machine = f"move of shard {self.move.old.shard!r} to another node"
+        self.phase = following(TRANSITIONS, self.phase, trigger, machine)
+        return self.phase
 
 
 class OutgoingMoves:

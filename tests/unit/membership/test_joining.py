@@ -428,7 +428,7 @@ def test_every_trigger_in_every_phase(phase: JoinPhase, trigger: JoinTrigger) ->
         one._advance(trigger)
         assert one.phase is after
         return
-    with pytest.raises(LocalProtocolError, match=f"'{trigger.value}' in phase {phase.name}"):
+    with pytest.raises(LocalProtocolError, match=f"'{trigger.value}' in {phase.name}"):
         one._advance(trigger)
     assert one.phase is phase
 

@@ -65,7 +65,7 @@ def test_every_trigger_in_every_state(state: LeaseState, trigger: LeaseTrigger) 
         entry.advance(trigger)
         assert entry.state is after
         return
-    with pytest.raises(LocalProtocolError, match=f"'{trigger.value}' in state '{state.value}'"):
+    with pytest.raises(LocalProtocolError, match=f"'{trigger.value}' in {state.name}"):
         entry.advance(trigger)
     assert entry.state is state
 

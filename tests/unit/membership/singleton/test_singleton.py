@@ -354,7 +354,7 @@ def test_every_arrow_of_the_drawing_is_walked_and_no_other() -> None:
 
 def test_an_arrow_that_is_not_drawn_is_refused() -> None:
     machine = Singleton("t", ME, settings=WAITS)
-    with pytest.raises(LocalProtocolError, match="'asked to hand over' in 'younger'"):
+    with pytest.raises(LocalProtocolError, match="'asked to hand over' in YOUNGER"):
         machine._transition(SingletonTrigger.ASKED, 0.0)
     assert machine.state is SingletonState.YOUNGER
 
