@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardbus import Entity, ShardBus, StaleFence, StopReason, handler
+from shardbus import Entity, Rejection, ShardBus, StaleFence, StopReason, handler
 
 RECORD = struct.Struct("<qqqqq")
 FOLDER = Path(os.environ.get("APP_FOLDER", "."))
@@ -85,6 +85,11 @@ class Balance:
     total: int = 0
 
 
+@dataclass
+class Overdrawn(Rejection):
+    balance: int
+
+
 @bus.entity("account", shards=shards)
 class Account(Entity):
     """Money in the store."""
@@ -100,6 +105,12 @@ class Account(Entity):
     @handler
     def get(self) -> int:
         return self.state.total
+
+    @handler
+    async def spend(self, amount: int) -> int:
+        if amount > self.state.total:
+            raise Overdrawn(self.state.total)
+        return await self.add(-amount)
 
     @handler
     def where(self) -> str:

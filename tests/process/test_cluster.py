@@ -17,7 +17,7 @@ import pytest
 from shardbus import RequestError
 from tests.markers import long_only
 from tests.ports import free_port
-from tests.process.app import Account, Stubborn
+from tests.process.app import Account, Overdrawn, Stubborn
 from tests.process.nodes import ROOT, NodeProcess, Processes
 from tests.waiting import PATIENCE_S, until
 
@@ -347,6 +347,14 @@ async def test_roles_and_commands_see_the_same_cluster(lab: Processes) -> None:
         assert await done.ended() == 0, done.err.read_text()
         said = done.out.read_text()
         assert all(text in said for text in texts), said
+    refused = lab.run("ask", "account", "x", "spend", "6", "--node", url)
+    assert await refused.ended() == 6
+    assert refused.err.read_text() == "shardbus: Overdrawn: balance=5\n"
+    async with lab.client() as client:
+        with pytest.raises(Overdrawn) as overdrawn:
+            await client.ref(Account, "x").spend(6)
+        assert overdrawn.value == Overdrawn(5)
+        assert await client.ref(Account, "x").spend(5) == 0
 
 
 @pytest.mark.long
