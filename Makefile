@@ -16,6 +16,8 @@
 #   make docs-generated             the pages of docs/ that come from the code
 #   make lock                       the locks anew, with hashes; after a change of pyproject.toml
 #   make audit                      the locked packages against known vulnerabilities
+#   make dist [URL=https://...]     wheel and sdist in dist/, read by twine and check-wheel-contents
+#   make first-answer               seconds from pip install of the wheel to the tutorial's first answer
 #   make bill                       the bill of materials, dist/shardbus.cdx.json
 #   make bench                      the quick benchmarks; the others: benchmarks/harness.py
 #   make report                     all of them, into the tables and the plot of docs/performance.md
@@ -39,13 +41,14 @@ MINUTES := 30
 SEED :=
 ONLY :=
 ENVIRONMENTS :=
+URL :=
 QUICK := tell ask activation typed storm scraped
 LONGER := sizes entities workers
 PYTEST := $(BIN)/python -m pytest --dist=worksteal
 # Tests with real processes wait more than they compute: four of them keep two cores busy.
 WORKERS := 4
 
-.PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs docs-generated lock audit bill bench
+.PHONY: demo test test-long test-pythons mutants fuzz fuzz-coverage chaos simulate lint types docs dist first-answer docs-generated lock audit bill bench
 .PHONY: report clean
 
 demo: .venv/examples.stamp
@@ -109,6 +112,13 @@ audit: .venv/all.stamp
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/python -m tests.supply.audit
 
+dist: .venv/all.stamp .venv-dist/stamp
+	@mkdir -p dist
+	$(BIN)/python -m tests.supply.distribution dist --tools .venv-dist/bin $(if $(URL),--url '$(URL)')
+
+first-answer: dist
+	$(BIN)/python -m tests.supply.first_answer dist/shardbus-*.whl
+
 bill: .venv/all.stamp
 	$(BIN)/python -m tests.supply.materials --bill dist/shardbus.cdx.json
 
@@ -139,6 +149,11 @@ clean:
 .venv-docs/stamp: requirements-docs.lock
 	@$(PYTHON) -m venv .venv-docs
 	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
+
+.venv-dist/stamp:
+	@$(PYTHON) -m venv .venv-dist
+	@.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check 'twine>=6' 'check-wheel-contents>=0.6'
 	@touch $@
 
 define NEW_VENV
