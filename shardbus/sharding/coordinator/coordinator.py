@@ -260,13 +260,13 @@ class Coordinator:
             return
         if changed:
             self._note("instances", f"{rows.count} instances of each entity")
-        known = dict.fromkeys((*self.table.homes, *self._ledger.wanted))
-        above = [row for row in known if not rows.exists(row)]
-        for row in above:
-            self._ledger.wanted.pop(row, None)
-        if above:
-            self._stops.add(row for row in above if row in self.table.homes)
-        for row in self._home_requests.shards() if not changed else known:
+        homes = self.table.homes
+        if changed or rows.is_new(self.table):
+            self._stops.add([row for row in homes if not rows.exists(row)])
+        known = (*homes, *self._ledger.wanted) if changed else self._home_requests.shards()
+        for row in [row for row in self._ledger.wanted if not rows.exists(row)]:
+            del self._ledger.wanted[row]
+        for row in known:
             for sibling in rows.siblings(row):
                 if self._settled(sibling) is None and self._ledger.is_nowhere(sibling):
                     self._ledger.want(sibling)

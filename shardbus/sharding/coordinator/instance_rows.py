@@ -26,6 +26,7 @@ from math import ceil
 from shardbus.ids import NodeId
 from shardbus.sharding.instances import Instances, row_of, split_row
 from shardbus.sharding.messages import ShardLoads
+from shardbus.sharding.table import ShardTable
 
 SHRINK_AFTER_S = 10.0
 """Seconds for which fewer instances must be wanted before there are fewer."""
@@ -83,7 +84,7 @@ class LoadInstances:
 class InstanceRows:
     """N of one type. `count` is 0 until it is known."""
 
-    __slots__ = ("_fewer_since", "_informed", "_instances", "by_load", "count")
+    __slots__ = ("_fewer_since", "_informed", "_instances", "_seen", "by_load", "count")
 
     def __init__(self, instances: Instances) -> None:
         self._instances = instances
@@ -91,6 +92,12 @@ class InstanceRows:
         self.count = 0
         self._fewer_since: float | None = None
         self._informed: dict[NodeId, int] = {}
+        self._seen: ShardTable | None = None
+
+    def is_new(self, table: ShardTable) -> bool:
+        """True once for each table; rows above N are looked for in a new one only."""
+        before, self._seen = self._seen, table
+        return table is not before
 
     def load(self, rows: Iterable[str]) -> None:
         """Take over the rows of a table."""

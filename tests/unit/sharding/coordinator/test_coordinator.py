@@ -16,7 +16,7 @@ from shardbus.sharding import messages as msg
 from shardbus.sharding.allocation.strategies import AllocationStrategy, External, LeastShard
 from shardbus.sharding.coordinator.coordinator import COALESCE_S, Coordinator
 from shardbus.sharding.coordinator.epoch_claim import CoordinatorState
-from shardbus.sharding.coordinator.instance_rows import SHRINK_AFTER_S
+from shardbus.sharding.coordinator.instance_rows import SHRINK_AFTER_S, InstanceRows
 from shardbus.sharding.coordinator.ledger import CONFIRM_S
 from shardbus.sharding.coordinator.moves import SLOW_S
 from shardbus.sharding.coordinator.outbox import CHUNK, HomeMessage, Outbox
@@ -1301,6 +1301,37 @@ def test_S3_48_fewer_nodes_mean_fewer_instances_after_a_while() -> None:
     sent = driver.register(C)
     assert (C, msg.InstanceCount(1, 2)) in sent
     assert driver.writes[-1].homes["7~2"][0] == C
+
+
+def test_a_row_above_N_that_a_region_reports_stops() -> None:
+    driver = pair_of_instances()
+    hosted = (Home("7~3", B, FENCE + 9),)
+    driver.handle(ev.MessageReceived(B, msg.Register(B, False, LAYOUT, hosted)))
+    sent = driver.persisted()
+    begun = [m.homes for _, m in sent if isinstance(m, msg.BeginHandOff)]
+    assert begun == [hosted] * 2
+    for node in (A, B):
+        ack(driver, node, *hosted)
+    driver.handle(ev.MessageReceived(B, msg.ShardStopped(B, hosted)))
+    driver.persisted()
+    assert dict(driver.coordinator.table.homes) == {}
+
+
+def test_a_turn_that_changes_nothing_looks_at_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = pair_of_instances()
+    driver.ask(A, *(f"{shard}~1" for shard in range(100)))
+    driver.persisted()
+    driver.turn()
+    looked: list[str] = []
+    exists = InstanceRows.exists
+    monkeypatch.setattr(
+        InstanceRows, "exists", lambda self, row: (looked.append(row), exists(self, row))[1]
+    )
+    driver.handle(ev.MessageReceived(A, msg.ShardLoads(A, {})))
+    driver.wait(1.0)
+    assert looked == []
+    driver.ask(A, "7~1")
+    assert set(looked) <= {"7~1"}
 
 
 def test_a_shard_that_an_unknown_move_gave_to_a_node_that_is_gone_gets_another_home() -> None:
