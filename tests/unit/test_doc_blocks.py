@@ -92,6 +92,7 @@ def test_python_blocks_run(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
             exec(code, module.__dict__)
 
 
+@pytest.mark.long
 def test_python_blocks_are_well_typed(tmp_path: Path) -> None:
     places: dict[str, str] = {}
     for page in with_python():
@@ -107,7 +108,7 @@ def test_python_blocks_are_well_typed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("\n".join([MYPY, PRELUDE, doc_blocks.setup(page), *code]))
         places[name] = page
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--config-file="]
-    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "tests"), *sorted(places)]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache" / "pages"), *sorted(places)]
     environment = {"MYPYPATH": f"{ROOT}:{ROOT / 'cli'}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, text=True, capture_output=True, check=False
