@@ -19,7 +19,13 @@ from typing import Any
 import msgspec
 
 from shardbus.config import loading
-from shardbus.errors import ConfigError, RemoteProtocolError, SchemaError, StoreError
+from shardbus.errors import (
+    ConfigError,
+    Rejection,
+    RemoteProtocolError,
+    SchemaError,
+    StoreError,
+)
 from shardbus.ids import Address, NodeId, check_id
 from shardbus.membership import messages as m
 from shardbus.membership.gossip import Gossip
@@ -34,6 +40,7 @@ from shardbus.transport.fragments import FragmentAssembly
 from shardbus.transport.secret_file import parse_secrets
 from shardbus.wire import batch, gossip, schema
 from shardbus.wire.control import decode_control
+from shardbus.wire.rejections import decode_rejection, encode_rejection
 
 ALWAYS = (b"", b"\x00", b"\xff" * 64, b"\x93" * 4096, b"\xdd\xff\xff\xff\xff", b"\xc7\xff\xff")
 """Inputs that each target gets: nothing, nesting, lengths that are not there."""
@@ -266,6 +273,35 @@ def _value(data: bytes) -> None:
     schema.decode_value(data)
 
 
+@dataclass
+class Refusal(Rejection):
+    """A rejection with fields of several types."""
+
+    left: int
+    lines: list[tuple[str, float]] = field(default_factory=list)
+    note: bytes | None = None
+
+
+def _refusals() -> tuple[bytes, ...]:
+    name, _, fields = encode_rejection(Refusal(3, [("a", 2.5)], b"raw"))
+    return tuple(
+        schema.encode_value([called, fields]) for called in (name, "other:Refusal", "m:Gone", "")
+    )
+
+
+def _refusal(data: bytes) -> str:
+    """Read the class and the fields of a rejection, and pass it on."""
+    try:
+        name, fields = msgspec.msgpack.decode(data, type=tuple[str, bytes])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return ""
+    error = decode_rejection(name, "text", fields)
+    if type(error) not in (Rejection, Refusal):
+        raise AssertionError(f"{name!r} has made a {type(error).__name__}")
+    encode_rejection(error)
+    return f"state {type(error).__name__} {len(str(error)) > 100}"
+
+
 # ---- parts of large batches
 
 
@@ -386,6 +422,7 @@ DECODERS: tuple[Target, ...] = (
         share=15,
     ),
     Target("value", _value, (SchemaError,), tuple(p[1:] for p in _payloads()), share=10),
+    Target("rejection", _refusal, (), _refusals(), share=10),
     Target("parts", _parts, WIRE, tuple(_cut(body) for body in _batches()), share=10),
     Target(
         "ids", _ids, (), (b"10.0.0.1:7355", b"tcp://[::1]:1", b"n1:7001#0000000000000001"), share=10
