@@ -97,7 +97,18 @@ def nodes(node: NodeUrl = NODE_URL, as_json: AsJson = False) -> None:
         for member in answer.get("nodes", ())
     ]
     if answer:
-        columns = ("node", "status", "reachable", "roles", "shards", "entities", "version", "is")
+        zone = ("zone",) if any(row.get("zone") for row in rows) else ()
+        columns = (
+            "node",
+            "status",
+            "reachable",
+            "roles",
+            *zone,
+            "shards",
+            "entities",
+            "version",
+            "is",
+        )
         output.table(columns, rows)
 
 

@@ -196,6 +196,7 @@ class AdminPages:
             "shards": {name: len(shards) for name, shards in stats.items()},
             "entities": {name: sum(shards.values()) for name, shards in stats.items()},
             "version": member.version,
+            "zone": member.zone,
             "service": member.service.value,
             "oldest": oldest is not None and member.node == oldest.node,
             "leader": member.node == view.leader,

@@ -75,6 +75,9 @@ class NodeSettings:
         choices=("auto", "manual"),
     )
     roles: tuple[str, ...] = names("roles of this node; types and minimums may require one")
+    zone: str = text(
+        "", "where this node runs, such as a rack; the instances of an entity spread over zones"
+    )
     proxies: tuple[str, ...] = names(
         "entity types that this node does not host and only sends to; * is all types"
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ipaddress import ip_address
 
+from shardbus.bounds import ID_CHARACTERS_MAX
 from shardbus.config.settings import (
     ClusterSettings,
     HttpSettings,
@@ -36,6 +37,11 @@ def check(settings: Settings) -> None:
     detector, downing = cluster.failure_detector, cluster.downing
     if node.port == node.gossip_port:
         raise ConfigError(f"node.port and node.gossip_port are both {node.port}")
+    if len(node.zone) > ID_CHARACTERS_MAX or not node.zone.isprintable():
+        raise ConfigError(
+            f"node.zone is {node.zone!r:.60}, of {len(node.zone)} characters",
+            hint=f"a zone has at most {ID_CHARACTERS_MAX} printable characters",
+        )
     if node.port == 65535 and not node.gossip_port:
         raise ConfigError(
             "node.port is 65535, so there is no port + 1", hint="set node.gossip_port"

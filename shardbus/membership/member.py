@@ -125,6 +125,8 @@ class Member:
     """Number of changes of `service`."""
     yields: int = 0
     """Number of times the member gave up its place in the order of age and became the youngest."""
+    zone: str = ""
+    """Where it runs, as the operator names it; empty if that is not known."""
 
     def moved(self, status: Status, up_number: int | None = None) -> Member:
         """Return this member in its next status.

@@ -271,6 +271,7 @@ class Node:
             http=http,
             roles=tuple(settings.roles),
             version=settings.version,
+            zone=settings.zone,
         )
         shared = fingerprint(self.settings.cluster)
         kind = shared["store.url"] = family(self.settings.store.url)
@@ -390,6 +391,9 @@ class Node:
         for node in before:
             if node not in alive and node != self.me:
                 self.session_loss.member_gone(node, died=self._died(node))
+        zones = {member.node: member.zone for member in view.members if member.zone}
+        for region in self.regions.values():
+            region.set_zones(zones)
         for singleton in self.singletons.values():
             singleton.update(view)
         ready = view.status is Status.READY_FOR_SHUTDOWN and view.converged

@@ -103,7 +103,8 @@ class InstanceRouter(Router):
         self.sender_name = ""
         self.here: NodeId | None = None
         self.zone = ""
-        self.zones: Callable[[], Mapping[NodeId, str]] = dict
+        """The zone of this node; empty if it has none, or in a client."""
+        self._zones: Mapping[NodeId, str] = {}
         self.rtts: Callable[[], Mapping[NodeId, float]] = dict
         self.open_asks = OpenAsks()
         """Asks without an answer, and how long answers took; kept for `least-busy` only."""
@@ -193,7 +194,7 @@ class InstanceRouter(Router):
                     self._loop.call_soon(self._watch)
                 self._unwatched.append(row)
         del rows.routes[self.count :]
-        zones, rtts = self.zones(), self.rtts()
+        zones, rtts = self._zones, self.rtts()
         ready: list[int] = []
         distances: list[float] = []
         for k, route in enumerate(rows.routes, 1):
@@ -207,6 +208,13 @@ class InstanceRouter(Router):
         rows, self._unwatched = tuple(self._unwatched), []
         if self.refused is None:
             self.handle(events.Watch(rows))
+
+    def set_zones(self, zones: Mapping[NodeId, str]) -> None:
+        """Use these zones of the members that have one."""
+        if zones != self._zones:
+            self._zones = zones
+            self.zone = zones.get(self.here, "") if self.here is not None else ""
+            self.stale()
 
     def stale(self) -> None:
         """Compute anew which instances are near: members or zones have changed."""

@@ -132,7 +132,7 @@ class MembersChanged:
     A node that was among them and is no longer has terminated. `unfit` are those that take no new
     shards: leaving, cordoned, draining. `draining` are the unfit that must give their shards away.
     `unsettled`: a member is unreachable or joining, so nothing is rebalanced. `versions` are those
-    of the application on the nodes that may host.
+    of the application on the nodes that may host. `zones` are those of the nodes that have one.
     """
 
     live: tuple[NodeId, ...]
@@ -140,6 +140,7 @@ class MembersChanged:
     unsettled: bool = False
     draining: tuple[NodeId, ...] = ()
     versions: Mapping[NodeId, str] = field(default_factory=dict)
+    zones: Mapping[NodeId, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from shardbus.entities.supervision import StateLoader
 from shardbus.errors import ConfigError, Refused, Unhandled, UnknownEntityType
 from shardbus.ids import NodeId
 from shardbus.routing.instance_refs import AnySender
+from shardbus.routing.instance_router import InstanceRouter
 from shardbus.routing.instance_sender import sender_of
 from shardbus.routing.paths import ancestors
 from shardbus.routing.pending_message import PendingMessage
@@ -190,6 +191,11 @@ class RegionShell:
             of_parent = within.router if within is not None else None
             self.router = NodeRouter(interface, region, self, loop, clock, of_parent)
             self.sender = self.router
+
+    def set_zones(self, zones: Mapping[NodeId, str]) -> None:
+        """Use these zones of the members that have one, to find the nearest instance."""
+        if isinstance(self.router, InstanceRouter):
+            self.router.set_zones(zones)
 
     @property
     def coordinator(self) -> NodeId | None:

@@ -127,7 +127,8 @@ class SingletonShell:
         arriving = any(m.status in (Status.JOINING, Status.WEAKLY_UP) for m in view.members)
         unsettled = bool(view.unreachable) or arriving
         versions = {m.node: m.version for m in view.members if m.has_role(region.settings.role)}
-        members = events.MembersChanged(live, unfit, unsettled, draining, versions)
+        zones = {m.node: m.zone for m in view.members if m.zone}
+        members = events.MembersChanged(live, unfit, unsettled, draining, versions, zones)
         if view.stopping:
             self.coordinator.freeze()
         else:

@@ -61,6 +61,7 @@ class WireMember(Struct, array_like=True, forbid_unknown_fields=True):
     service: Annotated[int, Meta(ge=0, le=2)] = 0
     service_version: Version = 0
     yields: Version = 0
+    zone: Name = ""
 
 
 class WireRow(Struct, array_like=True, forbid_unknown_fields=True):
@@ -163,6 +164,7 @@ def wire_member(member: Member) -> WireMember:
         SERVICES.index(member.service),
         member.service_version,
         member.yields,
+        member.zone,
     )
 
 
@@ -179,6 +181,7 @@ def member_of(node: NodeId, wire: WireMember) -> Member:
         SERVICES[wire.service],
         wire.service_version,
         wire.yields,
+        wire.zone,
     )
 
 

@@ -180,7 +180,7 @@ def _control(data: bytes) -> None:
 def _gossip_state() -> Gossip:
     nodes = [NodeId(f"n{i}", 7000 + i, i) for i in range(1, 6)]
     members = {n: Member(n, n.port + 1, "127.0.0.1:1", ("hot",), "1") for n in nodes[:4]}
-    members[nodes[0]] = Member(nodes[0], 7002, "", (), "1", Status.UP, 1)
+    members[nodes[0]] = Member(nodes[0], 7002, "", (), "1", Status.UP, 1, zone="west")
     rows = {nodes[0]: ObserverRow(2, {nodes[1]: Flag.UNREACHABLE})}
     return Gossip(
         members=members,

@@ -20,6 +20,7 @@ from shardbus import (
     ShardBus,
     handler,
 )
+from shardbus.admin.pages import AdminPages
 from shardbus.ids import shard_of
 from shardbus.node.node import Node
 from shardbus.routing.instance_router import InstanceRouter
@@ -328,3 +329,31 @@ async def test_the_example_of_a_price_cache(
     *shown, computed = capsys.readouterr().out.split("\n")[:3]
     assert shown == ["300 300", "300"]
     assert computed in ("2 computed", "1 computed")
+
+
+async def test_S3_47_every_node_knows_the_zones_and_instances_spread_over_them(
+    nodes: Nodes,
+) -> None:
+    bus, quote = application(instances=2)
+    started = []
+    for zone in ("west", "west", "east"):
+        nodes.own["zone"] = zone
+        started.append(await nodes.start(bus))
+    await nodes.agree(3)
+    client = await nodes.client()
+    for n in range(8):
+        await client.ref(quote, f"q{n}").who()
+    east = started[2]
+
+    def spread() -> bool:
+        rows = [set(node.regions["quote"].host.shards) for node in started]
+        here = {row.partition("~")[0] for row in rows[2]}
+        return len(rows[2]) == len(here) == 4 and len(rows[0]) + len(rows[1]) == 4
+
+    await until(spread, "one instance of each shard in each zone")
+    for node in started:
+        page = await AdminPages(node).nodes()
+        assert sorted(row["zone"] for row in page["nodes"]) == ["east", "west", "west"]
+    router: Any = east.regions["quote"].router
+    assert router.zone == "east"
+    assert router._zones == {node.me: node.settings.node.zone for node in started}

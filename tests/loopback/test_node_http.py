@@ -90,6 +90,7 @@ async def test_the_nodes(nodes: Nodes) -> None:
             "shards": {"counter": len(host.shards)},
             "entities": {"counter": host.entities},
             "version": "0.0.0",
+            "zone": "",
             "oldest": node is pair[0],
             "leader": node.me == min(n.me for n in pair),
         }

@@ -178,6 +178,8 @@ class Coordinator:
                 self._on_message(sender, message, now)
             case ev.MembersChanged():
                 self._registry.update(event)
+                if isinstance(planner := self.rebalancing.planner, DistinctRows):
+                    planner.zones = event.zones
                 self._check_balance_at(now + COALESCE_S)
                 self._end_dead_nodes(now)
             case ev.Persisted(op_id):
@@ -485,7 +487,7 @@ class Coordinator:
                 there = Home(move.shard, move.target, table.homes[move.shard].fence)
                 events += [ShardHomeDeallocated(move.shard), ShardHomeAllocated(there)]
         table = table.updated_all(events)
-        return self.rebalancing.strategy.allocate(table, {}, [home.shard], nodes)[home.shard]
+        return self.rebalancing.planner.allocate(table, {}, [home.shard], nodes).get(home.shard)
 
     def _on_freed(self, handoff: Handoff) -> None:
         """Get a new home for a shard that stopped, unless an operator stopped it or no region may

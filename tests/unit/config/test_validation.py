@@ -61,6 +61,13 @@ def test_the_derived_suspension_is_in_time_under_each_strategy(stable, strategy)
     assert cluster.suspended_within <= cluster.downing.stable_after
 
 
+@pytest.mark.parametrize("zone", ["x" * 257, "a\nb"], ids=["long", "two lines"])
+def test_a_zone_that_gossip_cannot_carry_is_refused(zone):
+    check(Settings(node=NodeSettings(zone="rack 7, west")))
+    with pytest.raises(ConfigError, match=r"node\.zone is"):
+        check(Settings(node=NodeSettings(zone=zone)))
+
+
 def test_the_longest_and_the_shortest_suspension_are_taken():
     for seconds in ("200ms", "4400ms"):
         load(from_assignments([f"cluster.suspend_after={seconds}"]))

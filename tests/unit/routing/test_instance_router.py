@@ -87,6 +87,24 @@ async def test_a_wire_id_belongs_to_a_row_of_its_entitys_shard() -> None:
         router.rows_of("x" * 254)
 
 
+async def test_S3_47_nearest_prefers_the_own_zone_also_if_it_is_known_late() -> None:
+    router, owner = router_on()
+    sender = InstanceSender(router, Choice("nearest"))
+    home(router, 2, B, 1)
+    home(router, 3, C, 2)
+    for zones in ({}, {A: "west", B: "west", C: "east"}, {A: "east", B: "west", C: "east"}):
+        for out in owner.outs.values():
+            out.sent.clear()
+        router.set_zones(zones)
+        sender.tell(sender.key("note"), "x", b"")
+        if zones:
+            near = B if zones[A] == "west" else C
+            assert [node for node, out in owner.outs.items() if out.sent] == [near]
+    client, _ = router_on(here=None)
+    client.set_zones({A: "west"})
+    assert client.zone == ""
+
+
 async def test_a_sender_goes_to_its_own_instance_and_to_another_while_it_moves() -> None:
     router, owner = router_on()
     sender = InstanceSender(router, Choice("nearest"))

@@ -20,7 +20,9 @@ from shardbus.wire.gossip import BODY_MAX, COMPRESSED, FORMAT, decode, encode, k
 from tests.unit.membership.test_gossip import A, B, arbitrary, histories
 
 GREETING = m.Greeting("shop", 1, {"shards": "100"})
-MEMBER = Member(NodeId("::1", 65535, 2**64 - 1), 1, "h:1", ("a", "b"), "1.0", Status.WEAKLY_UP, 3)
+MEMBER = Member(
+    NodeId("::1", 65535, 2**64 - 1), 1, "h:1", ("a", "b"), "1.0", Status.WEAKLY_UP, 3, zone="ü"
+)
 MESSAGES: list[m.Message] = [
     m.InitJoin(GREETING),
     m.InitAck(GREETING),

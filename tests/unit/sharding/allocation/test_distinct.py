@@ -12,7 +12,12 @@ from shardbus.sharding.allocation.distinct import DistinctRows, nodes_by_shard
 from shardbus.sharding.allocation.strategies import LeastShard, Move
 from shardbus.sharding.instances import row_of, split_row
 from shardbus.sharding.messages import Home
-from shardbus.sharding.table import RegionRegistered, ShardHomeAllocated, ShardTable
+from shardbus.sharding.table import (
+    RegionRegistered,
+    ShardHomeAllocated,
+    ShardHomeDeallocated,
+    ShardTable,
+)
 
 NODES = [NodeId("10.0.0.1", port, port) for port in range(1, 8)]
 
@@ -48,6 +53,95 @@ def test_a_row_of_a_dead_node_goes_where_no_other_row_of_its_shard_is() -> None:
     table = table_of([a, b, c], {"1~1": a, "1~2": b, "2~1": c})
     assert DistinctRows(LeastShard()).allocate(table, {}, ["1~3"], [a, b, c]) == {"1~3": c}
     assert DistinctRows(LeastShard()).allocate(table, {}, ["1~3"], [a, b]) == {}
+
+
+# Zones
+
+
+def zoned(nodes: list[NodeId], names: str) -> dict[NodeId, str]:
+    """Give the nodes these zones, a letter each; a dot is none."""
+    return {node: name for node, name in zip(nodes, names, strict=True) if name != "."}
+
+
+def zones_of(homes: dict[str, NodeId], zones: dict[NodeId, str]) -> dict[str, Counter[object]]:
+    """The zones of the rows of each shard."""
+    found: dict[str, Counter[object]] = {}
+    for row, node in homes.items():
+        found.setdefault(split_row(row)[0], Counter())[zones.get(node) or node] += 1
+    return found
+
+
+@given(st.text("abc.", min_size=1, max_size=7), st.integers(1, 5), st.integers(1, 12))
+def test_S3_47_rows_lie_in_as_many_zones_as_there_are(names: str, count: int, shards: int) -> None:
+    live = NODES[: len(names)]
+    zones = zoned(live, names)
+    strategy = DistinctRows(LeastShard(), zones)
+    homes = strategy.allocate(table_of(live, {}), {}, rows(shards, count), live)
+    there = len({zones.get(node) or node for node in live})
+    for found in zones_of(homes, zones).values():
+        assert len(found) == min(count, there)
+    assert len(set(homes.items())) == shards * min(count, len(live))
+    used = Counter((split_row(row)[0], node) for row, node in homes.items())
+    assert max(used.values()) == 1
+
+
+def test_without_zones_nothing_changes() -> None:
+    wanted = rows(64, 3)
+    plain = DistinctRows(LeastShard()).allocate(table_of(NODES[:5], {}), {}, wanted, NODES[:5])
+    assert plain == DistinctRows(LeastShard(), {}).allocate(
+        table_of(NODES[:5], {}), {}, wanted, NODES[:5]
+    )
+
+
+def settled(strategy: DistinctRows, table: ShardTable, live: list[NodeId]) -> ShardTable:
+    """Carry out plans until there is none."""
+    for _ in range(60):
+        moves = strategy.rebalance(table, live, {})
+        if not moves:
+            return table
+        for move in moves:
+            assert table.homes[move.shard].node == move.source
+            home = Home(move.shard, move.target, table.next_fence)
+            table = table.updated_all([ShardHomeDeallocated(move.shard), ShardHomeAllocated(home)])
+    raise AssertionError("the plans do not come to an end")
+
+
+@given(st.text("abc.", min_size=2, max_size=7), st.integers(1, 6), st.integers(1, 4))
+def test_S3_47_rows_spread_over_zones_that_came_later_and_come_to_rest(
+    names: str, before: int, count: int
+) -> None:
+    live, old = NODES[: len(names)], NODES[: min(before, len(names))]
+    zones = zoned(live, names)
+    count = min(count, len(old))
+    wanted = rows(6, count)
+    first = DistinctRows(LeastShard(), zones).allocate(table_of(old, {}), {}, wanted, old)
+    table = settled(DistinctRows(LeastShard(), zones), table_of(live, first), live)
+    homes = {row: home.node for row, home in table.homes.items()}
+    there = len({zones.get(node) or node for node in live})
+    for found in zones_of(homes, zones).values():
+        assert len(found) == min(count, there)
+    used = Counter((split_row(row)[0], node) for row, node in homes.items())
+    assert max(used.values()) == 1
+
+
+def test_a_move_into_the_zone_of_another_row_is_left_out() -> None:
+    a, b, c, d = NODES[:4]
+    zones = zoned([a, b, c, d], "xyyz")
+    table = table_of([a, b, c, d], {"1~1": a, "1~2": b, "2~1": b, "2~2": d})
+    bad, same, good = Move("1~1", a, c), Move("1~2", b, c), Move("2~1", b, a)
+    strategy = DistinctRows(Wants(bad, same, good), zones)
+    assert strategy.rebalance(table, [a, b, c, d], {}) == [same, good]
+
+
+def test_one_row_of_a_shard_spreads_at_a_time() -> None:
+    a, b, c, d, e = NODES[:5]
+    zones = zoned([a, b, c, d, e], "xxxyz")
+    table = table_of([a, b, c, d, e], {"1~1": a, "1~2": b, "1~3": c})
+    strategy = DistinctRows(Wants(), zones)
+    [move] = strategy.rebalance(table, [a, b, c, d, e], {})
+    assert (move.shard, move.target) == ("1~1", d)
+    assert strategy.rebalance(table, [a, b, c, d, e], {move.shard: move}) == []
+    assert strategy.rebalance(table, [a, b, c], {}) == [], "there is no other zone"
 
 
 class Wants:

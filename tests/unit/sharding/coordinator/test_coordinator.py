@@ -1303,6 +1303,35 @@ def test_S3_48_fewer_nodes_mean_fewer_instances_after_a_while() -> None:
     assert driver.writes[-1].homes["7~2"][0] == C
 
 
+def test_S3_47_rows_go_to_distinct_zones_first() -> None:
+    driver = CoordinatorDriver(instances=Instances(exact=2), live=(A, B, C))
+    driver.handle(ev.MembersChanged((A, B, C), zones={A: "west", B: "west", C: "east"}))
+    driver.register(A, B, C)
+    driver.ask(A, *(f"{shard}~1" for shard in range(6)))
+    found: dict[str, list[NodeId]] = {}
+    for row, home in driver.writes[-1].homes.items():
+        assert home is not None
+        found.setdefault(row[0], []).append(home[0])
+    assert [nodes.count(C) for nodes in found.values()] == [1] * 6
+
+
+def test_a_row_that_is_handed_on_does_not_join_another_of_its_shard() -> None:
+    chosen = ShardingSettings(handoff="forward")
+    driver = CoordinatorDriver(chosen, instances=Instances(exact=2), live=(A, B, C))
+    driver.register(A, B, C)
+    driver.ask(A, *(f"{shard}~1" for shard in range(6)))
+    driver.persisted()
+    homes = driver.coordinator.table.homes
+    for home in homes.values():
+        driver.handle(ev.MessageReceived(home.node, msg.ShardStarted((home,))))
+    driver.handle(ev.MembersChanged((A, B, C), unfit=(B,), draining=(B,)))
+    moves = list(driver.coordinator._direct.in_flight())
+    assert moves, "the shards of B are on their way"
+    for move in moves:
+        shard, instance = move.shard.split("~")
+        assert homes[f"{shard}~{3 - int(instance)}"].node != move.target, move
+
+
 def test_a_row_above_N_that_a_region_reports_stops() -> None:
     driver = pair_of_instances()
     hosted = (Home("7~3", B, FENCE + 9),)
