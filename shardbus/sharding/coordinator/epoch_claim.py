@@ -120,7 +120,9 @@ class EpochClaim:
             case TableLoaded(table), CoordinatorState.LOADING:
                 if table is not None and table.homes and table.layout != self._layout:
                     return self.stop(
-                        f"the stored table has layout {table.layout}, this node has {self._layout}"
+                        f"the stored table has layout {table.layout}, this node has {self._layout}:"
+                        " declare the stored layout, or stop all nodes and run"
+                        " `shardbus data remove TYPE --store URL`"
                     )
                 self._stored = table.epoch if table is not None else 0
                 self.state = CoordinatorState.READY

@@ -188,7 +188,7 @@ class ShardRegion:
             case ev.NodeBack(node):
                 self._routing.on_node_back(node)
             case ev.Shutdown():
-                self._shutdown.begin(now)
+                self._shutdown.begin(now, hosts=self._has_shards())
                 self._set_help(now)
             case _:
                 assert_never(event)
@@ -580,9 +580,12 @@ class ShardRegion:
         here = self._registration.coordinator is not None
         self._shutdown.on_coordinator(here=here, ever=bool(self.epoch), now=now)
 
+    def _has_shards(self) -> bool:
+        """True if the region hosts shards, or forwards messages of those that moved away."""
+        return bool(self._hosted) or self._outgoing.forwards()
+
     def _shut_down(self, now: float) -> None:
-        hosts = bool(self._hosted) or self._outgoing.forwards()
-        step = self._shutdown.step(now, hosts=hosts, proxy=self._proxy)
+        step = self._shutdown.step(now, hosts=self._has_shards(), proxy=self._proxy)
         if step is ShutdownStep.STOP:
             for shard, hosted in self._hosted.items():
                 self._stop(shard, hosted, now)

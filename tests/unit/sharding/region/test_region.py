@@ -546,6 +546,39 @@ def test_a_region_that_never_had_a_coordinator_shuts_down_at_once() -> None:
     assert ev.Drained() in driver.handle(ev.Shutdown())
 
 
+def test_a_region_that_no_coordinator_has_registered_shuts_down_at_once() -> None:
+    driver = RegionDriver(registered=False)
+    driver.handle(ev.CoordinatorAt(C))
+    assert ev.Drained() in driver.handle(ev.Shutdown()), "a shutdown waits for a node that is mute"
+
+
+def test_an_empty_region_waits_half_a_second_for_a_coordinator_that_does_not_answer() -> None:
+    driver = RegionDriver()
+    assert ev.Drained() not in driver.handle(ev.Shutdown())
+    assert ev.Drained() not in driver.wait(0.4)
+    assert ev.Drained() in driver.wait(0.2)
+    effects = driver.receive(msg.HostShard(1, (home(ME, 5),)))
+    assert sent(effects) == [msg.ShardStopped(ME, (home(ME, 5),))]
+
+
+def test_an_empty_region_that_lost_its_coordinator_waits_half_a_second() -> None:
+    driver = RegionDriver()
+    driver.handle(ev.CoordinatorAt(None))
+    driver.handle(ev.Shutdown())
+    assert ev.Drained() in driver.wait(0.6)
+
+
+def test_a_region_with_shards_does_not_end_with_those_that_are_empty() -> None:
+    driver = RegionDriver()
+    driver.host()
+    driver.handle(ev.Shutdown())
+    driver.wait(0.2)
+    driver.receive(msg.HandOff(1, (home(ME, 5),)))
+    assert ev.Drained() not in driver.handle(ev.ShardDown("1")) + driver.wait(1.0), (
+        "another shard may be on its way here"
+    )
+
+
 def test_a_region_that_lost_its_coordinator_waits_before_it_shuts_down_alone() -> None:
     driver = RegionDriver()
     driver.host()
