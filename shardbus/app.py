@@ -87,6 +87,7 @@ class ShardBus:
         instances: int | Instances = 1,
         router: str | None = None,
         within: type | None = None,
+        carry: bool = False,
         **own: object,
     ) -> Callable[[C], C]:
         """Declare a class as an entity type.
@@ -105,14 +106,13 @@ class ShardBus:
             extract_entity_id: message to entity id, for `bus.region(name).tell(message)`; or to
             (entity id, message for the entity), which unwraps an envelope; None for a message that
             it does not know [S2.12].
-            extract_shard_id: entity id to shard id, instead of crc32. Every node and client needs
-            the same function.
+            extract_shard_id: entity id to shard id, instead of crc32; the same in all processes.
             instances: how many instances each entity has, on as many nodes; or an `Instances`,
             which computes it. The coordinator's own declaration rules.
             router: how a sender chooses among the instances: nearest (the default), round-robin,
             random, least-busy, hash, all or first. A sender may choose another by `ref.to`.
-            within: the class of their parents. An entity's id is that of its parent, a slash, and
-            an id of its own. It lives and moves with its parent [S3.4-S3.6].
+            within: the class of their parents, with which they live and move [S3.4-S3.6].
+            carry: entities take what they have in memory along when their shard moves [S3.80].
             own: any sharding setting by its name. `handoff` may also be a `Handoff`.
 
         Raises:
@@ -121,7 +121,7 @@ class ShardBus:
 
         given = EntityOptions(
             messages, supervision, allocation, passivation, stop_message, extract_entity_id,
-            extract_shard_id, instances, router, within, own,
+            extract_shard_id, instances, router, within, carry, own,
         )  # fmt: skip
 
         def decorate(cls: C) -> C:

@@ -28,7 +28,7 @@ from shardbus.entity import Entity, Handler, behaviours_of, current_behaviour
 from shardbus.errors import ConfigError
 from shardbus.ids import check_id
 from shardbus.routing.instance_policies import NEAREST, choice_of
-from shardbus.routing.paths import placed_within
+from shardbus.routing.paths import ancestors, placed_within
 from shardbus.routing.refs import NO_ARGUMENTS, RESERVED, START
 from shardbus.routing.region import layout_of, shard_function
 from shardbus.sharding.allocation.strategies import AllocationStrategy
@@ -63,6 +63,7 @@ class EntityOptions:
     instances: int | Instances
     router: str | None
     within: type | None
+    carry: bool
     own: Mapping[str, Any]
 
 
@@ -87,6 +88,9 @@ def entity_type_of(
     declare_instances(cls, interface, given.instances, given.router, settings)
     if parent is not None:
         interface = placed_within(interface, parent)
+    outermost = interface if parent is None else ancestors(interface)[-1]
+    mode = settings.handoff if parent is None else handoff_of(types[outermost.name])
+    check_carrying(cls, name, given.carry, mode, settings)
     invokers = invokers_of(cls, interface, [*classes_of(name, given.messages), *messages])
     return EntityType(
         cls=cls,
@@ -98,7 +102,52 @@ def entity_type_of(
         strategy=strategy_of(cls, given.allocation),
         behaviours=all_behaviours(cls),
         stop_message=stop_message_of(name, invokers, given.stop_message),
+        carries=given.carry,
     )
+
+
+def handoff_of(kind: EntityType) -> str:
+    """Return the mode of a hand-off that a type declares."""
+    return ShardingSettings().for_type(kind.name, kind.declared).handoff
+
+
+def check_carrying(
+    cls: type, kind: str, carry: object, mode: str, settings: ShardingSettings
+) -> None:
+    """Check that a type may carry what its entities have in memory.
+
+    Raises:
+        ConfigError: its shards move in another mode than `ordered`, it has nothing to carry, or
+            one of the two methods cannot be called.
+    """
+    if carry is False:
+        return
+    if carry is not True:
+        raise ConfigError(f"{kind!r}: carry is {carry!r}, which is not true or false")
+    if mode != "ordered":
+        raise ConfigError(
+            f"{kind!r}: carry needs handoff ordered, not {mode}: only then does the old home hand"
+            " its entities to the new one after they have stopped",
+            hint='declare handoff="ordered"',
+        )
+    if settings.remember:
+        raise ConfigError(
+            f"{kind!r}: carry with remember is not supported: a remembered entity starts by the"
+            " list in the store",
+            hint="declare one of the two",
+        )
+    own = [getattr(cls, name) is not getattr(Entity, name) for name in ("dehydrate", "rehydrate")]
+    if own[0] is not own[1] or not (own[0] or "state" in _annotations(cls)):
+        raise ConfigError(
+            f"{kind!r}: carry needs a state, or both dehydrate and rehydrate",
+            hint="def dehydrate(self) -> bytes, and def rehydrate(self, data: bytes) -> None",
+        )
+    for name in ("dehydrate", "rehydrate"):
+        if is_coroutine_function(getattr(cls, name)):
+            raise ConfigError(
+                f"{cls.__name__}.{name} is async: it would not be awaited",
+                hint=f"write def {name}",
+            )
 
 
 def declared_settings(

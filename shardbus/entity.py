@@ -180,6 +180,17 @@ class Entity:
     async def on_stop(self, reason: StopReason) -> None:
         """Release what the entity holds. Called after the last message."""
 
+    def dehydrate(self) -> bytes:
+        """Return what this entity has in memory, for its next activation at another node. Called
+        after `on_stop`, if its type is declared with `carry=True` and its shard moves [S3.80].
+        `self.state` is carried by itself."""
+        return b""
+
+    def rehydrate(self, data: bytes) -> None:
+        """Take what `dehydrate` returned at the old home. Called before `on_start`, after
+        `self.state` is set; not called if nothing was carried. If it raises, the entity starts
+        without it, from the store."""
+
     async def save(self) -> None:
         """Write `self.state`. Returns when the store has it.
 

@@ -74,6 +74,8 @@ def sample(cls: type, node: NodeId, shard: str = "1") -> object:
         "sender": node,
         "senders": (node,),
         "moves": (messages.ShardMove(home, home._replace(fence=HUGE + 1)),),
+        "move": messages.ShardMove(home, home._replace(fence=HUGE + 1)),
+        "entities": (messages.CarriedEntity("page", "x", None, b"forged"),),
     }
     values |= {"shards": 1} if cls is TypeInfo else {}
     values |= {f.name: f.default for f in fields(cls) if f.name not in values}

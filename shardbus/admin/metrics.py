@@ -88,6 +88,7 @@ class _Collector:
         failures = _counter("entity_failures", "Handlers, starts and stops that raised")
         evicted = _counter("entities_evicted", "Entities passivated because there were too many")
         cut_off = _counter("entities_cut_off", "Entities that did not stop in time")
+        carried = _counter("entities_carried", "Entities that carry what they have", "outcome")
         slow = _counter("slow_handlers", "Handlers that waited or blocked for too long", "how")
         for (name, how), count in sorted(dict(self._node.slow.counts).items()):
             slow.add_metric([name, how], count)
@@ -102,6 +103,8 @@ class _Collector:
             entities.add_metric([name], region.host.entities)
             limit.add_metric([name], region.host.passivator.limit)
             shards.add_metric([name], len(region.host.shards))
+            for outcome, count in sorted(counts.carried.items()):
+                carried.add_metric([name, outcome], count)
             for cause, count in sorted(counts.started.items()):
                 started.add_metric([name, cause], count)
             for reason, count in sorted(counts.stopped.items()):
@@ -127,7 +130,7 @@ class _Collector:
             if coordinator is not None:
                 history = coordinator.history
                 moves.add_metric([name], _buckets(history.moved), history.moved_seconds)
-        ends = [started, stopped, failures, evicted, cut_off, slow]
+        ends = [started, stopped, failures, evicted, cut_off, carried, slow]
         return [*ends, entities, limit, shards, handoffs, notes, waiting, moves]
 
     def _cluster(self) -> Iterable[Metric]:

@@ -90,6 +90,9 @@ class EntityType:
     """The message by which the node asks an entity to stop, ready to be handled; None: it stops
     without one."""
 
+    carries: bool = False
+    """Its entities carry what they have in memory to the next home of their shard."""
+
     @property
     def name(self) -> str:
         return self.interface.name
@@ -101,8 +104,9 @@ class EntityType:
 
     @property
     def plain(self) -> bool:
-        """True if a start does not wait: there is no state to load, and no `on_start`."""
-        return not self.starts and self.state_class is None
+        """True if a start makes the object and does nothing else: there is no state to load, no
+        `on_start`, and nothing is carried."""
+        return not self.starts and self.state_class is None and not self.carries
 
 
 def addressed(invokers: Mapping[str, Invoker], message: object) -> tuple[Invoker, bytes]:

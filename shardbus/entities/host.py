@@ -28,6 +28,7 @@ from shardbus.entities.activation import (
     Message,
     Shard,
 )
+from shardbus.entities.carrying import WAKE_MAX, CarriedStates
 from shardbus.entities.context import Context, InstanceContext
 from shardbus.entities.entity_type import EntityType, StopReason
 from shardbus.entities.gate import SuspensionGate
@@ -37,7 +38,7 @@ from shardbus.entities.remembering import EntityRecovery, EntityRelocation, Reme
 from shardbus.entities.runner import EntityRunner, failure_for_asker
 from shardbus.entities.stopping import Stopper
 from shardbus.entities.supervision import StateLoader
-from shardbus.errors import StaleFence, Unhandled
+from shardbus.errors import ConfigError, StaleFence, Unhandled
 from shardbus.store.protocol import StateStore
 from shardbus.transport.drop_reports import Origin
 from shardbus.wire.batch import Chain
@@ -79,6 +80,10 @@ class Host:
             settings, loop, self.active, self.counts, self._passivate, self.runner.abandoned
         )
         self.shards: dict[str, Shard] = {}
+        self.carrying: CarriedStates | None = None
+        if kind.carries:
+            self.carrying = CarriedStates(kind, self.counts.carried, self._belongs)
+            self.runner.carry(self.carrying)
         self.passes_on = False
         """Messages that a moving shard has not handled go to its next home; else they are
         refused."""
@@ -107,6 +112,28 @@ class Host:
         hosted = self.shards[shard] = Shard(shard, fence)
         if self.remembered is not None:
             self.remembered.open(hosted)
+        if self.carrying is not None and (waiting := self.carrying.waiting(shard, fence)):
+            self.loop.call_soon(self._wake, hosted, waiting)
+
+    def _wake(self, hosted: Shard, waiting: list[str]) -> None:
+        """Start entities that have something to take from the old home, some in each turn."""
+        carrying = self.carrying
+        here = self.shards.get(hosted.shard) is hosted and not hosted.stopping
+        if carrying is None or not here:
+            return
+        self.gate.is_shut()  # `_begin` looks at the last check only
+        for entity_id in waiting[:WAKE_MAX]:
+            waits = carrying.has_for(hosted.shard, entity_id)
+            if waits and self.find(entity_id, hosted.shard) is None:
+                self.activate(hosted, entity_id, "carried")
+        if rest := waiting[WAKE_MAX:]:
+            self.loop.call_soon(self._wake, hosted, rest)
+
+    def _belongs(self, entity_id: str, shard: str) -> bool:
+        try:
+            return self._shard_of(entity_id) == shard
+        except ConfigError:
+            return False
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
         """Set what a shard admits from links: all messages, those from one node, or none."""
@@ -267,6 +294,8 @@ class Host:
         self.deferred.end(activation)
         self.passivator.forget(activation)
         self.stopper.ended(activation)
+        if self.carrying is not None:
+            self.carrying.ended(activation)
         refuses = activation.state is LifeState.REFUSING or activation.refusal is not None
         refuses = refuses or not self._may_return(activation)
         activation.step(LifeStep.ENDS)
@@ -354,12 +383,19 @@ class Host:
 
     async def save(self, activation: Activation, data: bytes | None) -> None:
         """Write the entity's state under its fence. Return once the node is confirmed, too."""
+        if self.carrying is None:
+            await self._save(activation, data)
+        else:
+            with self.carrying.saving(activation):
+                await self._save(activation, data)
+        await self.gate.passed()
+
+    async def _save(self, activation: Activation, data: bytes | None) -> None:
         try:
             await self._keeper.save(self.name, activation.key, activation.shard.fence, data)
         except StaleFence:
             activation.stopping = activation.stopping or StopReason.FAILURE
             raise
-        await self.gate.passed()
 
     async def reassert(self) -> None:
         """Write the fences of the entities in memory, and the lists of remembered entities, into a

@@ -57,6 +57,7 @@ from shardbus.entities.activation import (
     Message,
     StopRequest,
 )
+from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.deferred import DeferredWork
 from shardbus.entities.entity_type import Directive, EntityType, Invoker, StopReason
 from shardbus.entities.gate import SuspensionGate
@@ -181,6 +182,7 @@ class EntityRunner:
         self.deferred = DeferredWork(kind, self, settings.mailbox)
         self._supervisor = Supervisor(kind, settings, keeper, self.deferred.end)
         self.counts = self._supervisor.counts
+        self.carrying: CarriedStates | None = None
         self._finish = finish
         self.running_handlers = RunningHandlers(kind.name, loop, self, self.gate)
         self._eager = self.running_handlers.eager
@@ -190,6 +192,10 @@ class EntityRunner:
     def advance(self, tick: int) -> None:
         """Set the coarse time, in ticks of 50 ms."""
         self.tick = self._supervisor.tick = tick
+
+    def carry(self, carrying: CarriedStates) -> None:
+        """Let entities take what they carried when they start. Called once, before any starts."""
+        self.carrying = self._supervisor.carrying = carrying
 
     # ---- runs
 

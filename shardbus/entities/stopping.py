@@ -141,6 +141,8 @@ class Stopper:
         entity, activation.entity = activation.entity, None
         self._runner.deferred.end(activation)
         if entity is None or not self._kind.stops:
+            if entity is not None and self._runner.carrying is not None:
+                self._runner.carrying.freeze(activation, entity)
             self._gone(activation)
             return
         activation.step(LifeStep.STOPS)
@@ -165,6 +167,9 @@ class Stopper:
         except Exception:
             self._runner.counts.failures += 1
             log.exception("on_stop of %s %r failed", self._kind.name, activation.key)
+        else:
+            if self._runner.carrying is not None:
+                self._runner.carrying.freeze(activation, entity)
 
     def ended(self, activation: Activation) -> None:
         """Forget the deadline of an entity that has left memory."""

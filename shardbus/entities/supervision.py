@@ -1,6 +1,7 @@
 """Supervision: starting an entity, and what happens when a start or a handler fails.
 
-A start makes the object, loads its state and runs `on_start`. A start that fails is tried again
+A start makes the object, loads its state, or takes what it carried from the old home of its shard
+(`carrying`), and runs `on_start`. A start that fails is tried again
 while the entity is wanted, the first time at once, then with a doubling backoff; messages wait:
 
     it fails ──> the directive is `stop` ──> it ends, and the messages that wait are refused
@@ -40,6 +41,7 @@ from typing import Any, Protocol
 from shardbus.backoff import doubling
 from shardbus.config.settings import ShardingSettings
 from shardbus.entities.activation import MOVES, Activation, LifeState, LifeStep
+from shardbus.entities.carrying import CarriedStates
 from shardbus.entities.entity_type import Directive, EntityType, StopReason
 from shardbus.errors import StaleFence, StoreError, StoreUnavailable
 from shardbus.transport.drop_reports import Origin, is_session_mark
@@ -62,10 +64,21 @@ class StateLoader(Protocol):
 class EntityCounts:
     """Counts of messages and entities, for metrics."""
 
-    __slots__ = ("accepted", "cut_off", "dropped", "failures", "report_drop", "started", "stopped")
+    __slots__ = (
+        "accepted",
+        "carried",
+        "cut_off",
+        "dropped",
+        "failures",
+        "report_drop",
+        "started",
+        "stopped",
+    )
 
     def __init__(self) -> None:
         self.accepted = 0
+        self.carried: dict[str, int] = {}
+        """By outcome: entities that were to carry what they have in memory."""
         self.cut_off = 0
         self.failures = 0
         self.dropped: dict[str, int] = {}
@@ -128,6 +141,8 @@ class Supervisor:
         self.tick = 0
         self._kind, self._settings, self._keeper = kind, settings, keeper
         self._end_work = end_work
+        self.carrying: CarriedStates | None = None
+        """What entities carry, of a type that does."""
 
     async def start(self, activation: Activation) -> None:
         """Construct, load the state, run `on_start`; again after a backoff while that fails."""
@@ -136,9 +151,7 @@ class Supervisor:
             if backoff:
                 await self._pause(activation, backoff)
             try:
-                self.construct(activation)
-                if self._kind.state_class is not None:
-                    await self._load(activation)
+                await self._prepare(activation)
                 if self._kind.starts:
                     await activation.entity.on_start()
             except Exception as e:  # StaleFence too: the region learns that the shard has moved
@@ -146,6 +159,8 @@ class Supervisor:
                     return
             else:
                 activation.failures = 0
+                if self.carrying is not None:
+                    self.carrying.forget(activation)
                 ended = _stopped_itself(activation)
                 activation.step(LifeStep.REFUSES if ended else LifeStep.STARTED)
                 return
@@ -230,6 +245,17 @@ class Supervisor:
         entity.context = activation
         entity.__init__()
         activation.entity = entity
+
+    async def _prepare(self, activation: Activation) -> None:
+        """Make the object, and give it what it carried from another node, else its stored
+        state."""
+        self.construct(activation)
+        if self.carrying is not None and self.carrying.has(activation):
+            if self.carrying.restore(activation):
+                return
+            self.construct(activation)
+        if self._kind.state_class is not None:
+            await self._load(activation)
 
     async def _load(self, activation: Activation) -> None:
         read, cls = self._kind.read_state, self._kind.state_class

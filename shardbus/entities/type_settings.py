@@ -65,6 +65,7 @@ def _settings_within(
             f"{name!r} remembers its entities, and {parent!r}, within which it lives, does not",
             hint=f"set remember for {parent}: only then do its shards start without a message",
         )
+    _check_carrying(name, kind, chosen)
     chosen = replace(chosen, **{key: getattr(table, key) for key in TABLE_SETTINGS})
     state = kind.state_class is not None
     check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
@@ -80,6 +81,7 @@ def _settings_of(name: str, kind: EntityType, settings: Settings) -> ShardingSet
             hint="declare it in the class, for clients compute shards too",
         )
     check_remembering(name, chosen, kind.interface.instances)
+    _check_carrying(name, kind, chosen)
     state = kind.state_class is not None
     check_mode(name, chosen.handoff, state=state, remember=chosen.remember)
     check_leases(name, chosen, settings.store)
@@ -102,6 +104,17 @@ def check_remembering(name: str, chosen: ShardingSettings, instances: Instances 
         raise ConfigError(
             f"{name!r}: remember with instances is not supported",
             hint="an instance starts with the first message for it",
+        )
+
+
+def _check_carrying(name: str, kind: EntityType, chosen: ShardingSettings) -> None:
+    """Refuse settings that remember the entities of a type that carries. Another mode than
+    `ordered` is no error: then nothing is carried."""
+    if kind.carries and chosen.remember:
+        raise ConfigError(
+            f"{name!r}: carry with remember is not supported: a remembered entity starts by the"
+            " list in the store",
+            hint=f"set sharding.types.{name}.remember = off",
         )
 
 

@@ -26,6 +26,7 @@ from shardbus.errors import BufferFull
 from shardbus.ids import NodeId, check_id, shard_number, shard_of
 from shardbus.routing.pending_message import BufferedAsks, PendingMessage, Refusal, rejection
 from shardbus.sharding import events
+from shardbus.sharding.messages import CarriedEntity
 from shardbus.sharding.region.region import ShardRegion
 from shardbus.sharding.region.route import REJECT_EXPIRED, BufferedMessage
 from shardbus.transport.asks import CoarseClock, Failure, Key, Unsent
@@ -354,11 +355,14 @@ class Router:
             self.buffered_asks.add(pending)
         self.handle(events.NodeGone(node, tuple((one.shard, one) for one in left)))
 
-    def stopped(self, shard: str, left: list[PendingMessage]) -> None:
-        """Handle the stop of a shard here; `left` are the messages that were not handled."""
+    def stopped(
+        self, shard: str, left: list[PendingMessage], carried: tuple[CarriedEntity, ...] = ()
+    ) -> None:
+        """Handle the stop of a shard here; `left` are the messages that were not handled, `carried`
+        is what its entities had in memory."""
         for pending in left:
             self.buffered_asks.add(pending)
-        self.handle(events.ShardDown(shard, tuple(left)))
+        self.handle(events.ShardDown(shard, tuple(left), carried))
 
     def _pending(self, unsent: Unsent) -> PendingMessage:
         key, shard, entity_id, payload, hops, waiting, chain, via = unsent

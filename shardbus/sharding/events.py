@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 
 from shardbus.ids import NodeId
 from shardbus.sharding import messages as msg
+from shardbus.sharding.messages import CarriedEntity
 from shardbus.sharding.overrides import Overrides
 from shardbus.sharding.region.route import BufferedMessage, Returned
 from shardbus.store.protocol import StoredTable
@@ -291,10 +292,12 @@ class ShardReady:
 @dataclass(frozen=True, slots=True)
 class ShardDown:
     """No entity of the shard runs here. Answer to StopShard, or unasked after a failure. `left` is
-    what its entities have not handled, in order; it is older than anything that waits."""
+    what its entities have not handled, in order; it is older than anything that waits. `carried`
+    is what they had in memory."""
 
     shard: str
     left: tuple[BufferedMessage, ...] = ()
+    carried: tuple[CarriedEntity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,10 +387,12 @@ class SendFlush:
 
 @dataclass(frozen=True, slots=True)
 class StartShard:
-    """Start the shard; its entities have this fence. Answer: ShardReady."""
+    """Start the shard; its entities have this fence. `carried` is what they had in memory at the
+    old home. Answer: ShardReady."""
 
     shard: str
     fence: int
+    carried: tuple[CarriedEntity, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

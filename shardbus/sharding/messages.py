@@ -27,6 +27,7 @@ Messages of a direct move (`coordinator/direct_moves`):
     coordinator  BeginMove ─────────────> the old home
     old home     PrepareMove ───────────> the new home
     new home     MovePrepared ──────────> the old home
+    old home     Carry ─────────────────> the new home   what its entities carry, if they do
     old home     Switch ────────────────> the new home   its entities have stopped
     old home     ShardMoved ────────────> coordinator    or MoveRefused, with MoveCancelled to the
     coordinator  HomesMoved ────────────> every sender   new home
@@ -256,9 +257,10 @@ class PrepareMove:
 @dataclass(frozen=True, slots=True)
 class MovePrepared:
     """The receiver of PrepareMove is ready to take these shards. Answer: Switch, or
-    MoveCancelled."""
+    MoveCancelled. `carries`: the sender takes Carry; an older one does not."""
 
     moves: ShardMoves
+    carries: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +268,38 @@ class MoveCancelled:
     """The old home keeps these shards."""
 
     moves: ShardMoves
+
+
+CARRIED_MAX = 4096
+"""Entities, at most, of one Carry."""
+CARRIED_BYTES_MAX = 2**20
+"""Bytes, at most, that one entity carries, and that one Carry has in all."""
+
+CarriedBytes = Annotated[bytes, Meta(max_length=CARRIED_BYTES_MAX)]
+
+
+class CarriedEntity(NamedTuple):
+    """What one entity had in memory when it stopped: the encoded value of its state, if its type
+    has one, and what its `dehydrate` returned."""
+
+    kind: Id
+    id: Id
+    state: CarriedBytes | None
+    data: CarriedBytes
+
+    @property
+    def size(self) -> int:
+        """Bytes that it carries."""
+        return len(self.data) + len(self.state or b"")
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """What entities of a shard have in memory, which have stopped at the old home for this move.
+    Precedes Switch on the same session. No answer: what is lost is loaded from the store."""
+
+    move: ShardMove
+    entities: Annotated[tuple[CarriedEntity, ...], Meta(max_length=CARRIED_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +365,8 @@ Message = (
     Register | RegisterAck | RegisterRefused | GetShardHome | Wait | ShardHomes | HostShard
     | ShardStarted | BeginHandOff | BeginHandOffAck | HandOff | ShardStopped | PassOn
     | ShardLoads | GracefulShutdownRequest | RegionStopped | InstanceCount
-    | BeginMove | PrepareMove | MovePrepared | MoveCancelled | Switch | ShardMoved | MoveRefused
+    | BeginMove | PrepareMove | MovePrepared | MoveCancelled | Carry | Switch | ShardMoved
+    | MoveRefused
     | HomesMoved | MoveAck | AckWanted | MoveComplete
 )  # fmt: skip
 
@@ -339,5 +374,6 @@ MESSAGES: tuple[type, ...] = (
     Register, RegisterAck, RegisterRefused, GetShardHome, Wait, ShardHomes, HostShard, ShardStarted,
     BeginHandOff, BeginHandOffAck, HandOff, ShardStopped, PassOn, ShardLoads,
     GracefulShutdownRequest, RegionStopped, InstanceCount, BeginMove, PrepareMove, MovePrepared,
-    MoveCancelled, Switch, ShardMoved, MoveRefused, HomesMoved, MoveAck, AckWanted, MoveComplete,
+    MoveCancelled, Carry, Switch, ShardMoved, MoveRefused, HomesMoved, MoveAck, AckWanted,
+    MoveComplete,
 )  # fmt: skip

@@ -444,7 +444,9 @@ class RegionShell:
                 self._node.send(to, self.name, message)
             case events.SetArrivals(shard=shard, local=local, via=via):
                 self.shard_hosts.set_arrivals(shard, local, via)
-            case events.StartShard(shard=shard, fence=fence):
+            case events.StartShard(shard=shard, fence=fence, carried=carried):
+                if carried:
+                    self.shard_hosts.carry_in(shard, fence, carried)
                 self.shard_leases.start(shard, fence)
             case events.StopShard(shard=shard):
                 if not self._stopping:
@@ -480,7 +482,7 @@ class RegionShell:
                 for one in (self, *self.inner)
                 for entity_id, message in one.host.take_left(shard)
             ]
-            self.router.stopped(shard, left)
+            self.router.stopped(shard, left, self.shard_hosts.carry_out(shard))
         elif not self.host.shards and not self._stopped_here.done():
             self._stopped_here.set_result(None)
 

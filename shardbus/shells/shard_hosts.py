@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from shardbus.entities.entity_type import StopReason
 from shardbus.entities.host import Host
+from shardbus.sharding.messages import CarriedEntity
 
 
 @dataclass(slots=True)
@@ -63,6 +64,18 @@ class ShardHosts:
         """Host a shard, as `Host.start_shard`."""
         for host in self:
             host.start_shard(shard, fence)
+
+    def carry_in(self, shard: str, fence: int, carried: tuple[CarriedEntity, ...]) -> None:
+        """Keep what entities of a shard carry for their start; the shard starts next."""
+        for host in self:
+            if host.carrying is not None:
+                mine = [entity for entity in carried if entity.kind == host.name]
+                host.carrying.put(shard, fence, mine)
+
+    def carry_out(self, shard: str) -> tuple[CarriedEntity, ...]:
+        """Return, once, what the entities of a shard that has stopped had in memory."""
+        carrying = (host.carrying for host in self if host.carrying is not None)
+        return tuple(entity for one in carrying for entity in one.take(shard))
 
     def set_arrivals(self, shard: str, local: bool, via: object | None) -> None:
         """Set what a shard admits, as `Host.set_arrivals`."""

@@ -170,6 +170,7 @@ BETWEEN_REGIONS: frozenset[type] = frozenset(
         messages.PrepareMove,
         messages.MovePrepared,
         messages.MoveCancelled,
+        messages.Carry,
         messages.Switch,
         messages.MoveAck,
         messages.AckWanted,

@@ -103,6 +103,8 @@ class Stage(Net):
                 return f"Wait {' '.join('s' + shard for shard in shards)}: {reason}"
             case msg.MoveAck(sender, moves):
                 return f"MoveAck of {self.names[sender]} {self.moves(moves)}"
+            case msg.Carry(move, entities):
+                return f"Carry of {len(entities)} entities {self.moves((move,))}"
             case (
                 msg.BeginMove() | msg.PrepareMove() | msg.MovePrepared() | msg.MoveCancelled()
                 | msg.Switch() | msg.ShardMoved() | msg.MoveRefused() | msg.HomesMoved()

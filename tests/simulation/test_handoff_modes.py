@@ -15,14 +15,16 @@ NAMED = ("ordered", "forward", "drop")
 
 def check(mode: str, seeds: range, seconds: float) -> None:
     """Simulate these seeds; shards must have moved."""
-    moves = 0
+    moves = carried = 0
     for seed in seeds:
         load = draw_node_options(seed, None, seconds, None, "thin", False, mode)
         assert load.command().endswith(f"--handoff {mode}")
         outcome = simulate_nodes(load)
         assert not outcome.broken, outcome.report()
         moves += outcome.counts["moves"]
+        carried += outcome.counts["carried"]
     assert moves > 0
+    assert carried > 0 or mode != "ordered"
 
 
 @pytest.mark.parametrize("mode", NAMED)

@@ -24,6 +24,10 @@ the region notes `ack_given_up`: from then on the order of that sender is not gu
 old home is gone, nothing more can come from it, and every buffer opens. If it is gone before
 Switch, only the coordinator's HostShard starts the shard.
 
+What the entities had in memory at the old home comes before Switch, and goes to the shard's start.
+What comes later, or exceeds `CARRY_MAX` bytes, is refused, and noted: those entities start from the
+store.
+
 What is kept counts in the region's buffer, and is refused above its bound.
 
 Source: S3.59, S3.60, S3.63, S3.64, S3.68, S3.69, S3.75; docs/partitions.md.
@@ -39,7 +43,7 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.handoff_modes import HandoffMode
-from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
 from shardbus.sharding.region.outgoing_moves import mode_of
 from shardbus.sharding.region.route import REJECT_BUFFER_FULL, BufferedMessage
 from shardbus.sharding.region.routing import FLUSH_PATIENCE_S, Routing
@@ -48,6 +52,10 @@ from shardbus.sharding.timers import Timers
 ACK_PATIENCE_S = FLUSH_PATIENCE_S
 """Seconds after which the messages of a sender without a MoveAck are handled: as long as a sender
 waits for the echo of a Flush."""
+
+
+CARRY_MAX = 2**26
+"""Bytes, at most, that the shards of one type carry to this node before they start."""
 
 
 @dataclass(slots=True)
@@ -62,6 +70,8 @@ class IncomingMove:
     """What the old home sent before the shard ran."""
     others: list[BufferedMessage] = field(default_factory=list)
     """What came from others before the shard ran."""
+    carried: tuple[CarriedEntity, ...] = ()
+    """What entities had in memory at the old home."""
     switched: bool = False
     runs: bool = False
     until: float = 0.0
@@ -72,7 +82,7 @@ class IncomingMoves:
     """The shards that this node takes over. Effects are appended to `out`.
 
     Args:
-        start: starts a shard on this node; `on_running` follows.
+        start: starts a shard on this node, with what its entities carry; `on_running` follows.
         drop: forgets a shard that was prepared and has not started.
     """
 
@@ -86,7 +96,7 @@ class IncomingMoves:
         settings: ShardingSettings,
         routing: Routing,
         out: list[ev.RegionEffect],
-        start: Callable[[str], None],
+        start: Callable[[str, tuple[CarriedEntity, ...]], None],
         drop: Callable[[str], None],
     ) -> None:
         self._me, self._routing, self._out = me, routing, out
@@ -123,7 +133,19 @@ class IncomingMoves:
         }
         self._moves[move.new.shard] = IncomingMove(move, mode, gates)
         self._timers.set(move.new.shard, now + self._retry)
-        self._out.append(ev.Send(move.old.node, msg.MovePrepared((move,))))
+        self._out.append(ev.Send(move.old.node, msg.MovePrepared((move,), carries=True)))
+
+    def on_carried(self, move: ShardMove, entities: tuple[CarriedEntity, ...]) -> None:
+        """Keep what entities had in memory at the old home, until their shard starts."""
+        one = self._moves.get(move.new.shard)
+        if one is None or one.move != move or one.switched:
+            self._out.append(ev.Note("carry_refused", f"shard {move.new.shard}: it comes too late"))
+            return
+        kept = sum(entity.size for other in self._moves.values() for entity in other.carried)
+        if kept + sum(entity.size for entity in entities) > CARRY_MAX:
+            self._out.append(ev.Note("carry_refused", f"shard {move.new.shard}: above {CARRY_MAX}"))
+            return
+        one.carried += entities
 
     def on_switch(self, move: ShardMove) -> None:
         """Start the shard: it has stopped at its old home."""
@@ -143,7 +165,8 @@ class IncomingMoves:
     def _go(self, one: IncomingMove) -> None:
         if not one.switched:
             one.switched = True
-            self._start(one.move.new.shard)
+            carried, one.carried = one.carried, ()
+            self._start(one.move.new.shard, carried)
 
     def on_running(self, shard: str, now: float) -> bool:
         """Let in what waits, in order. False if the shard does not come by a direct move."""
@@ -233,7 +256,8 @@ class IncomingMoves:
         for shard in self._timers.due(now):
             one = self._moves[shard]
             if not one.switched:
-                self._out.append(ev.Send(one.move.old.node, msg.MovePrepared((one.move,))))
+                again = msg.MovePrepared((one.move,), carries=True)
+                self._out.append(ev.Send(one.move.old.node, again))
             elif one.runs and now >= one.until:
                 late = ", ".join(map(str, one.gates))
                 detail = f"shard {shard}: no MoveAck of {late}, order is not guaranteed"

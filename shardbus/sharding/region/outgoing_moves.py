@@ -17,6 +17,10 @@
   `FORWARD_S`, and messages that come later are forwarded as any that meet a wrong home.
 - KEPT: the shard was not handed over. If it has stopped by then, it is reported as stopped.
 
+What the entities had in memory when they stopped (`carrying`) precedes Switch, in messages of
+bounded size, if the mode keeps order and the new home takes it. It is sent once: with a lost
+session it is lost, and the new home loads from the store.
+
 In a mode that `overlaps` the shard is handed over before its entities have stopped: FORWARDING
 begins with `ready`, and what the entities leave is sent on when they have stopped.
 
@@ -42,7 +46,13 @@ from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
 from shardbus.sharding.handoff_modes import MODES, NAMED, HandoffMode
-from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.messages import (
+    CARRIED_BYTES_MAX,
+    CARRIED_MAX,
+    CarriedEntity,
+    Home,
+    ShardMove,
+)
 from shardbus.sharding.region.route import REJECT_DROPPED_IN_MOVE, BufferedMessage
 from shardbus.sharding.region.routing import Routing
 from shardbus.sharding.timers import Timers
@@ -102,6 +112,8 @@ class OutgoingMove:
     unacked: dict[NodeId, None]
     phase: OutgoingPhase
     prepared: bool = False
+    carries: bool = False
+    """The new home takes what entities had in memory."""
     running: bool = True
     """Entities of the shard have not stopped."""
     reported: bool = False
@@ -195,7 +207,7 @@ class OutgoingMoves:
         else:
             self._stop(shard, now)
 
-    def on_prepared(self, move: ShardMove, now: float) -> None:
+    def on_prepared(self, move: ShardMove, now: float, *, carries: bool = False) -> None:
         """Go on: the new home is ready. One that says so again has not received Switch."""
         one = self._moves.get(move.old.shard)
         if one is None or one.move != move:
@@ -206,7 +218,7 @@ class OutgoingMoves:
             return
         if one.prepared and one.phase is OutgoingPhase.FORWARDING:
             self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
-        one.prepared = True
+        one.prepared, one.carries = True, carries
         if one.phase is OutgoingPhase.FORWARDING:
             self._report(one)
         elif one.phase is OutgoingPhase.PREPARING and one.mode.overlaps:
@@ -218,9 +230,15 @@ class OutgoingMoves:
             self._timers.cancel(move.old.shard)
             self._stop(move.old.shard, now)
 
-    def on_stopped(self, shard: str, left: tuple[BufferedMessage, ...], now: float) -> bool:
-        """Hand over a shard whose entities have stopped; `left` is what they have not handled.
-        Returns False if the shard stopped for another reason."""
+    def on_stopped(
+        self,
+        shard: str,
+        left: tuple[BufferedMessage, ...],
+        now: float,
+        carried: tuple[CarriedEntity, ...] = (),
+    ) -> bool:
+        """Hand over a shard whose entities have stopped; `left` is what they have not handled, and
+        `carried` what they had in memory. Returns False if the shard stopped for another reason."""
         one = self._moves.get(shard) or self._draining.pop(shard, None)
         if one is None or not one.running:
             return False
@@ -236,8 +254,22 @@ class OutgoingMoves:
         if one.mode.during == "drop":
             self._reject(shard, left)
             left = ()
+        if carried and one.carries and one.mode.keeps_order:
+            self._carry(one.move, carried)
         self._hand_over(one, left, now)
         return True
+
+    def _carry(self, move: ShardMove, carried: tuple[CarriedEntity, ...]) -> None:
+        """Send what entities had in memory, in messages of bounded size."""
+        part: list[CarriedEntity] = []
+        size = 0
+        for entity in carried:
+            if part and (len(part) == CARRIED_MAX or size + entity.size > CARRIED_BYTES_MAX):
+                self._out.append(ev.Send(move.new.node, msg.Carry(move, tuple(part))))
+                part, size = [], 0
+            part.append(entity)
+            size += entity.size
+        self._out.append(ev.Send(move.new.node, msg.Carry(move, tuple(part))))
 
     def _hand_over(self, one: OutgoingMove, left: tuple[BufferedMessage, ...], now: float) -> None:
         """Send Switch, and everything that waits behind it."""

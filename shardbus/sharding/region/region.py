@@ -34,7 +34,7 @@ from shardbus.config.settings import ShardingSettings
 from shardbus.ids import NodeId
 from shardbus.sharding import events as ev
 from shardbus.sharding import messages as msg
-from shardbus.sharding.messages import Home, ShardMove
+from shardbus.sharding.messages import CarriedEntity, Home, ShardMove
 from shardbus.sharding.region.incoming_moves import IncomingMoves
 from shardbus.sharding.region.outgoing_moves import OutgoingMoves, mode_of
 from shardbus.sharding.region.registration import Registration
@@ -176,8 +176,8 @@ class ShardRegion:
                 self._routing.on_flushed(shard, flush_id, now)
             case ev.ShardReady(shard):
                 self._on_ready(shard, now)
-            case ev.ShardDown(shard, left):
-                self._on_down(shard, left, now)
+            case ev.ShardDown(shard, left, carried):
+                self._on_down(shard, left, now, carried)
             case ev.NodeGone(node, returned):
                 self._watchers.pop(node, None)
                 self._outgoing.on_node_gone(node)
@@ -264,7 +264,7 @@ class ShardRegion:
                         self._on_handoff(home, now)
             case (
                 msg.BeginMove() | msg.HomesMoved() | msg.PrepareMove() | msg.MovePrepared()
-                | msg.MoveCancelled() | msg.Switch() | msg.MoveAck() | msg.AckWanted()
+                | msg.MoveCancelled() | msg.Carry() | msg.Switch() | msg.MoveAck() | msg.AckWanted()
             ):  # fmt: skip
                 self._on_move_message(sender, message, now)
             case msg.Wait(epoch, shards, _):  # a former coordinator will not answer
@@ -307,14 +307,17 @@ class ShardRegion:
                 for move in moves:
                     if move.old.node == sender:
                         self._on_prepare(move, mode, senders, now)
-            case msg.MovePrepared(moves):
+            case msg.MovePrepared(moves, carries):
                 for move in moves:
                     if move.new.node == sender:
-                        self._outgoing.on_prepared(move, now)
+                        self._outgoing.on_prepared(move, now, carries=carries)
             case msg.MoveCancelled(moves):
                 for move in moves:
                     if move.old.node == sender:
                         self._incoming.on_cancelled(move, now)
+            case msg.Carry(move, entities):
+                if move.old.node == sender:
+                    self._incoming.on_carried(move, entities)
             case msg.Switch(moves):
                 for move in moves:
                     if move.old.node == sender:
@@ -371,10 +374,10 @@ class ShardRegion:
         self._hosted[shard] = HostedShard(home.fence, HostedState.PREPARED)
         self._incoming.prepare(move, mode, senders, now)
 
-    def _start_prepared(self, shard: str) -> None:
+    def _start_prepared(self, shard: str, carried: tuple[CarriedEntity, ...]) -> None:
         hosted = self._hosted[shard]
         hosted.state = HostedState.STARTING
-        self._out.append(ev.StartShard(shard, hosted.fence))
+        self._out.append(ev.StartShard(shard, hosted.fence, carried))
 
     def _drop_prepared(self, shard: str) -> None:
         hosted = self._hosted.get(shard)
@@ -510,13 +513,19 @@ class ShardRegion:
         if not self._incoming.on_running(shard, now):
             self._routing.on_shard_running(shard, hosted.fence)
 
-    def _on_down(self, shard: str, left: tuple[BufferedMessage, ...], now: float) -> None:
+    def _on_down(
+        self,
+        shard: str,
+        left: tuple[BufferedMessage, ...],
+        now: float,
+        carried: tuple[CarriedEntity, ...] = (),
+    ) -> None:
         hosted = self._hosted.pop(shard, None)
         if hosted is None or self._me is None:
             return
         fence = self._stopped[shard] = max(hosted.fence, hosted.stop_fence)
         self._incoming.end(shard, now)
-        if self._outgoing.on_stopped(shard, left, now):
+        if self._outgoing.on_stopped(shard, left, now, carried):
             return
         if hosted.state is not HostedState.STOPPING or not hosted.restart_fence:
             self._routing.on_shard_stopping(shard, fence, now)  # it may have this home again

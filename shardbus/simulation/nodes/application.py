@@ -99,6 +99,13 @@ class SimApplication:
                 application.checker.on_loaded(self.context, self.state.count)
                 await application.prepare_start()
 
+            def dehydrate(self) -> bytes:
+                application.checker.on_frozen(self.context, self.state.count)
+                return b"%d" % self.state.count
+
+            def rehydrate(self, data: bytes) -> None:
+                application.checker.on_carried(self.context, int(data), self.state.count)
+
             @handler
             async def take(self, sender: str, seq: int) -> int:
                 with application.checker.places.handler(self.context):
@@ -117,10 +124,8 @@ class SimApplication:
         starts = self._slow_starts or self._failing_starts
         plain: type[Plain] = Slow if starts else Plain
 
-        class Remembered(plain):  # type: ignore[valid-type, misc]
-            """The same, and comes back."""
-
-        self.classes, self.modes = self._types(load, plain, Kept, Remembered)
+        remembered = type("Remembered", (plain,), {})
+        self.classes, self.modes = self._types(load, plain, Kept, remembered)
 
     def _types(
         self, load: NodeOptions, plain: type, kept: type, remembered: type
@@ -130,7 +135,7 @@ class SimApplication:
         mode, other = load.handoff, load.handoff_of(stateful=True)
         classes = {
             PLAIN: entity(PLAIN, active_entity_limit=limit, handoff=mode)(plain),
-            KEPT: entity(KEPT, handoff=other)(kept),
+            KEPT: entity(KEPT, handoff=other, carry=other == "ordered")(kept),
             REMEMBERED: entity(REMEMBERED, remember=True, handoff=other)(remembered),
         }
         return classes, {PLAIN: MODES[mode], KEPT: MODES[other], REMEMBERED: MODES[other]}

@@ -11,6 +11,8 @@ sent, when an entity handles it, and when its sender receives an answer or an er
          (I1 not in modes that overlap, I2 not in modes without an order: `handoff_modes`)
     said a message that was definitely refused was not handled, and one that was answered was
 
+    carry  what an entity carries to another node is what it saved, or carried away, last
+
 In the quiet after a run: each message was handled, or refused, or was with a process that ended
 without order (I3, I4); remembered entities run (I5); nothing waits any more (I11).
 
@@ -102,6 +104,12 @@ class DeliveryChecker:
         """Entities of remembering types that have answered."""
         self.saved: dict[tuple[str, str], int] = {}
         """By entity that saves: the count that the store has acknowledged."""
+        self._versions: dict[tuple[str, str], int] = {}
+        """By entity that carries: the count that it saved, or carried away, last."""
+        self.carried = 0
+        self.unsaved: set[tuple[str, str]] = set()
+        """Entities that took what they carried and have not saved since: the store learns of their
+        fence with their first save."""
         self._open: dict[tuple[Line, int], SentMessage] = {}
         self._seqs: dict[Line, int] = {}
         self._last: dict[Line, int] = {}
@@ -160,6 +168,7 @@ class DeliveryChecker:
 
     def on_started(self, activation: Context) -> None:
         """Record that an entity's object was made."""
+        self.unsaved.discard((activation.entity_type, activation.entity_id))
         self.activations += 1
         self._note(activation, "started")
         key = (activation.entity_type, activation.entity_id)
@@ -228,6 +237,21 @@ class DeliveryChecker:
         """Record that the store has acknowledged a save."""
         key = (activation.entity_type, activation.entity_id)
         self.saved[key] = max(count, self.saved.get(key, 0))
+        self._versions[key] = count
+        self.unsaved.discard(key)
+
+    def on_frozen(self, activation: Context, count: int) -> None:
+        """Record the state that an entity carries away."""
+        self._versions[activation.entity_type, activation.entity_id] = count
+
+    def on_carried(self, activation: Context, *counts: int) -> None:
+        """Check the state that an entity has carried from another node."""
+        key = (activation.entity_type, activation.entity_id)
+        self.carried += 1
+        self.unsaved.add(key)
+        had = self._versions.get(key)
+        if any(count != had for count in counts):
+            raise self._broken("carry", f"{key} carries {counts}, and had {had}")
 
     def _note(self, activation: Context, what: str) -> None:
         """Add an event to the run's history."""
@@ -318,6 +342,7 @@ class DeliveryChecker:
             "lost_with_another": excused,
             "counted_as_dropped": len(there) - excused,
             "activations": self.activations,
+            "carried": self.carried,
             "moves": sum(n for noted in notes for (_, what), n in noted.items() if what in MOVED),
         }
 

@@ -221,7 +221,8 @@ class NodeRun:
 
     def _unfenced(self, working: list[SimNode]) -> str:
         """Return an entity in memory whose fence the store does not have: the store lost it, and
-        the node has not written it again."""
+        the node has not written it again. An entity that was carried writes it with its first
+        save."""
         states = self.world.store.data.states
         for sim_node in working:
             for name, kind in sim_node.node.regions.items():
@@ -229,6 +230,8 @@ class NodeRun:
                     continue
                 for entity_id, activation in kind.host.active.items():
                     state, fence = states.get((name, entity_id)), activation.shard.fence
+                    if (name, entity_id) in self.checker.unsaved:
+                        continue
                     if activation.entity is not None and (state is None or state.fence < fence):
                         return f"{sim_node.name} has {name} {entity_id}, whose fence is not stored"
         return ""

@@ -21,6 +21,7 @@ from shardbus.sharding import events as ev
 from shardbus.sharding.allocation.strategies import LeastShard
 from shardbus.sharding.coordinator.coordinator import Coordinator
 from shardbus.sharding.handoff_modes import MODES
+from shardbus.sharding.messages import CarriedEntity
 from shardbus.simulation.machines import FaultyStore, MachineNetwork
 from shardbus.store.protocol import StoredTable
 from tests.unit.sharding.sharding_process import Letter, Process
@@ -119,6 +120,8 @@ class Net(MachineNetwork):
         self.sent: list[Letter] = []
         self.handled: dict[int, int] = {}
         self.rejected: dict[int, str] = {}
+        self.versions: dict[str, int] = {}
+        self.carried = 0
         self.killed: dict[NodeId, None] = {}
         self.log: list[str] = []
         self.tracing = False
@@ -276,6 +279,7 @@ class Net(MachineNetwork):
     def on_handled(self, process: Process, letter: Letter, fence: int) -> None:
         assert id(letter) not in self.handled, f"handled twice: {letter}"
         self.handled[id(letter)] = fence
+        self.versions[letter.shard] = self.versions.get(letter.shard, 0) + 1
         key = (letter.sender, letter.entity)
         if self.mode is None or self.mode.keeps_order:
             assert letter.seq > self._last.get(key, 0), f"out of order at {process.name}: {letter}"
@@ -284,6 +288,16 @@ class Net(MachineNetwork):
     def on_reject(self, letter: Letter, reason: str) -> None:
         assert id(letter) not in self.rejected
         self.rejected[id(letter)] = reason
+
+    def freeze(self, shard: str) -> tuple[CarriedEntity, ...]:
+        """Return what a shard that has stopped carries: the number of messages handled in it."""
+        return (CarriedEntity("t", shard, None, b"%d" % self.versions.get(shard, 0)),)
+
+    def on_carried(self, shard: str, carried: tuple[CarriedEntity, ...]) -> None:
+        for entity in carried:
+            assert entity.id == shard
+            assert int(entity.data) == self.versions.get(shard, 0), f"{shard}: old data"
+            self.carried += 1
 
     def on_start(self, process: Process, shard: str, fence: int) -> None:
         overlaps = self.mode is not None and self.mode.overlaps

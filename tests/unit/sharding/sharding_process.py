@@ -179,8 +179,9 @@ class Process:
             case ev.SendFlush(shard, node, flush_id):
                 self.pass_on(Letter("", shard, "", 0, self.me, flush_id), node)
                 net.at(net.now + 60, lambda: self._flush_overdue(shard, flush_id))
-            case ev.StartShard(shard, fence):
+            case ev.StartShard(shard, fence, carried):
                 net.on_start(self, shard, fence)
+                net.on_carried(shard, carried)
                 self.shards[shard] = Shard(fence)
                 net.at(net.now + net.dice.uniform(0, 0.1), lambda: self._ready(shard, fence))
             case ev.StopShard(shard, _):
@@ -259,7 +260,7 @@ class Process:
         if self.alive:
             left = tuple(self.shards.pop(name).mailbox)
             self.net.left += len(left)
-            self.into_region(ev.ShardDown(name, left))
+            self.into_region(ev.ShardDown(name, left, self.net.freeze(name)))
 
     def rules(self) -> bool:
         return self.coordinator is not None and self.coordinator.state is CoordinatorState.RULING

@@ -47,10 +47,18 @@ def run_mode(seed: int, mode: str, *, mail: float = 0.0, tracing: bool = False) 
 @pytest.mark.parametrize("mode", DIRECT)
 @pytest.mark.parametrize("block", range(4))
 def test_what_must_hold_holds_in_every_mode(mode: str, block: int) -> None:
-    moved = 0
+    moved = carried = 0
     for seed in range(block * 10, block * 10 + 10):
         try:
-            moved += run_mode(seed, mode).notes.get("handoff_moved", 0)
+            net = run_mode(seed, mode)
+            moved += net.notes.get("handoff_moved", 0)
+            carried += net.carried
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, mode {mode}: {error}") from error
     assert moved >= 10, "almost nothing moved directly"
+    found = MODES[mode]
+    assert found is not None
+    if mode == "ordered":
+        assert 0 < carried <= moved
+    elif not found.keeps_order:
+        assert carried == 0

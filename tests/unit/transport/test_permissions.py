@@ -106,6 +106,8 @@ def sample(cls: type) -> Any:
         "kind": "messages", "spare": 1.0, "rate": 1.0, "epoch": 1, "reason": "", "count": 3,
         "mode": "ordered", "sender": PEER, "senders": (PEER,),
         "moves": (messages.ShardMove(Home("1", PEER, 1), Home("1", ME, 2)),),
+        "move": messages.ShardMove(Home("1", PEER, 1), Home("1", ME, 2)),
+        "carries": True, "entities": (),
     }  # fmt: skip
     return cls(**{field.name: values[field.name] for field in fields(cls)})
 

@@ -15,7 +15,7 @@ from shardbus.errors import RemoteProtocolError
 from shardbus.ids import NodeId
 from shardbus.membership.singleton import messages as handover
 from shardbus.sharding import messages
-from shardbus.sharding.messages import MESSAGES, Home, ShardMove
+from shardbus.sharding.messages import MESSAGES, CarriedEntity, Home, ShardMove
 from shardbus.wire.batch import Control
 from shardbus.wire.control import (
     Describe,
@@ -49,6 +49,9 @@ VALUES: dict[str, object] = {
     "senders": (A, B),
     "sender": A,
     "moves": (ShardMove(*HOMES),),
+    "move": ShardMove(*HOMES),
+    "carries": True,
+    "entities": (CarriedEntity("t", "ü", None, b""), CarriedEntity("t", "2", b"state", b"data")),
 }
 EXAMPLES: list[object] = [
     cls(**{f.name: VALUES[f.name] for f in fields(cls)})  # type: ignore[arg-type]

@@ -450,3 +450,80 @@ def test_local_senders_of_the_new_home_wait_until_its_own_acknowledgement_is_bac
     assert here.released() == []
     here.got(N1, ack(N2))
     assert here.released() == [(N2, [1])]
+
+
+# What entities carry.
+
+CARRIED = msg.CarriedEntity("t", "e", b"state", b"data")
+
+
+def carried_by(effects: list[ev.RegionEffect]) -> list[msg.Carry | msg.Switch]:
+    found = (one.message for one in effects if isinstance(one, ev.Send) and one.to == N2)
+    return [one for one in found if isinstance(one, msg.Carry | msg.Switch)]
+
+
+def test_what_entities_carry_precedes_switch() -> None:
+    here = old_home()
+    here.got(N2, msg.MovePrepared((MOVE,), carries=True))
+    here.look()
+    here.do(ev.ShardDown("17", (), (CARRIED,)))
+    assert carried_by(here.look()) == [msg.Carry(MOVE, (CARRIED,)), msg.Switch((MOVE,))]
+
+
+def test_a_new_home_that_does_not_take_it_gets_switch_alone() -> None:
+    here = old_home()
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.look()
+    here.do(ev.ShardDown("17", (), (CARRIED,)))
+    assert carried_by(here.look()) == [msg.Switch((MOVE,))]
+
+
+def test_no_message_exceeds_the_bounds() -> None:
+    large = [CARRIED._replace(id=f"l{n}", data=bytes(msg.CARRIED_BYTES_MAX // 2)) for n in range(3)]
+    small = [CARRIED._replace(id=f"s{n}") for n in range(msg.CARRIED_MAX + 1)]
+    here = old_home()
+    here.got(N2, msg.MovePrepared((MOVE,), carries=True))
+    here.look()
+    here.do(ev.ShardDown("17", (), (*large, *small)))
+    *parts, last = carried_by(here.look())
+    assert last == msg.Switch((MOVE,))
+    sent = [part.entities for part in parts if isinstance(part, msg.Carry)]
+    assert [one for part in sent for one in part] == [*large, *small]
+    assert all(len(part) <= msg.CARRIED_MAX for part in sent)
+    assert all(sum(one.size for one in part) <= msg.CARRIED_BYTES_MAX for part in sent)
+
+
+def starts(here: Here) -> list[ev.StartShard]:
+    return [one for one in here.look() if isinstance(one, ev.StartShard)]
+
+
+def test_the_shard_starts_with_what_was_carried() -> None:
+    here = new_home(runs=False)
+    here.got(N1, msg.Carry(MOVE, (CARRIED,)))
+    here.got(N1, msg.Carry(MOVE, (CARRIED._replace(id="f"),)))
+    here.look()
+    here.got(N1, msg.Switch((MOVE,)))
+    assert starts(here) == [ev.StartShard("17", 2, (CARRIED, CARRIED._replace(id="f")))]
+
+
+def test_what_comes_from_another_node_or_too_late_is_refused() -> None:
+    here = new_home(runs=False)
+    here.got(COORDINATOR, msg.Carry(MOVE, (CARRIED,)))
+    here.got(N1, msg.Switch((MOVE,)))
+    assert starts(here) == [ev.StartShard("17", 2)]
+    here.got(N1, msg.Carry(MOVE, (CARRIED,)))
+    notes = [one.kind for one in here.look() if isinstance(one, ev.Note)]
+    assert notes == ["carry_refused"]
+
+
+def test_what_exceeds_the_bound_of_a_node_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shardbus.sharding.region.incoming_moves.CARRY_MAX", 10)
+    here = new_home(runs=False)
+    here.got(N1, msg.Carry(MOVE, (CARRIED,)))
+    here.got(N1, msg.Carry(MOVE, (CARRIED._replace(id="f"),)))
+    here.got(N1, msg.Switch((MOVE,)))
+    effects = here.look()
+    assert [one for one in effects if isinstance(one, ev.StartShard)] == [
+        ev.StartShard("17", 2, (CARRIED,))
+    ]
+    assert "carry_refused" in [one.kind for one in effects if isinstance(one, ev.Note)]

@@ -1,0 +1,196 @@
+"""What the entities of one type carry when their shard moves: from the memory of the old home to
+that of the new one, without the store.
+
+    old home   on_stop ──> freeze: state, dehydrate() ──> take: sent before Switch
+    new home   put ──> the shard starts, and its entities with it ──> restore: state, rehydrate()
+                   ──> on_start ──> forgotten
+
+What is carried must equal what the entity had last, so it counts only under these rules:
+
+- It is frozen after `on_stop` of an activation that stops because its shard moves. One that was cut
+  off, that failed in `on_stop`, or whose last save has an unknown outcome carries nothing: the next
+  activation loads from the store, which refuses the old one from then on.
+- An activation that has ended cannot save any more. So the store needs no load at the new home to
+  refuse a late save of the old one; the first save of the new activation raises the stored fence.
+- It is for one fence: that of the new home in this very move.
+- It is forgotten once the entity has started, or saves. A start that fails has it again; an entity
+  that cannot take it starts without it, from the store.
+- What no activation took when the shard moves on is carried on.
+
+Bounds: `CARRIED_BYTES_MAX` for an entity, `CARRY_MAX` for a shard. What exceeds them is not
+carried. The entities of a shard start `WAKE_MAX` in a turn of the loop.
+
+Not here: the messages (`sharding/region/outgoing_moves`, `incoming_moves`).
+
+Source: S3.80, N.4; docs/partitions.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from shardbus.entities.activation import MOVES, Activation, LifeState
+from shardbus.entities.entity_type import EntityType
+from shardbus.errors import LocalProtocolError
+from shardbus.sharding.messages import CARRIED_BYTES_MAX, CarriedEntity
+from shardbus.sharding.region.incoming_moves import CARRY_MAX
+from shardbus.wire.schema import encode_value
+
+log = logging.getLogger("shardbus.entity")
+
+WAKE_MAX = 256
+"""Entities with something to take that start in one turn of the loop."""
+
+
+@dataclass(slots=True)
+class ShardCargo:
+    """What the entities of one shard carry, by id, under the fence of the shard here."""
+
+    fence: int
+    entities: dict[str, CarriedEntity] = field(default_factory=dict)
+    size: int = 0
+    """Bytes of all that was added."""
+
+
+class CarriedStates:
+    """What the entities of one type carry out of this node, and into it.
+
+    Args:
+        kind: the entity type, which carries.
+        carried: the counts by outcome, which this object raises.
+        belongs: true if an entity id belongs to a shard.
+    """
+
+    def __init__(
+        self, kind: EntityType, carried: dict[str, int], belongs: Callable[[str, str], bool]
+    ) -> None:
+        self._kind, self._carried, self._belongs = kind, carried, belongs
+        self._shards: dict[str, ShardCargo] = {}
+        self._saves: dict[Activation, int] = {}
+        """Saves without a known outcome, by the activation that saves."""
+
+    def _count(self, outcome: str) -> None:
+        self._carried[outcome] = self._carried.get(outcome, 0) + 1
+
+    # ---- out of this node
+
+    @contextmanager
+    def saving(self, activation: Activation) -> Iterator[None]:
+        """Keep in mind that a save is under way, and what is known of it afterwards.
+
+        Raises:
+            LocalProtocolError: the activation has ended. Nothing was written.
+        """
+        if activation.state is LifeState.GONE:
+            raise LocalProtocolError(
+                f"{self._kind.name} {activation.key!r}: save: this activation has ended, and a"
+                " later one may have what it had; await saves before the handler or on_stop ends"
+            )
+        self.forget(activation)
+        saves = self._saves
+        saves[activation] = saves.get(activation, 0) + 1
+        yield
+        open_saves = saves.get(activation, 0) - 1
+        if open_saves > 0:
+            saves[activation] = open_saves
+        else:
+            saves.pop(activation, None)
+
+    def freeze(self, activation: Activation, entity: object) -> None:
+        """Keep what an entity has after `on_stop`, if its shard moves."""
+        hosted = activation.shard
+        moves = activation.stopping in MOVES and hosted.stopping in MOVES
+        if not moves or activation.state is LifeState.GONE:
+            return
+        if activation in self._saves:
+            self._count("save_unknown")
+            return
+        frozen = self._frozen(activation, entity)
+        if frozen is None:
+            self._count("failed")
+            return
+        cargo = self._shards.setdefault(hosted.shard, ShardCargo(hosted.fence))
+        if frozen.size > CARRIED_BYTES_MAX or cargo.size + frozen.size > CARRY_MAX:
+            self._count("too_large")
+            return
+        cargo.entities[activation.key] = frozen
+        cargo.size += frozen.size
+        self._count("frozen")
+
+    def _frozen(self, activation: Activation, entity: object) -> CarriedEntity | None:
+        name, key = self._kind.name, activation.key
+        try:
+            data: object = entity.dehydrate()  # type: ignore[attr-defined]
+            if not isinstance(data, bytes):
+                raise TypeError(f"dehydrate returned {type(data).__name__}, not bytes")
+            has_state = self._kind.state_class is not None
+            state = encode_value(entity.state) if has_state else None  # type: ignore[attr-defined]
+        except Exception:
+            log.exception("%s %r carries nothing: dehydrate failed", name, key)
+            return None
+        return CarriedEntity(name, key, state, data)
+
+    def ended(self, activation: Activation) -> None:
+        """Forget the saves of an activation that has left memory."""
+        self._saves.pop(activation, None)
+
+    def take(self, shard: str) -> tuple[CarriedEntity, ...]:
+        """Return, once, what the entities of a shard that has stopped carry."""
+        cargo = self._shards.pop(shard, None)
+        return () if cargo is None else tuple(cargo.entities.values())
+
+    # ---- into this node
+
+    def put(self, shard: str, fence: int, entities: Iterable[CarriedEntity]) -> None:
+        """Keep what entities carry for a shard that is about to start under this fence."""
+        mine = {one.id: one for one in entities if self._belongs(one.id, shard)}
+        self._shards[shard] = ShardCargo(fence, mine, sum(one.size for one in mine.values()))
+
+    def waiting(self, shard: str, fence: int) -> list[str]:
+        """Return the entities of a shard that starts under this fence, and have something to take.
+        What is for another fence is forgotten."""
+        cargo = self._shards.get(shard)
+        if cargo is None:
+            return []
+        if cargo.fence != fence:
+            del self._shards[shard]
+            return []
+        return list(cargo.entities)
+
+    def has_for(self, shard: str, entity_id: str) -> bool:
+        """True if something is there for this entity of the shard to take."""
+        cargo = self._shards.get(shard)
+        return cargo is not None and entity_id in cargo.entities
+
+    def has(self, activation: Activation) -> bool:
+        """True if something is there for the entity to take."""
+        return self.has_for(activation.shard.shard, activation.key)
+
+    def restore(self, activation: Activation) -> bool:
+        """Give a new object what it carried. Returns False if it cannot take that: then another
+        object must be made, which has nothing to take."""
+        carried = self._shards[activation.shard.shard].entities[activation.key]
+        kind, entity = self._kind, activation.entity
+        try:
+            if kind.state_class is not None:
+                assert kind.read_state is not None
+                if carried.state is None:
+                    raise ValueError("the old home carried no state")
+                entity.state = kind.read_state(carried.state)
+            entity.rehydrate(carried.data)
+        except Exception:
+            log.exception("%s %r starts without what it carried", kind.name, activation.key)
+            self._count("not_taken")
+            self.forget(activation)
+            return False
+        self._count("restored")
+        return True
+
+    def forget(self, activation: Activation) -> None:
+        """Forget what an entity carried here: it has started with it, or has something newer."""
+        cargo = self._shards.get(activation.shard.shard)
+        if cargo is not None:
+            cargo.entities.pop(activation.key, None)
