@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from shardbus import AsyncClient
 from tests.process.nodes import Processes
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 APP = "examples.sessions:bus"
 SESSIONS = [f"visitor-{n}" for n in range(60)]
@@ -18,6 +20,20 @@ def client_of(lab: Processes) -> AsyncClient:
     return AsyncClient(*addresses, cluster="sessions", timeout=PATIENCE_S)
 
 
+async def settled(lab: Processes) -> None:
+    """Wait until the shards are spread evenly and none moves: the next move of each is then one
+    that no earlier move gets in the way of, so it carries."""
+
+    async def quiet() -> bool:
+        page = await lab.live[0].page("/v1/shards/session")
+        rows = page["shards"] if page else []
+        counts = Counter(row["node"].partition("#")[0] for row in rows)
+        even = max(counts.values(), default=0) - min(counts[n.address] for n in lab.live) <= 1
+        return even and all(row["state"] == "running" for row in rows)
+
+    await until(quiet, "shards that stay where they are")
+
+
 @pytest.mark.long
 async def test_a_rolling_upgrade_keeps_every_session(lab: Processes) -> None:
     await lab.cluster(3, app=APP, settings=SETTINGS)
@@ -27,6 +43,7 @@ async def test_a_rolling_upgrade_keeps_every_session(lab: Processes) -> None:
     for count in range(1, 4):
         await lab.start(app=APP, settings=SETTINGS)
         await lab.agree()
+        await settled(lab)
         assert await lab.live[0].terminate() == 0
         await lab.agree()
         async with client_of(lab) as client:
