@@ -373,11 +373,7 @@ class ShardingSettings:
         "where messages are while a shard moves; docs/partitions.md has the modes",
         choices=HANDOFFS,
     )
-    max_moves_in_flight: int = count(
-        0,
-        "shards in motion at a time, per source and target; 0: 100 with handoff `buffer`, else 10",
-        off=True,
-    )
+    max_moves_in_flight: int = count(16, "shards in motion at a time, per source and target")
     max_moves_per_minute: int = count(
         0, "shards that start to move for balance within a minute", off=True
     )

@@ -2,9 +2,8 @@
 
 A rebalance is one plan. It is carried out as fast as `max_moves_in_flight` allows, per source and
 per target: messages for a shard wait while it moves, until the store has its new home, and must not
-wait for all other moves too. In mode `buffer` one write of the store is for many shards, so 100 may
-move at a time. In the other modes no message waits for the store, and a shard waits for little but
-its companions: few of them keep the wait short.
+wait for all other moves too. A few moves keep the store and both nodes busy; more only make each of
+them longer.
 
 A new plan replaces the moves that have not begun, and the coordinator drops them when nothing may
 be rebalanced. The shards of a region that leaves or drains keep to the bound as well, but a move
@@ -35,16 +34,11 @@ from shardbus.sharding.coordinator.handoff import (
 )
 from shardbus.sharding.coordinator.outbox import HomeMessage, Outbox
 from shardbus.sharding.events import Note
-from shardbus.sharding.handoff_modes import BUFFER
 from shardbus.sharding.messages import Home
 from shardbus.sharding.table import ShardTable
 from shardbus.sharding.timers import Timers
 
-BUFFERED_MOVES, DIRECT_MOVES = 100, 10
-"""Moves in flight per source and target where `max_moves_in_flight` is 0: in mode `buffer`, and in
-the others."""
-
-SLOW_S = 1.0
+SLOW_S = 0.25
 """Seconds after which a move holds no other back."""
 
 REST_DOUBLINGS = 6
@@ -62,7 +56,7 @@ class Moves:
 
     __slots__ = (
         "_begin_timeout", "_direct", "_late", "_outbox", "_planned", "_rest", "_stop_timeout",
-        "_timers", "bound", "handoffs", "notes", "usual_bound",
+        "_timers", "bound", "handoffs", "notes",
     )  # fmt: skip
 
     def __init__(
@@ -74,8 +68,7 @@ class Moves:
         self._planned: list[Move] = []
         self._timers: Timers[str] = Timers()
         self._outbox = outbox
-        by_mode = BUFFERED_MOVES if settings.handoff == BUFFER else DIRECT_MOVES
-        self.usual_bound = self.bound = settings.max_moves_in_flight or by_mode
+        self.bound = settings.max_moves_in_flight
         """Moves of a plan that may be under way, per source and per target."""
         self._begin_timeout = settings.begin_handoff_timeout
         self._stop_timeout = settings.handoff_timeout

@@ -64,7 +64,7 @@ class Rebalancing:
     """The strategy of one coordinator, and when it makes a plan."""
 
     __slots__ = (
-        "_due", "_interval", "_ledger", "_loads", "_moves", "_rate_limit",
+        "_due", "_interval", "_ledger", "_loads", "_moves", "_moves_max", "_rate_limit",
         "_registry", "_shard_count", "paused", "planner", "strategy",
     )  # fmt: skip
 
@@ -82,6 +82,7 @@ class Rebalancing:
         """What plans: the strategy, or a guard around it."""
         self.paused = False
         self._interval = settings.rebalance_interval
+        self._moves_max = settings.max_moves_in_flight
         self._registry, self._ledger, self._moves = registry, ledger, moves
         self._due: float | None = None
         self._rate_limit = MoveRateLimit(settings.max_moves_per_minute)
@@ -106,7 +107,7 @@ class Rebalancing:
     def apply_overrides(self, overrides: Overrides) -> None:
         """Apply the operator's overrides."""
         self.paused = overrides.paused
-        self._moves.bound = overrides.moves or self._moves.usual_bound
+        self._moves.bound = overrides.moves or self._moves_max
         strategy = self.strategy.strategy
         if isinstance(strategy, External):
             self.strategy.strategy = replace(strategy, places=overrides.places)

@@ -798,7 +798,7 @@ def test_B77_rebalancing_goes_on_after_a_pause() -> None:
     driver.wait(60)
     begun = [m for to, m in driver.handle(Overrides()) if to == A]
     assert [type(message) for message in begun] == [msg.BeginHandOff]
-    assert driver.coordinator.rebalancing.moves_in_flight == (3, 100)
+    assert driver.coordinator.rebalancing.moves_in_flight == (3, 16)
 
 
 def test_B77_a_pause_drops_moves_that_have_not_begun() -> None:

@@ -160,24 +160,6 @@ def test_a_slow_move_holds_back_no_shard_that_leaves() -> None:
     assert made.may_leave(homes, settled, SLOW_S) == ["2", "3"]
 
 
-@pytest.mark.parametrize(
-    ("settings", "bound"),
-    [
-        (ShardingSettings(), 100),
-        (ShardingSettings(handoff="ordered"), 10),
-        (ShardingSettings(handoff="drop"), 10),
-        (ShardingSettings(max_moves_in_flight=7), 7),
-        (ShardingSettings(handoff="ordered", max_moves_in_flight=70), 70),
-    ],
-)
-def test_the_bound_depends_on_the_mode_unless_it_is_set(
-    settings: ShardingSettings, bound: int
-) -> None:
-    made, _ = moves(settings)
-    homes = {str(shard): Home(str(shard), A, 1) for shard in range(200)}
-    assert len(made.may_leave(homes, homes.get, 0.0)) == bound
-
-
 def test_the_messages_of_a_hand_off_name_its_home() -> None:
     made, outbox = moves()
     home = Home("1", A, 9)
