@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+import shardbus
 from shardbus.config.loading import options
 from shardbus.config.settings import HttpSettings
 from shardbus.http.app import create_app
@@ -95,6 +96,18 @@ def test_the_sums_are_those_of_the_rows() -> None:
 def test_the_page_of_settings_is_the_declarations() -> None:
     again = "run `python docs/make_reference.py`"
     assert text("reference/settings.md") == generator().render(), again
+
+
+def test_the_page_of_python_is_the_docstrings() -> None:
+    again = "run `python docs/make_python.py`"
+    assert text("reference/python.md") == generator("make_python").render(), again
+
+
+def test_every_public_name_is_on_the_page_of_python() -> None:
+    made = generator("make_python")
+    shown = [name for title in made.SECTIONS for name, _ in made._objects(title)]
+    beside = [one.__name__ for classes in made.BESIDE.values() for one in classes]
+    assert sorted(shown) == sorted([*shardbus.__all__, *beside])
 
 
 def test_settings_without_effect_are_marked() -> None:
