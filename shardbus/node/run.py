@@ -51,6 +51,7 @@ from shardbus.node.event_loop import NodeEventLoop
 from shardbus.node.file_descriptors import FileDescriptors
 from shardbus.node.node import Node
 from shardbus.node.shutdown import LEFT, leave, longest_move
+from shardbus.node.stored_layouts import check_layouts
 from shardbus.node.supervisor_link import LoopCaller, SupervisorLink
 from shardbus.shells.cluster_thread import ClusterThread
 from shardbus.store import node_registry
@@ -217,6 +218,7 @@ class _NodeRun:
         code: int | None = None
         try:
             await node.start()
+            await check_layouts(store, bus.types)
             await node_registry.register(store, node.me.address)
             bus.attach(node)
             await server.start()

@@ -73,7 +73,8 @@ def layout_differs(entity_type: str, layout: str, stored: str) -> ConfigError:
     """Return the error of `claim_epoch` for a table with another shard layout."""
     return ConfigError(
         f"{entity_type!r} is declared with the shard layout {layout!r}, the store has {stored!r}",
-        hint="declare the stored layout, or stop the cluster and use `shardbus data remove`",
+        hint="declare the stored layout, or stop all nodes and run"
+        f" `shardbus data remove {entity_type} --store URL`",
     )
 
 

@@ -176,6 +176,38 @@ async def test_what_cannot_start_says_why_in_one_line(
     assert node.out.read_text() == ""
 
 
+SHARDED = """
+import os
+from shardbus import Entity, ShardBus, handler
+
+bus = ShardBus("lab")
+
+
+@bus.entity(name="page", shards=int(os.environ["SHARDS"]))
+class Page(Entity):
+    @handler
+    def get(self) -> int:
+        return 1
+"""
+
+
+async def test_other_shards_than_a_crash_left_in_the_store_are_one_line(lab: Processes) -> None:
+    app = lab.folder / "sharded.py"
+    app.write_text(SHARDED)
+    first = await lab.start(app=f"{app}:bus", SHARDS="40")
+    async with lab.client(first) as client:
+        assert await client.call("page", "a", "get") == 1
+    first.kill()
+    second = lab.begin(app=f"{app}:bus", SHARDS="80")
+    assert await second.ended() == 1
+    said = error_of(second)
+    assert "'page' is declared with the shard layout 'crc32/80', the store has 'crc32/40'" in said
+    assert "`shardbus data remove page --store URL`" in said
+    again = await lab.start(app=f"{app}:bus", SHARDS="40", seeds=[])
+    assert await again.terminate() == 0
+    await lab.start(app=f"{app}:bus", SHARDS="80", seeds=[])
+
+
 async def test_a_store_that_does_not_answer_is_exit_code_4(lab: Processes) -> None:
     lab.store = f"redis://127.0.0.1:{free_port()}/0"
     node = lab.begin()

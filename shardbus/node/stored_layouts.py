@@ -1,0 +1,49 @@
+"""Compares the shards that an application declares with those of the stored tables, before its node
+joins.
+
+A table is a map of shards, so a type with another number of shards, or another shard function, has
+no use for it. The coordinator refuses such a table, and without a coordinator no message of the
+type is handled. So a node does not start with it, and the error says what to do.
+
+A table without homes, as an orderly stop of the cluster leaves it, has nothing to lose: the change
+is logged. Entities keep their ids and their states, which no shard is part of.
+
+A store that does not answer, or has a damaged table, is a matter of the coordinator: it tries
+again, and says so.
+
+Source: S2.4; docs/how-to/define-entities.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from shardbus.entities.entity_type import EntityType
+from shardbus.errors import StoreError
+from shardbus.store.protocol import StateStore
+from shardbus.store.rows import layout_differs
+
+log = logging.getLogger("shardbus.node")
+
+
+async def check_layouts(store: StateStore, types: Mapping[str, EntityType]) -> None:
+    """Compare the layout of each type with that of its stored table.
+
+    Raises:
+        ConfigError: a table that has homes is for another layout.
+    """
+    for name, entity_type in types.items():
+        if entity_type.interface.within is not None:
+            continue
+        try:
+            table = await store.load_table(name)
+        except StoreError as e:
+            log.warning("the stored table of %r was not compared: %s", name, e)
+            continue
+        layout = entity_type.interface.layout
+        if table is None or table.layout == layout:
+            continue
+        if table.homes:
+            raise layout_differs(name, layout, table.layout)
+        log.warning("the shards of %r change from %r to %r", name, table.layout, layout)
