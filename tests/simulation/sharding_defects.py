@@ -229,11 +229,11 @@ def a_home_told_while_the_shard_stops_is_kept(patch: Patch) -> None:
 
     down = ShardRegion._on_down
 
-    def keeps(self: ShardRegion, shard: str, left: tuple[Any, ...], now: float) -> None:
+    def keeps(self: ShardRegion, shard: str, *what: Any) -> None:
         hosted = self._hosted.get(shard)
         route = self._routing._route(shard)
         next_home = route.next_home
-        down(self, shard, left, now)
+        down(self, shard, *what)
         stopping = hosted is not None and hosted.state is HostedState.STOPPING
         if stopping and next_home is not None and route.state is RouteState.UNKNOWN:
             route.next_home = next_home
