@@ -190,7 +190,7 @@ async def test_the_shards(nodes: Nodes) -> None:
             "paused": False,
             "held": "",
             "moving": 0,
-            "moves_at_a_time": 100,
+            "moves_at_a_time": 16,
             "load_unit": "messages/s",
         }
         assert set(said) == {"type", "coordinator", "epoch", "complete", "shards", *pace}

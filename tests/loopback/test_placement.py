@@ -201,7 +201,7 @@ async def test_B77_a_pause_holds_the_balance_and_outlives_the_coordinator(nodes:
     client = await nodes.client()
     assert await client.ask("counter", entity(3), "add", 1) == 1, "it was drained, and has a home"
     await AdminPages(third).rebalance("counter", False, 0)
-    assert await pace(third) == {"paused": False, "moves_at_a_time": 100}
+    assert await pace(third) == {"paused": False, "moves_at_a_time": 16}
     await touch(nodes, range(SHARDS))
     await until(lambda: [len(kind.host.shards) for kind in kinds] == [6, 6], "the balance")
 
