@@ -35,7 +35,8 @@ async def test_a_rolling_restart_keeps_what_the_mode_says(lab: Processes, mode: 
     assert set(asks.outcomes.values()) <= {"ok", "refused"}
     assert ledger.total(ASK) == asks.rounds * PAGES - refused
     if mode == "drop":
-        # a tell that another node had forwarded is reported to that node, which may have left since
-        assert 0 < told <= lost
+        # A move of a few milliseconds may drop nothing. A tell that another node had forwarded is
+        # reported to that node, which may have left since.
+        assert told <= lost
     else:
         assert (lost, told, refused) == (0, 0, 0)

@@ -15,7 +15,7 @@ from tests.process.app import RECORD, Page
 from tests.process.nodes import Processes
 from tests.waiting import PATIENCE_S, until
 
-LEASED = ("sharding.use_lease=both", "sharding.lease_ttl=2s", "store.timeout=400ms")
+LEASED = ("sharding.use_lease=both", "sharding.lease_ttl=10s", "store.timeout=2s")
 NAME = f"shard/page/{shard_of('page-1', 24)}"
 
 
