@@ -348,7 +348,7 @@ class MoveAck:
 @dataclass(frozen=True, slots=True)
 class AckWanted:
     """The new home has no MoveAck of the receiver for these shards. Answer: MoveAck, to the old
-    home."""
+    home. The old home itself answers with a MoveAck of each sender that is gone."""
 
     moves: ShardMoves
 

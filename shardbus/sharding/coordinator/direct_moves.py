@@ -38,7 +38,8 @@ the start at N2. In mode `buffer` (`handoff`) both do.
 that of `sharding/intents`, its value the new home. The write of the new home removes it. A
 coordinator that takes over finds it, and asks N1 again (`recover`): N1 goes on with what it knows,
 or begins. A region that registers reports what it hosts; if N2 runs the shard already, that counts,
-because its fence is the higher one.
+because its fence is the higher one. If the move was complete under the former coordinator, N2 says
+so again when HomesMoved arrives.
 
 A move that is refused, because N2 is gone or N1 waits for an earlier move, is tried once more in
 mode `buffer`, which needs no other node than N1.
@@ -363,7 +364,7 @@ class DirectMoves:
             begin.setdefault((one.move.old.node, one.mode, one.senders), []).append(one.move)
         moved: dict[tuple[NodeId, str], list[ShardMove]] = {}
         for one in self._moved_now:
-            for node in filter(registered, one.senders):
+            for node in filter(registered, dict.fromkeys((*one.senders, one.move.new.node))):
                 moved.setdefault((node, one.mode), []).append(one.move)
         self._begin_now, self._moved_now = [], []
         sends = [
@@ -376,7 +377,11 @@ class DirectMoves:
 
     def news_for(self, node: NodeId, homes: Iterable[Home]) -> list[Home]:
         """Return those of the new homes that the node does not learn by HomesMoved."""
-        moved = {one.move.new for one in self._moved_now if node in one.senders}
+        moved = {
+            one.move.new
+            for one in self._moved_now
+            if node in one.senders or node == one.move.new.node
+        }
         return [home for home in homes if home not in moved]
 
     def nodes(self) -> dict[NodeId, None]:

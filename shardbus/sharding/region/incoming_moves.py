@@ -19,7 +19,7 @@
 
 Every wait ends. A new home without Switch asks its old home again every `retry_interval`, with
 MovePrepared. Without a MoveAck it asks the sender, with AckWanted: an acknowledgement that is lost
-with its session is none. After `ACK_PATIENCE_S` a sender's messages are handled all the same, and
+with its session is none. It asks the old home, too, which answers for senders that are gone. After `ACK_PATIENCE_S` a sender's messages are handled all the same, and
 the region notes `ack_given_up`: from then on the order of that sender is not guaranteed. When the
 old home is gone, nothing more can come from it, and every buffer opens. If it is gone before
 Switch, only the coordinator's HostShard starts the shard.
@@ -267,8 +267,8 @@ class IncomingMoves:
                 self._finish(one)
                 continue
             elif one.runs:
-                for sender in one.gates:
-                    self._out.append(ev.Send(sender, msg.AckWanted((one.move,))))
+                for node in (*one.gates, one.move.old.node):
+                    self._out.append(ev.Send(node, msg.AckWanted((one.move,))))
             self._timers.set(shard, now + self._retry)
 
     def end(self, shard: str, now: float) -> None:

@@ -24,7 +24,9 @@ session it is lost, and the new home loads from the store.
 In a mode that `overlaps` the shard is handed over before its entities have stopped: FORWARDING
 begins with `ready`, and what the entities leave is sent on when they have stopped.
 
-A sender that is gone sends no MoveAck: the old home forwards one for it, behind its messages.
+A sender that is gone sends no MoveAck: the old home forwards one for it, behind its messages. If it
+was gone before the shard was handed over, or the session has lost that MoveAck, the new home asks
+with AckWanted, and the old home answers for every sender that is gone.
 
 The old home begins no move while an earlier move that brought the shard here is not complete, or
 while it waits for the echo of a Flush of its own: messages that wait here would be overtaken by the
@@ -60,6 +62,8 @@ from shardbus.transitions import following
 
 FORWARD_S = 5.0
 """Seconds that the old home counts acknowledgements."""
+GONE_MAX = 1024
+"""Nodes that are gone, of which the old home remembers at most this many."""
 
 
 class OutgoingPhase(Enum):
@@ -109,6 +113,7 @@ class OutgoingMove:
 
     move: ShardMove
     mode: HandoffMode
+    senders: tuple[NodeId, ...]
     unacked: dict[NodeId, None]
     phase: OutgoingPhase
     prepared: bool = False
@@ -137,7 +142,7 @@ class OutgoingMoves:
     """
 
     __slots__ = (
-        "_draining", "_me", "_moved", "_moves", "_out", "_prepare_s", "_routing", "_stop",
+        "_draining", "_gone", "_me", "_moved", "_moves", "_out", "_prepare_s", "_routing", "_stop",
         "_timers", "refused", "reports",
     )  # fmt: skip
 
@@ -154,8 +159,10 @@ class OutgoingMoves:
         self._moves: dict[str, OutgoingMove] = {}
         self._draining: dict[str, OutgoingMove] = {}
         """Moves that are done although entities have not stopped."""
-        self._moved: dict[str, ShardMove] = {}
+        self._moved: dict[str, OutgoingMove] = {}
         """The last move of each shard that was handed over, in case its report is lost."""
+        self._gone: dict[NodeId, None] = {}
+        """Nodes that send nothing any more."""
         self._timers: Timers[str] = Timers()
         self.reports: dict[str, ShardMove] = {}
         """Moves to report as ShardMoved at the end of the turn."""
@@ -181,18 +188,22 @@ class OutgoingMoves:
             if one.reported:
                 self.reports[move.old.shard] = move
             return True
-        if self._moved.get(move.old.shard) == move:
+        if self._has_handed_over(move):
             self.reports[move.old.shard] = move
             return True
         return False
 
+    def _has_handed_over(self, move: ShardMove) -> bool:
+        last = self._moved.get(move.old.shard)
+        return last is not None and last.move == move
+
     def has_left(self, home: Home) -> bool:
         """True if this node has handed over the shard that lived at this home. Reports that
         again."""
-        move = self._moved.get(home.shard)
-        if move is None or move.old != home:
+        last = self._moved.get(home.shard)
+        if last is None or last.move.old != home:
             return False
-        self.reports[home.shard] = move
+        self.reports[home.shard] = last.move
         return True
 
     def begin(self, move: ShardMove, text: str, senders: tuple[NodeId, ...], now: float) -> None:
@@ -200,7 +211,7 @@ class OutgoingMoves:
         mode, shard = mode_of(text), move.old.shard
         keeps = mode.during == "keep"
         phase = OutgoingPhase.PREPARING if keeps else OutgoingPhase.STOPPING
-        self._moves[shard] = OutgoingMove(move, mode, dict.fromkeys(senders), phase)
+        self._moves[shard] = OutgoingMove(move, mode, senders, dict.fromkeys(senders), phase)
         self._out.append(ev.Send(move.new.node, msg.PrepareMove(text, senders, (move,))))
         if keeps:
             self._timers.set(shard, now + self._prepare_s)
@@ -212,7 +223,7 @@ class OutgoingMoves:
         one = self._moves.get(move.old.shard)
         if one is None or one.move != move:
             again: msg.Message = msg.MoveCancelled((move,))
-            if self._moved.get(move.old.shard) == move:
+            if self._has_handed_over(move):
                 again = msg.Switch((move,))
             self._out.append(ev.Send(move.new.node, again))
             return
@@ -274,7 +285,7 @@ class OutgoingMoves:
     def _hand_over(self, one: OutgoingMove, left: tuple[BufferedMessage, ...], now: float) -> None:
         """Send Switch, and everything that waits behind it."""
         move = one.move
-        self._moved[move.old.shard] = move
+        self._moved[move.old.shard] = one
         self._out.append(ev.Send(move.new.node, msg.Switch((move,))))
         self._routing.hand_over(move.new, left, now)
         self._timers.set(move.old.shard, now + FORWARD_S)
@@ -326,6 +337,15 @@ class OutgoingMoves:
         if one is not None and one.move == move:
             self._count(one, sender)
 
+    def on_ack_wanted(self, move: ShardMove) -> None:
+        """Forward a MoveAck for each sender that is gone: everything that it sent has been
+        forwarded."""
+        last = self._moved.get(move.old.shard)
+        if last is not None and last.move == move:
+            for sender in last.senders:
+                if sender in self._gone:
+                    self.on_ack(sender, move)
+
     def _count(self, one: OutgoingMove, sender: NodeId) -> None:
         waited = sender in one.unacked
         one.unacked.pop(sender, None)
@@ -337,6 +357,9 @@ class OutgoingMoves:
 
     def on_node_gone(self, node: NodeId) -> None:
         """Keep the shards that this node was to get; forward an acknowledgement in its name."""
+        self._gone[node] = None
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
         for shard, one in list(self._moves.items()):
             if one.move.new.node != node:
                 if node in one.unacked and one.phase is OutgoingPhase.FORWARDING:

@@ -298,10 +298,13 @@ class ShardRegion:
                     self._acknowledge(moves)
                     for move in moves:
                         self._routing.on_moved(move, epoch, now, ordered=ordered)
+                        self._repeat_complete(move)
             case msg.AckWanted(moves):
                 mine = tuple(move for move in moves if move.new.node == sender)
                 self._acknowledge(mine)
                 for move in mine:
+                    if move.old.node == self._me:
+                        self._outgoing.on_ack_wanted(move)
                     self._routing.on_moved(move, self.epoch, now, ordered=True)
             case msg.PrepareMove(mode, senders, moves):
                 for move in moves:
@@ -373,6 +376,14 @@ class ShardRegion:
             return  # the old home gives up
         self._hosted[shard] = HostedShard(home.fence, HostedState.PREPARED)
         self._incoming.prepare(move, mode, senders, now)
+
+    def _repeat_complete(self, move: ShardMove) -> None:
+        """Report a move as complete that was so before this coordinator took over."""
+        hosted = self._hosted.get(move.new.shard)
+        if hosted is None or move.new.node != self._me or move.new.shard in self._incoming:
+            return
+        if hosted.fence == move.new.fence and hosted.state is HostedState.RUNNING:
+            self._incoming.complete[move.new.shard] = move
 
     def _start_prepared(self, shard: str, carried: tuple[CarriedEntity, ...]) -> None:
         hosted = self._hosted[shard]

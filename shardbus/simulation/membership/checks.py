@@ -12,7 +12,8 @@
     seen  a node that is in `seen` has the version
     rows  only the observer changes its row
     names at most one incarnation at an address is not Down, if there never was a wall
-    ages  no two members came up under the same number
+    ages  no two members came up under the same number; one that has made itself the youngest may
+          share the number of one that came up meanwhile, and their ids order them
     acts  a leader acts only on what every voter has, and makes the first Up when enough have joined
     weak  no member is WeaklyUp where that is switched off
     calm  others are downed only after a time without a change, and after the margin, except members
@@ -303,6 +304,8 @@ class Checks:
                 raise Violation("weak", f"{process.id} sees {node} weakly up")
             if addresses.setdefault(node.address, node) != node:
                 shared.append(node.address)
+            if member.yields:
+                continue
             if member.up_number and ages.setdefault(member.up_number, node) != node:
                 other = ages[member.up_number]
                 raise Violation("ages", f"{process.id}: {other} and {node} came up at once")

@@ -22,6 +22,7 @@ from shardbus.sharding.region import outgoing_moves as module
 from shardbus.sharding.region.incoming_moves import ACK_PATIENCE_S
 from shardbus.sharding.region.outgoing_moves import (
     FORWARD_S,
+    GONE_MAX,
     TRANSITIONS,
     OutgoingMove,
     OutgoingPhase,
@@ -89,6 +90,10 @@ class Here:
                 found.append((None, type(effect.message)))
         return [one for one in found if one[1] not in (msg.GetShardHome, msg.ShardStarted)]
 
+    def messages(self) -> list[tuple[NodeId, ev.Message]]:
+        """Messages to other regions, whole."""
+        return [(e.to, e.message) for e in self.look() if isinstance(e, ev.Send)]
+
     def released(self) -> list[tuple[NodeId, list[int]]]:
         return [
             (effect.node, [one.seq for one in effect.messages])
@@ -134,7 +139,7 @@ def ack(sender: NodeId) -> msg.MoveAck:
 
 @pytest.mark.parametrize(("phase", "trigger"), list(product(OutgoingPhase, OutgoingTrigger)))
 def test_every_trigger_in_every_phase(phase: OutgoingPhase, trigger: OutgoingTrigger) -> None:
-    one = OutgoingMove(MOVE, mode_of("ordered"), {}, phase)
+    one = OutgoingMove(MOVE, mode_of("ordered"), SENDERS, {}, phase)
     after = TRANSITIONS.get((phase, trigger))
     if after is not None:
         assert one.advance(trigger) is after is one.phase
@@ -268,6 +273,45 @@ def test_a_sender_that_is_gone_is_acknowledged_behind_its_messages() -> None:
     assert here.sent() == [(N2, msg.MoveAck)]
 
 
+@pytest.mark.parametrize("when", ["before the move", "before the switch", "afterwards"])
+def test_the_new_home_gets_the_acknowledgement_of_a_sender_that_is_gone(when: str) -> None:
+    """It may ask before the old home knows, and after the old home has stopped counting."""
+    here = Here(N1)
+    if when == "before the move":
+        here.do(ev.NodeGone(S))
+    here.got(COORDINATOR, msg.BeginMove(EPOCH, "ordered", SENDERS, (MOVE,)))
+    if when == "before the switch":
+        here.do(ev.NodeGone(S))
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    here.do(ev.ShardDown("17"))
+    here.pass_time(FORWARD_S)
+    if when == "afterwards":
+        here.got(N2, msg.AckWanted((MOVE,)))
+        assert (N2, ack(S)) not in here.messages()
+        here.do(ev.NodeGone(S))
+    here.look()
+    here.got(N2, msg.AckWanted((MOVE,)))
+    assert here.messages().count((N2, ack(S))) == 1
+
+
+def test_only_the_new_home_gets_the_acknowledgement_of_a_sender_that_is_gone() -> None:
+    here = switched()
+    here.do(ev.NodeGone(S))
+    here.look()
+    here.got(CLIENT, msg.AckWanted((MOVE,)))
+    assert here.messages() == []
+
+
+def test_the_old_home_remembers_a_bounded_number_of_nodes_that_are_gone() -> None:
+    here = switched()
+    here.do(ev.NodeGone(S))
+    for number in range(GONE_MAX):
+        here.do(ev.NodeGone(NodeId("gone", 1, number + 1)))
+    here.look()
+    here.got(N2, msg.AckWanted((MOVE,)))
+    assert here.messages() == []
+
+
 def test_messages_of_the_new_home_itself_are_no_circle() -> None:
     here = switched()
     here.deliver(1, N2)
@@ -369,6 +413,22 @@ def test_the_move_is_complete_with_the_last_acknowledgement_and_opens_for_all() 
     assert here.region.moving == ()
 
 
+def test_a_move_that_was_complete_is_reported_again_to_the_next_coordinator() -> None:
+    here = new_home("forward")
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH + 1, "forward", (MOVE,)))
+    assert (None, msg.MoveComplete) in here.sent()
+
+
+def test_a_move_that_is_not_complete_is_not_reported_as_such() -> None:
+    here = new_home()
+    here.got(COORDINATOR, msg.HomesMoved(EPOCH, "ordered", (MOVE,)))
+    assert (None, msg.MoveComplete) not in here.sent()
+    later = new_home("forward")
+    at_a_later_home = ShardMove(OLD, Home("17", N2, 3))
+    later.got(COORDINATOR, msg.HomesMoved(EPOCH, "forward", (at_a_later_home,)))
+    assert (None, msg.MoveComplete) not in later.sent()
+
+
 def test_a_client_is_let_in_because_its_flush_keeps_its_order() -> None:
     here = new_home()
     here.deliver(1, CLIENT)
@@ -380,7 +440,9 @@ def test_a_late_sender_is_asked_and_given_up_in_the_end() -> None:
     here.deliver(1, S)
     here.look()
     here.pass_time(ShardingSettings().retry_interval)
-    assert (S, msg.AckWanted) in here.sent()
+    sent = here.sent()
+    assert (S, msg.AckWanted) in sent
+    assert (N1, msg.AckWanted) in sent
     here.pass_time(ACK_PATIENCE_S)
     done = here.look()
     assert any(isinstance(e, ev.Note) and e.kind == "ack_given_up" for e in done)
