@@ -19,10 +19,11 @@
 
 Every wait ends. A new home without Switch asks its old home again every `retry_interval`, with
 MovePrepared. Without a MoveAck it asks the sender, with AckWanted: an acknowledgement that is lost
-with its session is none. It asks the old home, too, which answers for senders that are gone. After `ACK_PATIENCE_S` a sender's messages are handled all the same, and
-the region notes `ack_given_up`: from then on the order of that sender is not guaranteed. When the
-old home is gone, nothing more can come from it, and every buffer opens. If it is gone before
-Switch, only the coordinator's HostShard starts the shard.
+with its session is none. It asks the old home, too, which answers for senders that are gone. After
+`ACK_PATIENCE_S` a sender's messages are handled all the same, and the region notes `ack_given_up`:
+from then on the order of that sender is not guaranteed. When the old home is gone, nothing more can
+come from it, and every buffer opens. If it is gone before Switch, only the coordinator's HostShard
+starts the shard.
 
 What the entities had in memory at the old home comes before Switch, and goes to the shard's start.
 What comes later, or exceeds `CARRY_MAX` bytes, is refused, and noted: those entities start from the
