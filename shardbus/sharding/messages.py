@@ -265,7 +265,7 @@ class MovePrepared:
 
 @dataclass(frozen=True, slots=True)
 class MoveCancelled:
-    """The old home keeps these shards."""
+    """The old home keeps these shards; or, from the new home, it does not take them."""
 
     moves: ShardMoves
 

@@ -104,6 +104,7 @@ def test_memory_is_a_finding() -> None:
     assert "MiB" in finding.what
 
 
+@pytest.mark.long
 def test_a_planted_defect_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     def run(data: bytes) -> None:
         if data[1:3] == b"\xc0\xee":

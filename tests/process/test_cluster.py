@@ -45,6 +45,7 @@ async def test_a_node_says_when_it_is_ready_and_leaves_at_a_signal(lab: Processe
     assert len(node.out.read_text().splitlines()) == 1
 
 
+@pytest.mark.long
 async def test_sigint_leaves_too(lab: Processes) -> None:
     node = await lab.start()
     node.signal(signal.SIGINT)
@@ -52,6 +53,7 @@ async def test_sigint_leaves_too(lab: Processes) -> None:
     assert "Traceback" not in node.err.read_text()
 
 
+@pytest.mark.long
 async def test_S2_33_a_node_on_sqlite_runs_where_there_is_no_redis_client(
     lab: Processes, tmp_path: Path
 ) -> None:
@@ -90,6 +92,7 @@ BRIEF = (
 )
 
 
+@pytest.mark.long
 async def test_B141_tasks_of_the_phases_run_and_neither_late_nor_failing_ones_stop_it(
     lab: Processes,
 ) -> None:
@@ -128,6 +131,7 @@ async def test_a_node_that_waits_for_others_can_be_stopped(lab: Processes) -> No
     assert await node.terminate() == 0
 
 
+@pytest.mark.long
 async def test_B19_a_node_joins_with_the_version_that_its_application_finds(lab: Processes) -> None:
     first = await lab.start()
     second = lab.begin(APP_VERSION="file")
@@ -144,6 +148,7 @@ async def test_B19_a_node_joins_with_the_version_that_its_application_finds(lab:
     }
 
 
+@pytest.mark.long
 async def test_B19_a_node_without_its_version_does_not_start(lab: Processes) -> None:
     node = lab.begin(settings=("node.version_timeout=200ms",), APP_VERSION="file")
     assert await node.ended() == 1
@@ -191,6 +196,7 @@ class Page(Entity):
 """
 
 
+@pytest.mark.long
 async def test_other_shards_than_a_crash_left_in_the_store_are_one_line(lab: Processes) -> None:
     app = lab.folder / "sharded.py"
     app.write_text(SHARDED)
@@ -224,6 +230,7 @@ async def test_TU13_seeds_that_do_not_answer_are_exit_code_4(lab: Processes) -> 
     assert "refuses" not in said
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("option", ["--port", "--gossip-port", "--http-port"])
 async def test_a_port_that_is_taken_is_one_line(lab: Processes, option: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -321,6 +328,7 @@ async def test_a_killed_node_costs_no_money(
     assert {home.partition("#")[0] for home in homes} == {node.address for node in survivors}
 
 
+@pytest.mark.long
 async def test_a_restart_on_the_same_port_is_a_new_node(lab: Processes) -> None:
     first, second = await lab.cluster(2)
     old = (await second.page("/v1/cluster"))["self"]

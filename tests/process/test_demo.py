@@ -84,6 +84,7 @@ def assert_shown(code: int, text: str) -> None:
     assert "shards answer again" in text, text
 
 
+@pytest.mark.long
 def test_the_demo_with_the_embedded_store(start, tmp_path):
     assert_shown(*start("--rate", "5000").end())
     assert nodes_of(tmp_path) == []
@@ -128,6 +129,7 @@ def wait_for_end(pid: int) -> None:
         os.close(descriptor)
 
 
+@pytest.mark.long
 def test_a_store_that_does_not_answer_is_one_sentence(start):
     code, text = start("--store", "redis://127.0.0.1:1/0").end()
     assert code == 1

@@ -162,6 +162,7 @@ async def test_a_decision_can_be_read_on_the_command_line(lab: Processes) -> Non
     await resume_and_end(third)
 
 
+@pytest.mark.long
 async def test_nodes_must_decide_by_the_same_rule(lab: Processes) -> None:
     await lab.start(settings=rules(strategy="static-quorum", static_quorum_size=2))
     for settings, key in [

@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import pytest
+
 from examples.event_counter import Counter, Decrement, EntityEnvelope, Get, Increment
 from shardbus import AsyncClient, NodeLost, Region
 from tests.ports import free_port
@@ -42,6 +44,7 @@ async def values(counters: Region) -> list[Any]:
     return await asyncio.gather(*map(value, NUMBERS))
 
 
+@pytest.mark.long
 async def test_S2_9_counters_survive_passivation_and_a_kill(lab: Processes) -> None:
     first = begin(lab, COUNTER_IDLE="0.5")
     await until(first.ready, "the first node")

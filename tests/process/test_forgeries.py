@@ -297,6 +297,7 @@ def zmtp_2(*parts: bytes) -> bytes:
     return b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x00" + frames
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", [http_post, *long_only(zmtp_1, zmtp_2)])
 async def test_a_join_of_a_peer_without_a_handshake(two: Lab, form: Callable[..., bytes]) -> None:
     fake = NodeId("127.0.0.1", free_port(), 7)

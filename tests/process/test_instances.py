@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from shardbus import Client, NodeLost
 from tests.process.nodes import NodeProcess, Processes
 from tests.waiting import PATIENCE_S, until
@@ -27,6 +29,7 @@ def addresses(answers: dict[str, Any]) -> set[str]:
     return {node.partition("#")[0] for node in answers}
 
 
+@pytest.mark.long
 async def test_all_answers_for_every_node_and_names_the_one_that_is_killed(lab: Processes) -> None:
     nodes = await lab.cluster(3, APP_QUOTES="1")
     await told(lab, 3)

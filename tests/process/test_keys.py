@@ -48,6 +48,7 @@ async def command(lab: Processes, node: NodeProcess, *words: str) -> NodeProcess
     return done
 
 
+@pytest.mark.long
 async def test_a_rotation_under_load_loses_and_reorders_nothing(
     lab: Processes, secret: Path
 ) -> None:
@@ -120,6 +121,7 @@ async def test_a_secret_that_others_may_read_stops_a_node(lab: Processes, secret
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.long
 async def test_no_secret_is_in_a_log_a_page_or_an_answer(lab: Processes, secret: Path) -> None:
     """Logs at debug, with strangers and a rotation, and every page that needs no argument."""
     settings = (*WRITES, f"security.secret={secret}", "log.level=debug")

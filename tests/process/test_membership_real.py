@@ -62,6 +62,7 @@ async def test_TC18_the_last_stays_when_all_others_are_killed(lab: Processes) ->
         await lab.agree(*nodes)
 
 
+@pytest.mark.long
 async def test_TC3_a_killed_node_is_downed_by_command(lab: Processes) -> None:
     write = ("cluster.downing.strategy=none", "http.write=true", "http.token=secret-secret-16")
     first, second, third = await lab.cluster(3, settings=write)

@@ -100,6 +100,7 @@ def begin(
     return started
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings", [(), *long_only(("cluster.confirmed_death=false",))], ids=["confirmed", "silent"]
 )

@@ -6,6 +6,8 @@ from __future__ import annotations
 import signal
 import time
 
+import pytest
+
 from shardbus.entities.runner import RUN_SLICE
 from tests.process.app import RECORD
 from tests.process.nodes import NodeProcess, Processes
@@ -36,6 +38,7 @@ async def homes(node: NodeProcess) -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 async def test_a_process_that_slept_handles_nothing_before_it_is_confirmed(lab: Processes) -> None:
     rules = (*QUICK, "cluster.downing.stable_after=2s")
     first, second, victim = nodes = await lab.cluster(3, settings=rules)

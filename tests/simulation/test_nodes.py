@@ -50,6 +50,7 @@ def test_nothing_breaks(block: int) -> None:
         assert outcome.broken is None, outcome.report()
 
 
+@pytest.mark.long
 def test_nothing_breaks_with_tiny_mailboxes_and_batches_in_parts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

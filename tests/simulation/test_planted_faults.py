@@ -30,6 +30,7 @@ from shardbus.simulation.membership.checks import Violation
 from shardbus.simulation.membership.options import draw
 from shardbus.simulation.membership.run import RunOutcome as Run
 from shardbus.simulation.membership.run import simulate
+from tests.markers import long_only
 from tests.unit.membership.membership_net import cut_off_at_the_decision, half_asleep_behind_a_wall
 
 SEEDS = 40
@@ -424,7 +425,21 @@ def test_a_forgotten_member_that_is_down_and_may_not_know_it_leaves_two_sides(
         net.run(60)
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__)
+SLOW = (
+    who_is_gone_is_probed,
+    silence_is_never_noticed,
+    a_probe_without_an_answer_counts_as_a_death,
+    one_observer_clears_anothers_mark,
+    a_removed_node_is_let_in_again,
+)
+"""Faults that take seconds to find: `make test` leaves them to `make test-long`."""
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [*(plant for plant in PLANTS if plant not in SLOW), *long_only(*SLOW)],
+    ids=lambda plant: plant.__name__,
+)
 def test_a_planted_fault_is_found(plant: Plant, monkeypatch: Patch) -> None:
     plant(monkeypatch)
     found = first_broken(range(SEEDS), {})

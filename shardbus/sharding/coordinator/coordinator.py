@@ -353,6 +353,9 @@ class Coordinator:
             self._moves.forget(old.shard)
             self._direct.forget(old.shard)
             if self._registry.is_live(new.node):
+                if self._registry.registered.get(new.node):  # it hosts again, after it was drained
+                    self._registry.register(new.node, proxy=False)
+                    self._ledger.register(new.node, now, proxy=False)
                 self._ledger.freed.pop(old.shard, None)
                 self._ledger.adopted[old.shard] = new
             else:

@@ -8,13 +8,16 @@
     ──────────────────────────────┘ during forward or drop                              │
 
 - PREPARING: the shard runs on while the new home prepares. If that dies or gives no answer within
-  `shard_start_timeout`, the shard stays.
+  `shard_start_timeout`, the shard stays. A new home that refuses, with MoveCancelled, is treated as
+  one that is gone.
 - STOPPING: no message is let in. Entities handle what is in their mailboxes and stop. Messages that
   come wait here, behind what the entities leave, or are dropped.
 - FORWARDING: the shard was handed over. Switch and everything that waits have gone to the new home,
   and what still comes follows on the same session, or is dropped. Every sender's MoveAck follows
   its messages there. The old home counts them; without all of them it stops counting after
-  `FORWARD_S`, and messages that come later are forwarded as any that meet a wrong home.
+  `FORWARD_S`, and messages that come later are forwarded as any that meet a wrong home. A new home
+  that has not said that it is prepared is asked again every `FORWARD_S`: if it refuses, the shard
+  is reported as stopped.
 - KEPT: the shard was not handed over. If it has stopped by then, it is reported as stopped.
 
 What the entities had in memory when they stopped (`carrying`) precedes Switch, in messages of
@@ -122,6 +125,8 @@ class OutgoingMove:
     running: bool = True
     """Entities of the shard have not stopped."""
     reported: bool = False
+    text: str = ""
+    """The mode as messages name it."""
 
     def advance(self, trigger: OutgoingTrigger) -> OutgoingPhase:
         """Go to the next phase and return it.
@@ -211,7 +216,8 @@ class OutgoingMoves:
         mode, shard = mode_of(text), move.old.shard
         keeps = mode.during == "keep"
         phase = OutgoingPhase.PREPARING if keeps else OutgoingPhase.STOPPING
-        self._moves[shard] = OutgoingMove(move, mode, senders, dict.fromkeys(senders), phase)
+        unacked = dict.fromkeys(senders)
+        self._moves[shard] = OutgoingMove(move, mode, senders, unacked, phase, text=text)
         self._out.append(ev.Send(move.new.node, msg.PrepareMove(text, senders, (move,))))
         if keeps:
             self._timers.set(shard, now + self._prepare_s)
@@ -240,6 +246,22 @@ class OutgoingMoves:
             one.advance(OutgoingTrigger.READY)
             self._timers.cancel(move.old.shard)
             self._stop(move.old.shard, now)
+
+    def on_refused(self, move: ShardMove) -> bool:
+        """Give up a move that the new home refuses. True if the shard runs nowhere now."""
+        shard = move.old.shard
+        one = self._moves.get(shard)
+        if one is None or one.move != move or one.prepared:
+            return False
+        if one.phase is OutgoingPhase.PREPARING:
+            self.refused[shard] = move
+        nowhere = one.phase is OutgoingPhase.FORWARDING
+        if nowhere:
+            del self._moved[shard]
+        one.advance(OutgoingTrigger.TARGET_GONE)
+        self._moves.pop(shard)
+        self._timers.cancel(shard)
+        return nowhere
 
     def on_stopped(
         self,
@@ -378,6 +400,11 @@ class OutgoingMoves:
         """End what is overdue."""
         for shard in self._timers.due(now):
             one = self._moves[shard]
+            if one.phase is OutgoingPhase.FORWARDING and not one.prepared:
+                again = msg.PrepareMove(one.text, one.senders, (one.move,))
+                self._out.append(ev.Send(one.move.new.node, again))
+                self._timers.set(shard, now + FORWARD_S)
+                continue
             if one.phase is OutgoingPhase.PREPARING:
                 self.refused[shard] = one.move
                 self._out.append(ev.Send(one.move.new.node, msg.MoveCancelled((one.move,))))

@@ -318,6 +318,8 @@ class ShardRegion:
                 for move in moves:
                     if move.old.node == sender:
                         self._incoming.on_cancelled(move, now)
+                    elif move.new.node == sender and self._outgoing.on_refused(move):
+                        self._report_stopped(move.old)
             case msg.Carry(move, entities):
                 if move.old.node == sender:
                     self._incoming.on_carried(move, entities)
@@ -369,11 +371,18 @@ class ShardRegion:
         self, move: ShardMove, mode: str, senders: tuple[NodeId, ...], now: float
     ) -> None:
         shard, home = move.new.shard, move.new
-        if self._incoming.has(home) or home.node != self._me:
+        if home.node != self._me:
             return
-        stays = shard in self._hosted or home.fence <= self._stopped.get(shard, 0)
-        if stays or self._proxy or self._shutdown.alone or self._shutdown.done:
-            return  # the old home gives up
+        hosted = self._hosted.get(shard)
+        if hosted is not None and hosted.fence == home.fence:
+            if hosted.state is not HostedState.STOPPING:  # the first answer was lost
+                self._out.append(ev.Send(move.old.node, msg.MovePrepared((move,), carries=True)))
+            return
+        ended = home.fence <= self._stopped.get(shard, 0)
+        closed = self._proxy or self._shutdown.alone or self._shutdown.done
+        if hosted is not None or ended or closed:
+            self._out.append(ev.Send(move.old.node, msg.MoveCancelled((move,))))
+            return
         self._hosted[shard] = HostedShard(home.fence, HostedState.PREPARED)
         self._incoming.prepare(move, mode, senders, now)
 

@@ -30,6 +30,7 @@ def apart(tmp_path: Path, disk: Path, network: Network) -> Iterator[Processes]:
     lab.close()
 
 
+@pytest.mark.long
 async def test_a_node_whose_file_is_another_one_is_refused_with_both_identities(
     apart: Processes, disk: Path, network: Network
 ) -> None:

@@ -24,7 +24,7 @@ from shardbus.sharding.coordinator.rebalancing import ShardCountCheck
 from shardbus.sharding.coordinator.registry import LOSS_PATIENCE, Registry, with_role_minimum
 from shardbus.sharding.coordinator.starts import TRIES
 from shardbus.sharding.instances import Instances
-from shardbus.sharding.messages import Home
+from shardbus.sharding.messages import Home, ShardMove
 from shardbus.sharding.overrides import Overrides
 from shardbus.store.protocol import StoredTable
 
@@ -468,6 +468,21 @@ def test_a_leaving_region_hands_off_within_the_bound_and_is_confirmed_when_it_is
     assert (B, msg.RegionStopped(B)) in sent
     assert driver.handle(bye) == [(B, msg.RegionStopped(B))]
     assert B in driver.coordinator.table.proxies, "it still gets new homes"
+
+
+def test_a_drained_region_that_gets_a_shard_by_an_unknown_move_hosts_again() -> None:
+    """The store was wiped, and the old home has obeyed the coordinator before."""
+    driver = ready()
+    home = driver.home("7")
+    other = B if home.node == A else A
+    driver.handle(ev.MessageReceived(other, msg.GracefulShutdownRequest(other)))
+    assert driver.coordinator.table.proxies.keys() == {other}
+    moved = ShardMove(home, Home("7", other, home.fence + 5))
+    driver.handle(ev.MessageReceived(home.node, msg.ShardMoved(home.node, (moved,))))
+    driver.persisted()
+    assert driver.coordinator.table.homes["7"] == moved.new
+    sent = driver.handle(ev.MessageReceived(other, msg.GracefulShutdownRequest(other)))
+    assert (other, "RegionStopped") not in names(sent)
 
 
 def test_slow_entities_do_not_hold_back_the_shards_behind_them() -> None:

@@ -30,6 +30,7 @@ from shardbus.sharding.region.outgoing_moves import (
     mode_of,
 )
 from shardbus.sharding.region.region import HostedState, ShardRegion
+from shardbus.sharding.region.shutdown import EMPTY_S
 from tests.unit.sharding.sharding_process import Letter
 
 COORDINATOR, N1, N2, S, CLIENT = (NodeId("n", port, port) for port in (9, 1, 2, 3, 4))
@@ -292,6 +293,72 @@ def test_the_new_home_gets_the_acknowledgement_of_a_sender_that_is_gone(when: st
     here.look()
     here.got(N2, msg.AckWanted((MOVE,)))
     assert here.messages().count((N2, ack(S))) == 1
+
+
+def refusal() -> msg.MoveCancelled:
+    return msg.MoveCancelled((MOVE,))
+
+
+def test_a_shard_that_its_new_home_refuses_runs_on() -> None:
+    here = old_home()
+    here.look()
+    here.got(N2, refusal())
+    assert here.sent() == [(None, msg.MoveRefused)]
+    assert here.region.state_of("17") is HostedState.RUNNING
+
+
+def test_a_shard_that_is_refused_while_it_stops_is_reported_as_stopped() -> None:
+    here = old_home("drop")
+    here.got(N2, refusal())
+    here.look()
+    here.do(ev.ShardDown("17"))
+    assert here.sent() == [(None, msg.ShardStopped)]
+
+
+def test_a_shard_that_is_refused_after_it_stopped_is_reported_as_stopped() -> None:
+    here = old_home("drop")
+    here.do(ev.ShardDown("17"))
+    here.look()
+    here.got(N2, refusal())
+    assert here.sent() == [(None, msg.ShardStopped)]
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert here.sent() == [(N2, msg.MoveCancelled)], "it has not moved"
+
+
+def test_a_refusal_after_the_new_home_was_prepared_changes_nothing() -> None:
+    here = switched("drop")
+    here.got(N2, refusal())
+    assert here.sent() == []
+
+
+def test_a_new_home_without_an_answer_to_a_stopped_shard_is_asked_again_and_again() -> None:
+    here = old_home("drop")
+    here.do(ev.ShardDown("17"))
+    here.look()
+    for _ in range(3):
+        here.pass_time(FORWARD_S)
+        assert here.messages() == [(N2, msg.PrepareMove("drop", SENDERS, (MOVE,)))]
+    here.got(N2, msg.MovePrepared((MOVE,)))
+    assert (None, msg.ShardMoved) in here.sent()
+
+
+def test_a_new_home_answers_again_and_refuses_what_has_ended() -> None:
+    here = new_home()
+    here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
+    assert here.messages() == [(N1, msg.MovePrepared((MOVE,), carries=True))]
+    here.do(ev.ShardDown("17"))
+    here.look()
+    here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
+    assert here.messages() == [(N1, refusal())]
+
+
+def test_a_region_that_has_shut_down_refuses_shards() -> None:
+    here = Here(N2)
+    here.do(ev.Shutdown())
+    here.pass_time(EMPTY_S)
+    here.look()
+    here.got(N1, msg.PrepareMove("ordered", SENDERS, (MOVE,)))
+    assert here.messages() == [(N1, refusal())]
 
 
 def test_only_the_new_home_gets_the_acknowledgement_of_a_sender_that_is_gone() -> None:
